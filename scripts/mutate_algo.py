@@ -291,7 +291,7 @@ MUTANTS = [
     (TALLY, "else self._sums[name] + value", "else self._sums[name]", UPDATE),
     (BATCH, "prompt_last if i == start else i - 1", "i - 1", PACK),
     (BATCH, "prompt_last if i == start else i - 1", "prompt_last if i == start else i", PACK),
-    (BATCH, "prompt_last, response = len(ids) - 1, 0", "prompt_last, response = len(ids) - 2, 0", PACK),
+    (BATCH, "prompt_last = len(ids) - 1", "prompt_last = len(ids) - 2", PACK),
     (BATCH, "size + item.num_tokens > tokens_per_row", "item.num_tokens > tokens_per_row", PACK),
     (BATCH, "        room[index] -= size", "        room[index] -= 0", PACK),
     (

@@ -38,6 +38,9 @@ class PackedRow:
         target_K: trained tokens.
         span_K: for each trained token, index in `layout` of the response that it belongs to.
         trajectories: index of each span's trajectory in the step; -1 for prompts.
+        passes: forward passes that all ranks make for their rows at this place: whether each has images (see
+            model/passes.py). () = the row's own ones.
+        filler: row that filler passes run; None if there are none.
     """
 
     input_ids_N: Tensor
@@ -51,6 +54,8 @@ class PackedRow:
     target_K: Tensor
     span_K: Tensor
     trajectories: tuple[int, ...]
+    passes: tuple[bool, ...] = ()
+    filler: PackedRow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,47 +144,67 @@ def load_name(row: str, responses: int, image_sizes: Sequence[tuple[int, int]]) 
     return f"{row} ({count_text}; images {sizes})" if sizes else f"{row} ({count_text})"
 
 
-def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> PackedRow:
+def layout_of(items: Sequence[TrainItem]) -> tuple[tuple[Span, ...], list[Mapping[str, Tensor]]]:
+    """Return the spans of one packed row of these items, and the processor tensors of the images of each span.
+
+    Args:
+        items: as in `make_row`.
+    """
+    layout: list[Span] = []
+    images: list[Mapping[str, Tensor]] = []
+    end = response = 0
+    for position, item in enumerate(items):
+        if position == 0 or item.group != items[position - 1].group:
+            layout.append(Span(item.group, -1, end, end + len(item.prompt.ids)))
+            images.append(item.prompt.images)
+            end, response = layout[-1].end, 0
+        layout.append(Span(item.group, response, end, end + item.num_tokens))
+        images.append(item.images)
+        end, response = layout[-1].end, response + 1
+    return tuple(layout), images
+
+
+def make_row(
+    items: Sequence[TrainItem],
+    device: torch.device | str = "cpu",
+    passes: tuple[bool, ...] = (),
+    filler: TrainItem | None = None,
+) -> PackedRow:
     """Return the tensors of one packed row.
 
     Args:
         items: its trajectories; those of one group must be next to each other, as `pack` leaves them.
+        passes: as in `PackedRow`.
+        filler: item that filler passes run, needed if `passes` has more of them than the row needs itself.
     """
     # [N], one per token of the row
     ids: list[int] = []
     kinds: list[int] = []
     # one per span, that is per prompt and per response
-    layout: list[Span] = []
+    layout, images = layout_of(items)
     trajectories: list[int] = []
     # [K], one per trained token
     predict_at: list[int] = []
     span_index: list[int] = []
-    # one per prompt, and one per span
+    # one per prompt
     prompts: list[PromptTokens] = []
-    images: list[Mapping[str, Tensor]] = []
-    response = 0
     for position, item in enumerate(items):
         if position == 0 or item.group != items[position - 1].group:
-            layout.append(Span(item.group, -1, len(ids), len(ids) + len(item.prompt.ids)))
             trajectories.append(-1)
-            images.append(item.prompt.images)
             ids += item.prompt.ids
             kinds += item.prompt.kinds
             prompts.append(item.prompt)
-            prompt_last, response = len(ids) - 1, 0
+            prompt_last = len(ids) - 1
         start = len(ids)
         for segment in item.segments:
             if segment.trained:
                 at = range(len(ids), len(ids) + len(segment.ids))
                 # The position before a token predicts it. The last token of the prompt predicts a response's first one.
                 predict_at += [prompt_last if i == start else i - 1 for i in at]
-                span_index += [len(layout)] * len(segment.ids)
+                span_index += [len(trajectories)] * len(segment.ids)
             ids += segment.ids
         kinds += item.kinds or [0] * (len(ids) - start)
-        layout.append(Span(item.group, response, start, len(ids)))
-        images.append(item.images)
         trajectories.append(item.trajectory)
-        response += 1
     input_ids = torch.tensor(ids, dtype=torch.long, device=device)  # [N]
     # [K] positions of the trained tokens; a response begins where its span does
     target_at = [
@@ -196,7 +216,7 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
     return PackedRow(
         input_ids_N=input_ids,
         kinds_N=torch.tensor(kinds, dtype=torch.long, device=device),
-        layout=tuple(layout),
+        layout=layout,
         num_images=tuple(p.num_images for p in prompts),
         images=joined,
         span_images=_cut_images(joined, images),
@@ -206,6 +226,8 @@ def make_row(items: Sequence[TrainItem], device: torch.device | str = "cpu") -> 
         target_K=input_ids[torch.tensor(target_at, dtype=torch.long, device=device)],
         span_K=torch.tensor(span_index, dtype=torch.long, device=device),
         trajectories=tuple(trajectories),
+        passes=passes,
+        filler=make_row([filler], device) if passes and filler is not None else None,
     )
 
 

@@ -26,6 +26,7 @@ def shard(
     world: World,
     device: torch.device,
     *,
+    repeated: bool = False,
     compute_dtype: torch.dtype | None = None,
     group_size: int | None = None,
     offload: bool = False,
@@ -37,8 +38,10 @@ def shard(
     its backward pass.
 
     Args:
-        layers: modules that run as a whole, exactly once per row; each is gathered when it runs. Empty = all parameters
-            are gathered for the whole row, for policies that run a layer a different number of times per row.
+        layers: modules that run as a whole, equally often and in the same order on all ranks; each is gathered when it
+            runs. Empty = all parameters are gathered for the whole row.
+        repeated: whether a layer may run several times before a backward pass. Its gradients are then reduced after
+            each of its runs.
         device: device of the computation; the parameters may be on another one before the call.
         compute_dtype: dtype of forward and backward pass; trained parameters are then held in float32. None = the
             parameters' own dtype.
@@ -70,11 +73,35 @@ def shard(
                     parameter.data.float()
                 )  # unit by unit, so that there are never two copies of the whole model in memory
         fully_shard(module, mp_policy=mixed, **options)
+    for layer in layers if repeated else ():
+        layer.register_forward_pre_hook(_separate_run)  # after FSDP's own hook, which gathers the layer
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             if world.size > 1:  # a single rank divides by 1 anyway, but with a factor it would copy each gradient
                 module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
+
+
+def _separate_run(layer: nn.Module, inputs: object) -> None:
+    """Give a gathered layer leaves of its own for the run that begins: a forward pre-hook.
+
+    FSDP gathers a layer into the same parameters in every run. Autograd adds the gradients of all runs before it stores
+    them in a parameter: in the middle of a backward pass, every layer would have a whole gradient in memory. Leaves of
+    its own, which share the parameter's memory, make a run's gradient complete when its backward pass is.
+    """
+    group = layer._get_fsdp_state()._fsdp_param_group if isinstance(layer, FSDPModule) else None
+    for parameter in group.fsdp_params if group is not None and torch.is_grad_enabled() else ():
+        gathered_parameter = parameter._unsharded_param
+        if gathered_parameter.requires_grad:
+            leaf = nn.Parameter(gathered_parameter.detach())
+            leaf.register_post_accumulate_grad_hook(partial(_pass_on, gathered_parameter))
+            parameter._setattr_on_modules(leaf)  # until FSDP frees the layer
+
+
+def _pass_on(parameter: nn.Parameter, leaf: Tensor) -> None:
+    """Move the gradient of a run's leaf to the layer's parameter, where FSDP reduces it."""
+    gradient, leaf.grad = leaf.grad, None
+    parameter.grad = gradient if parameter.grad is None or gradient is None else parameter.grad.add_(gradient)
 
 
 @contextmanager

@@ -167,7 +167,10 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 def sharded_units(model: Any, sharing: str) -> list[nn.Module]:
     """Return the layers that a sharded policy gathers one by one; all other parameters are gathered once per row.
 
-    The list is empty unless rows are packed: with a forked cache or on the padded path, the number of groups in a row
-    determines how often a layer runs, so the ranks would gather a layer different numbers of times.
+    On the padded path, which also takes models that nobody has tried, they are the layers of the text model only: a
+    vision tower may run a layer once per image. A layer within another one is not a unit.
     """
-    return units_of(model) if sharing == "packed" else []
+    names = {module: name for name, module in model.named_modules()}
+    units = [u for u in units_of(model) if sharing != "padded" or part_of(f"{names[u]}.") == "language"]
+    within = {inner for unit in units for inner in unit.modules() if inner is not unit}
+    return [unit for unit in units if unit not in within]

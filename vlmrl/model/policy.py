@@ -6,23 +6,18 @@ No code outside `Policy.forward` uses the parameters, except the built-in engine
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vlmrl.model.attention.prefix import choose_backend, fork_plan, no_mask
-from vlmrl.model.attention.row_plan import groups_of, plan_row
+from vlmrl.model.attention.row_plan import plan_row
 from vlmrl.model.families import family_of, head_of
-from vlmrl.model.forked_cache import (
-    MIN_TOKENS,
-    ContinuedCache,
-    RecordedPrompt,
-    batches_of_similar_length,
-    run_with_cache,
-)
+from vlmrl.model.forked_cache import MIN_TOKENS, ContinuedCache, RecordedPrompt, run_with_cache
 from vlmrl.model.logprobs import full_kl, token_logprobs
+from vlmrl.model.passes import Pass, passes_of, with_fillers
 from vlmrl.model.selective_recompute import cheap_modules, recomputing_cheap
 from vlmrl.packed import PackedRow, RowReference, Span, TokenStats
 
@@ -225,19 +220,33 @@ class Policy(nn.Module):
     def _forked(self, row: PackedRow) -> Tensor:
         """Run each prompt once with a differentiable cache, then its responses, in batches of similar length."""
         positions = [p for p, _ in self._span_positions(row)]
-        hidden: list[Tensor] = []
-        for group in groups_of(row.layout):
-            prompt, responses = group[0], group[1:]
-            prompt_run = self._run_prompt(row, prompt, positions[prompt])
-            hidden.append(prompt_run[0])
-            parts: dict[int, Tensor] = {}
-            lengths = [_length(row.layout[i]) for i in responses]
-            for batch in batches_of_similar_length(lengths):
-                chosen = [responses[b] for b in batch]
-                states = self._continue(row, prompt_run[1], chosen, positions)
-                parts |= {i: state[: _length(row.layout[i])] for i, state in zip(chosen, states, strict=True)}
-            hidden += [parts[i] for i in responses]
-        return torch.cat(hidden)[row.predict_at_K]
+        states: dict[int, Tensor] = {}  # span -> [its length, D]
+        fillers: list[Tensor] = []
+        for each in self._passes(row):
+            if not each.spans:
+                fillers.append(self._run_filler(row, each))
+            elif row.layout[each.spans[0]].response == -1:
+                [prompt] = each.spans
+                states[prompt], cache = self._run_prompt(row, prompt, positions[prompt])
+            else:
+                hidden = self._continue(row, cache, each.spans, positions)
+                states |= {i: h[: _length(row.layout[i])] for i, h in zip(each.spans, hidden, strict=True)}
+        # No prediction index points to a filler's state: its gradient is exactly 0, but its backward pass runs.
+        return torch.cat([*(states[i] for i in range(len(row.layout))), *fillers])[row.predict_at_K]
+
+    def _passes(self, row: PackedRow) -> Iterable[Pass]:
+        """Return the forward passes of a row, with filler passes where all ranks make more of them than it needs."""
+        own = passes_of(row.layout, [bool(images) for images in row.span_images], self.sharing)
+        return with_fillers(own, row.passes) if row.passes else own
+
+    def _run_filler(self, row: PackedRow, each: Pass) -> Tensor:
+        """Return one hidden state [1, D] of a filler pass: of the filler's prompt if it has images, else its response."""
+        filler = row.filler
+        assert filler is not None
+        if self.sharing == "padded":
+            return self._alone(filler, (0, 1) if each.has_images else (1,))[:1]
+        index = 0 if each.has_images else 1
+        return self._run_prompt(filler, index, self._span_positions(filler)[index][0])[0][:1]
 
     def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, RecordedPrompt]:
         """Return (hidden states [P, D], cache) of a prompt of at least one token."""
@@ -288,28 +297,32 @@ class Policy(nn.Module):
     def _padded(self, row: PackedRow) -> Tensor:
         """Run each response after its own copy of the prompt, in one plain forward per response: the slow reference."""
         hidden: list[Tensor] = []
+        fillers: list[Tensor] = []
         before = [0] * len(row.layout)  # per response: number of states in `hidden` before its first
-        for group in groups_of(row.layout):
-            for i in group[1:]:
-                before[i] = sum(map(len, hidden))
-                # The response's states, and that of the prompt's last token, which predicts the first response token.
-                hidden.append(self._alone(row, group[0], i)[_length(row.layout[group[0]]) - 1 :])
+        for each in self._passes(row):
+            if not each.spans:
+                fillers.append(self._run_filler(row, each))
+                continue
+            prompt, response = each.spans
+            before[response] = sum(map(len, hidden))
+            # The response's states, and that of the prompt's last token, which predicts the first response token.
+            hidden.append(self._alone(row, each.spans)[_length(row.layout[prompt]) - 1 :])
         span = row.span_K
         start = torch.tensor([s.start for s in row.layout], device=span.device)[span]
-        return torch.cat(hidden)[
+        return torch.cat([*hidden, *fillers])[
             torch.tensor(before, device=span.device)[span] + (row.predict_at_K - start + 1).clamp(min=0)
         ]
 
-    def _alone(self, row: PackedRow, prompt: int, response: int) -> Tensor:
-        """Return the hidden states [P + R, D] of one prompt and one response from the model's plain forward."""
-        cuts = [slice(row.layout[i].start, row.layout[i].end) for i in (prompt, response)]
+    def _alone(self, row: PackedRow, spans: Sequence[int]) -> Tensor:
+        """Return the hidden states [length, D] of spans that follow each other, from the model's plain forward."""
+        cuts = [slice(row.layout[i].start, row.layout[i].end) for i in spans]
         ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
         names = KINDS_NAMES & frozenset(inspect.signature(self.model.model.forward).parameters)
         return self.model.model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             use_cache=False,
-            **_join(row, (prompt, response)),
+            **_join(row, spans),
             **dict.fromkeys(names, kinds.int()),
         ).last_hidden_state[0]
 

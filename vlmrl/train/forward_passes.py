@@ -34,9 +34,9 @@ def fill_stats(
     Args:
         into: field of TokenStats -> trajectory -> receives its values, [trained tokens].
     """
-    for items in batch.rows(tokens_per_row):
+    for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
-            row = make_row(items, policy.device)
+            row = make_row(items, policy.device, passes, batch.filler)
             stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
         for name, values_by_trajectory in into.items():
             values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
@@ -46,9 +46,9 @@ def fill_stats(
 def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
     """Store in the batch what its full KL needs: the reference's hidden states and its head."""
     batch.ref_head = reference.head
-    for items in batch.rows(tokens_per_row):
+    for items, passes in batch.rows(tokens_per_row, reference.sharing):
         with batch.naming(items, reference.device):
-            row = make_row(items, reference.device)
+            row = make_row(items, reference.device, passes, batch.filler)
             # [K, D] -> [trained tokens, D] per trajectory, in main memory.
             batch.ref_hidden |= _by_trajectory(items, batch, reference.states(row).cpu())
 

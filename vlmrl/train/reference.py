@@ -36,6 +36,10 @@ class ReferencePolicy:
         return self.policy.dtype
 
     @property
+    def sharing(self) -> str:
+        return self.policy.sharing
+
+    @property
     def hidden_size(self) -> int:
         return self.policy.hidden_size
 

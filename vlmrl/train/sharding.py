@@ -42,12 +42,12 @@ def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
     policy.saved_dtypes = {
         n: p.dtype for n, p in policy.model.named_parameters() if p.requires_grad and p.dtype != torch.float32
     }
-    layers = sharded_units(policy.model, policy.sharing)
     shard(
         policy,
-        layers,
+        sharded_units(policy.model, policy.sharing),
         world,
         device,
+        repeated=policy.sharing != "packed",
         compute_dtype=None if recipe.model.dtype == "float32" else dtype,
         group_size=settings.shard_size,
         offload=settings.offload,

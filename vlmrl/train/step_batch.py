@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from vlmrl.data.packing import PromptTokens, TrainItem, pack, row_load
+from vlmrl.data.packing import PromptTokens, TrainItem, layout_of, pack, row_load
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.device_memory import asking_for
+from vlmrl.model.passes import common_passes, passes_of
 from vlmrl.model.policy import Policy
 from vlmrl.packed import RowReference
 from vlmrl.rollout.sample import is_dead_group
@@ -29,6 +31,10 @@ FILLER = -1
 
 Tail = tuple[tuple[int, ...], Mapping[str, Tensor]]
 """`TrainItem.kinds` and `TrainItem.images` of a response."""
+
+
+RowItems = tuple[list[TrainItem], tuple[bool, ...]]
+"""Items of a packed row, and `PackedRow.passes`: () where this rank needs all passes that the ranks make together."""
 
 
 @dataclass
@@ -52,8 +58,8 @@ class StepBatch:
         seed: seed of the surrogate's random choices.
         world: the ranks that share the step, each with its own items, in whole groups.
         filler: trajectory without loss (its `trajectory` is `FILLER`), with an image if the model has a vision tower:
-            for ranks that have fewer packed rows than others, or a packed row without images where another rank has
-            images.
+            for ranks that have fewer packed rows than others, or need fewer forward passes for a row, or have a packed
+            row without images where another rank has images.
     """
 
     items: list[TrainItem]
@@ -95,27 +101,28 @@ class StepBatch:
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)
 
-    def rows(self, tokens_per_row: int) -> list[list[TrainItem]]:
+    def rows(self, tokens_per_row: int, sharing: str) -> list[RowItems]:
         """Return this rank's packed rows.
 
-        Every rank gets the same number of rows, and has images in the same ones, since all ranks gather the layers of a
-        sharded policy together.
+        Every rank gets the same number of rows, and all ranks make the same forward passes for a row, since they gather
+        the layers of a sharded policy together.
+
+        Args:
+            sharing: how the policy shares prompts, as in `families.Family`.
         """
         rows = pack(self.items, tokens_per_row)
-        pictured = [any(i.prompt.images or i.images for i in row) for row in rows]
-        pictured_of_ranks = self.world.gather(pictured)
-        for index in range(max(map(len, pictured_of_ranks))):
-            # A rank without a row here runs the filler. That has an image, so all ranks need one here.
-            needs_image = any(index >= len(of_rank) or of_rank[index] for of_rank in pictured_of_ranks)
-            own = rows[index] if index < len(rows) else []
-            if not own or (needs_image and not pictured[index]):
-                assert self.filler is not None
-                own = [*own, self.filler]
-            if index < len(rows):
-                rows[index] = own
-            else:
-                rows.append(own)
-        return rows
+        fillers = [] if self.filler is None else [self.filler]
+        of_ranks = self.world.gather([_pictured(items, sharing) for items in rows])
+        result: list[RowItems] = []
+        # A rank without a row here runs the filler.
+        for index, passes in enumerate(zip_longest(*of_ranks, fillvalue=_pictured(fillers, sharing))):
+            own, mine = rows[index] if index < len(rows) else fillers, passes[self.world.rank]
+            common = mine if sharing == "packed" else common_passes(passes)
+            if sharing == "packed" and any(map(any, passes)) and not any(mine):
+                own = [*own, *fillers]  # the vision tower runs here too
+            assert own and (common == mine or fillers)
+            result.append((own, () if common == mine else common))
+        return result
 
     def naming(self, items: Sequence[TrainItem], device: torch.device) -> AbstractContextManager[None]:
         """Raise an OutOfMemoryError with these items (those of a packed row) if a `with` block runs out of memory."""
@@ -134,6 +141,12 @@ class StepBatch:
             for i in items
         ]
         return RowReference(torch.cat(hidden).to(policy.device), self.ref_head)
+
+
+def _pictured(items: Sequence[TrainItem], sharing: str) -> tuple[bool, ...]:
+    """Return whether each forward pass of a packed row of these items has images."""
+    layout, images = layout_of(items)
+    return tuple(each.has_images for each in passes_of(layout, [bool(i) for i in images], sharing)) if items else ()
 
 
 def all_text(sample: ScoredSample) -> Tail:

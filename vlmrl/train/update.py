@@ -78,9 +78,9 @@ def add_gradients(
     total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
     selected = objective.select(policy, batch, tokens_per_row)
     tally, losses = Tally(), []
-    for items in batch.rows(tokens_per_row):
+    for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
-            row = make_row(items, policy.device)
+            row = make_row(items, policy.device, passes, batch.filler)
             stats = policy(row, batch.reference_of(items, policy))
             data = _token_data(items, batch, selected, policy.device)
             loss_K, token_metrics = objective.loss(stats, data)
