@@ -264,7 +264,7 @@ class _Planner:
             {
                 "gathered": s.gathered(),
                 "activations": kept + s.layer_work(),
-                MOVING: s.head_gradient + s.layer_gradients(),
+                MOVING: s.pass_gradients + s.layer_gradients(),
             },  # backward, the last layer
             {"gathered": root, "activations": s.vision_kept() + s.vision_work(), MOVING: s.head_gradient},
             {MOVING: s.root_gradients()},  # end of the backward pass

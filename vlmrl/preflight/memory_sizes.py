@@ -160,6 +160,17 @@ class Sizes:
         frozen = self.recipe.lora is not None or "embeddings" in self.recipe.model.freeze
         return 0 if frozen else self.facts.head * self.size
 
+    @property
+    def pass_gradients(self) -> int:
+        """Size of the embeddings' gradients, in the compute dtype, while a layer's backward pass runs.
+
+        If a row takes several forward passes, the input embedding has one too, from the passes whose backward pass is
+        over.
+        """
+        if self.facts.sharing == "packed":
+            return self.head_gradient
+        return self.facts.parameters.get("embeddings", 0) * self.size if self.head_gradient else 0
+
     def gathered(self) -> int:
         """Return the size of the gathered parameters in the middle of a pass: root, running layer, next layer.
 
@@ -176,8 +187,10 @@ class Sizes:
 
         With offloading, the GPU also has the previous layer's reduced shard, until that is in main memory.
         """
-        if not self.sharded:  # gradients exist for one parameter at a time, with a float32 copy
+        if not self.sharded and self.facts.sharing == "packed":  # one parameter at a time, with a float32 copy
             return 0 if self.recipe.lora else self.facts.largest * (self.size + (4 if self.size == 2 else 0))
+        if not self.sharded:  # autograd adds up the gradients of all forward passes of a row
+            return self.trained * self.size
         leaving = GRADIENT_BYTES / self.shards if self.offload else 0
         return int(self.layer * self.trained_share * (self.size + GRADIENT_BYTES + leaving))
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from tensor_bytes import TensorBytes
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig
 
 from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.dist.fsdp import shard
@@ -39,6 +39,12 @@ TEXT = {
     "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 6, "max_position_embeddings": 4096,
 }  # fmt: skip
+HYBRID = {
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 3,
+}  # fmt: skip
+"""Many layers and large ones: a gradient of the whole model, which no rank may have, would be seen."""
 VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 128}
 CONFIGS = {
     "qwen2_5_vl": lambda: Qwen2_5_VLConfig(
@@ -50,6 +56,12 @@ CONFIGS = {
     "qwen3_vl": lambda: Qwen3VLConfig(
         text_config=TEXT | {"rope_parameters": ROPE | {"mrope_interleaved": True}},
         vision_config=VISION | {"deepstack_visual_indexes": [0]},
+        tie_word_embeddings=False,
+        **IDS,
+    ),
+    "qwen3_5": lambda: Qwen3_5Config(
+        text_config=TEXT | HYBRID | {"rope_parameters": ROPE | {"mrope_interleaved": True}},
+        vision_config=VISION | {"num_position_embeddings": 64, "patch_size": 16, "out_hidden_size": 256},
         tie_word_embeddings=False,
         **IDS,
     ),
@@ -74,7 +86,9 @@ def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int, 
             units = sharded_units(policy.model, policy.sharing)
             compute = None if dtype == "float32" else DTYPES[dtype]
             ranks = World(0, world, 0, world)
-            shard(policy, units, ranks, torch.device("cpu"), compute_dtype=compute, offload=offload)
+            repeated = policy.sharing != "packed"
+            cpu = torch.device("cpu")
+            shard(policy, units, ranks, cpu, repeated=repeated, compute_dtype=compute, offload=offload)
         policy.device, policy.dtype = torch.device("cpu"), DTYPES[dtype]
         settings = SimpleNamespace(
             name="adamw", lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, max_grad_norm=1.0, epsilon=1e-8
@@ -116,7 +130,8 @@ def group():
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16"), ("qwen3_vl", "bfloat16")]
+    ("family", "dtype"),
+    [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16"), ("qwen3_vl", "bfloat16")],
 )
 def test_one_process(tmp_path, monkeypatch, family, dtype, recomputed):
     found = counted(monkeypatch, family, dtype, recomputed, 1)
@@ -124,7 +139,10 @@ def test_one_process(tmp_path, monkeypatch, family, dtype, recomputed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16")])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("qwen2_5_vl", "float32"), ("qwen2_5_vl", "bfloat16"), ("qwen3_5", "float32"), ("qwen3_5", "bfloat16")],
+)
 def test_shards_of_four(tmp_path, monkeypatch, group, family, dtype):
     found = counted(monkeypatch, family, dtype, True, group)
     assert planned(tmp_path, family, dtype, True, group) == pytest.approx(found, rel=TOLERANCE)
