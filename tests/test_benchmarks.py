@@ -34,6 +34,7 @@ SHOWN = {
     "rewards": "rewards/s",
     "runs_list": '"runs": 10',
     "save": '"case": "beside"',
+    "shard_memory": "planned / by layer",
     "startup": "vlmrl --help",
     "stop_strings": "growth_plain",
     "svg_attacks": "largest_mb",

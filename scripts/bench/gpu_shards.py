@@ -20,7 +20,7 @@ from torch import Tensor
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World as Processes
 from vlmrl.model.device_memory import give_back
-from vlmrl.model.families import units_of
+from vlmrl.model.families import sharded_units
 
 Row = dict[str, Any]
 Outcome = tuple[Tensor, dict[str, Tensor]]
@@ -70,8 +70,8 @@ def sharded_update(smoke: bool, model: str) -> Iterator[Row]:
 
 
 def forked_units(smoke: bool, model: str) -> Iterator[Row]:
-    """The same for a model whose layers run once for the prompt and again for its responses: as one unit, as
-    training shards it, and by layer.
+    """The same for a model whose layers run once for the prompt and again for its responses: as one unit, and by
+    layer, as training shards it.
     """
     case = Case("parity", "taxon", model, "shared", "sdpa")
     yield from _plain_and_sharded(case, smoke, ["one unit", "by layer"])
@@ -90,8 +90,9 @@ def _plain_and_sharded(case: Case, smoke: bool, ways: Sequence[str]) -> Iterator
         del world
         give_back(torch.device("cpu" if smoke else "cuda"))
         world = World(case, smoke)
-        layers = units_of(world.policy.model) if way == "by layer" else []
-        shard(world.policy, layers, Processes(), world.device, compute_dtype=torch.bfloat16)
+        sharing = world.policy.sharing
+        layers, repeated = sharded_units(world.policy.model, sharing) if way == "by layer" else [], sharing != "packed"
+        shard(world.policy, layers, Processes(), world.device, repeated=repeated, compute_dtype=torch.bfloat16)
         moved = gaps(outcome(world), expected)
         ok = all(moved[key] <= repacked[key] for key in moved)
         yield {"case": f"{name}, sharded, {way}", **timed(world), **moved, "repacked": shown, "ok": ok}

@@ -6,8 +6,9 @@ noted: what one process computes in float32 (pixels, the rotary tables of a visi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from vlmrl.data.packing import make_row
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World
-from vlmrl.model.families import units_of
+from vlmrl.model.families import sharded_units
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.packed import PackedRow
@@ -46,14 +47,48 @@ def noting(policy: Policy, seen: Seen) -> Iterator[None]:
             handle.remove()
 
 
-def run(policy: Policy, row: PackedRow) -> tuple[Seen, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(inputs of every module, the outputs, the gradient of the mean log-prob by parameter)."""
+@contextmanager
+def summed_in_float32(policy: Policy, layers: Sequence[torch.nn.Module]) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside, the gradients of a layer's runs in a row are summed in float32, as shards sum them: {} before any.
+
+    Autograd sums them in the parameter's dtype, which rounds. Each run is given leaves of its own.
+    """
+    sums: dict[str, torch.Tensor] = {}
+    names = {p: n for n, p in policy.named_parameters()}
+
+    def add(name: str, leaf: torch.Tensor) -> None:
+        sums[name] = sums.get(name, torch.zeros(leaf.shape)) + leaf.grad.float()
+
+    def swap(layer: torch.nn.Module, given: Any) -> None:
+        for module, key, p in own[layer]:
+            module._parameters[key] = torch.nn.Parameter(p.detach())
+            module._parameters[key].register_post_accumulate_grad_hook(partial(add, names[p]))
+
+    own = {x: [(m, k, p) for m in x.modules() for k, p in m._parameters.items() if p is not None] for x in layers}
+    handles = [layer.register_forward_pre_hook(swap) for layer in layers]
+    try:
+        yield sums
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, key, p in (each for of_layer in own.values() for each in of_layer):
+            module._parameters[key] = p
+
+
+def run(
+    policy: Policy, row: PackedRow, repeated: Sequence[torch.nn.Module] = ()
+) -> tuple[Seen, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(inputs of every module, the outputs, the gradient of the mean log-prob by parameter).
+
+    Args: repeated: layers that run several times, whose gradients are to be summed in float32.
+    """
     seen: Seen = {}
     policy.zero_grad(set_to_none=True)
-    with noting(policy, seen):
-        stats = policy(row)
-    stats.logp.sum().backward()
-    gradients = {n: whole(p.grad).float() for n, p in policy.named_parameters() if p.grad is not None}
+    with summed_in_float32(policy, repeated) as sums:
+        with noting(policy, seen):
+            stats = policy(row)
+        stats.logp.sum().backward()
+    gradients = sums | {n: whole(p.grad).float() for n, p in policy.named_parameters() if p.grad is not None}
     return seen, {"logp": stats.logp.detach(), "entropy": stats.entropy}, gradients
 
 
@@ -72,7 +107,7 @@ def differences(alone: Any, shared: Any, size: int) -> dict[str, Any]:
 
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl_moe", "gemma4", "qwen3_5", "llava")
-"""Tables of a vision tower, routers, pixels that the tower takes in float32; a policy sharded as one unit; padded."""
+"""Tables of a vision tower, routers, pixels that the tower takes in float32; several passes per row, forked and padded."""
 
 
 def compare_families(world: World) -> dict[str, Any]:
@@ -84,8 +119,8 @@ def compare_families(world: World) -> dict[str, Any]:
         share_prefix(model)
         policy = Policy(model)
         row = make_row(world_of(family)[:2])
-        alone = run(policy, row)
-        layers = units_of(policy.model) if policy.sharing == "packed" else []
-        shard(policy, layers, world, torch.device("cpu"), compute_dtype=torch.bfloat16)
+        layers, repeated = sharded_units(policy.model, policy.sharing), policy.sharing != "packed"
+        alone = run(policy, row, layers if repeated else ())
+        shard(policy, layers, world, torch.device("cpu"), repeated=repeated, compute_dtype=torch.bfloat16)
         found[name] = differences(alone, run(policy, row), world.size)
     return found

@@ -164,7 +164,7 @@ def main(model_folder: str, out: str) -> None:
             policy = policy_of(case, settings)
             if world.size > 1:
                 layers = sharded_units(policy.model, policy.sharing)
-                shard(policy, layers, world, torch.device("cpu"))
+                shard(policy, layers, world, torch.device("cpu"), repeated=policy.sharing != "packed")
             if name == "images on one":
                 told["samples"] = sampled(policy, four_prompts(encoder), processor.tokenizer, world)
             optimizer = Optimizer(policy.model, Optim(lr=1e-2, max_grad_norm=1e9))

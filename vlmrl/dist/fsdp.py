@@ -5,6 +5,7 @@ A single rank holds everything. FSDP2 is of use there too: it keeps all this in 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -73,6 +74,8 @@ def shard(
                     parameter.data.float()
                 )  # unit by unit, so that there are never two copies of the whole model in memory
         fully_shard(module, mp_policy=mixed, **options)
+    # FSDP warns of layers that return views. transformers changes no output in place, which is what could go wrong.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for layer in layers if repeated else ():
         layer.register_forward_pre_hook(_separate_run)  # after FSDP's own hook, which gathers the layer
     for module in policy.modules():
