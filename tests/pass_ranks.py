@@ -48,6 +48,7 @@ class Case:
 
     Args:
         owners: group -> its rank, modulo the number of ranks.
+        shard_size: ranks that hold a copy of the model together; None = all.
     """
 
     family: str
@@ -55,13 +56,14 @@ class Case:
     recompute: bool = False
     lora: Lora | None = None
     frozen: tuple[str, ...] = ()
+    shard_size: int | None = None
 
 
 CASES = {
     2: {
         "recomputed": Case("qwen3_5", recompute=True),
         "adapter": Case("qwen3_5", (1, 1, 0, 0), lora=Lora(rank=4)),
-        "minicpm": Case("minicpmv4_6", (0, 1, 0, 1)),
+        "minicpm, two copies": Case("minicpmv4_6", (0, 1, 0, 1), shard_size=1),
         "padded": Case("llava", recompute=True),
     },
     3: {
@@ -112,7 +114,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     policy = policy_of(case)
     layers = sharded_units(policy.model, policy.sharing)
     units = len(units_of(policy.model)), len(layers)
-    shard(policy, layers, world, torch.device("cpu"), repeated=True)
+    shard(policy, layers, world, torch.device("cpu"), repeated=True, group_size=case.shard_size)
     gradients, logps = outcome(policy, batch_of(case, items, world))
     found: dict[str, Any] = {"units": units}
     if case.lora is not None:  # the KL reference: the base, which this policy holds too

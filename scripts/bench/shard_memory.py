@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "preflight"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 MB = 1e6
 
 
 def measure(dtype: str, ranks: int) -> dict[str, Any]:
     """Return the peaks and the plan of a rank, in MB."""
+    import planned_updates as plans
     import pytest
-    import test_memory_plan as plans
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
-    import test_memory_plan as plans
+    import planned_updates as plans
 
     layers = 4 if args.smoke else args.layers
     kinds = plans.HYBRID["layer_types"][:4] * (layers // 4)

@@ -107,7 +107,7 @@ def differences(alone: Any, shared: Any, size: int) -> dict[str, Any]:
 
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl_moe", "gemma4", "qwen3_5", "llava")
-"""Tables of a vision tower, routers, pixels that the tower takes in float32; several passes per row, forked and padded."""
+"""Tables of a vision tower, routers, pixels that the tower takes in float32; several passes per row."""
 
 
 def compare_families(world: World) -> dict[str, Any]:

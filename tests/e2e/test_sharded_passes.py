@@ -1,4 +1,4 @@
-"""Policies that make several forward passes per row, sharded layer by layer: what ranks compute is what one computes."""
+"""Policies that make several forward passes per row, sharded layer by layer: ranks compute what one process does."""
 
 from __future__ import annotations
 

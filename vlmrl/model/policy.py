@@ -240,7 +240,7 @@ class Policy(nn.Module):
         return with_fillers(own, row.passes) if row.passes else own
 
     def _run_filler(self, row: PackedRow, each: Pass) -> Tensor:
-        """Return one hidden state [1, D] of a filler pass: of the filler's prompt if it has images, else its response."""
+        """Return one hidden state [1, D] of a filler pass, which runs the filler's prompt (with images) or response."""
         filler = row.filler
         assert filler is not None
         if self.sharing == "padded":

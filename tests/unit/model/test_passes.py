@@ -19,9 +19,7 @@ PIXELS = {"pixel_values": torch.zeros(1, 3)}
 
 def items(group: int, *lengths: int, image: bool = False) -> list[TrainItem]:
     prompt = PromptTokens((5, 6, 7), (0, int(image), 0), PIXELS if image else {}, int(image))
-    return [
-        TrainItem(prompt, group, (Segment("a", (9,) * n, True),), 10 * group + k) for k, n in enumerate(lengths)
-    ]
+    return [TrainItem(prompt, group, (Segment("a", (9,) * n, True),), 10 * group + k) for k, n in enumerate(lengths)]
 
 
 ROW = [*items(0, 5, 1, 9, image=True), *items(1, 4)]

@@ -6,117 +6,14 @@ the memory is right.
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
-import torch
 import torch.distributed as dist
-from tensor_bytes import TensorBytes
+from planned_updates import counted, planned
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig
 
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
-from vlmrl.dist.fsdp import shard
-from vlmrl.dist.world import World, group_of_one
-from vlmrl.model.families import sharded_units
-from vlmrl.model.load import DTYPES, checkpoint_gradients, share_prefix
-from vlmrl.model.model_facts import model_facts
-from vlmrl.model.policy import Policy
-from vlmrl.preflight.memory import Target
-from vlmrl.preflight.memory_plan import Cluster, make_plan
-from vlmrl.preflight.memory_sizes import PromptLengths
-from vlmrl.recipe.load import load_recipe
-from vlmrl.train.optim import Optimizer
-from vlmrl.types import Segment
+from vlmrl.dist.world import group_of_one
 
 TOLERANCE = 0.15
-PROMPT, RESPONSE, SAMPLES = 64, 64, 6
-IDS = {"image_token_id": 2, "video_token_id": 3, "vision_start_token_id": 4, "vision_end_token_id": 5}
-ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
-TEXT = {
-    "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1,
-    "pad_token_id": 6, "max_position_embeddings": 4096,
-}  # fmt: skip
-HYBRID = {
-    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 3,
-}  # fmt: skip
-"""Many layers and large ones: a gradient of the whole model, which no rank may have, would be seen."""
-VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 128}
-CONFIGS = {
-    "qwen2_5_vl": lambda: Qwen2_5_VLConfig(
-        text_config=TEXT | {"rope_parameters": ROPE},
-        vision_config=VISION | {"fullatt_block_indexes": [1]},
-        tie_word_embeddings=False,
-        **IDS,
-    ),
-    "qwen3_vl": lambda: Qwen3VLConfig(
-        text_config=TEXT | {"rope_parameters": ROPE | {"mrope_interleaved": True}},
-        vision_config=VISION | {"deepstack_visual_indexes": [0]},
-        tie_word_embeddings=False,
-        **IDS,
-    ),
-    "qwen3_5": lambda: Qwen3_5Config(
-        text_config=TEXT | HYBRID | {"rope_parameters": ROPE | {"mrope_interleaved": True}},
-        vision_config=VISION | {"num_position_embeddings": 64, "patch_size": 16, "out_hidden_size": 256},
-        tie_word_embeddings=False,
-        **IDS,
-    ),
-}
-
-
-def items() -> list[TrainItem]:
-    prompt = PromptTokens(tuple(range(8, 8 + PROMPT)), (0,) * PROMPT, {}, 0)
-    response = tuple(range(20, 20 + RESPONSE))
-    return [TrainItem(prompt, 0, (Segment("assistant", response, True),), k) for k in range(SAMPLES)]
-
-
-def counted(monkeypatch, family: str, dtype: str, recomputed: bool, world: int, offload: bool = False) -> int:
-    """The most bytes of a second update, whose optimizer has its moments."""
-    with TensorBytes(monkeypatch) as tensors:
-        model = AutoModelForImageTextToText.from_config(CONFIGS[family](), dtype=DTYPES[dtype])
-        share_prefix(model)
-        if recomputed:
-            checkpoint_gradients(model)
-        policy = Policy(model.eval())
-        if world > 1 or offload:
-            units = sharded_units(policy.model, policy.sharing)
-            compute = None if dtype == "float32" else DTYPES[dtype]
-            ranks = World(0, world, 0, world)
-            repeated = policy.sharing != "packed"
-            cpu = torch.device("cpu")
-            shard(policy, units, ranks, cpu, repeated=repeated, compute_dtype=compute, offload=offload)
-        policy.device, policy.dtype = torch.device("cpu"), DTYPES[dtype]
-        settings = SimpleNamespace(
-            name="adamw", lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, max_grad_norm=1.0, epsilon=1e-8
-        )
-        optimizer = Optimizer(policy, settings)  # pyright: ignore[reportArgumentType]
-        for _ in range(2):
-            tensors.begin()
-            for _ in range(2):  # two rows: the gradients of the first are there in the second
-                policy(make_row(items())).logp.sum().backward()
-            peak = tensors.peak
-            optimizer.step(1e-4)
-    return peak
-
-
-def planned(folder: Path, family: str, dtype: str, recomputed: bool, world: int, offload: bool = False) -> int:
-    CONFIGS[family]().save_pretrained(folder / "model")
-    (folder / "r.toml").write_text(
-        f'[model]\npath = "{folder / "model"}"\ndtype = "{dtype}"\ndevice = "cpu"\n'
-        f"gradient_checkpointing = {str(recomputed).lower()}\n[[data]]\npath = 'd'\n[rollout]\nengine = 'torch'\n"
-        f"prompts_per_step = 1\nsamples_per_prompt = {SAMPLES}\nmax_new_tokens = {RESPONSE}\n"
-        f"[parallel]\noffload = {str(offload).lower()}\n"
-    )
-    loaded = load_recipe(folder / "r.toml")
-    cluster = Cluster(Target(world).processes, None, 64 << 30)
-    facts = model_facts(loaded.recipe.model, path=str(folder / "model"))
-    plan = make_plan(loaded, facts, cluster, PromptLengths(PROMPT, 0, RESPONSE))
-    [update] = [phase for phase in plan.phases if phase.name == "update"]
-    return update.total
 
 
 @pytest.fixture

@@ -11,15 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from parity import world as family_items
+from tinyfamilies import build
 from tinyworld import assert_close, encoded, items_of
 
 from vlmrl.algo.family import ALGORITHMS
+from vlmrl.data.packing import make_row
 from vlmrl.dist import rank_process
-from vlmrl.dist.fsdp import own_part, shard
+from vlmrl.dist.fsdp import end_failed_pass, own_part, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import CheckpointError, EngineError, Load, OutOfMemoryError, RewardError, exit_of
 from vlmrl.model.device_memory import asking_for, memory_use, ran_out
 from vlmrl.model.families import sharded_units
+from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
 from vlmrl.train.forward_passes import fill_logps, fill_reference
@@ -219,6 +223,39 @@ def test_a_step_that_failed_once_is_the_step_that_never_failed(group, tiny_model
         names = sorted(n for n in theirs if n.startswith(kind))
         assert_close(*(torch.cat([own_part(t[n]).flatten() for n in names]) for t in (ours, theirs)), kind)
     assert shaken.learner.optimizer.updates == calm.learner.optimizer.updates == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["second run", "first run", "backward of the first run"])
+def test_a_pass_of_several_runs_that_failed_leaves_nothing(group, at):
+    """A layer runs for the prompt and again for the responses. It fails in between, gathered or not."""
+    policy = Policy(build("qwen3_5").model)
+    share_prefix(policy.model)
+    row = make_row([item for item in family_items(build("qwen3_5")) if item.group == 1])
+    shard(policy, sharded_units(policy.model, policy.sharing), ALONE, CPU, repeated=True, offload=True)
+    layer, runs = policy.model.get_submodule("model.language_model.layers.1"), []
+
+    def fail(module, inputs, output) -> None:
+        runs.append(at)
+        if at == "backward of the first run" and len(runs) == 1:
+            output.register_hook(lambda gradient: ask_for_too_much())
+        elif at == ["first run", "second run"][len(runs) - 1]:
+            ask_for_too_much()
+
+    def gradients():
+        policy.zero_grad(set_to_none=True)
+        policy(row).logp.sum().backward()
+        return {n: own_part(p.grad).clone() for n, p in policy.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    handle = layer.register_forward_hook(fail)
+    with pytest.raises(RuntimeError):
+        gradients()
+    handle.remove()
+    end_failed_pass(policy)
+    found = gradients()
+    assert runs and found.keys() == expected.keys()
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
 
 
 @pytest.mark.slow
