@@ -95,15 +95,14 @@ def batch_of(case: Case, items: Sequence[TrainItem], world: World) -> StepBatch:
 
 
 def outcome(policy: Policy, batch: StepBatch) -> tuple[dict[str, torch.Tensor], dict[int, torch.Tensor]]:
-    """(gradients by name, log-probs of this rank's trajectories) after two passes over the batch."""
+    """(gradients by name, log-probs of this rank's trajectories) after a pass with gradients."""
     optimizer = Optimizer(policy.model, Optim(lr=1e-2, max_grad_norm=1e9))
     logps: dict[int, torch.Tensor] = {}
     fill_logps(policy, batch, logps, MORE["tokens_per_row"])
     if batch.world.size > 1:
-        with gathered(policy):  # as the built-in engine does between two updates
+        with gathered(policy):  # as the built-in engine does before an update
             pass
-    for _ in "ab":
-        add_gradients(policy, optimizer, batch, PolicyGradient(ALGORITHMS["grpo"]), **MORE)
+    add_gradients(policy, optimizer, batch, PolicyGradient(ALGORITHMS["grpo"]), **MORE)
     gradients = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad}
     return {n: torch.zeros(()) if g is None else whole(g) for n, g in gradients.items()}, logps
 
