@@ -27,6 +27,7 @@ from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.outages import Outages
+from vlmrl.setup.cuda_allocator import set_allocator
 from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
 from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
@@ -102,6 +103,8 @@ def open_session(
     """
     require_settled(recipe)
     check_sharing(recipe, world)
+    if allocator := set_allocator(recipe, pick_device(recipe.model.device)):
+        run.write_log(f"CUDA allocator: {allocator}")
     torch.manual_seed(recipe.train.seed)
     if pick_device(recipe.model.device).type == "cpu":
         torch.set_num_threads(usable_threads())
