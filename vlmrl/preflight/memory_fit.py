@@ -95,7 +95,9 @@ def possible_changes(
     vllm = recipe.kind == "rl" and r.engine == "vllm"
     for setting in stricter(recipe.model.gradient_checkpointing):
         longer = UPDATE_SHARE * share_of(setting)
-        costs = "an update takes a little longer" if setting == "vision" else f"an update takes about {longer:.0%} longer"
+        costs = (
+            "an update takes a little longer" if setting == "vision" else f"an update takes about {longer:.0%} longer"
+        )
         words = f"--set {CHECKPOINTING}={str(setting).lower()}"
         yield RecipeEdit(words, costs, 1.02 + 0.18 * share_of(setting), CHECKPOINTING, setting)
     budget = train.tokens_per_row // 2

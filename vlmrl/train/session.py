@@ -103,11 +103,7 @@ def open_session(
     """
     require_settled(recipe)
     check_sharing(recipe, world)
-    if allocator := set_allocator(recipe, pick_device(recipe.model.device)):
-        run.write_log(f"CUDA allocator: {allocator}")
-    torch.manual_seed(recipe.train.seed)
-    if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(usable_threads())
+    _prepare_torch(recipe, run)
     # Data and model.
     sources, validation = open_training(recipe), open_eval_sets(recipe)
     if label := label_of(validation):
@@ -177,6 +173,16 @@ def open_session(
         restore(session, resume)
     run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
     return session
+
+
+def _prepare_torch(recipe: Recipe, run: Run) -> None:
+    """Set the seed, the CPU's threads and the GPU's allocator, before the first tensor is made."""
+    device = pick_device(recipe.model.device)
+    if allocator := set_allocator(recipe, device):
+        run.write_log(f"CUDA allocator: {allocator}")
+    torch.manual_seed(recipe.train.seed)
+    if device.type == "cpu":
+        torch.set_num_threads(usable_threads())
 
 
 def _open_scorers(
