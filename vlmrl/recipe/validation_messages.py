@@ -145,7 +145,7 @@ def _expected(finding: Mapping[str, Any]) -> str:
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]
         return f"a number {words} {shown_bound(finding['ctx'][bound])}"
-    return _EXPECTED_TYPES.get(kind, finding["msg"])
+    return _EXPECTED_TYPES.get(kind) or str(finding["msg"])
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:

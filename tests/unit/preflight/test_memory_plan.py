@@ -38,14 +38,14 @@ from vlmrl.types import Segment
 
 TOLERANCE = 0.15
 PROMPT, RESPONSE, SAMPLES = 64, 64, 6
-IDS = {"image_token_id": 2, "video_token_id": 3, "vision_start_token_id": 4, "vision_end_token_id": 5}
+IDS: dict[str, Any] = {"image_token_id": 2, "video_token_id": 3, "vision_start_token_id": 4, "vision_end_token_id": 5}
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
-TEXT = {
+TEXT: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 6, "max_position_embeddings": 4096,
 }  # fmt: skip
-VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 128}
+VISION: dict[str, Any] = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 128}
 CONFIGS = {
     "qwen2_5_vl": lambda text, vision: Qwen2_5_VLConfig(
         text_config=TEXT | {"rope_parameters": ROPE} | text,
