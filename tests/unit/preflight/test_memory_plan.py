@@ -45,7 +45,13 @@ TEXT: dict[str, Any] = {
     "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 6, "max_position_embeddings": 4096,
 }  # fmt: skip
-VISION: dict[str, Any] = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 128}
+VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 128,
+}
 CONFIGS = {
     "qwen2_5_vl": lambda text, vision: Qwen2_5_VLConfig(
         text_config=TEXT | {"rope_parameters": ROPE} | text,
