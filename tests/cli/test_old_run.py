@@ -23,6 +23,7 @@ from vlmrl.inference.evaluation import EvalSettings, plan
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
@@ -134,9 +135,8 @@ def test_an_evaluation_of_it_is_made_again_under_its_name(old: Run):
 
 
 def test_it_is_compared_with_a_run_of_today_as_scored_alike(old: Run):
-    with start_run(
-        load_recipe("old.toml", overrides=["rollout.engine=torch"]), Path("runs"), ["vlmrl"], Labels(name="new")
-    ) as new:
+    loaded, _ = settle_for_run(load_recipe("old.toml"), Path("runs"))
+    with start_run(loaded, Path("runs"), ["vlmrl"], Labels(name="new")) as new:
         shutil.copytree(old.dir / "eval", new.dir / "eval")
         new.finish("done")
     assert new.manifest.rewards[0]["version"] == 1

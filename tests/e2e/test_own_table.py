@@ -109,7 +109,9 @@ def test_two_tables_with_rewards_of_other_houses_train_in_one_run(place, tiny_fo
         more = 'eval.metric = "accuracy"\n'
     done = train(place, tiny_folder, data, more)
     assert done.json["status"] == "done", done.err
+    assert "chosen: model.gradient_checkpointing = false: no GPU is used\n" in done.err
     run = only_run(place)
+    assert json.loads((run.dir / "resolved.json").read_text())["recipe"]["model"]["gradient_checkpointing"] is False
     groups = [g for step in (0, 1) for g in run.read_rollouts(step)]
     assert [g.row.source for g in groups].count(styles[0]) == 6 and len(groups) == 8
     parts = {

@@ -11,7 +11,8 @@ from vlmrl.dist.rank_process import launched
 from vlmrl.errors import Problem
 from vlmrl.launch.request import TrainRequest
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.setup.checked_recipe import check_loaded, load_checked
+from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
+from vlmrl.setup.open_values import choice_text, choices_of
 from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def prepare(request: TrainRequest, root: Path) -> tuple[Plan, list[Problem]]:
         assert request.recipe is not None
         return load_checked(request.recipe, request.overrides, request.kind, root, gpus=gpus)
     is_fork, warnings = request.fork is not None, []
-    resume = ResumeRequest(ref, request.kind, request.recipe, request.overrides, request.accept_changes)
+    target = parse_target(gpus)
+    resume = ResumeRequest(ref, request.kind, request.recipe, request.overrides, request.accept_changes, target)
     plan = plan_fork(root, resume) if is_fork else plan_resume(root, resume)
     if plan.changes_recipe or is_fork:
         files = str(plan.checkpoint / HF) if plan.checkpoint else None
@@ -77,6 +79,8 @@ def begin_run(
     if isinstance(plan, LoadedRecipe):
         run, recipe, checkpoint = start_run(plan, root, argv, labels), plan.recipe, None
         say(f"run {run.id}\n{describe_size(recipe)}")
+        for choice in choices_of(plan):
+            say(f"chosen: {choice_text(choice)}")
         if origin := describe_origin(recipe.model.path, run.manifest.parent):
             say(origin)
     elif request.fork is not None:

@@ -18,6 +18,7 @@ from vlmrl.model.gpus import require_gpus
 from vlmrl.model.heap import keep_freed_memory
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet_transformers import loading
+from vlmrl.model.recomputation import Setting, recomputed_layers
 from vlmrl.model.weight_check import refuse_incomplete, refuse_non_finite
 
 if TYPE_CHECKING:  # type checkers only: loading a model must need no packages but torch and transformers
@@ -132,8 +133,7 @@ def prepare_model(model: Any, settings: Model) -> Any:
     Raises: CheckpointError when `model.freeze` lists a part that this model does not have.
     """
     share_prefix(model)
-    if settings.gradient_checkpointing:
-        checkpoint_gradients(model, vision_only=settings.gradient_checkpointing == "vision")
+    checkpoint_gradients(model, settings.gradient_checkpointing)
     parts = {name: part_of(name) for name, _ in model.named_parameters()}
     check_freeze(settings, set(parts.values()))
     for name, parameter in model.named_parameters():
@@ -177,12 +177,18 @@ def share_prefix(model: Any) -> None:
         model.set_attn_implementation({"text_config": SHARED_PREFIX, "vision_config": vision})
 
 
-def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
-    """Turn gradient checkpointing on: each layer is computed again in the backward pass.
+def checkpoint_gradients(model: Any, setting: Setting = True) -> None:
+    """Turn gradient checkpointing on for the layers that a setting recomputes (model/recomputation.py).
 
-    Args:
-        vision_only: whether only layers of the vision tower are computed again.
+    Raises: CheckpointError for a share of the layers if the model's text layers cannot be recomputed one by one.
     """
+    text = [m for name, m in model.named_modules() if _is_layer(m) and part_of(f"{name}.") == "language"]
+    recomputed = recomputed_layers(setting, len(text))
+    if not recomputed.vision:
+        return
+    if isinstance(setting, float) and not text:
+        message = f"model type `{model.config.model_type}` has no text layers that can be recomputed one by one"
+        raise CheckpointError(message, hint="set model.gradient_checkpointing to true, false or vision")
     old = "gradient_checkpointing_enable"  # name up to transformers 5.22
     enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
     enable({"use_reentrant": False})
@@ -190,11 +196,18 @@ def checkpoint_gradients(model: Any, vision_only: bool = False) -> None:
     # adapter or a frozen vision tower, the backward pass would then run through the whole tower without any use.
     model.disable_input_require_grads()
     forked = family_of(model).sharing == "forked"
+    chosen = set(text[: recomputed.text])
     for name, module in model.named_modules():
         if forked and hasattr(module, "_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = checkpoint_layer
-        if vision_only and hasattr(module, "gradient_checkpointing") and part_of(f"{name}.") != "vision":
-            module.gradient_checkpointing = False
+        if setting is not True and hasattr(module, "gradient_checkpointing") and part_of(f"{name}.") != "vision":
+            module.gradient_checkpointing = module in chosen
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return isinstance(module, GradientCheckpointingLayer)
 
 
 def load_processor(settings: Model, *, path: str | None = None) -> Any:

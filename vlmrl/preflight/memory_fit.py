@@ -8,6 +8,7 @@ from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
+from vlmrl.model.recomputation import UPDATE_SHARE, share_of, stricter
 from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
 
 ADAPTER_RANK = 32
+CHECKPOINTING = "model.gradient_checkpointing"
 MAX_TOGETHER = 3
 """Maximum number of changes that are tried together."""
 ONE_MORE = 1.1
@@ -91,14 +93,13 @@ def possible_changes(
     """Yield the single changes that can be combined, those with the lowest cost first."""
     r, train = recipe.rollout, recipe.train
     vllm = recipe.kind == "rl" and r.engine == "vllm"
-    if recipe.model.gradient_checkpointing is not True:
-        yield RecipeEdit(
-            "--set model.gradient_checkpointing=true",
-            "an update takes about a third longer",
-            1.2,
-            "model.gradient_checkpointing",
-            True,
+    for setting in stricter(recipe.model.gradient_checkpointing):
+        longer = UPDATE_SHARE * share_of(setting)
+        costs = (
+            "an update takes a little longer" if setting == "vision" else f"an update takes about {longer:.0%} longer"
         )
+        words = f"--set {CHECKPOINTING}={str(setting).lower()}"
+        yield RecipeEdit(words, costs, 1.02 + 0.18 * share_of(setting), CHECKPOINTING, setting)
     budget = train.tokens_per_row // 2
     while budget >= max(512, prompts.longest):
         factor = 1.0 + 0.03 * (train.tokens_per_row / budget)

@@ -35,6 +35,8 @@ RUNTIME_BYTES = int(1.2 * GIB)
 BUCKET_BYTES = 1 << 28
 """Bytes that a weight sync gathers at once (rollout/weight_sync.py). The tensors to gather take the same size again."""
 MOVING, CACHE = "gradients on their way", "kv cache"
+UPDATE = "update"
+"""Name of the phase of an update, the only one whose memory depends on the kept activations."""
 TIGHT = 0.92
 """Share of the memory above which a phase is called tight, because fragmentation may take the rest."""
 
@@ -271,8 +273,8 @@ class _Planner:
         ]
         if s.layer == 0 and self.sharded:  # backward, the first layer: no gradient was scattered yet
             whole = int(s.root * s.trained_share * s.size)
-            moments.append({"gathered": root, "activations": s.layer_work(), MOVING: whole})
-        return Phase("update", "trainer", base | max(moments, key=lambda moment: sum(moment.values())))
+            moments.append({"gathered": root, "activations": s.one_layer(), MOVING: whole})
+        return Phase(UPDATE, "trainer", base | max(moments, key=lambda moment: sum(moment.values())))
 
     def _rollout(self) -> dict[str, int]:
         s, states = self.sizes, self._states(False) | self.runtime

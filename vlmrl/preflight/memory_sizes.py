@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.model.activation_memory import LayerSize, Widths, text_layers, vision_depth, vision_layer, vision_width
+from vlmrl.model.recomputation import Recomputed, recomputed_layers
 from vlmrl.preflight.machine import MOMENT_BYTES, trained_parameters, weight_bytes
 from vlmrl.recipe.load import LoadedRecipe
 
@@ -228,30 +229,43 @@ class Sizes:
         lora, freeze = self.recipe.lora, self.recipe.model.freeze
         return lora.vision if lora else not {"vision", "connector"} <= set(freeze)
 
+    @cached_property
+    def recomputed(self) -> Recomputed:
+        return recomputed_layers(self.recipe.model.gradient_checkpointing, len(self.text))
+
     def kept(self) -> int:
         """Return the size of the activations that are kept from a row's forward pass to its backward pass."""
-        hidden = Widths.of(self.facts.text).hidden
-        recomputed = self.recipe.model.gradient_checkpointing
-        per_token = hidden * len(self.text) if recomputed is True else sum(layer.kept for layer in self.text)
-        text = self.row.tokens * (per_token + 3 * hidden) + self._copied_keys(recomputed is not True)
-        return int(text * self.size) + self.vision_kept()
+        hidden, first = Widths.of(self.facts.text).hidden, self.recomputed.text
+        per_token = hidden * first + sum(layer.kept for layer in self.text[first:])
+        copied = self._copied_keys() * self._full_layers(first)
+        return int((self.row.tokens * (per_token + 3 * hidden) + copied) * self.size) + self.vision_kept()
 
     def vision_kept(self) -> int:
         """Return the vision tower's share of `kept`."""
         if not self.vision_learns or not self.patches:
             return self.patches * 1200 * PIXEL_BYTES
         width, depth = vision_width(self.facts.vision), vision_depth(self.facts.vision)
-        each = width if self.recipe.model.gradient_checkpointing else self.vision.kept
+        each = width if self.recomputed.vision else self.vision.kept
         return int(self.patches * ((depth * each + 8 * width) * self.size + 1200 * PIXEL_BYTES))
 
     def layer_work(self) -> int:
-        """Return the size of the temporary tensors in the backward pass of one text layer."""
-        recomputed = self.recipe.model.gradient_checkpointing is True
-        per_token = max(
-            (layer.whole if recomputed else layer.whole - layer.kept) + layer.working for layer in self.text
-        )
-        one = self._copied_keys(recomputed) / max(1, self._full_layers()) if recomputed else 0.0
-        return int((self.row.run * per_token + one) * self.size)
+        """Return the most memory that the backward pass of the text layers needs in addition to `kept`.
+
+        The peak is in the last layer; or, if that keeps its activations, perhaps in the last recomputed one: then the
+        activations of the layers behind it are freed already.
+        """
+        first = self.recomputed.text
+        others = self.text[first:]
+        last = max((layer.whole - layer.kept + layer.working for layer in others), default=0.0)
+        freed = self.row.tokens * sum(layer.kept for layer in others) + self._copied_keys() * self._full_layers(first)
+        again = self.one_layer() - int(freed * self.size) if first else 0
+        return max(int(self.row.run * last * self.size), again)
+
+    def one_layer(self) -> int:
+        """Return the size of all tensors in the backward pass of one text layer, without those of other layers."""
+        per_token = max(layer.whole + layer.working for layer in self.text)
+        copied = self._copied_keys() if self._full_layers() else 0.0
+        return int((self.row.run * per_token + copied) * self.size)
 
     def vision_work(self) -> int:
         """Return the size of the temporary tensors in the vision tower's backward pass.
@@ -270,19 +284,20 @@ class Sizes:
         chunks = head_chunks(device, memory_bytes // 2)
         return chunks.peak_bytes(self.row.trained, int(self.facts.text.get("vocab_size") or 0))
 
-    def _full_layers(self) -> int:
+    def _full_layers(self, first: int = 0) -> int:
+        """Return the number of layers with full attention, from layer `first` on."""
         kinds = self.facts.text.get("layer_types") or ["full_attention"] * self.facts.layers
-        return list(kinds).count("full_attention")
+        return list(kinds)[first:].count("full_attention")
 
-    def _copied_keys(self, kept: bool) -> float:
+    def _copied_keys(self) -> float:
         """Return the number of key and value elements of prompts that a forked row copies for its responses.
 
-        All layers with full attention are counted; 0 if the row is not forked.
+        One layer with full attention is counted; 0 if the row is not forked.
         """
-        if self.facts.sharing != "forked" or not kept:
+        if self.facts.sharing != "forked":
             return 0.0
         responses = self.row.trained / max(1, self.prompts.response)
-        return 2.0 * Widths.of(self.facts.text).query * self.prompts.tokens * responses * self._full_layers()
+        return 2.0 * Widths.of(self.facts.text).query * self.prompts.tokens * responses
 
     # -- generating
 

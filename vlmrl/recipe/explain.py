@@ -244,7 +244,9 @@ def _is_free(field: FieldInfo) -> bool:
 def _type_words(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if literal_choices(annotation) and _is_more_than_choices(annotation):
-        return " or ".join(toml_value(a.__args__[0]) if literal_choices(a) else _type_words(a) for a in arguments)
+        return " or ".join(
+            " or ".join(map(toml_value, a.__args__)) if literal_choices(a) else _type_words(a) for a in arguments
+        )
     if literal_choices(annotation) and origin is not list:
         return "one of the choices"
     if origin is typing.Annotated:

@@ -82,9 +82,13 @@ class Model(RecipeTable):
     """Hold the language model's frozen weights in 4 bits (NF4, bitsandbytes): QLoRA. Needs a `[lora]` table."""
     thinking: Annotated[Literal["off", "on", "template"], PROMPT] = "template"
     """Value of `enable_thinking` for the chat template: on or off; template = it is not passed."""
-    gradient_checkpointing: Annotated[bool | Literal["vision"], SPEED] = False
-    """Recompute activations in the backward pass: less memory, about a third more time. "vision" = only in the vision
-    tower, which costs little if a prompt's images run once for all its responses."""
+    gradient_checkpointing: Annotated[bool | Literal["auto", "vision"] | Annotated[float, Field(gt=0, lt=1)], SPEED] = (
+        "auto"
+    )
+    """Recompute activations in the backward pass: less memory, up to a third more time, the same numbers. true = in all
+    layers; "vision" = only in the vision tower, which costs little if a prompt's images run once for all its responses;
+    a number between 0 and 1 = in the vision tower and in this share of the text model's layers. auto = false on a CPU,
+    on a GPU the least of these that fits by the memory plan; chosen when a run begins, and kept on resume."""
     shared_prefix: Annotated[bool, SPEED] = True
     """Run the prompt of a group once for all its responses, if the model's family supports it (exact; `check --deep`
     proves it on your rows). false = each response has its own copy of the prompt: the slow reference."""

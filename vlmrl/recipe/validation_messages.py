@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -75,6 +75,8 @@ _EXPECTED_TYPES = {
     "model_attributes_type": "a table",
 }
 """Kind of pydantic's error -> the type that was expected, in words."""
+_NUMBERS = ("bool_type", "int_type", "int_from_float", "float_type")
+"""Kinds of pydantic's errors about the type of a number or a bool."""
 _BRANCHES = ("[key]", "list[", "literal[")
 """Prefixes of names that pydantic inserts into the location of an error: for dict keys and members of a union."""
 
@@ -91,35 +93,59 @@ def problems_of(
         root: the class that was validated.
         where: function that returns `file:line` of a key; for a missing key, that of the table around it.
     """
+    groups: dict[Key, list[Mapping[str, Any]]] = {}
+    for finding in findings:
+        groups.setdefault(_place(finding, root), []).append(finding)
     problems = []
-    for finding in _without_other_branches(findings):
-        key = _place(finding)
-        message, hint = _words(finding, key, root)
-        problems.append(Problem(message, where(key), hint))
+    for key, group in groups.items():
+        for message, hint in _words_of_branches(group, key, root):
+            problems.append(Problem(message, where(key), hint))
     return problems
 
 
-def _place(finding: Mapping[str, Any]) -> Key:
-    """Return the key of an error record, without pydantic's names for members of a union (`list[str]`)."""
-    return tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
+def _place(finding: Mapping[str, Any], root: type[BaseModel]) -> Key:
+    """Return the key of an error record, without pydantic's names for members of a union (`list[str]`, `bool`)."""
+    key = tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
+    field = field_at(root, key[:-1])
+    has_words = field is not None and literal_choices(field.annotation) and not table_class(root, key[:-1])
+    return key[:-1] if has_words and isinstance(key[-1], str) else key
 
 
-def _without_other_branches(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep one error record for a value that may be a fixed word or a list, instead of one per possibility.
+def _words_of_branches(
+    group: Sequence[Mapping[str, Any]], key: Key, root: type[BaseModel]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield (message, hint) for the error records of one key, of which pydantic makes one per type that it may have.
 
-    If the value is similar to the word, keep the record about the word, else the record about the list.
+    If the value is similar to a fixed word, the record about the word alone counts. A value that may be a word or a
+    list has the record about the list. The records about other types become one message.
     """
-    places = [_place(f) for f in findings]
-    results = []
-    for finding, place in zip(findings, places, strict=True):
-        if places.count(place) > 1:
-            word = next((f for f in findings if _place(f) == place and f["type"] == "literal_error"), None)
-            value = finding.get("input")
-            near = word is not None and isinstance(value, str) and nearest(value, [word["ctx"]["expected"].strip("'")])
-            if word is not None and (finding is word) != bool(near):
-                continue
-        results.append(finding)
-    return results
+    value = group[0].get("input")
+    word = next((f for f in group if f["type"] == "literal_error"), None)
+    if len(group) == 1 or word is None:
+        yield from (_words(finding, key, root) for finding in group)
+    elif isinstance(value, str) and nearest(value, _choices(root, key)):
+        yield _words(word, key, root)
+    elif not all(f is word or f["type"] in _NUMBERS or f["type"] in _LIMITS for f in group):
+        yield from (_words(finding, key, root) for finding in group if finding is not word)
+    else:
+        hints = [hint for f in group if (hint := _words(f, key, root)[1]) and f["type"] == "bool_type"]
+        *others, last = dict.fromkeys(_expected(finding) for finding in group)
+        expected = f"{', '.join(others)} or {last}"
+        yield (
+            f"`{dotted(key)}` is {show(value)}; it must be {expected}",
+            next(iter(hints), None) or _help_hint(root, key),
+        )
+
+
+def _expected(finding: Mapping[str, Any]) -> str:
+    """Return what a value must be, by one error record, in words."""
+    kind = finding["type"]
+    if kind == "literal_error":
+        return finding["ctx"]["expected"].replace("'", '"').replace(" or ", ", ")
+    if kind in _LIMITS:
+        bound, words = _LIMITS[kind]
+        return f"a number {words} {shown_bound(finding['ctx'][bound])}"
+    return _EXPECTED_TYPES.get(kind) or str(finding["msg"])
 
 
 def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple[str, str | None]:

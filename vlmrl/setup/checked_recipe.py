@@ -70,8 +70,8 @@ def check_loaded(
         if files is None:
             files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
         if not missing:
-            loaded, warnings = settle_for_run(loaded, root)
             target = parse_target(gpus)
+            loaded, warnings = settle_for_run(loaded, root, target, prompts)
             problems += [
                 *warnings,
                 *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 from vlmrl.dist import rank_process
 from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.key_facts import MOST
+from vlmrl.preflight import recompute_choice
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
-from vlmrl.preflight.memory import HERE, Target
+from vlmrl.preflight.memory import HERE, Target, find_cluster, linear_kernels
+from vlmrl.preflight.memory_sizes import PromptLengths
+from vlmrl.preflight.prompt_lengths import estimate_prompts
+from vlmrl.preflight.rows import open_sources
+from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
@@ -20,7 +26,7 @@ from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle
 
 
 def choosers(settings: Model, files: Callable[[], str], where: str, target: Target = HERE) -> Mapping[str, Chooser]:
-    """Return, for each key of `OPEN`, the function that chooses its value.
+    """Return, for each key of `OPEN` that needs no memory plan, the function that chooses its value.
 
     Args:
         settings: the recipe's table `model`.
@@ -84,17 +90,47 @@ def count_warmup(recipe: Recipe) -> Choice:
     return Choice("optim.warmup_steps", math.ceil(Fraction(str(ratio)) * steps), f"{ratio:g} of {steps:,} steps")
 
 
-def _one_step(key: str) -> Chooser:
-    """Return a chooser for a number of steps that has no effect, because nothing is trained."""
-    return lambda recipe: Choice(key, 1, "nothing is trained")
+def recomputation(
+    loaded: LoadedRecipe, files: Callable[[], str], target: Target, prompts: PromptLengths | None
+) -> Chooser:
+    """Return the chooser of `model.gradient_checkpointing`. Without a GPU it reads neither the model nor the data.
+
+    Args:
+        files: as for `choosers`.
+        prompts: estimated lengths of the prompts; None = they are estimated if needed.
+    """
+
+    def choose_layers(recipe: Recipe) -> Choice:
+        from vlmrl.model.model_facts import model_facts
+
+        cluster = find_cluster(loaded, target)
+        if cluster.gpu is None:
+            return Choice(recompute_choice.KEY, False, "no GPU is used")
+        settled = replace(loaded, recipe=recipe)
+        try:
+            facts = model_facts(recipe.model, path=files())
+            lengths = prompts or estimate_prompts(settled, [e.train for e in open_sources(settled).entries])
+        except VlmrlError as error:  # the checks of model and data report the same problem as an error
+            return Choice(recompute_choice.KEY, True, f"memory cannot be planned: {first_line(error)}")
+        return recompute_choice.choose_recomputation(settled, facts, cluster, lengths, linear_kernels())
+
+    return choose_layers
 
 
-def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> tuple[LoadedRecipe, list[Problem]]:
+def _without_effect(key: str, value: Any) -> Chooser:
+    """Return a chooser for a value that has no effect, because nothing is trained."""
+    return lambda recipe: Choice(key, value, "nothing is trained")
+
+
+def settle_for_run(
+    loaded: LoadedRecipe, root: Path, target: Target = HERE, prompts: PromptLengths | None = None
+) -> tuple[LoadedRecipe, list[Problem]]:
     """Choose the values that the recipe leaves open. In a rank, use the choices of its launcher.
 
     Args:
         root: folder of the runs, one of which `model.path` may name.
         target: GPUs on which the run is to run.
+        prompts: estimated lengths of the prompts; None = they are estimated if a choice needs them.
     Returns: the recipe without open values, and warnings about the choices.
     """
     keys = open_keys(loaded.recipe)
@@ -110,7 +146,8 @@ def settle_for_run(loaded: LoadedRecipe, root: Path, target: Target = HERE) -> t
         return find_model(model.path, root).files
 
     model, where = loaded.recipe.model, loaded.where(("rollout", "engine"), ("model", "path"))
-    choices = choose(loaded.recipe, choosers(model, files, where, target))
+    layers = {recompute_choice.KEY: recomputation(loaded, files, target, prompts)}
+    choices = choose(loaded.recipe, {**layers, **choosers(model, files, where, target)})
     return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
 
 
@@ -120,7 +157,8 @@ def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem
     Args:
         files: folder or hub name with the model's configuration.
     """
-    untrained = {key: _one_step(key) for key in ("train.steps", "optim.warmup_steps")}
+    values = {"train.steps": 1, "optim.warmup_steps": 1, recompute_choice.KEY: False}
+    untrained = {key: _without_effect(key, value) for key, value in values.items()}
     choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})
     return with_values(recipe, choices), [c.problem for c in choices if c.problem is not None]
 
@@ -135,3 +173,8 @@ def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:
             value = loaded.resolved["recipe"][table][name]
             choices.append({"key": key, "value": value, "reason": origin.removeprefix(AUTO_ORIGIN)})
     return choices
+
+
+def choice_text(choice: Mapping[str, Any]) -> str:
+    """Return a choice of `choices_of` as text. Example: `model.dtype = "bfloat16": a GPU is used`."""
+    return f"{choice['key']} = {toml_value(choice['value'])}: {choice['reason']}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmrl.algo.family import algorithm_of
 from vlmrl.errors import Problem, StoreError
+from vlmrl.preflight.memory import HERE, Target
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
@@ -44,6 +45,7 @@ class ResumeRequest:
         recipe: a recipe file to use; None = the run's own recipe.
         overrides: values of `--set`; they have priority over either recipe.
         accept: whether `--accept-changes` was given.
+        target: GPUs on which the run is to go on.
     """
 
     ref: str
@@ -51,6 +53,7 @@ class ResumeRequest:
     recipe: Path | None = None
     overrides: Sequence[str] = ()
     accept: bool = False
+    target: Target = HERE
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ def _plan(run: Run, checkpoint: Path | None, request: ResumeRequest) -> ResumePl
         cwd = Path(run.manifest.cwd) if run.manifest.cwd else None
         loaded = reload_recipe(old_resolved, newest_resolved(run.dir), text, overrides=request.overrides, cwd=cwd)
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
-    loaded, warnings = settle_for_run(keep_settled(loaded, old_resolved), run.dir.parent)
+    loaded, warnings = settle_for_run(keep_settled(loaded, old_resolved), run.dir.parent, request.target)
     sources, validation = open_sources(loaded.recipe)
     records, texts = records_of(sources, validation), texts_of(sources)
     changes = compare_recipes(old_resolved["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)

@@ -27,6 +27,7 @@ from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.outages import Outages
+from vlmrl.setup.cuda_allocator import set_allocator
 from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
 from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
@@ -102,9 +103,7 @@ def open_session(
     """
     require_settled(recipe)
     check_sharing(recipe, world)
-    torch.manual_seed(recipe.train.seed)
-    if pick_device(recipe.model.device).type == "cpu":
-        torch.set_num_threads(usable_threads())
+    _prepare_torch(recipe, run)
     # Data and model.
     sources, validation = open_training(recipe), open_eval_sets(recipe)
     if label := label_of(validation):
@@ -174,6 +173,16 @@ def open_session(
         restore(session, resume)
     run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
     return session
+
+
+def _prepare_torch(recipe: Recipe, run: Run) -> None:
+    """Set the seed, the CPU's threads and the GPU's allocator, before the first tensor is made."""
+    device = pick_device(recipe.model.device)
+    if allocator := set_allocator(recipe, device):
+        run.write_log(f"CUDA allocator: {allocator}")
+    torch.manual_seed(recipe.train.seed)
+    if device.type == "cpu":
+        torch.set_num_threads(usable_threads())
 
 
 def _open_scorers(

@@ -37,7 +37,7 @@ def task(info):
     return Task(name="t", summary="s", template="{{ prompt }}", profiles={"default": ("reward.py:score", {})})
 """
 SETTINGS = """
-model = {path = "nobody/nothing", dtype = "float32"}
+model = {path = "nobody/nothing", dtype = "float32", gradient_checkpointing = false}
 rollout.engine = "torch"
 reward.name = "reward.py:score"
 """

@@ -78,8 +78,7 @@ def test_gradient_checkpointing_keeps_less(name):
     for recompute in (False, True, "vision"):
         family = build(name)
         share_prefix(family.model)
-        if recompute:
-            checkpoint_gradients(family.model, vision_only=recompute == "vision")
+        checkpoint_gradients(family.model, recompute)
         kept.append(saved_bytes(Policy(family.model), make_row(world(family))))
     assert kept[1] < 0.5 * kept[0], kept
     assert kept[1] < kept[2] < kept[0], kept

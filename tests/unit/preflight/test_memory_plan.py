@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from planned_updates import counted, planned
+from planned_updates import Shape, counted, planned
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vlmrl.dist.world import group_of_one
@@ -52,3 +52,20 @@ def test_one_process_that_offloads(tmp_path, monkeypatch, family, dtype):
     with group_of_one("cpu"):
         found = counted(monkeypatch, family, dtype, True, 1, offload=True)
     assert planned(tmp_path, family, dtype, True, 1, offload=True) == pytest.approx(found, rel=TOLERANCE)
+
+
+SHAPES = {
+    "long responses": ("qwen2_5_vl", "float32", Shape({"num_hidden_layers": 8}, {}, 160)),
+    "a large image": ("qwen2_5_vl", "bfloat16", Shape({"num_hidden_layers": 4}, {"depth": 8}, 24, 3, 196)),
+    "many narrow layers": ("qwen3_vl", "bfloat16", Shape({"num_hidden_layers": 12, "intermediate_size": 256})),
+}
+"""Name -> (family, dtype, shape): the activations of the text model, of the vision tower and of many layers lead."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["vision", 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("name", SHAPES)
+def test_settings_between_nothing_and_all(tmp_path, monkeypatch, name, setting):
+    family, dtype, shape = SHAPES[name]
+    found = counted(monkeypatch, family, dtype, setting, 1, shape=shape)
+    assert planned(tmp_path, family, dtype, setting, 1, shape=shape) == pytest.approx(found, rel=TOLERANCE)

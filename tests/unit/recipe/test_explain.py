@@ -32,7 +32,8 @@ def test_a_word_or_a_list_is_told_as_both():
     assert (found.type, found.choices, found.default) == ('"all-linear" or list of strings', (), "all-linear")
     assert explain("lora.rank").required and explain("lora").keys[0] == "rank"
     found = explain("model.gradient_checkpointing")
-    assert (found.type, found.choices, found.default) == ('true or false or "vision"', (), False)
+    assert found.type == 'true or false or "auto" or "vision" or number' and found.choices == ()
+    assert (found.range, found.default) == ("> 0 and < 1", "auto")
 
 
 def test_choices_are_listed():

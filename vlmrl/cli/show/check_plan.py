@@ -134,8 +134,10 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "model",
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
+    from vlmrl.setup.open_values import choice_text
+
     for choice in plan.get("chosen", []):
-        yield "chosen", f"{choice['key']} = {choice['value']}: {choice['reason']}"
+        yield "chosen", choice_text(choice)
     if "attention" in plan:
         yield from _attention_lines(plan["attention"])
     yield (

@@ -115,7 +115,7 @@ LEFT = {
     "hub_strategy": "see `vlmrl merge`",
     "hub_always_push": "see `vlmrl merge`",
     "chat_template": "the chat template is chat_template.jinja in the model folder",
-    "gradient_checkpointing_kwargs.": "it is only on or off here (model.gradient_checkpointing)",
+    "gradient_checkpointing_kwargs.": "the layers are chosen by model.gradient_checkpointing",
     "use_liger_kernel": "log-probs are always computed without the logits of a whole row",
     "overwrite_output_dir": "every run has a folder of its own",
     "do_eval": "see eval.every_steps",
