@@ -56,7 +56,7 @@ def make_checkpoint(folder: Path, gigabytes: float, width: int, inner: int, voca
     from transformers import AutoConfig
 
     from vlmrl.checkpoint.merge_plan import make_plan
-    from vlmrl.checkpoint.safetensors_blocks import TensorSpec, write_shards
+    from vlmrl.model.safetensors_blocks import TensorSpec, write_shards
     from vlmrl.model.tiny import build_tiny
 
     build_tiny(folder / "tiny", ["one two three"], vocabulary=300, hidden=128, layers=1)

@@ -22,7 +22,7 @@ from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.merge_writer import write_streaming
 from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settings, prove_elsewhere
-from vlmrl.checkpoint.safetensors_blocks import parse_size
+from vlmrl.model.safetensors_blocks import parse_size
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, load_processor
 from vlmrl.model.lora import fold_adapter, read_adapter

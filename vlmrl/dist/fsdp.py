@@ -77,6 +77,26 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
 
 
+def allocate(policy: nn.Module, device: torch.device) -> None:
+    """Give memory without values to the parameters of a sharded policy that are on the meta device.
+
+    Args:
+        device: main memory if the policy is offloaded.
+    """
+    parameters: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    for module in policy.modules():
+        for name, old in module._parameters.items():
+            if old is not None and old.device.type == "meta":
+                if id(old) not in parameters:
+                    values = torch.empty_like(old.detach(), device=device)
+                    parameters[id(old)] = nn.Parameter(values, old.requires_grad)
+                module._parameters[name] = parameters[id(old)]
+    for module in policy.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for parameter in group.fsdp_params if group is not None else ():
+            parameter.reset_sharded_param()  # it pads and pins the memory
+
+
 @contextmanager
 def gathered(policy: nn.Module) -> Iterator[None]:
     """Context manager: every rank holds all whole parameters, and can run parts of the policy without the other ranks.

@@ -19,7 +19,7 @@ from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.proof import proof_gap
-from vlmrl.checkpoint.safetensors_blocks import weight_files
+from vlmrl.model.safetensors_blocks import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter

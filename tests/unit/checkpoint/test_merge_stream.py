@@ -16,12 +16,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tinyfamilies import BUILDERS, build
 
-from vlmrl.checkpoint import io, proof, safetensors_blocks
+from vlmrl.checkpoint import io, proof
 from vlmrl.checkpoint.adapter_folding import Fold
 from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan, match_written
 from vlmrl.checkpoint.merge_writer import write_streaming
-from vlmrl.checkpoint.safetensors_blocks import (
+from vlmrl.model import safetensors_blocks
+from vlmrl.model.safetensors_blocks import (
     TensorSpec,
     parse_size,
     read_tensors,
