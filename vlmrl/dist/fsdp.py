@@ -231,10 +231,10 @@ class HostCopies:
         a sharded tensor is a DTensor with the same layout.
         """
         parts = {name: own_part(tensor.detach()) for name, tensor in tensors.items()}
-        if _layout(self._places.get(kind, {})) != _layout(parts):
-            self._places.pop(kind, None)  # before new memory is allocated
-            self._places[kind] = self._allocate(parts)
-        places = self._places[kind]
+        places = self._places.get(kind, {})
+        if _layout(places) != _layout(parts):
+            places.clear()  # before new memory is allocated
+            places = self._places[kind] = self._allocate(parts)
         for name, part in parts.items():
             places[name].copy_(part)
         return {
