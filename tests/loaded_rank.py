@@ -23,7 +23,6 @@ from vlmrl.model.stored_weights import is_stored
 from vlmrl.recipe.schema import Data, Lora, Model, Parallel, Recipe
 from vlmrl.train.sharding import shard_policy
 
-
 DTYPES_OF = {"qwen2_5_vl": ("float32", "bfloat16")}
 """Dtypes of a case. In bfloat16, trained weights are converted twice: to the model's dtype, and to float32."""
 
@@ -67,7 +66,8 @@ def main(folder: str, out: str) -> None:
     with join_world("cpu", timeout_seconds=60) as world:
         for place in sorted(Path(folder).iterdir()):
             for dtype in DTYPES_OF.get(place.name, ("bfloat16",)):
-                model = Model(path=str(place), dtype=dtype, device="cpu", gradient_checkpointing=False)
+                words = {"path": str(place), "dtype": dtype, "device": "cpu", "gradient_checkpointing": False}
+                model = Model.model_validate(words)
                 recipe = Recipe(kind="rl", model=model, data=[Data(path="d")])
                 cases = {"all": recipe}
                 if place.name == "qwen2_5_vl":

@@ -1,4 +1,4 @@
-"""Model of several GB with random bfloat16 weights, Qwen2.5-VL-shaped, made tensor by tensor. For other scripts here."""
+"""Model of several GB with random bfloat16 weights, Qwen2.5-VL-shaped, made tensor by tensor; for other scripts."""
 
 from __future__ import annotations
 

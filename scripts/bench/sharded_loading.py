@@ -1,11 +1,12 @@
-"""Memory of each process while a sharded run loads a model of several GB: its share of the weights, not the whole model.
+"""Memory of each process while a sharded run loads a model of several GB: its share, not the whole model.
 
     python scripts/bench/sharded_loading.py [--gigabytes 3] [--ranks 3] [--folder DIR] [--json] [--smoke]
 
 A model folder with random bfloat16 weights is made tensor by tensor. Then so many processes (gloo, on the CPU) load it
 as a run with several processes does, up to the sharded policy: to train all weights (the shards are float32), beside a
 reference for the KL divergence (bfloat16), and to train an adapter on frozen weights. Each case has processes of its
-own. Prints for each the share of a process, the growth of its memory at the peak (VmHWM of /proc/self/status, minus the
+own. The shards of all processes must fit into this machine's free memory; if they do not, nothing is started, and if
+memory runs out all the same, Linux ends these processes first. Prints for each case the share of a process, the growth of its memory at the peak (VmHWM of /proc/self/status, minus the
 memory before), and the seconds. Everything that was made is deleted.
 
 `holds`: no process grew by more than its share and 2 GB. The exit code is 1 if it does not hold. `--whole` loads the
@@ -49,9 +50,10 @@ def measure(folder: Path, case: str, whole: bool) -> dict[str, Any]:
     from vlmrl.setup.model_origin import ModelOrigin
     from vlmrl.train.sharding import shard_policy
 
+    Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(1)
     model = Model(path=str(folder), dtype="bfloat16", device="cpu")
-    recipe = Recipe(kind="rl", model=model, data=[Data(path="d")], lora=Lora() if case == "adapter" else None)
+    recipe = Recipe(kind="rl", model=model, data=[Data(path="d")], lora=Lora(rank=16) if case == "adapter" else None)
     with join_world("cpu") as world:
         import peft  # noqa: F401  # what is imported later would be counted
         import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401
@@ -68,6 +70,14 @@ def measure(folder: Path, case: str, whole: bool) -> dict[str, Any]:
         seconds = round(time.perf_counter() - begin, 1)
         growth = max(world.gather(memory("VmHWM") - before))
         return {"share_bytes": max(world.gather(share)), "growth_bytes": growth, "seconds": seconds}
+
+
+def refuse_too_large(needed_bytes: int) -> None:
+    """End the script unless so much memory is free: other programs of this machine need theirs."""
+    line = next(x for x in open("/proc/meminfo") if x.startswith("MemAvailable:"))
+    free_bytes = int(line.split()[1]) * 1024
+    if needed_bytes > free_bytes:
+        raise SystemExit(f"needs {needed_bytes / 1e9:.1f} GB of free memory; there are {free_bytes / 1e9:.1f} GB")
 
 
 def run_ranks(ranks: int, words: list[str]) -> dict[str, Any]:
@@ -93,7 +103,7 @@ def run_ranks(ranks: int, words: list[str]) -> dict[str, Any]:
         for process in processes:
             process.kill()
     if any(process.returncode for process in processes):
-        raise SystemExit("a process failed")
+        raise SystemExit(f"a process failed; exit codes: {[process.returncode for process in processes]}")
     return json.loads(outputs[0].splitlines()[-1])
 
 
@@ -102,6 +112,7 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, default=3.0, help="size of the model's files")
     parser.add_argument("--ranks", type=int, default=3, help="number of processes")
     parser.add_argument("--folder", type=Path, default=None, help="where to work; default: a temporary folder")
+    parser.add_argument("--case", choices=CASES, help="only this case")
     parser.add_argument("--whole", action="store_true", help="load the model whole in each process, for comparison")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")
     parser.add_argument("--smoke", action="store_true", help="a toy size in seconds, to see that it runs")
@@ -122,7 +133,11 @@ def main() -> int:
             "cores": os.cpu_count(),
         }
         more = ["--whole"] if options.whole else []
-        for case in CASES[-1:] if options.smoke else CASES:
+        cases = CASES[-1:] if options.smoke else [options.case] if options.case else CASES
+        for case in cases:
+            # Shards in float32, a reference in bfloat16, or frozen weights in bfloat16; 1 GB per process for libraries.
+            copies = {"all weights": 2, "with a reference": 3, "adapter": 1}[case] + (ranks if options.whole else 0)
+            refuse_too_large(copies * facts["model_bytes"] + ranks * 10**9)
             facts[case] = run_ranks(ranks, ["--measure", str(model), case, *more])
     finally:
         shutil.rmtree(place, ignore_errors=True)

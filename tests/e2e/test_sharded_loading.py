@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from processes import TESTS, run_ranks
 from safetensors.torch import load_file, save_file
 from tinyfamilies import build

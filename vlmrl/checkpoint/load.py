@@ -97,9 +97,7 @@ def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None 
     return base
 
 
-def load_base(
-    checkpoint: Path, settings: Model, *, path: str | None = None, world: World | None = None
-) -> Any:
+def load_base(checkpoint: Path, settings: Model, *, path: str | None = None, world: World | None = None) -> Any:
     """Return the base model of a checkpoint's adapter, unchanged: `prepare_model` has not been applied.
 
     Args:

@@ -238,7 +238,9 @@ class HostCopies:
         for name, part in parts.items():
             places[name].copy_(part)
         return {
-            name: DTensor(places[name], tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else places[name]
+            name: DTensor(places[name], tensor._spec, requires_grad=False)
+            if isinstance(tensor, DTensor)
+            else places[name]
             for name, tensor in tensors.items()
         }
 

@@ -71,7 +71,9 @@ def load_model(
         in_files: whether the weights stay in their files; see `read_model`.
     Raises: CheckpointError when the model cannot be loaded.
     """
-    return prepare_model(read_model(settings, path, in_files) if weights_from is None else weights_from(settings), settings)
+    return prepare_model(
+        read_model(settings, path, in_files) if weights_from is None else weights_from(settings), settings
+    )
 
 
 def read_model(settings: Model, path: str | None = None, in_files: bool = False) -> Any:

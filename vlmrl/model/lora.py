@@ -119,8 +119,9 @@ def _weights_in_memory(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, name, parameter in replaced:
-            now = module._parameters[name]
-            module._parameters[name] = parameter.requires_grad_(now is not None and now.requires_grad)
+            zeros = module._parameters[name]
+            parameter.requires_grad = zeros is not None and zeros.requires_grad
+            module._parameters[name] = parameter
 
 
 class _GradientDropout(nn.Module):

@@ -181,7 +181,8 @@ def weights_left_in_files(source: str) -> Iterator[None]:
     """
     from transformers.modeling_utils import PreTrainedModel
 
-    load = PreTrainedModel._load_pretrained_model
+    owner: Any = PreTrainedModel
+    load = owner._load_pretrained_model
 
     def load_names(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *more: Any) -> Any:
         if reason := _why_whole(model, load_config):
@@ -194,11 +195,11 @@ def weights_left_in_files(source: str) -> Iterator[None]:
         _attach(model, weights)
         return result
 
-    PreTrainedModel._load_pretrained_model = staticmethod(load_names)
+    owner._load_pretrained_model = staticmethod(load_names)
     try:
         yield
     finally:
-        PreTrainedModel._load_pretrained_model = staticmethod(load)
+        owner._load_pretrained_model = staticmethod(load)
 
 
 def _why_whole(model: Any, load_config: Any) -> str | None:
@@ -227,6 +228,7 @@ def _recorded_conversions(source: str, model: Any, weights: dict[str, StoredWeig
     """Context manager: add every weight that transformers' loader makes of stand-ins to `weights`."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
+    kinds: tuple[Any, ...] = (WeightRenaming, WeightConverter)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
 
     def recording(convert: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -242,7 +244,7 @@ def _recorded_conversions(source: str, model: Any, weights: dict[str, StoredWeig
 
         return convert_and_record
 
-    originals = [(kind, kind.convert) for kind in (WeightRenaming, WeightConverter)]
+    originals = [(kind, kind.convert) for kind in kinds]
     for kind, convert in originals:
         kind.convert = recording(convert)
     try:

@@ -16,6 +16,7 @@ from vlmrl.model.lora import attach_adapter, fold_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.stored_weights import set_loaded_whole
 from vlmrl.recipe.eval_table import GREEDY, EvalSetting
+from vlmrl.recipe.rules.world import why_whole
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.checkpoints import read_meta
@@ -62,9 +63,7 @@ def load_for_training(
         )
     if before is not None and recipe.lora is not None:
         _same_adapter(before, recipe.lora, origin)
-    reason = "DoRA computes the norms of whole weights" if recipe.lora is not None and recipe.lora.dora else None
-    if before is not None and recipe.lora is None:
-        reason = "an adapter is folded into them"
+    reason = "an adapter is folded into it" if before is not None and recipe.lora is None else why_whole(recipe)
     model, processor = load_origin(recipe.model, origin, recipe.lora, None if reason else world)
     if reason:
         set_loaded_whole(model, reason)

@@ -21,7 +21,10 @@ from vlmrl.checkpoint.adapter_folding import Fold
 from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan, match_written
 from vlmrl.checkpoint.merge_writer import write_streaming
+from vlmrl.errors import CheckpointError
 from vlmrl.model import safetensors_blocks
+from vlmrl.model.published_names import publishing
+from vlmrl.model.quiet_transformers import quiet_transformers
 from vlmrl.model.safetensors_blocks import (
     TensorSpec,
     parse_size,
@@ -30,9 +33,6 @@ from vlmrl.model.safetensors_blocks import (
     weight_files,
     write_shards,
 )
-from vlmrl.errors import CheckpointError
-from vlmrl.model.published_names import publishing
-from vlmrl.model.quiet_transformers import quiet_transformers
 
 
 class NoProcessor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from vlmrl.recipe.schema import Lora, Model
 
 
 def settings(folder: Path, dtype: str = "float32") -> Model:
-    return Model(path=str(folder), dtype=dtype, device="cpu")
+    return Model.model_validate({"path": str(folder), "dtype": dtype, "device": "cpu"})
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def assert_same(stored: Any, whole: Any, cuts: int = 3) -> None:
         assert (parameter.dtype, parameter.shape) == (expected[name].dtype, expected[name].shape), name
         assert parameter.requires_grad == expected[name].requires_grad, name
         edges = [len(parameter) * k // cuts for k in range(cuts + 1)]
-        parts = [weight.rows(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+        parts = [weight.rows(first, last) for first, last in pairwise(edges)]
         assert torch.equal(bits(torch.cat(parts)), bits(expected[name])), name
         assert torch.equal(bits(torch.cat([rows for _, rows in weight.blocks()])), bits(expected[name])), name
     buffers = dict(whole.named_buffers())
@@ -112,7 +113,7 @@ def test_experts_are_read_one_by_one(tmp_path) -> None:
     folder = saved(build("qwen3_5_moe").model, tmp_path / "model")
     stored = read_model(settings(folder), in_files=True)
     (name, weight) = next((n, w) for n, p in stored.named_parameters() if (w := stored_weight(p)) and w.conversion)
-    assert name.endswith("experts.gate_up_proj") and weight.conversion.merges
+    assert name.endswith("experts.gate_up_proj") and weight.conversion is not None and weight.conversion.merges
     assert [len(parts) for parts in weight.tensors.values()] == [4, 4]
     read: list[str] = []
     parts = {k: [_Watched(t, read) for t in v] for k, v in weight.tensors.items()}
