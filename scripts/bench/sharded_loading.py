@@ -1,13 +1,15 @@
 """Memory of each process while a sharded run loads a model of several GB: its share, not the whole model.
 
-    python scripts/bench/sharded_loading.py [--gigabytes 3] [--ranks 3] [--folder DIR] [--json] [--smoke]
+    python scripts/bench/sharded_loading.py [--gigabytes 3] [--ranks 3] [--case adapter] [--whole] [--json] [--smoke]
 
 A model folder with random bfloat16 weights is made tensor by tensor. Then so many processes (gloo, on the CPU) load it
 as a run with several processes does, up to the sharded policy: to train all weights (the shards are float32), beside a
 reference for the KL divergence (bfloat16), and to train an adapter on frozen weights. Each case has processes of its
-own. The shards of all processes must fit into this machine's free memory; if they do not, nothing is started, and if
-memory runs out all the same, Linux ends these processes first. Prints for each case the share of a process, the growth of its memory at the peak (VmHWM of /proc/self/status, minus the
+own. Prints for each the share of a process, the growth of its memory at the peak (VmHWM of /proc/self/status, minus the
 memory before), and the seconds. Everything that was made is deleted.
+
+The shards of all processes must fit into the free memory of this machine. If they do not, the case is not started. If
+memory runs out all the same, Linux ends these processes first.
 
 `holds`: no process grew by more than its share and 2 GB. The exit code is 1 if it does not hold. `--whole` loads the
 model whole in each process before it is sharded, for comparison. With `--smoke` the model has a few MB, and the 2 GB
@@ -36,7 +38,8 @@ SPARE_BYTES, SMOKE_SPARE_BYTES = 2 * 10**9, 2 * 10**8
 
 def memory(line: str) -> int:
     """Bytes of a line of /proc/self/status. Not getrusage: its peak begins at that of the process that started this."""
-    return next(int(x.split()[1]) for x in open("/proc/self/status") if x.startswith(f"{line}:")) * 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith(f"{line}:")) * 1024
 
 
 def measure(folder: Path, case: str, whole: bool) -> dict[str, Any]:
@@ -74,8 +77,8 @@ def measure(folder: Path, case: str, whole: bool) -> dict[str, Any]:
 
 def refuse_too_large(needed_bytes: int) -> None:
     """End the script unless so much memory is free: other programs of this machine need theirs."""
-    line = next(x for x in open("/proc/meminfo") if x.startswith("MemAvailable:"))
-    free_bytes = int(line.split()[1]) * 1024
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free_bytes = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")) * 1024
     if needed_bytes > free_bytes:
         raise SystemExit(f"needs {needed_bytes / 1e9:.1f} GB of free memory; there are {free_bytes / 1e9:.1f} GB")
 
