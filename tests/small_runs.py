@@ -20,7 +20,7 @@ from checkpoint_files import contents_of
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import ADAPTER, DATA, MODEL
-from vlmrl.checkpoint.safetensors_blocks import read_tensors
+from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.setup.open_values import settle_for_run

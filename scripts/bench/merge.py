@@ -22,9 +22,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from large_model import SIZES, SMOKE_SIZES, write_config, write_weights
 
 WORKER = """
 import json, sys, time
@@ -46,52 +47,11 @@ print(json.dumps({"seconds": round(time.perf_counter() - begin, 1), "peak_bytes"
 STEP = "step-000001"
 
 
-SIZES = {"width": 2048, "inner": 11008, "vocabulary": 151_936}
-SMOKE_SIZES = {"width": 128, "inner": 256, "vocabulary": 1200}
-
-
-def make_checkpoint(folder: Path, gigabytes: float, width: int, inner: int, vocabulary: int) -> Path:
-    """A checkpoint of about this size, Qwen2.5-VL-shaped; at no time is more than one tensor in memory."""
-    import torch
-    from transformers import AutoConfig
-
-    from vlmrl.checkpoint.merge_plan import make_plan
-    from vlmrl.checkpoint.safetensors_blocks import TensorSpec, write_shards
-    from vlmrl.model.tiny import build_tiny
-
-    build_tiny(folder / "tiny", ["one two three"], vocabulary=300, hidden=128, layers=1)
+def make_checkpoint(folder: Path, gigabytes: float, sizes: dict[str, int]) -> Path:
+    """A checkpoint of about this size; at no time is more than one tensor in memory."""
     checkpoint = folder / "run" / "checkpoints" / STEP
-    hf = checkpoint / "hf"
-    shutil.copytree(folder / "tiny", hf, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = AutoConfig.from_pretrained(hf)
-    text = config.get_text_config()
-    layer_bytes = 2 * (2 * width * width + 2 * width * width // 8 + 3 * width * inner)
-    layers = max(1, round((gigabytes * 1e9 - 2 * vocabulary * width) / layer_bytes))
-    text.update(
-        {
-            "hidden_size": width,
-            "intermediate_size": inner,
-            "vocab_size": vocabulary,
-            "num_hidden_layers": layers,
-            "num_attention_heads": width // 128,
-            "num_key_value_heads": min(2, width // 128),
-            "layer_types": ["full_attention"] * layers,
-        }
-    )
-    text.rope_parameters["mrope_section"] = [16, 24, 24]
-    config.vision_config.out_hidden_size = width
-    config.save_pretrained(hf)
-    plan = make_plan(hf, torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
-
-    def blocks(name: str) -> Iterator[torch.Tensor]:
-        shape = plan.tensors[name].shape
-        values = torch.ones(shape) if "norm" in name else 0.02 * torch.randn(shape, generator=generator)
-        yield values.bfloat16()
-
-    (checkpoint / "model").mkdir()
-    specs = [TensorSpec(n, torch.bfloat16, tuple(t.shape)) for n, t in plan.tensors.items()]
-    write_shards(checkpoint / "model", specs, blocks, 10**9)
+    write_config(checkpoint / "hf", gigabytes, **sizes)
+    write_weights(checkpoint / "hf", checkpoint / "model")
     from safetensors.torch import save_file
 
     save_file({}, checkpoint / "proof.safetensors")
@@ -203,7 +163,7 @@ def main() -> int:
         options.gigabytes = 0.0
     place = Path(tempfile.mkdtemp(prefix="vlmrl-merge-", dir=options.folder))
     try:
-        checkpoint = make_checkpoint(place, options.gigabytes, **(SMOKE_SIZES if options.smoke else SIZES))
+        checkpoint = make_checkpoint(place, options.gigabytes, SMOKE_SIZES if options.smoke else SIZES)
         size = sum(p.stat().st_size for p in (checkpoint / "model").glob("*.safetensors"))
         out = place / "merged"
         found: dict[str, Any] = {"model_bytes": size, "cores": os.cpu_count()}

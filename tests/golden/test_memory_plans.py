@@ -175,9 +175,10 @@ def test_qwen3_vl_4b_in_one_gpu_of_24_gb():
     close(gb_of(plan, "rollout"), 8.88 + 7.69 + 0.65 + 0.15 + 1.07 + RUNTIME)
     # No cache yet, but a bucket of weights on their way: the embeddings 389e6 x 2, twice.
     close(gb_of(plan, "sync"), 8.88 + 0.65 + 0.15 + 1.07 + 2 * 0.78 + RUNTIME)
-    # Float32 weights, gradients and two moments: 16 x 4.438e9; for checkpoints a copy of all but the gradients.
+    # The process reads weights in blocks, into float32 shards in main memory: 4 x 4.438e9 = 17.75, and 2 x 2^25 bytes.
+    # Then float32 weights, gradients and two moments: 16 x 4.438e9; for checkpoints a copy of all but the gradients.
     load, training = plan.host
-    assert load.parts["the whole model, in every process"] == pytest.approx(2 * 4.438e9, rel=1e-3)
+    assert load.parts == {"rows that are read, in every process": 2**26, "weights": pytest.approx(17.75e9, rel=1e-3)}
     assert training.total == pytest.approx((16 + 12) * 4.438e9, rel=1e-3)
     # The built-in engine runs the policy itself, gathered whole: 8.88; its cache: 65,536 tokens x 147 kB = 9.66;
     # logits of 64 responses x 151,936 x 12 = 0.12; 11 prompts of 700 tokens x (3 x 9,728 + 6 x 2,560) x 2 = 0.69
@@ -268,13 +269,21 @@ def test_keys_that_change_what_is_held(overrides, part, expected):
 
 def test_main_memory_of_the_machine_is_counted():
     plan = planned("Qwen2.5-VL-7B", 1682).plan
-    # Every process reads the whole model: 8 x 2 x 8.292e9 bytes, and its largest unit in float32 beside it.
+    # Every process reads its own rows in blocks of 2^25 bytes, each in the model's dtype, too: 8 x 2 x 2^25 bytes.
     [load, training] = plan.host
+    assert load.parts == {"rows that are read, in every process": 8 * 2 * 2**25}
+    # Its GPU has 4 x 8.292e9 / 8 bytes of shards, and no whole unit.
+    assert plan.phases[0].total / GB == pytest.approx(4.146 + RUNTIME, abs=0.01)
+    # DoRA needs whole weights, in every process: 8 x 2 x 8.292e9 bytes. Nothing is trained in them: no float32 unit.
+    [load, _] = planned("Qwen2.5-VL-7B", 1682, "lora.rank=32", "lora.dora=true").plan.host
     assert load.parts["the whole model, in every process"] == pytest.approx(8 * 2 * 8.292e9, rel=1e-3)
+    # One process without offloading loads the model before it moves it to its GPU: 2 x 8.292e9 bytes.
+    [load, _] = planned("Qwen2.5-VL-7B", 1682, gpus=1).plan.host
+    assert load.parts["the whole model, in every process"] == pytest.approx(2 * 8.292e9, rel=1e-3)
     assert training.parts["copies for checkpoints"] == pytest.approx(12 * 8.292e9, rel=1e-3)
     offloaded = planned("Qwen2.5-VL-7B", 1682, "parallel.offload=true").plan
     assert offloaded.host[1].parts["states between uses"] == pytest.approx(16 * 8.292e9, rel=1e-3)
-    small = replace(plan, cluster=replace(plan.cluster, host_bytes=100 * 10**9))
+    small = replace(plan, cluster=replace(plan.cluster, host_bytes=90 * 10**9))
     assert plan.fits and not small.fits and small.fits_gpus
 
 

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from vlmrl import __version__
 from vlmrl.checkpoint.checked_files import check_files, sync_tree
 from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, VALUE_HEAD
-from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.checkpoint.tensor_files import read_shards, write_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
+from vlmrl.model.safetensors_blocks import StoredTensor, read_tensors
+from vlmrl.model.stored_weights import StoredWeight, leave_stored, put_buffer
 from vlmrl.store.checkpoints import SCHEMA, file_facts, listed, sha256_of
 from vlmrl.store.files import crash_point, remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
@@ -60,7 +61,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict().items():
         part = own_part(tensor)
         key = (part.data_ptr(), tuple(part.shape))
-        if name in tied or (part.numel() and key in storages):
+        if name in tied or (part.numel() and not part.is_meta and key in storages):
             continue
         storages.add(key)
         tensors[name] = tensor
@@ -269,17 +270,41 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
     Raises: CheckpointError when a tensor is missing, has another shape, or a file was changed since it was saved.
     """
-    own, stored = model_tensors(model), read_tensors(weight_files_of(folder, MODEL)).keys()
-    if own.keys() != stored:
-        missing, extra = sorted(own.keys() - stored), sorted(stored - own.keys())
+    own = model_tensors(model)
+    _stored_tensors(folder, own)
+    with torch.no_grad():
+        for name, tensor in read_shards(folder / MODEL, own).items():
+            own[name].copy_(tensor)
+
+
+def link_weights(folder: Path, model: nn.Module) -> None:
+    """Note for the parameters of a model on the meta device where a checkpoint has their values, and read the buffers.
+
+    Raises: CheckpointError as `load_weights`.
+    """
+    own, parameters = model_tensors(model), dict(model.named_parameters())
+    for name, stored in _stored_tensors(folder, own).items():
+        tensor = own[name]
+        if stored.shape != tuple(tensor.shape):
+            message = f"the weights cannot be read: {name} is {stored.shape}, not {tuple(tensor.shape)}"
+            raise CheckpointError(message, where=str(folder / MODEL))
+        if name in parameters:
+            weight = StoredWeight(str(folder), tensor.dtype, tuple(tensor.shape), {name: [stored]})
+            leave_stored(parameters[name], weight)
+        else:
+            put_buffer(model, name, stored.whole().to(tensor.dtype))
+
+
+def _stored_tensors(folder: Path, own: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    stored = read_tensors(weight_files_of(folder, MODEL))
+    if own.keys() != stored.keys():
+        missing, extra = sorted(own.keys() - stored.keys()), sorted(stored.keys() - own.keys())
         raise CheckpointError(
             f"the checkpoint does not fit the model: {len(missing)} tensors missing, {len(extra)} unknown",
             where=str(folder),
             hint=f"first of them: {(missing + extra)[0]}; was the base model changed?",
         )
-    with torch.no_grad():
-        for name, tensor in read_shards(folder / MODEL, own).items():
-            own[name].copy_(tensor)
+    return stored
 
 
 def load_optimizer_tensors(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from vlmrl.checkpoint.checked_files import check_files
 from vlmrl.checkpoint.format import ADAPTER, HF
-from vlmrl.checkpoint.io import load_weights, model_tensors
+from vlmrl.checkpoint.io import link_weights, load_weights, model_tensors
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
 from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.stored_weights import OWN_CODE, empty_model, set_loaded_whole, value_blocks
 from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.checkpoints import read_meta
@@ -30,11 +32,14 @@ CHECKSUM_ELEMENTS = 1 << 22
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
+def load_checkpoint_model(checkpoint: Path, settings: Model, in_files: bool = False) -> Any:
     """Return the model of a checkpoint: architecture from its `hf` folder, weights from its `model` folder.
+
+    torch's random state does not change.
 
     Args:
         settings: dtype, device and `trust_remote_code`; its path is not used.
+        in_files: whether the weights stay in their files; see `read_model`.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
@@ -43,9 +48,19 @@ def load_checkpoint_model(checkpoint: Path, settings: Model) -> Any:
     with quiet_transformers():
         trust = settings.trust_remote_code
         config = AutoConfig.from_pretrained(hf, trust_remote_code=trust)
-        model = AutoModelForImageTextToText.from_config(config, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
+        dtype = DTYPES[settings.dtype]
+        model = empty_model(config, dtype, trust) if in_files else None
+        if model is None or model.is_custom_code():
+            with torch.random.fork_rng(devices=[]):  # it draws weights, which are then overwritten
+                model = AutoModelForImageTextToText.from_config(config, dtype=dtype, trust_remote_code=trust)
+            if in_files:
+                set_loaded_whole(model, OWN_CODE)
+                in_files = False
         if (hf / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(hf)
+    if in_files:
+        link_weights(checkpoint, model)
+        return model
     load_weights(checkpoint, model)
     model.tie_weights()
     refuse_non_finite(model, str(checkpoint))
@@ -58,16 +73,17 @@ def saved_lora(checkpoint: Path) -> Lora | None:
     return None if table is None else Lora.model_validate(table)
 
 
-def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None) -> Any:
+def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None, world: World | None = None) -> Any:
     """Return the model of a checkpoint, ready to train and sample. An adapter is attached, not merged.
 
     Args:
         lora: replacement for the `[lora]` table of the adapter (only its dropout may differ).
+        world: the ranks that will shard the model, whose weights stay in their files; None = it is loaded whole.
     Raises: CheckpointError if a file was changed, or if the adapter's base model is missing or has changed.
     """
     if saved_lora(checkpoint) is None:
-        return prepare_model(load_checkpoint_model(checkpoint, settings), settings)
-    base = prepare_model(load_base(checkpoint, settings), settings)
+        return prepare_model(load_checkpoint_model(checkpoint, settings, world is not None), settings)
+    base = prepare_model(load_base(checkpoint, settings, world=world), settings)
     return put_adapter(base, checkpoint, settings, lora)
 
 
@@ -81,12 +97,13 @@ def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None 
     return base
 
 
-def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> Any:
+def load_base(checkpoint: Path, settings: Model, *, path: str | None = None, world: World | None = None) -> Any:
     """Return the base model of a checkpoint's adapter, unchanged: `prepare_model` has not been applied.
 
     Args:
         settings: dtype, device and `quantize`.
         path: present folder of the base model, if it was moved.
+        world: as in `load_saved`.
     Raises: CheckpointError if it is missing or its weights differ.
     """
     meta = read_meta(checkpoint)
@@ -94,14 +111,15 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None) -> 
     place = find_base(checkpoint, path)
     try:
         if isinstance(place, Path):
-            model = load_checkpoint_model(place, settings)
+            model = load_checkpoint_model(place, settings, world is not None)
         else:
-            model = read_model(settings.model_copy(update={"path": place, "revision": base["revision"]}))
+            from_hub = settings.model_copy(update={"path": place, "revision": base["revision"]})
+            model = read_model(from_hub, in_files=world is not None)
     except CheckpointError as error:
         message = f"the base model `{base['path']}` of this adapter cannot be loaded: {error.message}"
         raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
     exact = (meta["dtype"], meta.get("quantize")) == (settings.dtype, settings.quantize)
-    if exact and fingerprint(model) != base["fingerprint"]:
+    if exact and fingerprint(model, world or ALONE) != base["fingerprint"]:
         refuse_base(checkpoint)
     return model
 
@@ -119,19 +137,28 @@ BASE_HINT = (
 )
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: nn.Module, world: World = ALONE) -> str:
     """Return a checksum of a model's weights: of their names, shapes and all bits. It does not depend on the device.
 
     Each tensor contributes the sum of its bit patterns, and the same sum weighted by position. So any single change is
     detected. It detects a mix-up of models, not an attack. Packed 4-bit weights are left out, because devices pack them
     differently.
+
+    Args:
+        world: the ranks that have the same model; each sums up some of its tensors.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model_tensors(model).items()):
-        if tensor.is_floating_point():
-            sums = BitSums()
-            sums.add(tensor)
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums.pair}".encode())
+    parameters = dict(model.named_parameters())
+    tensors = [(n, t) for n, t in sorted(model_tensors(model).items()) if t.is_floating_point()]
+    mine = []
+    for index in world.mine(len(tensors)):
+        name, tensor = tensors[index]
+        sums = BitSums()
+        for block in value_blocks(parameters.get(name, tensor)):
+            sums.add(block)
+        mine.append(sums.pair)
+    for (name, tensor), pair in zip(tensors, world.interleave(mine), strict=True):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {pair}".encode())
     return digest.hexdigest()
 
 

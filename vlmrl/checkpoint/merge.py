@@ -22,12 +22,12 @@ from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.merge_writer import write_streaming
 from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settings, prove_elsewhere
-from vlmrl.checkpoint.safetensors_blocks import parse_size
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, load_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
 from vlmrl.model.published_names import publishing
 from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.safetensors_blocks import parse_size
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.layout import COMPLETE

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.checkpoint.safetensors_blocks import StoredTensor
 from vlmrl.errors import CheckpointError
 from vlmrl.model.published_names import as_published, as_written
 from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.safetensors_blocks import StoredTensor
 
 
 class CannotStreamError(Exception):

@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from vlmrl.checkpoint.safetensors_blocks import TensorSpec, split_shards
 from vlmrl.dist.fsdp import own_part
 from vlmrl.dist.world import World
 from vlmrl.errors import CheckpointError
+from vlmrl.model.safetensors_blocks import TensorSpec, split_shards
 
 MAX_FILES = 64
 """Approximate number of files into which weights or optimizer state are split; at most twice as many are made.

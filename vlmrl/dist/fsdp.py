@@ -107,6 +107,26 @@ def _pass_on(parameter: nn.Parameter, leaf: Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None or gradient is None else parameter.grad.add_(gradient)
 
 
+def allocate(policy: nn.Module, device: torch.device) -> None:
+    """Give memory without values to the parameters of a sharded policy that are on the meta device.
+
+    Args:
+        device: main memory if the policy is offloaded.
+    """
+    parameters: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    for module in policy.modules():
+        for name, old in module._parameters.items():
+            if old is not None and old.device.type == "meta":
+                if id(old) not in parameters:
+                    values = torch.empty_like(old.detach(), device=device)
+                    parameters[id(old)] = nn.Parameter(values, old.requires_grad)
+                module._parameters[name] = parameters[id(old)]
+    for module in policy.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for parameter in group.fsdp_params if group is not None else ():
+            parameter.reset_sharded_param()  # it pads and pins the memory
+
+
 @contextmanager
 def gathered(policy: nn.Module) -> Iterator[None]:
     """Context manager: every rank holds all whole parameters, and can run parts of the policy without the other ranks.
@@ -217,8 +237,14 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+SLAB_BYTES = 1 << 30
+"""Maximum size of a buffer of `HostCopies` in bytes: a power of two, because torch rounds pinned memory up to one."""
+
+
 class HostCopies:
-    """Copies of tensors in main memory. Each is always in the same buffer, so memory is allocated only once.
+    """Copies of tensors in main memory. Each is always in the same place, so memory is allocated only once.
+
+    Tensors of one dtype are views of a few large buffers, so that the size of pinned memory is not rounded up for each.
 
     Args:
         pinned: whether the memory is pinned, so that copies from a GPU have full speed.
@@ -226,7 +252,7 @@ class HostCopies:
 
     def __init__(self, pinned: bool = False) -> None:
         self.pinned = pinned
-        self._places: dict[str, Tensor] = {}
+        self._places: dict[str, dict[str, Tensor]] = {}
 
     def take(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return copies of these tensors; for a sharded tensor, a copy of this rank's part.
@@ -234,12 +260,39 @@ class HostCopies:
         They overwrite earlier copies of the same `kind`. All copies are complete when this method returns. The copy of
         a sharded tensor is a DTensor with the same layout.
         """
-        return {name: self._copy(f"{kind}.{name}", tensor.detach()) for name, tensor in tensors.items()}
+        parts = {name: own_part(tensor.detach()) for name, tensor in tensors.items()}
+        places = self._places.get(kind, {})
+        if _layout(places) != _layout(parts):
+            places.clear()  # before new memory is allocated
+            places = self._places[kind] = self._allocate(parts)
+        for name, part in parts.items():
+            places[name].copy_(part)
+        return {
+            name: DTensor(places[name], tensor._spec, requires_grad=False)
+            if isinstance(tensor, DTensor)
+            else places[name]
+            for name, tensor in tensors.items()
+        }
 
-    def _copy(self, key: str, tensor: Tensor) -> Tensor:
-        part = own_part(tensor)
-        place = self._places.get(key)
-        if place is None or (place.shape, place.dtype) != (part.shape, part.dtype):
-            place = self._places[key] = torch.empty(part.shape, dtype=part.dtype, pin_memory=self.pinned)
-        place.copy_(part)
-        return DTensor(place, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else place
+    def _allocate(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors without values, like `parts`, in buffers of at most SLAB_BYTES. A larger one has its own."""
+        slabs: dict[torch.dtype, list[list[str]]] = {}
+        filled: dict[torch.dtype, int] = {}
+        for name, part in parts.items():
+            of_dtype = slabs.setdefault(part.dtype, [[]])
+            if of_dtype[-1] and filled[part.dtype] + part.nbytes > SLAB_BYTES:
+                of_dtype.append([])
+            filled[part.dtype] = part.nbytes + (filled[part.dtype] if of_dtype[-1] else 0)
+            of_dtype[-1].append(name)
+        places: dict[str, Tensor] = {}
+        for dtype, of_dtype in slabs.items():
+            for names in of_dtype:
+                sizes = [parts[name].numel() for name in names]
+                slab = torch.empty(sum(sizes), dtype=dtype, pin_memory=self.pinned)
+                views = zip(names, slab.split(sizes), strict=True)
+                places |= {name: view.view(parts[name].shape) for name, view in views}
+        return places
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from vlmrl.model.heap import keep_freed_memory
 from vlmrl.model.hub import require_source
 from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.recomputation import Setting, recomputed_layers
+from vlmrl.model.stored_weights import is_stored, settle_ties, weights_left_in_files
 from vlmrl.model.weight_check import refuse_incomplete, refuse_non_finite
 
 if TYPE_CHECKING:  # type checkers only: loading a model must need no packages but torch and transformers
@@ -53,7 +55,13 @@ def pick_device(device: str) -> torch.device:
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def load_model(settings: Model, *, path: str | None = None, weights_from: Callable[[Model], Any] | None = None) -> Any:
+def load_model(
+    settings: Model,
+    *,
+    path: str | None = None,
+    weights_from: Callable[[Model], Any] | None = None,
+    in_files: bool = False,
+) -> Any:
     """Return a model ready to train and sample: without dropout, on its device, with shared-prefix attention.
 
     Models of families that cannot share a prefix keep their own attention.
@@ -61,36 +69,49 @@ def load_model(settings: Model, *, path: str | None = None, weights_from: Callab
     Args:
         path: overrides `settings.path` (a resolved folder).
         weights_from: function that returns the model, for example from a checkpoint; None = read it from `path`.
+        in_files: whether the weights stay in their files; see `read_model`.
     Raises: CheckpointError when the model cannot be loaded.
     """
-    return prepare_model(read_model(settings, path) if weights_from is None else weights_from(settings), settings)
+    return prepare_model(
+        read_model(settings, path, in_files) if weights_from is None else weights_from(settings), settings
+    )
 
 
-def read_model(settings: Model, path: str | None = None) -> Any:
+def read_model(settings: Model, path: str | None = None, in_files: bool = False) -> Any:
     """Return the model of a folder or hub name as transformers loads it, before `prepare_model`.
 
+    torch's random state does not change.
+
+    Args:
+        in_files: whether the weights stay in their files, for a model that is sharded: its parameters are on the meta
+            device. Whether they are finite is then checked when they are read.
     Raises: CheckpointError when it cannot be read, or when a weight is missing, has another shape, or is not finite.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     require_source(path or settings.path, settings.revision)
     source, kwargs = path or settings.path, _hub_arguments(settings, path)
-    with loading(source):
+    # transformers draws first values for some weights that it then loads: not if they stay in their files.
+    with loading(source), torch.random.fork_rng(devices=[]):
         config = AutoConfig.from_pretrained(source, **kwargs)
         _no_dropout(config)
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            source,
-            config=config,
-            dtype=DTYPES[settings.dtype],
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **quantized_arguments(settings, config),
-            **kwargs,
-        )
+        with weights_left_in_files(source) if in_files else nullcontext():
+            loaded: Any = AutoModelForImageTextToText.from_pretrained(
+                source,
+                config=config,
+                dtype=DTYPES[settings.dtype],
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **quantized_arguments(settings, config),
+                **kwargs,
+            )
         model, report = loaded
         refuse_incomplete(report, source)
-        refuse_non_finite(model, source)
+        if is_stored(model):
+            settle_ties(model)
+        else:
+            refuse_non_finite(model, source)
         return model
 
 
@@ -147,7 +168,8 @@ def prepare_model(model: Any, settings: Model) -> Any:
                 setattr(module, rate, 0.0)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    if not getattr(model, "is_quantized", False):  # a quantized model is already on its device: it was loaded onto it
+    # A quantized model was loaded onto its device. Weights in files get a device when they are sharded.
+    if not getattr(model, "is_quantized", False) and not is_stored(model):
         model = model.to(pick_device(settings.device))
     if pick_device(settings.device).type == "cpu":
         keep_freed_memory()

@@ -88,7 +88,8 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
         target_modules=target_names(linear_names(model), lora, freeze),
         bias="none",
     )
-    peft.inject_adapter_in_model(config, model)
+    with _weights_in_memory(model):
+        peft.inject_adapter_in_model(config, model)
     for layer in _layers(model):
         for name, module in layer.lora_dropout.items():
             if isinstance(module, nn.Dropout):
@@ -97,6 +98,30 @@ def attach_adapter(model: Any, lora: Lora, freeze: Sequence[str] = (), dtype: to
         for parameter in adapter_parameters(model).values():
             parameter.data = parameter.data.to(dtype)
     return model
+
+
+@contextmanager
+def _weights_in_memory(model: nn.Module) -> Iterator[None]:
+    """Context manager: weights on the meta device are replaced by zeros in main memory, without memory of their own.
+
+    peft moves an adapter to the device of its layer's weight. On the meta device it would lose its values.
+    """
+    replaced = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.is_meta
+    ]
+    for module, name, parameter in replaced:
+        zeros = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+        module._parameters[name] = nn.Parameter(zeros, parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for module, name, parameter in replaced:
+            zeros = module._parameters[name]
+            parameter.requires_grad = zeros is not None and zeros.requires_grad
+            module._parameters[name] = parameter
 
 
 class _GradientDropout(nn.Module):

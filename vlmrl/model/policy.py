@@ -63,7 +63,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model: Any = model
         first = next(model.parameters())
-        self.device, self.dtype = first.device, first.dtype
+        self.device, self.dtype = torch.device("cpu") if first.is_meta else first.device, first.dtype
         self.saved_dtypes: dict[str, torch.dtype] = {}
         self.temperature = temperature
         self.banned_ids = tuple(banned_ids)

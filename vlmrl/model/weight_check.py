@@ -40,10 +40,19 @@ def refuse_non_finite(model: torch.nn.Module, source: str) -> None:
 
     Packed 4-bit weights are not checked, because they are bytes.
     """
-    bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.detach())]
+    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.detach())]
     if bad:
-        message = f"{len(bad):,} weights of `{source}` hold NaN or infinity: {_listed(bad)}"
-        raise CheckpointError(message, where=source, hint="use a checkpoint from before that, or copy the folder again")
+        raise non_finite(bad, source)
+
+
+def non_finite(names: Collection[str], source: str) -> CheckpointError:
+    """Return the error about weights that are not finite.
+
+    Args:
+        names: their names, in the model's order.
+    """
+    message = f"{len(names):,} weights of `{source}` hold NaN or infinity: {_listed(names)}"
+    return CheckpointError(message, where=source, hint="use a checkpoint from before that, or copy the folder again")
 
 
 def compare_stored(folder: Path, model: Any) -> None:
@@ -72,7 +81,8 @@ def compare_stored(folder: Path, model: Any) -> None:
     refuse_incomplete(report, str(folder))
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether all numbers are finite. Tensors of bytes and integers are."""
     if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
         return True
     low, high = tensor.aminmax()  # both are NaN if any number is NaN

@@ -24,7 +24,7 @@ from vlmrl.model.engine_memory import (
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.preflight.memory_sizes import PromptLengths, Sizes
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.rules.world import is_sharded
+from vlmrl.recipe.rules.world import is_sharded, why_whole
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
@@ -34,6 +34,9 @@ RUNTIME_BYTES = int(1.2 * GIB)
 """Bytes per process for CUDA's context, the libraries' work space and NCCL's buffers. Typical, not measured here."""
 BUCKET_BYTES = 1 << 28
 """Bytes that a weight sync gathers at once (rollout/weight_sync.py). The tensors to gather take the same size again."""
+READ_BYTES = 1 << 26
+"""Bytes per process for weights that are being read: a block of a file, and the same in the model's dtype. Its size is
+BLOCK_BYTES of model/safetensors_blocks.py."""
 MOVING, CACHE = "gradients on their way", "kv cache"
 UPDATE = "update"
 """Name of the phase of an update, the only one whose memory depends on the kept activations."""
@@ -193,6 +196,7 @@ class _Planner:
         self.parts = max(1, min(recipe.rollout.tensor_parallel, self.apart or self.trainers)) if self.vllm else 1
         shards = min(recipe.parallel.shard_size or self.trainers, self.trainers)
         self.sharded = is_sharded(recipe, self.trainers)
+        self.loads_whole = why_whole(recipe) is not None
         self.on_gpu = cluster.device == "cuda"
         self.offload = recipe.parallel.offload and self.on_gpu  # a CPU computes in main memory anyway
         self.sizes = Sizes(loaded, facts, prompts, shards, self.sharded, self.offload, kernels)
@@ -247,6 +251,8 @@ class _Planner:
         if not self.sharded:
             return {"weights": s.weights} | self.runtime
         shards = {"weights": 0 if self.offload else s.weights} | self.runtime
+        if not self.loads_whole:  # each process reads its own rows
+            return shards if self.on_gpu else shards | {"rows that are read": READ_BYTES}
         if not self.on_gpu:
             return shards | {"the whole model": self.facts.total * s.size}
         # A whole FSDP unit is moved to the device (trained numbers in float32) before it is split into shards.
@@ -353,14 +359,16 @@ class _Planner:
             count = {"trainer": self.trainers, "engine": self.apart}
             return tuple(Phase(p.name, p.on, {k: v * count[p.on] for k, v in p.parts.items()}) for p in phases)
         model = self.facts.total * s.size
-        unit = max(s.layer, s.root) * (4 - s.size) if self.sharded and s.trained_share else 0
-        host_phases = [
-            Phase(
-                "load",
-                "trainer",
-                {"the whole model, in every process": self.trainers * model, "a unit in float32": self.trainers * unit},
-            )
-        ]
+        loading = {"rows that are read, in every process": self.trainers * READ_BYTES}
+        if self.offload:
+            loading["weights"] = self.trainers * s.weights
+        if not self.sharded or self.loads_whole:
+            unit = max(s.layer, s.root) * (4 - s.size) if self.sharded and s.trained_share else 0
+            loading = {
+                "the whole model, in every process": self.trainers * model,
+                "a unit in float32": self.trainers * unit,
+            }
+        host_phases = [Phase("load", "trainer", loading)]
         running: dict[str, int] = {}
         if self.offload:
             each = s.weights + s.masters + s.moments + s.gradients + s.reference

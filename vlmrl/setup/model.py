@@ -9,34 +9,48 @@ from vlmrl.checkpoint.checked_files import check_files
 from vlmrl.checkpoint.format import HF
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.encode import Encoder
+from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, prepare_model, stop_ids_of
 from vlmrl.model.lora import attach_adapter, fold_adapter
 from vlmrl.model.policy import Policy
+from vlmrl.model.stored_weights import set_loaded_whole
 from vlmrl.recipe.eval_table import GREEDY, EvalSetting
+from vlmrl.recipe.rules.world import why_whole
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.types import SamplingParams
 
 
-def load_origin(settings: Model, origin: ModelOrigin, lora: Lora | None = None) -> tuple[Any, Any]:
-    """Return (model, processor) of an origin, with the device and dtype of `settings`; an adapter is not folded in."""
+def load_origin(
+    settings: Model, origin: ModelOrigin, lora: Lora | None = None, world: World | None = None
+) -> tuple[Any, Any]:
+    """Return (model, processor) of an origin, with the device and dtype of `settings`; an adapter is not folded in.
+
+    Args:
+        world: the ranks that will shard the model, whose weights stay in their files; None = it is loaded whole.
+    """
     if origin.checkpoint is not None:
         check_files(origin.checkpoint, HF)  # a changed chat template, for example, would change the model's answers
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
-        return load_model(settings, path=origin.path), processor
-    return load_saved(origin.checkpoint, settings, lora), processor
+        return load_model(settings, path=origin.path, in_files=world is not None), processor
+    return load_saved(origin.checkpoint, settings, lora, world), processor
 
 
-def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, dict[str, Any]]:
+def load_for_training(
+    recipe: Recipe, origin: ModelOrigin, world: World | None = None
+) -> tuple[Any, Any, dict[str, Any]]:
     """Return (model, processor, base of the adapter) at the start of a run.
 
     The base identifies the frozen weights of the adapter; without an adapter it holds only path and revision. If the
     origin has an adapter and the recipe has a `[lora]` table, this adapter is trained further. If the recipe has no
     `[lora]` table, the adapter is folded into the weights, and all weights are trained.
 
+    Args:
+        world: the ranks that will shard the model; None = it is not sharded. Its weights stay in their files until
+            then, unless they are needed before: by DoRA, and to fold an adapter.
     Raises: CheckpointError as `load_origin`, or when the recipe's `[lora]` table differs from that of the origin's
         adapter.
     """
@@ -49,7 +63,10 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
         )
     if before is not None and recipe.lora is not None:
         _same_adapter(before, recipe.lora, origin)
-    model, processor = load_origin(recipe.model, origin, recipe.lora)
+    reason = "an adapter is folded into it" if before is not None and recipe.lora is None else why_whole(recipe)
+    model, processor = load_origin(recipe.model, origin, recipe.lora, None if reason else world)
+    if reason:
+        set_loaded_whole(model, reason)
     if recipe.lora is None:
         if before is not None:
             prepare_model(fold_adapter(model), recipe.model)
@@ -59,7 +76,7 @@ def load_for_training(recipe: Recipe, origin: ModelOrigin) -> tuple[Any, Any, di
         return model, processor, read_meta(origin.checkpoint)["base"]
     if origin.parent is not None:
         base |= {"run": origin.parent["run"], "step": origin.step}
-    base["fingerprint"] = fingerprint(model)
+    base["fingerprint"] = fingerprint(model, world or ALONE)
     attach_adapter(model, recipe.lora, recipe.model.freeze, DTYPES[recipe.model.dtype])
     return model, processor, base
 

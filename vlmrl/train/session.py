@@ -96,8 +96,8 @@ def open_session(
 ) -> Session:
     """Load everything that a run needs. With `resume`, continue exactly where that checkpoint was saved.
 
-    A policy that is sharded is first loaded whole into main memory, by every rank. Then each rank keeps its shards, on
-    its device or in main memory.
+    The weights of a policy that is sharded stay in their files until it is sharded. Then each rank reads its shards, to
+    its device or to main memory.
 
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
@@ -112,7 +112,8 @@ def open_session(
     # On resume the weights come from the checkpoint alone, unless it holds an adapter: that needs its base model, too.
     start = origin if resume is None else replace(origin, checkpoint=resume)
     sharded = is_sharded(recipe, world.size)
-    model, processor, base = load_for_training(on_cpu(recipe) if sharded else recipe, start)
+    at_start, ranks = (on_cpu(recipe), world) if sharded else (recipe, None)
+    model, processor, base = load_for_training(at_start, start, ranks)
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     critic = algorithm is not None and algorithm.needs_critic
@@ -203,7 +204,8 @@ def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: 
     """
     if recipe.lora is None:
         sharded = is_sharded(recipe, world.size)
-        model, processor, _ = load_for_training(on_cpu(recipe) if sharded else recipe, origin)
+        at_start, ranks = (on_cpu(recipe), world) if sharded else (recipe, None)
+        model, processor, _ = load_for_training(at_start, origin, ranks)
         reference = make_policy(recipe.model, model.requires_grad_(False), processor, recipe.rollout.temperature)
         if sharded:
             shard_policy(reference, recipe, world)

@@ -19,11 +19,11 @@ from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.proof import proof_gap
-from vlmrl.checkpoint.safetensors_blocks import weight_files
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
+from vlmrl.model.safetensors_blocks import weight_files
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer

@@ -19,11 +19,11 @@ from vlmrl.checkpoint import checked_files, io, tensor_files
 from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap
-from vlmrl.checkpoint.safetensors_blocks import read_tensors
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import prepare_model
 from vlmrl.model.policy import Policy
+from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.recipe.schema import Model, Optim
 from vlmrl.store import checkpoints as sealed
 from vlmrl.store.checkpoints import read_meta

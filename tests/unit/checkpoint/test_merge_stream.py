@@ -16,12 +16,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tinyfamilies import BUILDERS, build
 
-from vlmrl.checkpoint import io, proof, safetensors_blocks
+from vlmrl.checkpoint import io, proof
 from vlmrl.checkpoint.adapter_folding import Fold
 from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan, match_written
 from vlmrl.checkpoint.merge_writer import write_streaming
-from vlmrl.checkpoint.safetensors_blocks import (
+from vlmrl.errors import CheckpointError
+from vlmrl.model import safetensors_blocks
+from vlmrl.model.published_names import publishing
+from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.safetensors_blocks import (
     TensorSpec,
     parse_size,
     read_tensors,
@@ -29,9 +33,6 @@ from vlmrl.checkpoint.safetensors_blocks import (
     weight_files,
     write_shards,
 )
-from vlmrl.errors import CheckpointError
-from vlmrl.model.published_names import publishing
-from vlmrl.model.quiet_transformers import quiet_transformers
 
 
 class NoProcessor:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vlmrl.dist import fsdp
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError
@@ -145,3 +146,29 @@ def test_copies_are_made_anew_in_the_same_place() -> None:
     other = copies.take("optimizer", {"x": x})["x"]
     assert other.data_ptr() != first.data_ptr()
     assert copies.take("weights", {"x": x.bfloat16()})["x"].dtype == torch.bfloat16
+
+
+def test_copies_of_one_dtype_share_a_few_buffers(monkeypatch) -> None:
+    """Buffers of 40 bytes: float32 tensors of 16, 24, 0, 4 and 60 bytes in 3 of them, bfloat16 in one of its own."""
+    monkeypatch.setattr(fsdp, "SLAB_BYTES", 40)
+    tensors = {
+        "a": torch.arange(4.0),
+        "b": torch.arange(6.0).view(2, 3),
+        "empty": torch.zeros(0, 3),
+        "half": torch.arange(3.0).bfloat16(),
+        "scalar": torch.tensor(7.0),
+        "large": torch.arange(15.0),
+    }
+    copies = HostCopies()
+    found = copies.take("weights", tensors)
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype and found[name].is_contiguous()
+    storages = {name: t.untyped_storage().data_ptr() for name, t in found.items()}
+    assert storages["a"] == storages["b"] == storages["empty"]  # 16 + 24 + 0 bytes fill it
+    assert len({storages[n] for n in ("a", "scalar", "large", "half")}) == 4
+    assert {t.untyped_storage().nbytes() for t in found.values()} == {40, 6, 4, 60}
+    again = copies.take("weights", {n: t + 1 for n, t in tensors.items()})
+    assert {n: t.data_ptr() for n, t in again.items()} == {n: t.data_ptr() for n, t in found.items()}
+    assert again["b"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert list(copies.take("weights", {"a": tensors["a"]})) == ["a"]

@@ -26,6 +26,15 @@ def is_sharded(recipe: Recipe, trainers: int) -> bool:
     return trainers > 1 or recipe.parallel.offload
 
 
+def why_whole(recipe: Recipe) -> str | None:
+    """Return why each process of a sharded run loads the whole model; None = it reads only the rows that it holds.
+
+    Also, models with code of their own, models that are stored quantized, and an adapter that is folded into the first
+    weights are loaded whole. The recipe does not show this.
+    """
+    return "DoRA computes the norms of whole weights" if recipe.lora is not None and recipe.lora.dora else None
+
+
 def check_trainers(recipe: Recipe, trainers: int) -> list[Unfit]:
     """Return the settings of a recipe that do not fit this number of training processes."""
     if not is_sharded(recipe, trainers):
