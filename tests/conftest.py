@@ -136,6 +136,7 @@ RUN_VLLM = {
     "test_served.py",
     "test_vllm_families.py",
     "test_vllm_engine.py",
+    "test_vllm_sleep.py",
 }
 """Test files that import vLLM: they run in the environment that its metadata allows (scripts/test)."""
 

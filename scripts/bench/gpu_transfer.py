@@ -10,7 +10,7 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from torch import Tensor
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World as Processes
 from vlmrl.model.families import units_of
-from vlmrl.rollout.vllm import wire
+from vlmrl.rollout.vllm import gpu_handles, wire
+from vlmrl.rollout.vllm.transports import ByHandle, BySocket, Sender
+from vlmrl.rollout.vllm.weight_transport import SentWeights
 from vlmrl.rollout.weight_sync import base_tensors, engine_names
 
 Row = dict[str, Any]
@@ -47,8 +49,12 @@ def handover(smoke: bool, model: str) -> Iterator[Row]:
     pinned = torch.empty(min(PINNED_BYTES, size), dtype=torch.uint8, pin_memory=not smoke)
     yield _line(f"{model}, copied to pinned main memory", size, _time(lambda: _copy(tensors(), pinned), device))
     with _receiver() as link:
-        seconds = _time(lambda: _send(tensors(), link), device)
+        seconds = _time(lambda: _send(tensors(), link, BySocket()), device)
     yield _line(f"{model}, to another process over a socket", size, seconds)
+    if not smoke:  # handles of GPU memory need a GPU
+        with _receiver() as link:
+            seconds = _time(lambda: _send(tensors(), link, ByHandle(gpu_handles.export, "cuda")), device)
+        yield _line(f"{model}, to another process on the same GPU by handles", size, seconds)
 
 
 def _line(case: str, size: int, seconds: float) -> Row:
@@ -80,7 +86,7 @@ def _receive(path: str) -> None:
     """In the process that stands for an engine: take every tensor, keep none, and say how many came."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
-        wire.send(link, {"received": sum(1 for _ in wire.receive_tensors(link))})
+        wire.send(link, {"received": sum(1 for _ in SentWeights(link).tensors())})
 
 
 @contextmanager
@@ -98,14 +104,34 @@ def _receiver() -> Iterator[socket.socket]:
         receiver.join()
 
 
-def _send(tensors: Iterable[tuple[str, Tensor]], link: socket.socket) -> None:
+class _Engine:
+    """The receiver as a sender of weights sees it."""
+
+    parts = 1
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+
+    def send(self, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
+        wire.send(self.link, header, blobs)
+
+    def receive(self) -> Mapping[str, Any]:
+        return wire.receive(self.link)[0]
+
+
+def _send(tensors: Iterator[tuple[str, Tensor]], link: socket.socket, sender: Sender) -> None:
     """Send every tensor and wait until all have arrived."""
     sent = 0
-    for name, tensor in tensors:
-        wire.send(link, *wire.pack_tensor(name, tensor))
-        sent += 1
-    wire.send(link, {"tensor": None})
-    received = wire.receive(link)[0]["received"]
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        nonlocal sent
+        for item in tensors:
+            sent += 1
+            yield item
+
+    engine = _Engine(link)
+    sender.send(counted(), [engine])
+    received = engine.receive()["received"]
     assert received == sent, f"{received} of {sent} tensors arrived"
 
 

@@ -33,6 +33,9 @@ def test_a_run_learns_from_what_vllm_sampled(run):
     assert found.status == "done" and "cannot sleep" in done.err
     lines = found.metrics("train")
     assert len(lines) == 3 and sum(line["optim/updates"] for line in lines) > 0
+    [start] = [e for e in found.metrics("event") if e["event"] == "weight sync"]
+    weights = start["bytes"]
+    assert weights > 1e5 and start["transport"] == "within the process" and "weight sync: " in done.err
     for line in lines:
         # float32 on both sides: what vLLM said is what the trainer computes, so the correction is on and does nothing.
         assert line["policy/importance_weight"] == pytest.approx(1.0, abs=1e-4)
@@ -40,6 +43,9 @@ def test_a_run_learns_from_what_vllm_sampled(run):
         assert 0 <= line["policy/sampler_k3"] < 1e-8 and line["policy/sampler_ess"] == pytest.approx(1.0, abs=1e-6)
         assert 0 < line["policy/sync_gap_mean"] <= line["policy/sync_gap_max"] < 1e-4
         assert line["time/sync_seconds"] > 0
+        assert line["sync/bytes"] == weights
+        speed = line["sync/bytes"] / 1e9 / line["sync/gb_per_second"]  # seconds: a part of the sync, without its check
+        assert 0 < speed < line["time/sync_seconds"]
 
 
 def test_rollouts_carry_the_engines_log_probs_and_the_version(run):

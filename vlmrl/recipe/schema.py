@@ -224,6 +224,10 @@ class Rollout(RecipeTable):
     """With vllm: number of parts that every weight of an engine is cut into, each on its own GPU; for models that are
     too large for one GPU. An engine then serves that many processes, on their GPUs; with `engine_gpus` it takes that
     many of the engine GPUs instead."""
+    weight_transport: Annotated[Literal["auto", "socket"], SPEED, RL_ONLY] = "auto"
+    """Way of the weights to a vLLM engine in another process. auto = from GPU to GPU: handles of GPU memory (CUDA IPC)
+    to an engine on the trainers' GPUs, NCCL to engine GPUs; on a CPU, sockets. socket = always through sockets and main
+    memory: slower, and it works where processes may not open each other's GPU memory. All send the same numbers."""
     overlap: Annotated[bool, SAMPLING] = False
     """With `engine_gpus`: sample the next step's rollouts during this step's update, so with weights that are one step
     older. `algo.importance` corrects for that; with auto it then uses the engine's log-probs as the old ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from vlmrl.data.encode import EncodedPrompt
@@ -20,6 +20,37 @@ class SamplingRequest:
     seed: int
 
 
+@dataclass(frozen=True)
+class SyncSpeed:
+    """Size and duration of a weight sync of one rank.
+
+    Args:
+        bytes: of the weights, or of the adapter, each counted once, however many engines get them.
+        seconds: from the first tensor until all engines have loaded the last one.
+        transport: the way they took, in words.
+    """
+
+    bytes: int
+    seconds: float
+    transport: str
+
+    @property
+    def gb_per_second(self) -> float:
+        return self.bytes / 1e9 / max(self.seconds, 1e-9)
+
+    def record(self) -> dict[str, float | str]:
+        """Return the values for a run's log."""
+        return {**asdict(self), "gb_per_second": self.gb_per_second}
+
+    def text(self) -> str:
+        """Return the values in words."""
+        size = f"{self.bytes / 1e9:.2f} GB" if self.bytes >= 1e9 else f"{self.bytes / 1e6:.1f} MB"
+        return (
+            f"weight sync: {size} in {self.seconds:.2f} s ({self.gb_per_second:.2f} GB/s), {self.transport};"
+            " again after every step"
+        )
+
+
 class Generator(Protocol):
     """Rollout engine. Requests are submitted and polled within a round.
 
@@ -31,6 +62,7 @@ class Generator(Protocol):
         admits: whether a request joins those in flight at once. If not, it waits until all of them are complete.
         max_open: number of responses that it generates at the same time, if several ranks have such an engine each:
             prompts that would wait in one engine can then be taken by another. None = a fixed deal.
+        last_sync: size and duration of the last `load_weights` that sent weights; None = it has sent none.
     """
 
     version: int
@@ -38,6 +70,7 @@ class Generator(Protocol):
     works_alone: bool
     admits: bool = False
     max_open: int | None = None
+    last_sync: SyncSpeed | None = None
 
     def round(self, progress: Callable[[int], Any] | None = None) -> AbstractContextManager[Any]:
         """Context manager: inside, requests can be submitted and polled. On exit, requests that are left are dropped.

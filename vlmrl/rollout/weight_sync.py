@@ -159,15 +159,25 @@ class PolicyWeights:
         write_adapter(folder, self.model, self.folder, tensors=tensors)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 class Delivery:
     """One transfer of all weights to an engine's worker in this process, with a check that all arrived.
 
+    Args:
+        watch: called with the name and the tensor of each weight; the engine loads the tensor that it returns.
+
     Attributes:
         lost: names of the weights that did not arrive; None before the worker requested them.
+        sent_bytes: bytes of the weights that the worker has taken.
     """
 
-    def __init__(self, weights: WeightSource) -> None:
-        self.weights = weights
+    def __init__(self, weights: WeightSource, watch: Callable[[str, Tensor], Tensor] | None = None) -> None:
+        self.weights, self.watch = weights, watch
+        self.sent_bytes = 0
         self.sent: list[str] = []
         self.lost: list[str] | None = None
 
@@ -201,7 +211,8 @@ class Delivery:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.weights.tensors():
             self.sent.append(name)
-            yield name, tensor
+            self.sent_bytes += tensor.nbytes
+            yield name, tensor if self.watch is None else self.watch(name, tensor)
 
 
 def check_arrival(what: str, lost: Sequence[str] | None) -> None:

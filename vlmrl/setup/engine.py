@@ -18,14 +18,8 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm.hosted_engine import (
-    HostedEngine,
-    place_alone,
-    places_apart,
-    places_shared,
-    reserved_gpus,
-    visible_gpus,
-)
+from vlmrl.rollout.vllm.hosted_engine import HostedEngine
+from vlmrl.rollout.vllm.places import place_alone, places_apart, places_shared, reserved_gpus, visible_gpus
 from vlmrl.rollout.weight_sync import PolicyWeights
 
 GIB = 1 << 30
@@ -71,6 +65,7 @@ def make_generator(
         lora_rank=adapter_rank(policy.model),
         lora_vision=not adapted_parts(policy.model) <= {"language"},
         tensor_parallel=r.tensor_parallel,
+        weight_transport=r.weight_transport,
         revision=recipe.model.revision,
         trust_remote_code=recipe.model.trust_remote_code,
     )

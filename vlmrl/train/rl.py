@@ -37,7 +37,7 @@ from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.reward_failures import count_failures
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch, split_updates
-from vlmrl.train.step_metrics import Clock, group_metrics, memory_metrics, rollout_speed
+from vlmrl.train.step_metrics import Clock, group_metrics, memory_metrics, rollout_speed, sync_speed
 from vlmrl.train.sync_check import check_sync
 from vlmrl.train.update import update
 from vlmrl.train.validation import validate_at_start
@@ -111,6 +111,7 @@ def train_rl(session: Session) -> str:
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
                 | stats
                 | sync
+                | (sync_speed(generator) if changed else {})
                 | rollout_speed(collected.groups, collected.seconds)
                 | clock.metrics()
                 | memory_metrics(learner.policy.device, learner.world)
@@ -150,6 +151,9 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
         run.event(step, "engine cache", bytes=settings.kv_cache_bytes, automatic=automatic)
     keep_batches(learner.budgets, generator)
     generator.load_weights(step)
+    if generator.last_sync is not None:
+        say(generator.last_sync.text())
+        run.event(step, "weight sync", **generator.last_sync.record())
     generator.sleep()  # the rehearsal then has as much memory as an update
     in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
     scan = partial(heaviest_rows, feed, step, partial(longest_item, feed))

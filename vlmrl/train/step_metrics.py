@@ -19,6 +19,7 @@ from vlmrl.evaluate.interval import Interval
 from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
+from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.types import Group
 
@@ -105,6 +106,15 @@ def rollout_speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
     """Return `rollout/tokens_per_second`: the sampled tokens over the seconds of sampling."""
     tokens = sum(x.trajectory.num_sampled_tokens for g in groups for x in g.samples)
     return {"rollout/tokens_per_second": tokens / max(seconds, 1e-9)}
+
+
+def sync_speed(generator: Generator) -> dict[str, float]:
+    """Return `sync/bytes` and `sync/gb_per_second` of this rank's last weight sync; {} without one.
+
+    The seconds are those of the transfer and of the engine's loader, without the check of the sync.
+    """
+    speed = generator.last_sync
+    return {} if speed is None else {"sync/bytes": speed.bytes, "sync/gb_per_second": speed.gb_per_second}
 
 
 class Clock:

@@ -14,14 +14,8 @@ from torch import Tensor
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, LaunchError
 from vlmrl.rollout.vllm import host, hosted_engine, weight_transport, wire
-from vlmrl.rollout.vllm.hosted_engine import (
-    EnginePlace,
-    HostedEngine,
-    place_alone,
-    places_apart,
-    places_shared,
-    visible_gpus,
-)
+from vlmrl.rollout.vllm.hosted_engine import HostedEngine
+from vlmrl.rollout.vllm.places import EnginePlace, place_alone, places_apart, places_shared, visible_gpus
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.weight_transport import ToWorkers, take_weights
 
@@ -111,7 +105,7 @@ def engine(monkeypatch):
 
     thread = Thread(target=serve)
     thread.start()
-    settings = EngineSettings("folder", "bfloat16", "cuda", 100, 1, tensor_parallel=2)
+    settings = EngineSettings("folder", "bfloat16", "cuda", 100, 1, tensor_parallel=2, weight_transport="socket")
     made = HostedEngine(Plain({"a": torch.ones(3)}), settings, ALONE, [EnginePlace(("0", "1"), (0,), 0)], shared=True)
     yield made, place
     made.close()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from vlmrl.rollout.vllm import engine as vllm_engine
+from vlmrl.errors import EngineError
+from vlmrl.rollout.vllm import options
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
 
@@ -20,8 +22,13 @@ class Played:
     """vLLM's side: notes what it was asked; asleep between `sleep` and a `wake_up` of everything."""
 
     def __init__(self, asked: list[str]) -> None:
-        self.asked, self.asleep = asked, False
+        self.asked, self.asleep, self.free = asked, False, 7 << 30
         self.llm_engine = SimpleNamespace(is_sleeping=lambda: self.asleep)
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        """Two parts: sleep frees 6 GiB of the first, and of the second what is left of 6 GiB."""
+        self.asked.append(" ".join([method, *map(str, args)]))
+        return {"prepare_sleep": [(1 << 30, 6 << 30)] * 2, "free_bytes": [7 << 30, self.free]}.get(method, [None] * 2)
 
     def sleep(self, level: int) -> None:
         self.asked.append(f"sleep {level}")
@@ -36,6 +43,7 @@ class Played:
 def asked(monkeypatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: made.append("empty cache"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return made
 
 
@@ -44,8 +52,8 @@ def engine_of(asked: list[str], *, adapter: bool) -> VllmEngine:
     engine.weights, engine._llm = SimpleNamespace(adapted=adapter), Played(asked)  # type: ignore[assignment]
     engine.settings = replace(SETTINGS, lora_rank=8 if adapter else 0)
     engine._loaded, engine._discarded, engine.version = True, False, 0
-    engine._send_all = lambda version: asked.append("send all")  # type: ignore[method-assign]
-    engine._send_adapter = lambda version: asked.append("send adapter")  # type: ignore[method-assign]
+    engine._send_all = lambda version: asked.append("send all") or 9  # type: ignore[method-assign]
+    engine._send_adapter = lambda version: asked.append("send adapter") or 9  # type: ignore[method-assign]
     return engine
 
 
@@ -53,8 +61,26 @@ def test_weights_wake_before_the_cache_and_are_sent_in_between(asked) -> None:
     engine = engine_of(asked, adapter=False)
     engine.sleep()
     engine.load_weights(3)
-    assert asked == ["sleep 2", "empty cache", "wake ['weights']", "send all", "empty cache", "wake None"]
+    assert asked == [
+        f"prepare_sleep {4 << 30} True", "sleep 2", "free_bytes",
+        "empty cache", "wake ['weights']", "finish_wake False", "send all",
+        "empty cache", "wake None", "finish_wake True",
+    ]  # fmt: skip
     assert engine.version == 3
+
+
+def test_a_part_that_sleep_does_not_free_is_an_error(asked) -> None:
+    engine = engine_of(asked, adapter=False)
+    engine._llm.free = 4 << 30
+    with pytest.raises(EngineError, match=r"sleep of the engine freed 3.00 GiB .* take 6.00 GiB"):
+        engine.sleep()
+
+
+def test_an_engine_that_sleeps_is_not_sent_to_sleep_again(asked) -> None:
+    engine = engine_of(asked, adapter=True)
+    engine.sleep()
+    engine.sleep()
+    assert asked == [f"prepare_sleep {4 << 30} False", "sleep 1", "free_bytes"]
 
 
 def test_weights_that_sleep_threw_away_are_sent_though_nothing_changed(asked) -> None:
@@ -78,12 +104,12 @@ def test_a_base_that_sleep_kept_needs_no_adapter_where_nothing_changed(asked) ->
 def test_the_engine_is_on_the_ranks_own_gpu_with_files_of_its_own(asked, monkeypatch, visible, name) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", "elsewhere")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(vllm_engine, "CACHE", "/cache")
+    monkeypatch.setattr(options, "CACHE", "/cache")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80 << 30))
     for _ in "ab":  # a second engine of the process is no deeper
-        options = vllm_engine._gpu_options(SETTINGS)
-        assert options == {"device_ids": [5], "gpu_memory_utilization": 0.05}
+        chosen = options.gpu_options(SETTINGS)
+        assert chosen == {"device_ids": [5], "gpu_memory_utilization": 0.05}
         assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/gpu-{name}"
     # In parts it is in a process that sees the cards of all of them and no other.
-    assert vllm_engine._gpu_options(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}
+    assert options.gpu_options(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}

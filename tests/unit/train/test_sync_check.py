@@ -31,6 +31,15 @@ def test_few_tokens_of_one_engine_condemn_nobody_alone():
     assert engines_off(engines([0.01] * 16, []), 0.1) == []
 
 
+def test_experts_that_rounding_changes_on_every_rank_stop_nothing():
+    """Mixture of experts: 7 of 16 tokens of each of 4 ranks took other experts; 28 of 64, and the median is 0.01."""
+    ranks = engines(*[[0.01] * 9 + [3.0] * 7] * 4)
+    assert engines_off(ranks, 0.1) == []
+    assert gap_metrics(ranks)["policy/sync_gap_median"] == 0.01
+    # A rank with 9 of 16 is off: with the right weights most tokens agree.
+    assert engines_off(engines(*[[0.01] * 9 + [3.0] * 7] * 3, [0.01] * 7 + [3.0] * 9), 0.1) == [3]
+
+
 def test_when_most_tokens_are_off_all_engines_are():
     # 6 of 10 tokens: median 0.5; the process without prompts is not named
     assert engines_off(engines([0.5] * 3 + [0.01] * 2, [0.5] * 3 + [0.01] * 2, []), 0.1) == [0, 1]

@@ -21,13 +21,16 @@ from vlmrl.dist.isolation import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
-from vlmrl.rollout.engine import Generator, SamplingRequest
+from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
+from vlmrl.rollout.vllm.options import gpu_options, lora_options
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
 from vlmrl.rollout.vllm.shared_pixels import SharedPixels
+from vlmrl.rollout.vllm.sleep import check_freed
+from vlmrl.rollout.vllm.transports import WORDS
 from vlmrl.rollout.vllm.weight_transport import Handover, InProcess, ToWorkers
-from vlmrl.rollout.weight_sync import WeightSource
+from vlmrl.rollout.weight_sync import WeightSource, folder_bytes
 from vlmrl.types import Sample, SamplingParams, name_row
 
 SETTINGS = {
@@ -42,10 +45,6 @@ SETTINGS_IN_PARTS = {
     "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
 }
 """Additional settings of an engine with worker processes."""
-CACHE = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
-"""Folder in which vLLM keeps compiled code."""
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM allocates; an adapter gets the next larger one."""
 MAX_IMAGES = 64
 """Maximum number of images in one prompt."""
 
@@ -106,10 +105,17 @@ class VllmEngine(Generator):
             self._llm.llm_engine.engine_core.shutdown()
 
     def sleep(self) -> None:
-        """Free the key-value cache and the weights' memory. On a CPU nothing is freed."""
-        if self.settings.sleeps:
-            self._discarded = self.settings.discards
-            self._llm.sleep(level=2 if self._discarded else 1)
+        """Free the key-value cache and the weights' memory. On a CPU nothing is freed.
+
+        Raises: EngineError when less than that became free on a GPU of the engine.
+        """
+        if not self.settings.sleeps or self._llm.llm_engine.is_sleeping():
+            return
+        self._discarded = self.settings.discards
+        plans = self._llm.collective_rpc("prepare_sleep", args=(self.settings.kv_cache_bytes, self._discarded))
+        self._llm.sleep(level=2 if self._discarded else 1)
+        for (before, planned), after in zip(plans, self._llm.collective_rpc("free_bytes"), strict=True):
+            check_freed(before, after, planned)
 
     def wake(self) -> None:
         """Undo `sleep`. `load_weights` does it too, weights first."""
@@ -119,6 +125,7 @@ class VllmEngine(Generator):
         if self.settings.sleeps and self._llm.llm_engine.is_sleeping():
             torch.cuda.empty_cache()  # the engine does not allocate from torch's cache: return what the trainer freed
             self._llm.wake_up(tags=list(tags) or None)
+            self._llm.collective_rpc("finish_wake", args=(not tags,))
 
     def load_weights(self, version: int, *, changed: bool = True) -> None:
         """Copy the policy's weights and clear what was computed with the old ones.
@@ -129,10 +136,11 @@ class VllmEngine(Generator):
         """
         self._wake("weights")
         if changed or self._discarded or not self._loaded:
-            if self.weights.adapted:
-                self._send_adapter(version)
-            else:
-                self._send_all(version)
+            start = time.perf_counter()
+            size = self._send_adapter(version) if self.weights.adapted else self._send_all(version)
+            if self.settings.device == "cuda":
+                torch.cuda.synchronize()
+            self.last_sync = SyncSpeed(size, time.perf_counter() - start, WORDS["memory"])
         self._loaded, self._discarded, self.version = True, False, version
         self.wake()
 
@@ -220,13 +228,14 @@ class VllmEngine(Generator):
             where=_name(request),
         )
 
-    def _send_all(self, version: int) -> None:
-        """Send all weights, tensor by tensor, through vLLM's own loader, which fuses and repacks them."""
+    def _send_all(self, version: int) -> int:
+        """Send all weights through vLLM's own loader, which fuses and repacks them, and return their bytes."""
         self._handover.during(f"weight sync to version {version}", lambda: self._llm.collective_rpc("take_new_weights"))
         self._forget()
+        return self._handover.sent_bytes
 
-    def _send_adapter(self, version: int) -> None:
-        """Send the adapter through a folder in memory.
+    def _send_adapter(self, version: int) -> int:
+        """Send the adapter through a folder in memory, and return its bytes.
 
         Each adapter has a new name and number. The engine's prefix cache is keyed by them, so keys of an old adapter
         are never used for a new one.
@@ -250,6 +259,7 @@ class VllmEngine(Generator):
                 hint='vLLM serves plain LoRA and rsLoRA on linear layers; otherwise rollout.engine = "torch"',
             )
         self._forget()
+        return folder_bytes(folder)
 
     def _forget(self) -> None:
         """Empty the caches of image features, and of keys and values."""
@@ -344,10 +354,10 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "tensor_parallel_size": settings.tensor_parallel,
-        **_lora_options(settings),
+        **lora_options(settings),
     }
     if not cpu:
-        options |= {"max_num_seqs": MAX_SEQUENCES} | _gpu_options(settings)
+        options |= {"max_num_seqs": MAX_SEQUENCES} | gpu_options(settings)
     with undisturbed():
         try:
             return handover.during(
@@ -363,35 +373,3 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
                 f"vLLM does not start: {type(error).__name__}: {error}",
                 hint='VLLM_LOGGING_LEVEL=INFO shows its messages; rollout.engine = "torch" needs no vLLM',
             ) from error
-
-
-def _lora_options(settings: EngineSettings) -> dict[str, Any]:
-    if not settings.lora_rank:
-        return {}
-    rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
-    if rank is None:
-        raise EngineError(f"an adapter of rank {settings.lora_rank} is too large for vLLM: {LORA_RANKS[-1]} at most")
-    return {
-        "enable_lora": True,
-        "max_lora_rank": rank,
-        "max_loras": 1,
-        "enable_tower_connector_lora": settings.lora_vision,
-    }
-
-
-def _gpu_options(settings: EngineSettings) -> dict[str, Any]:
-    """Return the options for an engine on this process's own GPU; in parts, on all GPUs that the process sees.
-
-    Other GPUs may be in use. By default an engine in the process takes the first visible GPU, and requires its share of
-    the GPU's memory (92%) to be free before it starts; it allocates what its weights and `kv_cache_bytes` need. Each
-    engine has its own cache of compiled code, because engines that are built at the same time would write the same
-    files.
-    """
-    gpu = torch.cuda.current_device()
-    torch.cuda.empty_cache()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    name = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
-    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"gpu-{name}")
-    total = torch.cuda.get_device_properties(gpu).total_memory
-    options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
-    return options if settings.tensor_parallel > 1 else options | {"device_ids": [gpu]}

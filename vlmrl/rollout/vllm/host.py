@@ -64,9 +64,10 @@ class EngineHost:
     def __init__(self, trainers: dict[int, socket.socket], leader: int) -> None:
         self.trainers, self.leader = trainers, leader
         self.engine: VllmEngine | None = None
-        self.weights = SentWeights(trainers[leader])
         self.pictures: dict[int, dict[str, Image.Image]] = {rank: {} for rank in trainers}
         self._out = {rank: Outbox(trainer) for rank, trainer in trainers.items()}
+        # Answers wait in the same queue as samples: a thread may be sending some.
+        self.weights = SentWeights(trainers[leader], self._out[leader].put)
         self._open: dict[int, tuple[int, int]] = {}  # the engine's number of a request -> (rank, the trainer's number)
 
     def serve(self) -> None:

@@ -27,90 +27,29 @@ from typing import Any
 import torch
 
 from vlmrl.dist.isolation import environment_without_world
-from vlmrl.dist.rank_process import ENGINES_VARIABLE
 from vlmrl.dist.world import World
-from vlmrl.errors import EngineError, LaunchError
+from vlmrl.errors import EngineError
 from vlmrl.model.engine_memory import MAX_SEQUENCES
-from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.vllm import wire
+from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
+from vlmrl.rollout.vllm import gpu_handles, wire
+from vlmrl.rollout.vllm.places import EnginePlace, visible_gpus
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
-from vlmrl.rollout.weight_sync import WeightSource
+from vlmrl.rollout.vllm.transports import (
+    WORDS,
+    ByBroadcast,
+    ByHandle,
+    BySocket,
+    Sender,
+    Transport,
+    choose_transport,
+)
+from vlmrl.rollout.weight_sync import WeightSource, folder_bytes
 from vlmrl.store.log_pump import LogPump
 from vlmrl.types import Sample, SamplingParams
 
 START_SECONDS = 120.0
 """Time limit in seconds until an engine's process listens. Python starts and imports in this time."""
-
-
-@dataclass(frozen=True)
-class EnginePlace:
-    """GPUs of an engine, and the trainers that it serves.
-
-    Args:
-        gpus: CUDA's name of the GPU of each of its parts; on a CPU any word.
-        trainers: ranks that send requests to it.
-        leader: rank that starts it and sends it the weights.
-    """
-
-    gpus: tuple[str, ...]
-    trainers: tuple[int, ...]
-    leader: int
-
-
-def places_apart(gpus: Sequence[str], world: World, parts: int) -> list[EnginePlace]:
-    """Return the places of engines on engine GPUs, with `parts` GPUs each; every engine serves all trainers.
-
-    Raises: LaunchError when a GPU would be left over.
-    """
-    if len(gpus) % parts:
-        raise LaunchError(
-            f"{len(gpus)} GPU(s) generate, but rollout.tensor_parallel = {parts} takes {parts} per engine",
-            hint="set rollout.engine_gpus to a multiple of rollout.tensor_parallel",
-        )
-    everybody = tuple(range(world.size))
-    return [
-        EnginePlace(tuple(gpus[i * parts : (i + 1) * parts]), everybody, i % world.size)
-        for i in range(len(gpus) // parts)
-    ]
-
-
-def places_shared(world: World, parts: int, visible: Sequence[str]) -> list[EnginePlace]:
-    """Return the places of engines in `parts` parts, each for as many trainers and on their own GPUs.
-
-    Args:
-        visible: GPUs that each process sees, in order of local rank; on a CPU as many words.
-    Raises: LaunchError when processes would be left over.
-    """
-    if world.local_size % parts:
-        raise LaunchError(
-            f"{world.local_size} process(es) train on this machine, but rollout.tensor_parallel = {parts} needs groups"
-            f" of {parts}",
-            hint=f"give --gpus a multiple of {parts}, or change rollout.tensor_parallel",
-        )
-    groups = [tuple(range(first, first + parts)) for first in range(0, world.size, parts)]
-    return [EnginePlace(tuple(visible[rank % world.local_size] for rank in ranks), ranks, ranks[0]) for ranks in groups]
-
-
-def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
-    """Return the place of an engine in `parts` parts for a single process, on the first GPUs that it sees.
-
-    Raises: LaunchError when it sees too few.
-    """
-    if len(visible) < parts:
-        raise LaunchError(
-            f"rollout.tensor_parallel = {parts}, but this process sees {len(visible)} GPU(s)",
-            hint="--set rollout.tensor_parallel=1, or give it more GPUs (CUDA_VISIBLE_DEVICES)",
-        )
-    return EnginePlace(tuple(visible[:parts]), (0,), 0)
-
-
-def visible_gpus(device: str, count: int) -> list[str]:
-    """Return CUDA's names of the GPUs that this process sees; on a CPU `count` words."""
-    if device == "cpu":
-        return ["cpu"] * count
-    listed = [c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if c]
-    return listed or [str(i) for i in range(torch.cuda.device_count())]
 
 
 @dataclass(frozen=True)
@@ -166,9 +105,29 @@ class HostedEngine(Generator):
         model_facts = {"model_type": weights.model_type, "two_way_images": weights.two_way_images}
         for i in self._hosts:
             self._send(i, {"do": "build", "settings": asdict(settings), **model_facts})
+        self.transport, self._sender = self._choose(places)
         self._stream()
         for i in self._hosts:
             self._answer(i)
+
+    def _choose(self, places: Sequence[EnginePlace]) -> tuple[Transport, Sender]:
+        """Return the transport to this rank's engines, and its sender. All places of a run are alike."""
+        device, place = self.settings.device, places[0]
+        if self.shared:
+            place = next(p for p in places if self.world.rank in p.trainers)
+            own_gpu = place.gpus[place.trainers.index(self.world.rank)]
+        else:
+            own_gpu = (
+                visible_gpus(device, self.world.local_size)[torch.cuda.current_device()] if device == "cuda" else None
+            )
+        transport = choose_transport(
+            device, own_gpu, place.gpus, own_process=False, setting=self.settings.weight_transport
+        )
+        if transport == "ipc":
+            return transport, ByHandle(gpu_handles.export, device)
+        if transport == "nccl":
+            return transport, ByBroadcast(self._folder.path / "broadcast", device)
+        return transport, BySocket()
 
     def _start(self, engine: int, place: EnginePlace, log: Callable[[str], Path] | None) -> subprocess.Popen[bytes]:
         """Start an engine's process in a process group of its own: no terminal's Ctrl-C reaches it or its parts."""
@@ -220,12 +179,16 @@ class HostedEngine(Generator):
             "changed": send,
             "adapter": None if folder is None else str(folder),
         }
+        start = time.perf_counter()
         for i in self._hosts:
             self._send(i, command)
-        if send and not self.weights.adapted:
-            self._stream()
+        size = self._stream() if send and not self.weights.adapted else 0
         for i in self._hosts:
             self._answer(i)
+        if send:
+            size = size if folder is None else folder_bytes(folder)
+            words = WORDS[self.transport if folder is None else "memory"]
+            self.last_sync = SyncSpeed(size, time.perf_counter() - start, words)
         if folder is not None:
             shutil.rmtree(folder)
         self.world.wait()  # no rank's requests may reach an engine before its new weights
@@ -322,14 +285,10 @@ class HostedEngine(Generator):
             torch.cuda.empty_cache()
         self.world.wait()
 
-    def _stream(self) -> None:
-        for name, tensor in self.weights.tensors():
-            if self._hosts:
-                header, blobs = wire.pack_tensor(name, tensor)
-                for i in self._hosts:
-                    self._send(i, header, blobs)
-        for i in self._hosts:
-            self._send(i, {"tensor": None})
+    def _stream(self) -> int:
+        """Send all weights to the engines that this rank leads, and return their bytes."""
+        peers = [_Peer(self, i, self.settings.tensor_parallel) for i in self._hosts]
+        return self._sender.send(self.weights.tensors(), peers)
 
     def _send(self, engine: int, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
         try:
@@ -356,9 +315,19 @@ class HostedEngine(Generator):
         return header
 
 
-def reserved_gpus() -> list[str]:
-    """Return the GPUs that the launcher reserved for engines; empty when it reserved none."""
-    return [c for c in os.environ.get(ENGINES_VARIABLE, "").split(",") if c]
+@dataclass(frozen=True)
+class _Peer:
+    """Engine of this rank as a sender of weights sees it: see `Peer`."""
+
+    owner: HostedEngine
+    engine: int
+    parts: int
+
+    def send(self, header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> None:
+        self.owner._send(self.engine, header, blobs)
+
+    def receive(self) -> Mapping[str, Any]:
+        return self.owner._answer(self.engine)
 
 
 def _ignore(newly: int) -> None:

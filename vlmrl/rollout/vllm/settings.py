@@ -21,6 +21,7 @@ class EngineSettings:
         lora_rank: 0 = no adapter.
         lora_vision: whether the vision tower and the connector have an adapter too.
         tensor_parallel: number of parts that every weight is cut into; above 1 each part has its own process and GPU.
+        weight_transport: "auto", or "socket": weights never go from GPU to GPU.
         revision, trust_remote_code: as in the recipe's table `model`.
     """
 
@@ -33,6 +34,7 @@ class EngineSettings:
     lora_rank: int = 0
     lora_vision: bool = False
     tensor_parallel: int = 1
+    weight_transport: str = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import EngineError
 from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.vllm.kept_parts import Region, cut, paste
 from vlmrl.types import Media, Row, Sample
 
 MAX_HEADER_BYTES = 1 << 30
@@ -65,18 +66,32 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
     return buffer
 
 
-def pack_tensor(name: str, tensor: Tensor) -> tuple[dict[str, Any], list[memoryview]]:
-    """Return (header, blobs) of one tensor under its name."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    header = {"tensor": name, "dtype": str(flat.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    return header, [flat.view(torch.uint8).numpy().data]
+def pack_tensor(
+    name: str, tensor: Tensor, regions: Sequence[Region] | None = None
+) -> tuple[dict[str, Any], list[memoryview]]:
+    """Return (header, blobs) of one tensor under its name.
+
+    Args:
+        regions: the only numbers that are sent, a blob each; None = all.
+    """
+    header: dict[str, Any] = {
+        "tensor": name,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+    }
+    if regions is not None:
+        header["regions"] = regions
+    pieces = [tensor.detach()] if regions is None else cut(tensor, regions)
+    return header, [p.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for p in pieces]
 
 
-def receive_tensors(source: socket.socket) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of each tensor that is sent, up to the message that ends them."""
-    while (message := receive(source))[0].get("tensor") is not None:
-        header, (blob,) = message
-        yield header["tensor"], torch.frombuffer(blob, dtype=DTYPES[header["dtype"]]).view(header["shape"])
+def unpack_tensor(header: Mapping[str, Any], blobs: Sequence[bytearray]) -> tuple[str, Tensor]:
+    """Return (name, tensor) of a message of `pack_tensor`; NaN where nothing was sent."""
+    dtype = DTYPES[header["dtype"]]
+    pieces = (torch.frombuffer(blob, dtype=dtype) for blob in blobs)
+    if "regions" not in header:
+        return header["tensor"], next(pieces).view(header["shape"])
+    return header["tensor"], paste(pieces, header["regions"], header["shape"], dtype)
 
 
 @dataclass
