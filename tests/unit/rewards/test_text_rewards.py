@@ -118,6 +118,7 @@ def test_every_builtin_has_a_summary_a_version_and_weights_within_its_parts():
         "length": {"soft_tokens": 1, "max_tokens": 2},
         "box_iou": {"space": "pixels"},
         "box_list": {"space": "pixels"},
+        "svg_models": {"dino": True},
         "judge": {"judge": {"provider": "vllm", "model": "m"}},
         "vfig": {"judge": {"provider": "vllm", "model": "m"}},
     }
