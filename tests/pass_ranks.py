@@ -108,7 +108,7 @@ def outcome(policy: Policy, batch: StepBatch) -> tuple[dict[str, torch.Tensor], 
 
 
 def compare(case: Case, world: World) -> dict[str, Any]:
-    """How far the ranks' gradients and log-probs are from those of one process."""
+    """Return the gaps of the ranks' gradients and log-probs from those of one process."""
     items = items_of(build(case.family))
     policy = policy_of(case)
     layers = sharded_units(policy.model, policy.sharing)

@@ -185,7 +185,7 @@ class AnswerRequest:
 
     @property
     def has_images(self) -> bool:
-        """Whether images of the user's own are answered instead of rows."""
+        """Return whether images of the user's own are answered instead of rows."""
         return False
 
     def _words(self, command: str, more: Mapping[str, OptionValue]) -> list[str]:
@@ -262,7 +262,7 @@ class GenerateRequest(AnswerRequest):
 
     @property
     def has_images(self) -> bool:
-        """Whether images of the user's own are answered instead of rows."""
+        """Return whether images of the user's own are answered instead of rows."""
         return bool(self.image_paths)
 
     def check(self) -> None:

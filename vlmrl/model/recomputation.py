@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+KEY = "model.gradient_checkpointing"
 Setting = bool | str | float
-"""Value of `model.gradient_checkpointing`: false, "vision", a share of the text model's layers, or true."""
+"""Value of KEY: false, "vision", a share of the text model's layers, or true."""
 STEPS: tuple[Setting, ...] = (False, "vision", 0.25, 0.5, 0.75, True)
 """Settings that a memory plan chooses from, those with the least recomputation first."""
 UPDATE_SHARE = 1 / 3

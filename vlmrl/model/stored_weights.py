@@ -50,7 +50,7 @@ class Conversion:
 
     @property
     def merges(self) -> bool:
-        """Whether each stored tensor becomes one row, as the experts of a mixture do."""
+        """Return whether each stored tensor becomes one row, as the experts of a mixture do."""
         from transformers.core_model_loading import MergeModulelist
 
         first, *others = self.transform.operations
@@ -58,7 +58,7 @@ class Conversion:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether each row depends only on the same row of the stored tensors."""
+        """Return whether each row depends only on the same row of the stored tensors."""
         return all(map(_keeps_rows, self.transform.operations))
 
     def convert(self, tensors: Mapping[str, Sequence[Tensor]], rows: int | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
-from vlmrl.model.recomputation import UPDATE_SHARE, share_of, stricter
+from vlmrl.model.recomputation import KEY, UPDATE_SHARE, share_of, stricter
 from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
 
 ADAPTER_RANK = 32
-CHECKPOINTING = "model.gradient_checkpointing"
 MAX_TOGETHER = 3
 """Maximum number of changes that are tried together."""
 ONE_MORE = 1.1
@@ -98,8 +97,8 @@ def possible_changes(
         costs = (
             "an update takes a little longer" if setting == "vision" else f"an update takes about {longer:.0%} longer"
         )
-        words = f"--set {CHECKPOINTING}={str(setting).lower()}"
-        yield RecipeEdit(words, costs, 1.02 + 0.18 * share_of(setting), CHECKPOINTING, setting)
+        words = f"--set {KEY}={str(setting).lower()}"
+        yield RecipeEdit(words, costs, 1.02 + 0.18 * share_of(setting), KEY, setting)
     budget = train.tokens_per_row // 2
     while budget >= max(512, prompts.longest):
         factor = 1.0 + 0.03 * (train.tokens_per_row / budget)

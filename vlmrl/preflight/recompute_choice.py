@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlmrl.errors import gib
-from vlmrl.model.recomputation import STEPS, Setting
+from vlmrl.model.recomputation import KEY, STEPS, Setting
 from vlmrl.preflight.memory_plan import TIGHT, UPDATE, Cluster, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.explain import toml_value
@@ -15,8 +15,6 @@ from vlmrl.recipe.settle import Choice, with_values
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts
-
-KEY = "model.gradient_checkpointing"
 
 
 def choose_recomputation(

@@ -12,11 +12,12 @@ from typing import Any
 from vlmrl.dist import rank_process
 from vlmrl.errors import Problem, VlmrlError, first_line
 from vlmrl.key_facts import MOST
-from vlmrl.preflight import recompute_choice
+from vlmrl.model.recomputation import KEY as RECOMPUTATION
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
 from vlmrl.preflight.memory import HERE, Target, find_cluster, linear_kernels
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.prompt_lengths import estimate_prompts
+from vlmrl.preflight.recompute_choice import choose_recomputation
 from vlmrl.preflight.rows import open_sources
 from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.key_place import AUTO_ORIGIN
@@ -105,14 +106,14 @@ def recomputation(
 
         cluster = find_cluster(loaded, target)
         if cluster.gpu is None:
-            return Choice(recompute_choice.KEY, False, "no GPU is used")
+            return Choice(RECOMPUTATION, False, "no GPU is used")
         settled = replace(loaded, recipe=recipe)
         try:
             facts = model_facts(recipe.model, path=files())
             lengths = prompts or estimate_prompts(settled, [e.train for e in open_sources(settled).entries])
         except VlmrlError as error:  # the checks of model and data report the same problem as an error
-            return Choice(recompute_choice.KEY, True, f"memory cannot be planned: {first_line(error)}")
-        return recompute_choice.choose_recomputation(settled, facts, cluster, lengths, linear_kernels())
+            return Choice(RECOMPUTATION, True, f"memory cannot be planned: {first_line(error)}")
+        return choose_recomputation(settled, facts, cluster, lengths, linear_kernels())
 
     return choose_layers
 
@@ -146,7 +147,7 @@ def settle_for_run(
         return find_model(model.path, root).files
 
     model, where = loaded.recipe.model, loaded.where(("rollout", "engine"), ("model", "path"))
-    layers = {recompute_choice.KEY: recomputation(loaded, files, target, prompts)}
+    layers = {RECOMPUTATION: recomputation(loaded, files, target, prompts)}
     choices = choose(loaded.recipe, {**layers, **choosers(model, files, where, target)})
     return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
 
@@ -157,7 +158,7 @@ def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem
     Args:
         files: folder or hub name with the model's configuration.
     """
-    values = {"train.steps": 1, "optim.warmup_steps": 1, recompute_choice.KEY: False}
+    values = {"train.steps": 1, "optim.warmup_steps": 1, RECOMPUTATION: False}
     untrained = {key: _without_effect(key, value) for key, value in values.items()}
     choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})
     return with_values(recipe, choices), [c.problem for c in choices if c.problem is not None]

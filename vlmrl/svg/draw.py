@@ -15,6 +15,9 @@ from vlmrl.svg.paint import paint
 from vlmrl.svg.parse import parse_svg
 from vlmrl.svg.scene import Scene
 
+FONT_SAMPLE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>'
+"""SVG text whose drawing loads the fonts: one letter is not in the first of them."""
+
 
 @dataclass(frozen=True)
 class DrawJob:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlmrl.json_text import parse_json
-from vlmrl.svg.draw import DrawJob, draw_svg
+from vlmrl.svg.draw import FONT_SAMPLE, DrawJob, draw_svg
 from vlmrl.svg.limits import SvgLimits, SvgRefused
 
 LENGTH = struct.Struct(">I")
@@ -42,8 +42,7 @@ def main() -> None:
         return
     settings = parse_json(first)
     limits, images = SvgLimits(**settings["limits"]), settings["images"]
-    warm = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>'
-    draw_svg(DrawJob(warm))  # what is loaded once is not a request's memory
+    draw_svg(DrawJob(FONT_SAMPLE))  # what is loaded once is not a request's memory
     _limit(limits)
     sink.write(frame(b"ready"))
     sink.flush()

@@ -112,8 +112,7 @@ def open_session(
     # On resume the weights come from the checkpoint alone, unless it holds an adapter: that needs its base model, too.
     start = origin if resume is None else replace(origin, checkpoint=resume)
     sharded = is_sharded(recipe, world.size)
-    at_start, ranks = (on_cpu(recipe), world) if sharded else (recipe, None)
-    model, processor, base = load_for_training(at_start, start, ranks)
+    model, processor, base = _load(recipe, start, world)
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     critic = algorithm is not None and algorithm.needs_critic
@@ -197,17 +196,22 @@ def _open_scorers(
     return scorers
 
 
+def _load(recipe: Recipe, origin: ModelOrigin, world: World) -> tuple[Any, Any, dict[str, Any]]:
+    """Load the model as `load_for_training` does. The weights of one that is sharded stay in their files."""
+    if is_sharded(recipe, world.size):
+        return load_for_training(on_cpu(recipe), origin, world)
+    return load_for_training(recipe, origin)
+
+
 def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:
     """Return the reference of the KL term: the weights that the run began with, frozen.
 
     It is a second model. With an adapter it is the policy's own model, with the first adapter or with none.
     """
     if recipe.lora is None:
-        sharded = is_sharded(recipe, world.size)
-        at_start, ranks = (on_cpu(recipe), world) if sharded else (recipe, None)
-        model, processor, _ = load_for_training(at_start, origin, ranks)
+        model, processor, _ = _load(recipe, origin, world)
         reference = make_policy(recipe.model, model.requires_grad_(False), processor, recipe.rollout.temperature)
-        if sharded:
+        if is_sharded(recipe, world.size):
             shard_policy(reference, recipe, world)
         return reference
     if origin.checkpoint is None or saved_lora(origin.checkpoint) is None:

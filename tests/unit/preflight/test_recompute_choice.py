@@ -1,4 +1,4 @@
-"""What `model.gradient_checkpointing = "auto"` becomes: the least recomputation that fits, once, on all ranks."""
+"""Choice for `model.gradient_checkpointing = "auto"`: the least recomputation that fits, once, on all ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from vlmrl.model.model_facts import ModelFacts, model_facts
-from vlmrl.model.recomputation import STEPS
+from vlmrl.model.recomputation import KEY, STEPS
 from vlmrl.preflight import memory_plan
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.preflight.memory import Target
 from vlmrl.preflight.memory_fit import find_fits
 from vlmrl.preflight.memory_plan import TIGHT, Cluster, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
-from vlmrl.preflight.recompute_choice import KEY, choose_recomputation
+from vlmrl.preflight.recompute_choice import choose_recomputation
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.recipe.settle import Choice, keep_settled
 from vlmrl.setup import open_values

@@ -1,4 +1,4 @@
-"""What a worker of an engine in parts keeps of each tensor: worked by hand, and seen in loaders like vLLM's."""
+"""Parts of each tensor that a worker of an engine in parts keeps: worked by hand, and seen in loaders like vLLM's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sleep of vLLM's worker would lose, and what it frees. Memory is played; vLLM itself: test_vllm_sleep.py."""
+"""Losses of a sleep of vLLM's worker, and the memory that it frees. Memory is played; see also test_vllm_sleep.py."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class ByHandle:
             if peers:
                 batch = [(name, t.to(self.device).contiguous()) for name, t in batch]
             for peer in peers:
-                lent = [{**entry(n, t), "handles": [self.export(t) for _ in range(peer.parts)]} for n, t in batch]
+                lent = [{**wire.entry(n, t), "handles": [self.export(t) for _ in range(peer.parts)]} for n, t in batch]
                 peer.send({"lent": lent})
             for peer in peers:
                 peer.receive()
@@ -136,7 +136,7 @@ class ByBroadcast:
         for batch in batches(tensors):
             count += sum(t.nbytes for _, t in batch)
             for peer in peers:
-                peer.send({"broadcast": [entry(n, t) for n, t in batch]})
+                peer.send({"broadcast": [wire.entry(n, t) for n, t in batch]})
             for peer in peers:
                 peer.receive()
             if self._group is not None:
@@ -161,11 +161,6 @@ class ByBroadcast:
 def _end(peers: Sequence[Peer]) -> None:
     for peer in peers:
         peer.send({"tensor": None})
-
-
-def entry(name: str, tensor: Tensor) -> dict[str, Any]:
-    """Return the description of a tensor in a message."""
-    return {"tensor": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
 def batches(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:

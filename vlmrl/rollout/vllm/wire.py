@@ -66,6 +66,11 @@ def _exactly(source: socket.socket, count: int) -> bytearray:
     return buffer
 
 
+def entry(name: str, tensor: Tensor) -> dict[str, Any]:
+    """Return the description of a tensor in a message."""
+    return {"tensor": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+
 def pack_tensor(
     name: str, tensor: Tensor, regions: Sequence[Region] | None = None
 ) -> tuple[dict[str, Any], list[memoryview]]:
@@ -74,11 +79,7 @@ def pack_tensor(
     Args:
         regions: the only numbers that are sent, a blob each; None = all.
     """
-    header: dict[str, Any] = {
-        "tensor": name,
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-    }
+    header = entry(name, tensor)
     if regions is not None:
         header["regions"] = regions
     pieces = [tensor.detach()] if regions is None else cut(tensor, regions)

@@ -10,7 +10,7 @@ from vlmrl.svg.draw import pixels_digest
 from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.tasks.vfig.pictures import shown_pictures
-from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, read_figure, read_truth
+from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, load_fonts, read_figure, read_truth
 from vlmrl.tasks.vfig.true_figure import true_figure
 from vlmrl.types import RewardInput, RewardResult
 
@@ -24,7 +24,7 @@ KINDS = {"shape": "shapes", "line": "lines", "text": "texts"}
 
 def make_grader(*, key: str | None, images: Images, pictures: bool) -> Callable[[RewardInput], RewardResult]:
     """Return the grader for the arguments of `svg_figure`, with the fonts loaded."""
-    read_figure('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>')
+    load_fonts()
     return partial(_graded, key=key, images=images, pictures=pictures)
 
 

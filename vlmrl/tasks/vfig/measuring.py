@@ -13,7 +13,7 @@ from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.tasks.vfig.grader import PART_DECIMALS
 from vlmrl.tasks.vfig.published.cleanliness import published_cleanliness
-from vlmrl.tasks.vfig.scoring.compare import fitting, read_figure, read_truth
+from vlmrl.tasks.vfig.scoring.compare import fitting, load_fonts, read_figure, read_truth
 from vlmrl.tasks.vfig.scoring.picture import WINDOW, ssim
 from vlmrl.tasks.vfig.truth import code_of, size_of
 from vlmrl.types import RewardInput, RewardResult
@@ -26,7 +26,7 @@ TRUTH, DRAWN = "truth", "response"
 
 def make_measurer(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
     """Return the function that measures a response, with the fonts loaded. `pictures`: whether it returns pictures."""
-    read_figure('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>')
+    load_fonts()
     return partial(_measured, pictures=pictures)
 
 

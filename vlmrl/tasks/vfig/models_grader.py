@@ -16,7 +16,7 @@ from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.tasks.vfig.likeness import LPIPS, PictureModel, open_picture_model
 from vlmrl.tasks.vfig.pictures import shown_pictures
-from vlmrl.tasks.vfig.scoring.compare import fitting, read_figure
+from vlmrl.tasks.vfig.scoring.compare import fitting, load_fonts, read_figure
 from vlmrl.tasks.vfig.true_figure import true_figure
 from vlmrl.types import RewardInput, RewardResult
 
@@ -55,7 +55,7 @@ def make_grader(
 
     use_one_thread()  # there may be as many workers as cores
     opened = {name: open_picture_model(name, source, device) for name, source in models.items()}
-    read_figure('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>')
+    load_fonts()
     true_figure = lru_cache(maxsize=64)(partial(_true_figure, models=opened, images=images))
     return partial(_graded, truth_of=true_figure, key=key, images=images, models=opened, pictures=pictures)
 

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from vlmrl.svg.build import Images, build_scene
-from vlmrl.svg.draw import own_size
+from vlmrl.svg.draw import FONT_SAMPLE, own_size
 from vlmrl.svg.limits import SvgLimits
 from vlmrl.svg.parse import parse_svg
 from vlmrl.svg.scene import Bitmap
@@ -69,6 +69,11 @@ def read_figure(
     width, height = size or compared_size(*own_size(scene, limits))
     view = look(scene, width, height)
     return Figure(view, elements_of(view), cleanliness(view), len(svg))
+
+
+def load_fonts() -> None:
+    """Load the fonts, before the time of a response is taken."""
+    read_figure(FONT_SAMPLE)
 
 
 @lru_cache(maxsize=64)
