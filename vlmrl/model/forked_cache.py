@@ -10,6 +10,7 @@ of the first run, and a `ContinuedCache` never changes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 
@@ -25,6 +26,16 @@ MIN_TOKENS = 2
 """Minimum number of tokens of a forward with a cache. With a single token, models use their in-place decoding step."""
 
 _running: ContextVar[RecordedPrompt | ContinuedCache | None] = ContextVar("vlmrl_fork_cache", default=None)
+
+
+CACHE_NAMES = ("cache", "past_key_values")
+"""Names of the argument that takes the cache: since transformers 5.24, and before."""
+
+
+def cache_name(model: nn.Module) -> str:
+    """Return the name under which the model's forward takes its cache."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in taken), CACHE_NAMES[-1])
 
 
 class RecordedPrompt(Cache):
@@ -123,11 +134,11 @@ class ContinuedCache(Cache):
         return recurrent_states
 
 
-def run_with_cache(forward: Callable[..., Any], cache: RecordedPrompt | ContinuedCache, **inputs: Any) -> Any:
-    """Run `forward(**inputs)` with this cache; layers that are recomputed get it too (see `checkpoint_layer`)."""
+def run_with_cache(model: nn.Module, cache: RecordedPrompt | ContinuedCache, **inputs: Any) -> Any:
+    """Run `model(**inputs)` with this cache; layers that are recomputed get it too (see `checkpoint_layer`)."""
     before = _running.set(cache)
     try:
-        return forward(past_key_values=cache, use_cache=True, **inputs)
+        return model(**{cache_name(model): cache}, use_cache=True, **inputs)
     finally:
         _running.reset(before)
 
@@ -140,8 +151,9 @@ def checkpoint_layer(layer: Callable[..., Any], *args: Any) -> Any:
     tower), it is plain checkpointing.
     """
     cache = _running.get()
-    if cache is not None and isinstance(layer, partial) and "past_key_values" in layer.keywords:
-        layer = partial(layer.func, *layer.args, **{**layer.keywords, "past_key_values": cache})
+    if cache is not None and isinstance(layer, partial):
+        given = {name: cache for name in CACHE_NAMES if name in layer.keywords}
+        layer = partial(layer.func, *layer.args, **{**layer.keywords, **given})
     return checkpoint(layer, *args, use_reentrant=False)
 
 

@@ -32,6 +32,7 @@ from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
 from vlmrl.model.decode_linear import fast_linears
 from vlmrl.model.device_memory import asking_for, give_back
 from vlmrl.model.families import head_of
+from vlmrl.model.forked_cache import cache_name
 from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import Generator, SamplingRequest
@@ -291,8 +292,8 @@ class TorchEngine(Generator):
             input_ids=ids,
             attention_mask=mask,
             use_cache=True,
-            past_key_values=prefilled,
             position_ids=positions if axes == 3 else positions[0],
+            **{cache_name(policy.model.model): prefilled},
             **pixels,
             **policy.kinds_argument(kinds),
         )
@@ -307,12 +308,15 @@ class TorchEngine(Generator):
     def _step(self, tokens: Tensor, positions: Tensor, cache: DecodeCache | _Copies) -> Tensor:
         """Run one more token for every row in the cache. Return its hidden state [B, D]."""
         at = positions[:, None]
-        shared = isinstance(cache, DecodeCache)
-        mine = {"past_key_values": cache, "decode_cache": cache, "attention_mask": no_mask(tokens.device)}
-        out = self.policy.model.model(
+        model = self.policy.model.model
+        if isinstance(cache, DecodeCache):
+            mine = {cache_name(model): cache, "decode_cache": cache, "attention_mask": no_mask(tokens.device)}
+        else:
+            mine = {cache_name(model): cache.stored, "attention_mask": cache.grown_mask()}
+        out = model(
             input_ids=tokens[:, None],
             use_cache=True,
-            **(mine if shared else cache.next_step()),
+            **mine,
             position_ids=at.expand(3, -1, -1) if self.policy.family.rope_index else at,
         )
         return out.last_hidden_state[:, -1]
@@ -353,18 +357,18 @@ class _Copies:
     """Cache in which every row has its own copy of the prompt, for families whose attention cannot share it."""
 
     def __init__(self, prefilled: Any, mask_PT: Tensor, prompt_of_B: Tensor) -> None:
-        self._cache, self._mask = prefilled, mask_PT
+        self.stored, self._mask = prefilled, mask_PT
         self.select(prompt_of_B)
 
     def select(self, rows: Tensor) -> None:
         """Keep (or repeat) the given rows, in this order."""
-        self._cache.reorder_cache(rows)
+        self.stored.reorder_cache(rows)
         self._mask = self._mask[rows]
 
-    def next_step(self) -> dict[str, Any]:
-        """Return the arguments of the model's forward for one more token."""
+    def grown_mask(self) -> Tensor:
+        """Return the attention mask [B, T + 1] of one more token, and keep it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
-        return {"past_key_values": self._cache, "attention_mask": self._mask}
+        return self._mask
 
 
 def _filtered(logp_BV: Tensor, top_p: float, top_k: int) -> Tensor:

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.decode_cache import DecodeCache, SplitLayer
+from vlmrl.model.forked_cache import cache_name
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
@@ -119,7 +120,7 @@ def stock_bytes(name: str, prompt: PromptTokens) -> tuple[int, int, int]:
         else {}
     )
     with torch.inference_mode():
-        model.model(input_ids=ids, past_key_values=cache, use_cache=True, **prompt.images, **kinds)
+        model.model(input_ids=ids, **{cache_name(model.model): cache}, use_cache=True, **prompt.images, **kinds)
     whole = token = state = 0
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
