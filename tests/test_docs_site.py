@@ -48,8 +48,20 @@ def test_comments_between_commands_look_like_comments(pages: Mapping[str, str]) 
     assert [name for name, text in pages.items() if '<span class="gp">#' in text] == []
 
 
-def test_no_marker_is_left(pages: Mapping[str, str]) -> None:
-    assert [name for name, text in pages.items() if "generated:" in text] == []
+def test_no_drawing_is_left_out(pages: Mapping[str, str]) -> None:
+    assert [name for name, text in pages.items() if "<!-- drawing:" in text] == []
+
+
+def test_the_pages_hold_what_the_code_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs_site"))
+    from generated import PARTS, write_pages
+
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    assert write_pages(tmp_path / "docs") == [], "run scripts/docs write"
+    pages = [page.read_text("utf-8") for page in (tmp_path / "docs").rglob("*.md")]
+    assert [name for name in PARTS if sum(f"<!-- generated: {name} -->" in page for page in pages) != 1] == []
+    (tmp_path / "docs" / "old.md").write_text("<!-- generated: tasks -->\nan old table\n<!-- end: tasks -->\n")
+    assert [page.name for page in write_pages(tmp_path / "docs")] == ["old.md"]
 
 
 @pytest.mark.parametrize("text", ["[gone](gone.md)", "[gone](index.md#gone)", "[gone](/index.md)"])

@@ -1,25 +1,46 @@
 """The generated parts of the documentation, as Markdown: commands, recipe keys, algorithms, tasks and recipes.
 
-Each is read from the code when the site is built, so that none can be stale. A page names one by a line such as
-`<!-- generated: commands -->`.
+A page holds each between two lines such as `<!-- generated: commands -->` and `<!-- end: commands -->`, so that it can
+be read without the site. `scripts/docs write` writes them anew from the code, and a test compares them with it.
+Drawings (`<!-- drawing: levels -->`) are put in when the site is built.
 """
 
 from __future__ import annotations
 
-import html
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from drawings import draw_levels, draw_life
 
-MARKER = re.compile(r"^<!-- generated: (\w+) -->$", flags=re.M)
-"""A line of a page that stands for a generated part."""
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GENERATED = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end: \1 -->$", flags=re.M | re.S)
+"""Generated part of a page, with the lines around it."""
+DRAWING = re.compile(r"^<!-- drawing: (\w+) -->$", flags=re.M)
+"""Line of a page that stands for a drawing."""
 
 
-def fill(markdown: str) -> str:
-    """Return a page with each marker replaced by its generated part. Raises: KeyError for an unknown name."""
-    return MARKER.sub(lambda match: PARTS[match[1]](), markdown)
+def written(markdown: str) -> str:
+    """Return a page with its generated parts made anew. Raises: KeyError for an unknown name."""
+    return GENERATED.sub(lambda match: _marked(match[1], PARTS[match[1]]()), markdown)
+
+
+def drawn(markdown: str) -> str:
+    """Return a page with its drawings. Raises: KeyError for an unknown name."""
+    return DRAWING.sub(lambda match: DRAWINGS[match[1]](), markdown)
+
+
+def write_pages(docs: Path = DOCS) -> list[Path]:
+    """Write the generated parts of all pages anew. Return the pages that changed."""
+    changed = []
+    for page in sorted(docs.rglob("*.md")):
+        before = page.read_text("utf-8")
+        if (after := written(before)) != before:
+            page.write_text(after, "utf-8")
+            changed.append(page)
+    return changed
 
 
 def commands() -> str:
@@ -137,10 +158,21 @@ PARTS: dict[str, Callable[[], str]] = {
     "differences": differences,
     "tasks": tasks,
     "recipes": recipes,
-    "levels": draw_levels,
-    "life": draw_life,
 }
 """Name in a marker -> the function that makes the part."""
+DRAWINGS: dict[str, Callable[[], str]] = {"levels": draw_levels, "life": draw_life}
+"""The same of drawings, as inline SVG."""
+
+
+def _marked(name: str, part: str) -> str:
+    """Return a part between its two markers: its texts in lines of 120 characters, no two empty lines in a row."""
+    text = re.sub(r"\n{3,}", "\n\n", re.sub(r"^(?=[^|#`\n]).{121,}$", _wrapped, part.strip(), flags=re.M))
+    return f"<!-- generated: {name} -->\n\n{text}\n\n<!-- end: {name} -->"
+
+
+def _wrapped(match: re.Match[str]) -> str:
+    indent = "  " if match[0].startswith("- ") else ""
+    return textwrap.fill(match[0], 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _help_paragraphs(text: str) -> list[str]:
@@ -169,8 +201,8 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    escaped = html.escape(text, quote=False)
-    return re.sub(r"([*_\[\]#])", r"\\\1", escaped)
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"[*#]|(?<!\w)_|_(?!\w)", r"\\\g<0>", escaped)
 
 
 def _code(text: str) -> str:
@@ -188,3 +220,8 @@ def _default(value: Any, toml_value: Callable[[Any], str]) -> str:
 def _papers(text: str) -> str:
     """Return text with its arXiv numbers as links."""
     return re.sub(r"\b(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", text)
+
+
+if __name__ == "__main__":
+    for page in write_pages():
+        print(f"written: {page.relative_to(DOCS.parent)}")

@@ -1,4 +1,4 @@
-"""MkDocs calls these functions while it builds the site: they put the generated parts into the pages."""
+"""MkDocs calls these functions while it builds the site: they put the generated parts and drawings into the pages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generated import fill
+from generated import drawn, written
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return the text of a page with its generated parts."""
-    return fill(markdown)
+    """Return the text of a page with its generated parts, made anew, and its drawings."""
+    return drawn(written(markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -59,8 +59,8 @@ class Log(RecipeTable):
     """With `keep_rollouts`: rollouts of older steps are kept too if the step is a multiple of this number; 0 = none."""
     sinks: Annotated[list[str], DISPLAY, FILE_OR_NAME] = []
     """Loggers besides metrics.jsonl, which is always written: "tensorboard", "wandb", "trackio", or a class of your own
-    as `path/to/file.py:Class` (vlmrl/sinks/base.py has the methods that it needs). Keys and tokens come from the
-    environment alone."""
+    as `path/to/file.py:Class`; `vlmrl check` names the methods that it lacks. Keys and tokens come from the environment
+    alone."""
     project: Annotated[Text | None, DISPLAY] = None
     """Project of wandb and trackio. Left out = WANDB_PROJECT for wandb, else "vlmrl"."""
     entity: Annotated[Text | None, DISPLAY] = None
