@@ -74,7 +74,9 @@ def evaluate_run(run_dir: Path, name: str, scores: list[float], **meta: Any) -> 
     write_evaluation(layout.eval_dir(run_dir, name), Evaluation(rows, summarise(rows)), meta)
 
 
-def make_run(root: Path, *, steps: int = 6, text: str = "answer", kind: str = "rl", **changes: Any) -> Run:
+def make_run(
+    root: Path, *, steps: int = 6, text: str = "answer", kind: str = "rl", updates: bool = True, **changes: Any
+) -> Run:
     """A finished run with metrics, rollouts, images, a validation every other step and a test evaluation."""
     resolved = {
         "schema": 1,
@@ -111,7 +113,8 @@ def make_run(root: Path, *, steps: int = 6, text: str = "answer", kind: str = "r
                     "reward/part/format": 1.0,
                     "rollout/dead_group_share": 0.25,
                     "rollout/samples": 8,
-                    "optim/grad_norm": 1.5,
+                    "rollout/response_tokens_mean": 2.0,
+                    **({"optim/grad_norm": 1.5} if updates else {}),
                     "policy/sampler_gap_max": 1e-6,
                     "time/step_seconds": 2.0,
                     "custom/thing": step,

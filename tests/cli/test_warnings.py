@@ -91,7 +91,7 @@ def test_watch_the_last_line_its_json_the_report_and_diagnose_say_it(hacked, tmp
     assert f"! {WORDS}" in this_process("runs", "watch", run.id, *root, cwd=tmp_path).out.splitlines()[-1]
     this_process("report", run.id, *root, "-o", tmp_path / "r.html", cwd=tmp_path)
     page = (tmp_path / "r.html").read_text()
-    assert "The reward rose from 0.200 to 0.990 while the accuracy stayed" in page and "Digits (share of" in page
+    assert "the reward rose from 0.200 to 0.990 while the accuracy stayed" in page and "Digits (share of" in page
     found = this_process("runs", "diagnose", run.id, *root, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "reward_without_accuracy" and not found["healthy"]
 

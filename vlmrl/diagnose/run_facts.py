@@ -102,6 +102,14 @@ class Response:
         return f"step {counted(self.step)}, {name_row(self.source, self.prompt_id)} sample {self.sample}"
 
 
+def with_update(train: Sequence[Line]) -> list[Line]:
+    """Return the train lines of steps that made an update.
+
+    A step with only dead groups makes no update: it has no gradient norm, and its learning rate of 0 has no meaning.
+    """
+    return [line for line in train if line.get(GRADIENT) is not None]
+
+
 @dataclass
 class RunFacts:
     """Facts of a run for the rules of `diagnose/run.py`. They come from its folder alone; no model or reward is loaded.
@@ -133,12 +141,8 @@ class RunFacts:
 
     @cached_property
     def updates(self) -> list[Line]:
-        """Lines of the steps that made an update.
-
-        A step with only dead groups makes no update: it has no gradient norm, and its learning rate of 0 has no
-        meaning.
-        """
-        return [line for line in self.train if line.get(GRADIENT) is not None]
+        """Lines of the steps that made an update."""
+        return with_update(self.train)
 
     def series(self, name: str) -> list[float]:
         """Return the finite values of a metric in step order. For `optim/...`, only steps with an update count."""

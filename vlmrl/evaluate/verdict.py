@@ -75,7 +75,7 @@ def conclude(
     role = min((e["role"] for e in usable), key=ROLES.index)
     usable = [e for e in usable if e["role"] == role]
     verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
-    answer = _answer(verdicts)
+    answer = overall(verdicts)
     begin = {
         "better": "B is better than A",
         "worse": "B is worse than A",
@@ -91,7 +91,8 @@ def conclude(
     return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 
-def _answer(verdicts: set[str]) -> Answer:
+def overall(verdicts: set[Verdict]) -> Answer:
+    """Return the answer that the verdicts on several metrics give together."""
     clear = verdicts & {"better", "worse"}
     if len(clear) == 2:
         return "mixed"
@@ -108,14 +109,15 @@ def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _numbers_text(evaluation: Mapping[str, Any]) -> str:
     """Return `reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), accuracy ..., paired on 1,200 rows of test-digits`."""
     metrics = _deciding(evaluation)
-    parts = [f"{m['metric']} {_signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
+    parts = [f"{m['metric']} {signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
     n, clusters = metrics[0]["n"], metrics[0]["clusters"]
     rows = f"{n:,} row{'s' if n != 1 else ''} of {evaluation['name']}"
     shared = f" ({clusters:,} cluster{'s' if clusters != 1 else ''})" if clusters < n else ""
     return f"{', '.join(parts)}, paired on {rows}{shared}"
 
 
-def _signed(m: Mapping[str, Any]) -> str:
+def signed(m: Mapping[str, Any]) -> str:
+    """Return a difference with its interval. Example: `+0.110 [+0.081, +0.141]`."""
     ends = "no interval" if m["low"] is None else f"[{m['low']:+.3f}, {m['high']:+.3f}]"
     return f"{m['difference']:+.3f} {ends}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,6 +19,7 @@ from vlmrl.store.runs import Run
 
 Line = Mapping[str, Any]
 Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Verdict]]]
+"""Function (first step, last step) -> metric -> (paired difference of the two validations, its verdict)."""
 
 NOT_METRICS = frozenset({"step", "attempt", "kind", "time"})
 ENDS = ("_low", "_high")
@@ -122,28 +123,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Headline:
-    """Metric in the top row of the page, with its first and its last value.
-
-    Args:
-        interval: interval of the change if the same rows were compared in pairs: [low, high]; else [None, None].
-        verdict: result of this comparison; "" if the rows were not compared.
-    """
+    """Metric in the top row of the page, with its first and its last value."""
 
     title: str
     start: Mapping[str, Any] | None
     end: Mapping[str, Any]
     notes: Sequence[str] = field(default_factory=tuple)
-    interval: Sequence[float | None] = (None, None)
-    verdict: Verdict | Literal[""] = ""
-
-    @property
-    def change(self) -> float | None:
-        return None if self.start is None else self.end["value"] - self.start["value"]
-
-    @property
-    def colour(self) -> str:
-        """`up` if the change is clearly good, `down` if it is clearly bad, else ""."""
-        return {"better": "up", "worse": "down"}.get(self.verdict, "")
 
 
 def read_curves(run: Run, label: str, colour: int) -> RunCurves:
@@ -248,25 +233,20 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     return [_train_chart(runs, n) for n in other_names]
 
 
-def headlines(run: RunCurves, changes: Changes = lambda first, last: {}) -> list[Headline]:
-    """Return reward and accuracy at the first and the last validation, then those of training, or its loss.
+def validated_ends(run: RunCurves, metric: str) -> tuple[Line, Line] | None:
+    """Return the first and the last validation line that has a metric; None if no line has it."""
+    measured_lines = [line for line in run.validation if _finite(line.get(f"eval/{metric}"))]
+    return (measured_lines[0], measured_lines[-1]) if measured_lines else None
 
-    Args:
-        changes: function (first step, last step) -> metric -> (paired difference of the validations, its verdict).
-    """
+
+def headlines(run: RunCurves) -> list[Headline]:
+    """Return reward and accuracy at the first and the last validation, then those of training, or its loss."""
     result = []
-    lines = run.validation
     for metric in LEADING:
-        name = f"eval/{metric}"
-        measured_lines = [n for n in lines if _finite(n.get(name))]
-        if measured_lines:
-            first, last = measured_lines[0], measured_lines[-1]
-            start = _point(first, name) if len(measured_lines) > 1 else None
-            difference, verdict_on_change = changes(first["step"], last["step"]).get(metric, ({}, ""))
-            ends = (difference.get("low"), difference.get("high"))
-            result.append(
-                Headline(f"Validation {metric}", start, _point(last, name), interval=ends, verdict=verdict_on_change)
-            )
+        if (ends := validated_ends(run, metric)) is not None:
+            (first, last), name = ends, f"eval/{metric}"
+            start = _point(first, name) if first is not last else None
+            result.append(Headline(f"Validation {metric}", start, _point(last, name)))
     for name, title in (
         ("reward/mean", "Training reward"),
         ("reward/accuracy", "Training accuracy"),

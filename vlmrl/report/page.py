@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.run_images import run_images
-from vlmrl.diagnose.signs import find_signs, since
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
@@ -19,12 +18,12 @@ from vlmrl.report.box_moves import Moves, view_moves
 from vlmrl.report.drawings import legend
 from vlmrl.report.epochs import view_epochs
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes
+from vlmrl.report.opening import Opening, open_run_page
 from vlmrl.report.page_shell import number, render, write_page
 from vlmrl.report.rollout_examples import Album, GroupView, StepView, answer_views, example_steps
 from vlmrl.report.shown_pictures import shown_pictures
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
-from vlmrl.store.clock import span
 from vlmrl.store.kept_recipe import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
@@ -42,7 +41,7 @@ class RunView:
     label: str
     colour: int
     about: Mapping[str, Any]
-    duration: str
+    opening: Opening | None
     curves: curves.RunCurves
     headlines: Sequence[curves.Headline]
     facts: Sequence[tuple[str, str]]
@@ -144,21 +143,18 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     answers, answers_of = _answers(run, images, album, notes) if not steps else ([], "")
     if not lines.train and not lines.validation and run.manifest.kind in ("rl", "sft"):
         notes.append("No metrics: the run ended before its first step, or metrics.jsonl is missing.")
-    signs = find_signs(lines.train, lines.validation)
-    notes += [f"{sign.what[0].upper()}{sign.what[1:]}{since(sign)}." for sign in signs]
     notes += [f"Images: {note}." for note in images.notes]
     recipe, recipe_text = _recipe(run, notes)
     facts = _facts(about, lines)
     facts += [("model", str(value)) for key, value, _ in recipe if key == "model.path"]
     facts += [("parent", about["parent_text"])] if run.manifest.forked_at is not None else []
-    headlines = curves.headlines(lines, cache(partial(validation_changes, run)))
     return RunView(
         label,
         colour,
         about,
-        span(about["seconds"]),
+        open_run_page(run, about, lines, partial(validation_changes, run)),
         lines,
-        headlines,
+        curves.headlines(lines),
         facts,
         steps,
         moves,
@@ -188,17 +184,14 @@ def _answers(run: Run, images: RunImages, album: Album, notes: list[str]) -> tup
 
 
 def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str, str]]:
-    """Return the small numbers under the headline: length, responses, speed, failures."""
+    """Return the small numbers under the headline: length, speed, failures."""
     train = lines.train
-    samples = sum(int(n.get("rollout/samples") or 0) for n in train)
     pairs: list[tuple[str, str]] = [("steps", f"{len(train):,}")] if train else []
     pairs += (
         [("data", ", ".join(str(d.get("name") or d.get("path")) for d in about["datasets"]))]
         if about["datasets"]
         else []
     )
-    if samples:
-        pairs.append(("responses", f"{samples:,}"))
     for label, name, form in (
         ("dead groups", "rollout/dead_group_share", "{:.0%}"),
         ("truncated", "rollout/truncated_share", "{:.0%}"),

@@ -229,11 +229,10 @@ def _frame(series: Sequence[Series], line: float | None, width: int, height: int
     xs = [x for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)]
     ys = [v for s in series for v in (*s.y, *s.low, *s.high) if math.isfinite(v)]
     ys += [line] if line is not None else []
-    low, high = min(ys), max(ys)
-    if high - low < 1e-12 * max(1.0, abs(high)):
-        # A constant line: the range is 10% below and above it; 0 to 1 for a line at 0.
-        pad = abs(high) * 0.1
-        low, high = (low - pad, high + pad) if pad else (0.0, 1.0)
+    # The one rule of all y axes: they contain 0, so that small changes look small. A line at 0 has the axis 0 to 1.
+    low, high = min(0.0, *ys), max(0.0, *ys)
+    if low == high:
+        high = 1.0
     ticks = nice_ticks(low, high)
     x0, x1 = min(xs), max(xs)
     if x1 == x0:

@@ -17,9 +17,10 @@ from vlmrl.store.evaluated_rows import training_name
 from vlmrl.store.runs import Run
 
 
-def colours(run: Run) -> list[str]:
-    """Classes of the changes in the headlines of a report."""
-    return re.findall(r'· <span class="([^"]*)">', render_report([run]))
+def opening(run: Run) -> tuple[str, str]:
+    """(class, text) of the sentence that says whether the run learned."""
+    [found] = re.findall(r'<div class="opening">\s*<p class="(.*?)"><b>(.*?)</b>', render_report([run]))
+    return found
 
 
 def validated(run: Run, scores: dict[int, list[float]]) -> Run:
@@ -37,17 +38,33 @@ def validated(run: Run, scores: dict[int, list[float]]) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("last", "expected"),
-    [([0.1] * 8 + [0.9] * 8, ""), ([0.1] * 15 + [0.9], "down"), ([0.9] * 16, "up")],
+    ("last", "colour", "begins"),
+    [
+        ([0.1] * 8 + [0.9] * 8, "", "It is not clear whether it learned: validation reward -0.050 [-"),
+        ([0.1] * 15 + [0.9], "down", "It became worse: validation reward -0.400 [-"),
+        ([0.9] * 16, "up", "It learned: validation reward +0.350 [+"),  # 7 of 16 rows gained 0.8
+    ],
 )
-def test_a_change_has_a_colour_only_where_its_paired_interval_excludes_zero(tmp_path: Path, last, expected):
+def test_the_page_opens_with_whether_the_run_learned(tmp_path: Path, last, colour, begins):
     run = validated(make_run(tmp_path), {0: [0.1] * 7 + [0.9] * 9, 4: last})
-    assert colours(run)[:2] == [expected, expected]
+    found, text = opening(run)
+    assert (found, text[: len(begins)]) == (colour, begins)
+    assert text.endswith(", paired on 16 rows, step 0 to 4.")
 
 
 @pytest.mark.slow
-def test_a_change_without_rows_to_compare_has_no_colour(tmp_path: Path):
-    assert set(colours(make_run(tmp_path))) == {""}
+def test_without_rows_to_compare_it_is_not_known_whether_it_learned(tmp_path: Path):
+    expected = "It is not known whether it learned: the validations have no rows that can be paired."
+    assert opening(make_run(tmp_path)) == ("", expected)
+
+
+@pytest.mark.slow
+def test_a_run_without_an_update_is_no_green_success(tmp_path: Path):
+    run = make_run(tmp_path, steps=3, updates=False)
+    assert opening(run) == ("down", "Nothing was learned: none of the 3 steps updated the model.")
+    text = render_report([run])
+    assert '<span class="pill idle">done, no update</span>' in text and 'class="pill done"' not in text
+    assert re.search(r"<p>(error|warning): ", text)  # a cause that `runs diagnose` found
 
 
 def test_the_learning_rate_of_a_step_without_an_update_is_no_dip(tmp_path: Path):

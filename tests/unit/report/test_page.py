@@ -77,7 +77,8 @@ def test_the_page_holds_everything_of_a_run(tmp_path: Path):
 
 def test_the_headline_tells_start_and_end_with_intervals(tmp_path: Path):
     text = re.sub(r"\s+", " ", page(make_run(tmp_path, steps=5)).text)
-    assert "Validation reward · +0.200 0.400 → 0.600" in text
+    assert "Validation reward 0.400 → 0.600" in text
+    assert re.search(r"cost: \d+ s, 40 responses of 80 tokens", text), text
     assert "step 0 [0.380, 0.420] to 4 [0.580, 0.620]" in text
 
 

@@ -115,6 +115,12 @@ def test_a_flat_line_and_a_single_point_can_be_drawn():
     assert min(ticks) == 0.0
 
 
+@pytest.mark.parametrize("values", [[0.80, 0.81], [5.0, 5.0], [-3.0, -2.9], [-1e-7, 2e-7]])
+def test_every_vertical_axis_contains_zero(values: list[float]):
+    svg = line_chart("x", [Series("a", [0, 1], values)])
+    assert "0" in [t.text for t in tree(svg).iter("text") if t.get("text-anchor") == "end"]
+
+
 def test_long_series_are_thinned_but_keep_their_extremes():
     values = [math.sin(i / 300) for i in range(20_000)]
     values[7_777] = 9.0

@@ -46,18 +46,30 @@ def closing_lines(done: Run) -> str:
     verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
     missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
-    return f"done: {done.dir}{best_text}{_warnings(done)}\nnext: {'   '.join(commands)}{missing if rows else ''}"
+    end = f"{_outcome(done)}: {done.dir}{best_text}{_warnings(done)}"
+    return f"{end}\nnext: {'   '.join(commands)}{missing if rows else ''}"
+
+
+def _outcome(done: Run) -> str:
+    from vlmrl.diagnose.run_facts import with_update
+
+    train = done.metrics("train")
+    if not train or with_update(train):
+        return "done"
+    return f"ended, but nothing was learned: none of the {len(train):,} steps updated the model"
 
 
 def _warnings(done: Run) -> str:
     """Return the warnings about the run's metrics, as an addition to the line about its end; "" for none."""
+    from vlmrl.diagnose.run_facts import with_update
     from vlmrl.diagnose.signs import find_signs, since
     from vlmrl.store.printed_names import command_line
 
-    signs = find_signs(done.metrics("train"), done.metrics("validation"))
+    train = done.metrics("train")
+    signs = find_signs(train, done.metrics("validation"))
     words = "; ".join(f"{sign.words}{since(sign)}" for sign in signs)
     why = command_line(("runs", "diagnose"), done.dir, done.manifest.name)
-    return f"  ! {words}\nwhy: {why}" if signs else ""
+    return f"{f'  ! {words}' if signs else ''}\nwhy: {why}" if signs or not with_update(train) else ""
 
 
 def result_fields(run: Run) -> dict[str, Any]:
