@@ -69,13 +69,13 @@ def open_run_page(run: Run, about: Mapping[str, Any], lines: RunCurves, changes:
 
 def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
     """Return (sentence, colour) of the paired difference between the first and the last validation."""
-    ends = [found for metric in LEADING if (found := validated_ends(lines, metric)) is not None]
+    ends = [pair for metric in LEADING if (pair := validated_ends(lines, metric)) is not None]
     if not ends:
         return "It is not known whether it learned: there is no validation.", ""
     first, last = ends[0]
     if first["step"] == last["step"]:
         return "It is not known whether it learned: there is only one validation.", ""
-    compared = {name: found for name, found in changes(first["step"], last["step"]).items() if name in LEADING}
+    compared = {name: change for name, change in changes(first["step"], last["step"]).items() if name in LEADING}
     if not compared:
         return "It is not known whether it learned: the validations have no rows that can be paired.", ""
     verdicts: set[Verdict] = {verdict for _, verdict in compared.values()}
