@@ -1,5 +1,8 @@
 """The list of graded pairs: what a person calls right, what `math` says, and what the published judge of MAYE says.
 
+`math/forms.jsonl` has answers in many forms, without their box: units, degrees, thousands, options, points, roots,
+intervals, matrices, sizes, percent, money, sets; `right` was decided by hand before they were graded.
+
 `math/pairs.jsonl` has a line for each pair: the gold answer, the response, `right` and `why` (worked out by hand), and
 `maye`, the verdict of the published code itself on that pair. Where the gold answer has no box, that code was given it
 in one, as its datasets have it.
@@ -14,6 +17,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.math import maye
+from vlmrl.rewards.math.expressions import TooLargeError, check_size
 from vlmrl.rewards.math.grader import make_grader
 from vlmrl.types import RewardInput
 
@@ -44,6 +48,32 @@ def test_every_pair_is_graded_as_by_hand(grade, about) -> None:
         if (result.parts["accuracy"] == 1.0) != pair["right"]:
             wrong.append((pair["gold"], pair["response"], pair["why"], result.detail))
     assert not wrong
+
+
+def test_every_form_is_graded_as_by_hand(grade) -> None:
+    lines = (Path(__file__).parent / "math" / "forms.jsonl").read_text("utf-8").splitlines()
+    forms = [json.loads(line) for line in lines]
+    assert len(forms) >= 350 and sum(not form["right"] for form in forms) / len(forms) > 0.15
+    wrong = []
+    for form in forms:
+        result = grade(RewardInput(f"\\boxed{{{form['answer']}}}", {"answer": form["gold"]}))
+        if (result.parts["accuracy"] == 1.0) != form["right"]:
+            wrong.append((form, result.detail["reason"]))
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "((9!)!)!", r"\binom{99999999}{49999999}", r"\binom{\binom{99}{49}}{9}", "x^x^x^x", "x^{x^{x^x}}", "9^{9^{9}}",
+        "((9^{999})^{999})^{999}", r"\Gamma(99999999)", r"\exp(\exp(\exp(9)))", "(999!)^{9999}", "99999!",
+    ],
+)  # fmt: skip
+def test_what_is_too_large_by_its_form_is_never_computed(grade, form: str) -> None:
+    with pytest.raises(TooLargeError):
+        check_size(form)
+    assert grade(RewardInput(f"\\boxed{{{form}}}", {"answer": "5"})).parts["accuracy"] == 0.0
+    assert grade(RewardInput(f"\\boxed{{{form}}}", {"answer": form})).parts["accuracy"] == 1.0  # the same text
 
 
 @pytest.mark.slow

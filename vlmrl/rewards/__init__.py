@@ -62,7 +62,7 @@ GENERAL: dict[str, Builtin] = {
     "math": Builtin(
         math_rules.math,
         "the last box is the expected number, expression, set, interval or option; runs in workers",
-        version=3,
+        version=4,
     ),
     "maye": Builtin(
         math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers", version=1

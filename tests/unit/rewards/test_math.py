@@ -20,7 +20,7 @@ from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
 
 BOMB = r"\boxed{\binom{99999999}{44444444}}"
-"""Answer that SymPy computes for hours."""
+"""Answer that SymPy would compute for hours."""
 
 
 def boxed(answer: str, gold: str = "20", **more) -> RewardInput:
@@ -28,7 +28,7 @@ def boxed(answer: str, gold: str = "20", **more) -> RewardInput:
 
 
 @pytest.mark.slow
-def test_a_bomb_earns_0_with_a_note_and_the_others_are_unchanged():
+def test_a_bomb_is_refused_by_its_form_and_the_others_are_unchanged():
     good = [boxed("20"), boxed("21"), boxed(r"\frac{40}{2}")]
     with Scorer(load_reward("math"), timeout_seconds=0.8) as scorer:
         before = scorer.score(good)
@@ -36,8 +36,8 @@ def test_a_bomb_earns_0_with_a_note_and_the_others_are_unchanged():
     assert [scores[0], *scores[2:]] == before
     assert [s.value for s in before] == [1.0, 0.0, 1.0]
     bomb = scores[1]
-    assert bomb.value == 0.0 and bomb.status == "ok" and earned_on_timeout(bomb)
-    assert "no answer within 0.8 s" in bomb.note
+    assert bomb.value == 0.0 and bomb.status == "ok" and not earned_on_timeout(bomb)
+    assert "its binomial coefficient is too large" in bomb.note
     assert before[1].detail == {
         "math": {"gold": "20", "answer": "21", "gold_value": "20", "answer_value": "21", "verdict": "wrong",
                  "reason": "the values differ"}
@@ -87,7 +87,7 @@ def test_a_builtin_in_a_worker_that_raises_or_cannot_start_is_an_error(monkeypat
 @pytest.mark.slow
 def test_a_gold_answer_that_cannot_be_graded_fails_and_is_no_0():
     with Scorer(load_reward("math")) as scorer:
-        golds = ("", "\\boxed{}", "a long solution without a box " * 20, "9^{9^{9}}", "\\frac{1}{")
+        golds = ("", "\\boxed{}", "a long solution without a box " * 20, "\\int_0^1 x", "\\frac{1}{")
         scores = scorer.score([boxed("20", gold) for gold in golds])
         assert all(score.status == "failed" and "cannot be graded" in (score.error or "") for score in scores)
         (score,) = scorer.score([RewardInput("\\boxed{20}", {"other": 1, "another": 2})])

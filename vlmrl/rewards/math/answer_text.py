@@ -11,7 +11,8 @@ MOST_ANSWER_CHARS = 500
 """Maximum length of an answer; a longer text is no final answer."""
 PLACES = ("box", "tag", "text")
 """Places of an answer: the last box; the `<answer>` tag, with or without a box; the text where there is no box."""
-BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?=\s*[{0-9$\\+-]|\s*$)")
+"""Box; `\\boxed` before a word or a full stop is only the name of the command."""
 ESCAPE_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import mpmath
@@ -35,6 +36,9 @@ SAME = Fraction(1, 10**45)
 TINY = Fraction(1, 10**55)
 POINTS = (
     (Fraction(7, 5), Fraction(31, 17), Fraction(5, 11), Fraction(19, 7)),
+    (Fraction(47, 5), Fraction(61, 7), Fraction(53, 11), Fraction(29, 3)),
+    (Fraction(101, 9), Fraction(17, 2), Fraction(83, 7), Fraction(71, 6)),
+    (Fraction(2, 7), Fraction(3, 11), Fraction(5, 13), Fraction(1, 6)),
     (Fraction(-13, 11), Fraction(9, 4), Fraction(-23, 9), Fraction(3, 8)),
     (Fraction(37, 13), Fraction(-2, 7), Fraction(11, 3), Fraction(-29, 6)),
     (Fraction(3, 19), Fraction(17, 6), Fraction(8, 13), Fraction(41, 9)),
@@ -46,6 +50,15 @@ TOKEN = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 APART = re.compile(r"(?<!_)[0-9.]\s+[0-9.]")
 POWER = re.compile(r"\^(?:\{|(\S))")
 FACTORIAL = re.compile(r"([0-9]*)\s*(!+)")
+NESTED_SIZE = re.compile(r"[)}](?=\s*(?:\^|!))")
+"""End of brackets that are raised to a power, or whose factorial is taken."""
+BINOMIAL = re.compile(r"\\[dt]?binom\s*\{")
+LARGE_GAMMA = re.compile(rf"\\Gamma[^)}}]*(?:[0-9]{{{MOST_EXPONENT_DIGITS + 1}}}|[!^])")
+GROWS = re.compile(r"\^|!|\\[dt]?binom")
+LONG_NUMBER = re.compile(rf"[0-9]{{{MOST_EXPONENT_DIGITS + 1}}}")
+DOUBLE_POWER = re.compile(r"\^[^\s{}\\]\s*\^")
+EXPONENT = re.compile(r"\^\{?-?([0-9]{1,9})")
+SMALL_TOWER = re.compile(r"[0-9]{1,2}\^(?:[0-2]|\{[0-2]\})")
 ANGLE_IN_TERM = re.compile(r"([0-9]+(?:\.[0-9]+)?|\))\^\{\\circ\}")
 PLAIN_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5,}")
 CONFIG = LatexExtractionConfig(
@@ -63,6 +76,10 @@ FORMS = (
 
 class UnreadableError(Exception):
     """Text that has no value. The message says why."""
+
+
+class TooLargeError(UnreadableError):
+    """Text whose value is too large to compute, by its form."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,10 @@ def warm_up() -> None:
 
 
 def check_size(text: str) -> None:
-    """Raise an UnreadableError for a text whose value would be too large to compute, or that is not worked out."""
+    """Check by its form that a text can be computed.
+
+    Raises: TooLargeError if its value would be too large, UnreadableError if it is too long or not worked out.
+    """
     if len(text) > MOST_CHARS:
         raise UnreadableError(f"it has more than {MOST_CHARS} characters")
     if LONG_DIGITS.search(text):
@@ -121,11 +141,40 @@ def check_size(text: str) -> None:
         raise UnreadableError("it is a calculation that is not worked out")
     for match in FACTORIAL.finditer(text):
         if len(match.group(2)) > 1 or len(match.group(1)) > MOST_FACTORIAL_DIGITS:
-            raise UnreadableError("its factorial is too large")
+            raise TooLargeError("its factorial is too large")
+    for match in NESTED_SIZE.finditer(text):
+        before = text[max(0, _opened(text, match.start())) : match.start()]
+        is_factorial = text[match.end() :].lstrip().startswith("!")
+        if (is_factorial or "!" in before or "binom" in before) and (
+            GROWS.search(before) or LONG_NUMBER.search(before)
+        ):
+            raise TooLargeError("it is a power or factorial of one")
+        if "^" in before and prod(map(int, EXPONENT.findall(text))) >= 10**MOST_EXPONENT_DIGITS:
+            raise TooLargeError("it is a power of a power")
+    for match in BINOMIAL.finditer(text):
+        inside = _braced(text, match.end())
+        if GROWS.search(inside) or LONG_NUMBER.search(inside):
+            raise TooLargeError("its binomial coefficient is too large")
+    if LARGE_GAMMA.search(text):
+        raise TooLargeError("its gamma function is too large")
+    if text.count("\\exp") > 1 or DOUBLE_POWER.search(text):
+        raise TooLargeError("its exponent is too large")
     for match in POWER.finditer(text):
         exponent = match.group(1) or _braced(text, match.end())
-        if re.search(rf"[0-9]{{{MOST_EXPONENT_DIGITS + 1}}}", exponent) or re.search(r"[0-9)}]\^|\^.*\^", exponent):
-            raise UnreadableError("its exponent is too large")
+        if SMALL_TOWER.fullmatch(exponent):
+            continue
+        if re.search(rf"[0-9]{{{MOST_EXPONENT_DIGITS + 1}}}", exponent) or GROWS.search(exponent):
+            raise TooLargeError("its exponent is too large")
+
+
+def _opened(text: str, end: int) -> int:
+    """Return the place of the bracket that closes at `end`; -1 if there is none."""
+    depth = 0
+    for place in range(end, -1, -1):
+        depth += (text[place] in ")}") - (text[place] in "({")
+        if depth == 0:
+            return place
+    return -1
 
 
 @lru_cache(maxsize=8192)
@@ -179,6 +228,8 @@ def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
         raise UnreadableError("it is no number")
     try:
         exact: Any = value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
+        if not at:  # the odd root of a negative number is real, as taught: `\\sqrt[3]{-8}` is -2
+            exact = exact.replace(_is_odd_root, lambda root: (-1) ** root.exp.p * (-root.base) ** root.exp)
         computed = exact.evalf(PRECISION, subs=at, maxn=MOST_PRECISION)
         real, imaginary = computed.as_real_imag()
         return _fraction(real), _fraction(imaginary)
@@ -186,6 +237,12 @@ def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
         raise
     except Exception as error:  # of the library, for this value: it becomes the reason of the verdict
         raise UnreadableError(f"it cannot be computed: {type(error).__name__}: {str(error)[:100]}") from error
+
+
+def _is_odd_root(value: Any) -> bool:
+    return bool(
+        value.is_Pow and value.exp.is_Rational and value.exp.q % 2 and value.exp.q > 1 and value.base.is_negative
+    )
 
 
 def _fraction(number: Any) -> Fraction:
@@ -208,8 +265,9 @@ def same_constants(one: tuple[Fraction, Fraction], other: tuple[Fraction, Fracti
 def same_expressions(gold: str, answer: str) -> tuple[bool, str]:
     """Return whether two expressions with variables, or two equations, are the same, and the reason.
 
-    Expressions are compared at four points, with positive and negative values; math-verify decides for equations,
-    matrices, and where no point has a value.
+    Expressions are compared at several points, with positive and negative values. Where a side has no real value (a
+    root or a logarithm of a negative number) the point says nothing. math-verify decides for equations, and where fewer
+    than two points have a value.
 
     Raises: UnreadableError when the answer cannot be parsed.
     """
@@ -239,4 +297,6 @@ def _same_at(left: Expression, right: Expression, point: tuple[Fraction, ...]) -
             values.append(_number(side.value, at))
         except UnreadableError:
             return None
+    if any(imaginary for _, imaginary in values) and not any(side.value.has(sympy.I) for side in (left, right)):
+        return None
     return same_constants(values[0], values[1])

@@ -9,10 +9,10 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, find_answer, last_box
-from vlmrl.rewards.math.expressions import UnreadableError, constant, warm_up
+from vlmrl.rewards.math.expressions import TooLargeError, UnreadableError, check_size, constant, warm_up
 from vlmrl.rewards.math.policy import Policy, checked_policy
 from vlmrl.rewards.math.reading import Item, Reading, read
-from vlmrl.rewards.math.verdict import gold_problem, judge
+from vlmrl.rewards.math.verdict import judge
 from vlmrl.rewards.response_parts import response_parts
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.types import RewardInput, RewardResult
@@ -77,6 +77,22 @@ def _gold_of(text: str, policy: Policy) -> str:
             hint='name the column with the answer: [reward.args] key = "...", or repair the row',
         )
     return gold
+
+
+def gold_problem(gold: str, policy: Policy) -> str:
+    """Return why a gold answer cannot be compared with anything; "" for a sound one."""
+    reading = read(gold, mixed=policy.mixed == "mixed")
+    if reading.kind == "unclear":
+        return reading.problem
+    for item in reading.items if reading.kind != "denial" else ():
+        if item.number is None:
+            try:
+                check_size(item.text)
+            except TooLargeError:
+                continue  # an answer with the same text is right
+            except UnreadableError as error:
+                return str(error)
+    return ""
 
 
 def shown(reading: Reading) -> str:

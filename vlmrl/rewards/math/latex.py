@@ -19,11 +19,16 @@ _SIGNS = {
     "\uff08": "(", "\uff09": ")", "\uff0c": ",", "\uff05": "%", "\uff1d": "=", "\uff0e": ".", "\u3002": ".",
     "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2032": "'", "\u2033": "''", "\u2019": "'", "\u20ac": "\\euro ",
     "\u00a3": "\\pounds ", "\u00a5": "\\yen ", "\u2220": "\\angle ", "\u5ea6": "^{\\circ}",
+    "\u2126": "\\Omega ", "\u03a9": "\\Omega ", "\u211d": "\\mathbb{R}",
+    **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad", ""),
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
 }  # fmt: skip
 SIGNS = str.maketrans(_SIGNS)
 ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|([0-9]+|[A-Za-z]))")
-SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|mathstrut|nolimits)(?![A-Za-z])")
+SIZES = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|mathstrut|nolimits|[lL]arge|LARGE"
+    r"|huge|Huge|small|tiny|normalsize|footnotesize|scriptsize)(?![A-Za-z])|\\color\{[^{}]*\}(?!\s*\{)"
+)
 FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])")
 SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
@@ -31,14 +36,23 @@ TEXT = re.compile(
     r"\\(?:mathrm|mathbf|mathit|mathsf|textrm|textbf|textit|textsf|textnormal|operatorname|mbox|hbox)(?![A-Za-z])\s*"
 )
 OLD_ROMAN = re.compile(r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}")
-ONE_LETTER = re.compile(r"\\text\s*\{\s*([A-Za-z])\s*\}")
+ONE_LETTER = re.compile(r"(?<![0-9)}\]])(?<!\\pi)(?<!\\pi )(?<![0-9)}\]] )\\text\s*\{\s*([A-Za-z])\s*\}")
+"""A letter as text; behind a value it is a unit, and stays text."""
+NO_TEXT = re.compile(r"\\text\s*\{\s*(\(?[A-J]\s*[).:]\s*|[^{}]*(?:=|(?<![A-Za-z])is\s+-?[0-9])[^{}]*)\}")
+"""Option or equation as text: `\\text{(B) }`, `\\text{x = 2}`, `\\text{The answer is 5}`."""
+ANSWER_IS = re.compile(
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+)?answer\s+is\s*:?\s*(?=[-0-9\\])", re.I
+)
+WORD_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+ANGLE = re.compile(r"\\ang\s*\{([^{}]*)\}")
 FONTS = re.compile(r"\\(?:mathbf|mathit|mathsf|bm|boldsymbol|underline|(?:text)?color\{[^{}]*\})\s*\{([^{}]*)\}")
-NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,/()]+)\s*\}")
+NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,:/()]+)\s*\}")
 DEGREES_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)?\s*\^\{\\circ\}\s*\}")
 """`\\text{27^\\circ}` and `27\\text{^\\circ}`."""
 UNIT_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)\s*([A-Za-z][A-Za-z ]{0,30})\}")
 """`\\text{3 cm}`: a number and words in one text command."""
-GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
+GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|,\\!|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
+GROUPED_BY_SPACES = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:thinspace|hspace\{[^{}]*\}|phantom\{[^{}]*\})")
 AROUND = re.compile(r"\s*([{}^_])\s*")
 AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+)\s+(?=[^A-Za-z\s])")
@@ -59,7 +73,9 @@ def tidy(text: str) -> str:
     Commands of size and space are removed, every text command is `\text{...}`, a degree sign is `^{\circ}`, an
     escaped dollar is `\money`, and delimiters around the whole are removed.
     """
-    text = ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text).translate(SIGNS)
+    rows = "\\cr " if "\\begin{" in text else " "  # line breaks separate the rows of a matrix
+    text = ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text.replace("\\\\", rows)).translate(SIGNS)
+    text = ANGLE.sub(r"\1^{\\circ}", WORD_PI.sub(r"\\pi ", text)).replace("\\div", "/")
     text = FRACTION.sub(r"\\frac", SIZES.sub("", text.replace("**", "").replace("`", "")))
     text = FONTS.sub(r"\1", text).replace("\\varnothing", "\\emptyset").replace("\\checkmark", "")
     text = text.replace("\\colon", ":")
@@ -71,8 +87,9 @@ def tidy(text: str) -> str:
     text = DEGREES.sub(lambda _: "^{\\circ}", text)
     text = DEGREES_AS_TEXT.sub(lambda m: f"{m.group(1) or ''}^{{\\circ}}", text)
     text = UNIT_AS_TEXT.sub(r"\1\\text{\2}", text)
-    text = NO_WORDS.sub(r"\1", ONE_LETTER.sub(r"\1", text))
-    return text.strip().rstrip(".,;: ").strip()
+    text = NO_WORDS.sub(r"\1", ONE_LETTER.sub(r"\1", NO_TEXT.sub(r"\1 ", text)))
+    text = ANSWER_IS.sub("", text.strip().rstrip(".,;: ").strip(), count=1).strip()
+    return text.replace(" ", "") if GROUPED_BY_SPACES.fullmatch(text) else text
 
 
 def _undelimited(text: str) -> str:
@@ -119,8 +136,19 @@ def squeezed(text: str) -> str:
 
 
 def plain_thousands(text: str) -> str:
-    """Return the text with `1,234,567` as `1234567`."""
-    return THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
+    """Return the text with `1,234,567` as `1234567`. In brackets, commas separate values: `(1,200)` is a point."""
+    pieces, depth, start = [], 0, 0
+    for place, char in enumerate(text):
+        change = (char in "([") - (char in ")]")
+        if char in "{}" and text[place - 1 : place] == "\\":
+            change = 1 if char == "{" else -1
+        if change and (depth == 0 or depth + change == 0):
+            part = text[start:place]
+            pieces.append(part if depth else THOUSANDS.sub(lambda m: m.group().replace(",", ""), part))
+            start = place
+        depth += change
+    part = text[start:]
+    return "".join([*pieces, part if depth else THOUSANDS.sub(lambda m: m.group().replace(",", ""), part)])
 
 
 def joined_by_commas(text: str) -> str:

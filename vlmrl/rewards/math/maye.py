@@ -5,7 +5,7 @@ with response and solution in swapped order; (B) its own text judge; (C) equal d
 
 Differences to the published code:
 
-- (A) reads LaTeX and, where there is none, the last number. math-verify also evaluates arithmetic outside of LaTeX as
+- (A) reads LaTeX and, where there is none, a number. math-verify also evaluates arithmetic outside of LaTeX as
   Python, which is left out. Its 5 s clock is replaced by the worker's.
 - (B) compares texts and plain numbers only: the whole, or the elements between commas in any order. Two numbers may
   differ by 0.0101 or by a factor of 100, which happens only inside a box with three or more elements. The published
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, parser, verify
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.math.expressions import number_token, warm_up
@@ -45,12 +45,18 @@ IDEOGRAPHS = re.compile("[\u4e00-\u9fff]+")
 LANGUAGE_WEIGHT = -0.1
 FLOAT = re.compile(r"[+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})")
 TOLERANCE = 0.0101
-LAST_NUMBER = re.compile(r"(?:^|[\s=])(?:\*\*)?\$?(-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.[0-9]{1,300})?)")
 
 
 def make_grader(**args: Any) -> Callable[..., Any]:
     """Return the grader for the arguments of `vlmrl.rewards.math.rules.maye`, with the parser warmed up."""
     warm_up()
+    if not (hasattr(parser, "parse_expr_cached") and hasattr(parser, "Number")):
+        raise RewardError(
+            "this version of math-verify reads arithmetic in a way that vlmrl does not know",
+            hint="install math-verify 0.9.0",
+        )
+    # Both would evaluate Python.
+    parser.parse_expr_cached, parser.Number = _no_arithmetic, number_token
     return partial(_graded, **args)
 
 
@@ -117,10 +123,11 @@ def boxed_sentence(text: str) -> str:
 
 
 def _parsed(text: str) -> list[Any]:
-    parsed = parse(text, [LatexExtractionConfig()], parsing_timeout=0, raise_on_error=True)
-    if all(isinstance(one, str) for one in parsed) and (numbers := LAST_NUMBER.findall(text)):
-        return [number_token(numbers[-1]), *parsed]
-    return parsed
+    return parse(text, [LatexExtractionConfig(), ExprExtractionConfig()], parsing_timeout=0, raise_on_error=True)
+
+
+def _no_arithmetic(text: str) -> None:
+    raise ValueError(f"arithmetic outside of LaTeX: {text:.40}")
 
 
 def _same_texts(answer: str, gold: str) -> bool:

@@ -16,7 +16,12 @@ from vlmrl.rewards.math.latex import depth_of, joined_by_commas, plain_thousands
 from vlmrl.rewards.math.numbers import Number, read_number
 from vlmrl.rewards.math.units import Unit, split_unit
 
-Kind = Literal["value", "figures", "list", "set", "tuple", "union", "equation", "choice", "words", "denial", "unclear"]
+Kind = Literal[
+    "value", "figures", "list", "set", "tuple", "union", "without", "both", "matrix", "equation", "choice", "words",
+    "denial", "unclear",
+]  # fmt: skip
+REGIONS = ("union", "without", "both")
+"""Kinds that are subsets of the real line, besides an interval."""
 MOST_ITEMS = 50
 MOST_DEPTH = 10
 MOST_LOW = 6
@@ -25,11 +30,12 @@ DENIED = re.compile(
     r"\\n(?:e|eq|ot)(?![A-Za-z])|\\text\{[^{}]*\bnot\b[^{}]*\}|(?<![A-Za-z\\])not(?![A-Za-z])|!=|n't(?![A-Za-z])", re.I
 )
 CHOICE = re.compile(
-    r"(?:(?:the\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*)?(?:\(\s*([A-J])\s*\)|([A-J]))(?:\s*[.):]\s*(.*)|\s*)",
+    r"(?:(?:the\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*)?"
+    r"(?:\(\s*([A-J])\s*\)|([A-J])(?=\s*(?:[.):]|$)))\s*[.):]?\s*(.*)",
     re.I | re.S,
 )
 WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
-NAME = r"(?:m?\\?angle\s*)?(?:\\[A-Za-z]+|[A-Za-z]{1,3})(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]))?'?(?:\([A-Za-z]\))?"
+NAME = r"(?:m?\\?angle\s*)?(?:\\[A-Za-z]+|[A-Za-z]{1,3})(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]))?'?(?:\([A-Za-z0-9]\))?"
 NAMED = re.compile(
     rf"(?:\\text\{{[^{{}}]*\}}\s*)?({NAME}|m?\\angle\s*[0-9]{{1,2}}|\\overline\{{[A-Z]{{2}}\}}|"
     r"[A-Za-z]+(?: [A-Za-z]+){0,4})\s*(=|\\(?:approx|simeq|sim)(?![A-Za-z]))\s*(?!=)(.+)",
@@ -43,6 +49,25 @@ VARIABLE = re.compile(
     r"(?:[A-Za-z]{1,2}|\\(?:theta|alpha|beta|gamma|lambda|mu|phi|varphi|omega))(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]))?"
 )
 MEMBER = re.compile(r"\s*(?:[A-Za-z]|\\theta)\s*\\in\s*(.+)", re.S)
+BUILDER = re.compile(
+    rf"(?:\\\{{|\\lbrace)\s*(?:{VARIABLE.pattern})(?:\s*\\in\s*\\mathbb\{{R\}})?\s*(?:\\mid|\||:)(.+)(?:\\\}}|\\rbrace)",
+    re.S,
+)
+REALS = re.compile(r"\\mathbb\{R\}|\\mathbb R|\\R|(?:the set of )?all real numbers|all reals?", re.I)
+EMPTY = re.compile(r"\\\{\s*\\\}|(?:the )?empty set|no(?: real)? solutions?", re.I)
+UNEQUAL = re.compile(rf"(?:{VARIABLE.pattern})\s*\\n(?:eq?|ot\s*=)(?![A-Za-z])\s*(.+)", re.S)
+JOINED = re.compile(
+    r"\s*(?:\\text\{\s*(and|or)\s*\}|(?<![A-Za-z\\])(and|or)(?![A-Za-z])|\\(lor|vee|land|wedge)(?![A-Za-z])|([,;]))\s*"
+)
+POINT = re.compile(
+    r"(?:([A-Z]'?)\s*=?|(\\(?:vec|overrightarrow)\{[A-Za-z]{1,2}\}|[A-Za-z])\s*=|\([A-Za-z](?:,\s*[A-Za-z])+\)\s*=)\s*(?=\()"
+)
+"""Name before a point or vector: `P(3,4)`, `P = (3,4)`, `(x,y) = (3,4)`."""
+MATRIX = re.compile(
+    r"(?:[A-Za-z]\s*=\s*)?[\[(]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*?)"
+    r"(?:\\cr)?\s*\\end\{\1\}\s*[\])]?",
+    re.S,
+)
 SET = re.compile(r"(?:\\\{|\\lbrace)(.*)(?:\\\}|\\rbrace)", re.S)
 ENDS = {"\\langle": "(", "\\rangle": ")"}
 APPROX = re.compile(r"\\approx|\\simeq")
@@ -82,8 +107,11 @@ class Reading:
     Args:
         text: tidy text.
         items: quantities in order; of an interval both ends.
-        brackets: of a tuple or interval: `()`, `[)`, `(]`, `[]`; of figures: the sign between them.
-        parts: intervals or sets of a union; of a list, if one of them is a tuple or a set.
+        brackets: of a tuple or interval: `()`, `[)`, `(]`, `[]`; of figures: the sign between them; of a matrix: its
+            size, `2x3`; of conditions that all hold (both): `,` if commas join them.
+        parts: intervals or sets of a union; of a list, if one of them is a tuple or a set; a set and what is taken
+            from it (without).
+        name: of a point, `P` for `P(3,4)`.
         letter: of a choice.
         problem: why it is unclear.
         rest: what follows the letter of a choice.
@@ -97,6 +125,7 @@ class Reading:
     letter: str = ""
     problem: str = ""
     rest: Reading | None = None
+    name: str = ""
 
     @property
     def is_ratio(self) -> bool:
@@ -126,6 +155,11 @@ def read(text: str, *, mixed: bool = True, letters: bool = True) -> Reading:
         return Reading("unclear", clean, problem="its braces do not match, or are nested too deep")
     if clean.count("_") > MOST_LOW:
         return Reading("unclear", clean, problem=f"it has more than {MOST_LOW} subscripts")
+    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", clean).strip()
+    if EMPTY.fullmatch(plain):
+        clean = plain = "\\emptyset"
+    if REALS.fullmatch(plain) or UNEQUAL.fullmatch(clean) or MATRIX.fullmatch(clean):
+        return _Reader(mixed, letters).shape(plain if REALS.fullmatch(plain) else clean)
     if denied := DENIED.search(clean):
         rest = clean[: denied.start()] + clean[denied.end() :]
         return Reading("denial", clean, items=(Item(rest.strip()),))
@@ -135,7 +169,6 @@ def read(text: str, *, mixed: bool = True, letters: bool = True) -> Reading:
         if letter.isupper() or choice.group(1):
             after = read(rest, mixed=mixed, letters=letters) if rest and rest.strip() else None
             return Reading("choice", clean, letter=letter.upper(), rest=after)
-    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", clean).strip()
     if WORDS.fullmatch(plain) and not (len(plain) <= 3 and plain.islower() and "\\text" not in clean):
         return Reading("words", plain)
     return _Reader(mixed, letters).shape(clean)
@@ -148,7 +181,26 @@ class _Reader:
 
     def shape(self, clean: str) -> Reading:
         if member := MEMBER.fullmatch(clean):
-            clean = member.group(1)
+            clean = member.group(1).strip()
+        if builder := BUILDER.fullmatch(clean):
+            return self.shape(builder.group(1).strip())
+        if REALS.fullmatch(clean):
+            return Reading("tuple", clean, self._items(["-\\infty", "\\infty"]), "()")
+        if unequal := UNEQUAL.fullmatch(clean):
+            holes = Reading("set", clean, self._items(split_top(joined_by_commas(unequal.group(1)), (",",))))
+            return Reading("without", clean, parts=(self.shape("\\mathbb{R}"), holes))
+        if matrix := MATRIX.fullmatch(clean):
+            rows = [split_top(row, ("&",)) for row in re.split(r"\\cr(?![A-Za-z])", matrix.group(2))]
+            items = tuple(self._item(cell) for row in rows for cell in row)
+            sizes = {len(row) for row in rows}
+            if len(sizes) > 1 or len(items) > MOST_ITEMS:
+                return Reading("unclear", clean, problem="its rows differ in length, or it is too large")
+            return Reading("matrix", clean, items, f"{len(rows)}x{sizes.pop()}")
+        taken = split_top(clean, ("\\setminus", "\\backslash"))
+        if len(taken) == 2:
+            return Reading("without", clean, parts=(self.shape(taken[0]), self.shape(taken[1])))
+        if (joined := self._conditions(clean)) is not None:
+            return joined
         unions = split_top(clean, ("\\cup",))
         if len(unions) > 1:
             parts = tuple(self.shape(part) for part in unions)
@@ -172,13 +224,18 @@ class _Reader:
         if inside := SET.fullmatch(text):
             inner = [p for p in split_top(joined_by_commas(inside.group(1)), (",",)) if p]
             return Reading("set", clean, self._items(inner))
-        match = re.fullmatch(r"(\\langle|[(\[])(.*)(\\rangle|[)\]])", text, re.S)
-        if match and _encloses(text):
+        name = ""
+        if point := POINT.match(text):
+            bare, name = text[point.end() :], point.group(1) or point.group(2) or ""
+            text = bare if _encloses(bare) and len(split_top(bare[1:-1], (",",))) > 1 else text
+        match = re.fullmatch(r"(\\langle|[(\[\]])(.*)(\\rangle|[)\]\[])", text, re.S)
+        if match and (_encloses(text) or match.group(1) == "]" or match.group(3) == "["):
             left, inner, right = match.groups()
             pieces = [p for p in split_top(joined_by_commas(inner), (",",)) if p]
+            left, right = "(" if left == "]" else left, ")" if right == "[" else right  # `]1,2[` is open
             brackets = ENDS.get(left, left) + ENDS.get(right, right)
             if len(pieces) > 1:
-                return Reading("tuple", clean, self._items(pieces), brackets)
+                return Reading("tuple", clean, self._items(pieces), brackets, name=name)
             if len(pieces) == 1 and brackets == "()":
                 return self._single(pieces[0], clean)
         if figures := self._figures(text, clean):
@@ -230,6 +287,23 @@ class _Reader:
         if not self.mixed:
             value = BEFORE_FRACTION.sub(r"\\cdot", value)
         return Item(value, read_number(plain_thousands(value), mixed=self.mixed), unit)
+
+    def _conditions(self, clean: str) -> Reading | None:
+        r"""Return `x<3 \text{ or } x>5` as a union, conditions joined by `and` or commas as `both`; None for others."""
+        words = JOINED.split(clean)
+        texts, joints = words[::5], [next(filter(None, words[i : i + 4])) for i in range(1, len(words), 5)]
+        parts = [self._inequality(text) for text in texts]
+        if len(parts) < 2 or len(parts) > MOST_ITEMS or None in parts:
+            return None
+        intervals = tuple(part for part in parts if part is not None)
+        kinds = {"or" if joint in ("or", "lor", "vee") else "," if joint in ",;" else "and" for joint in joints}
+        if kinds == {"or"}:
+            return Reading("union", clean, parts=intervals)
+        return (
+            Reading("both", clean, parts=intervals, brackets="," if kinds == {","} else "and")
+            if len(kinds) == 1
+            else None
+        )
 
     def _inequality(self, text: str) -> Reading | None:
         r"""Return `1 < x \le 2` as the interval (1, 2], `x > 1` as (1, infinity); None for any other text."""

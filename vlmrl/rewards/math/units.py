@@ -65,7 +65,8 @@ def _table() -> dict[str, tuple[str, Fraction]]:
         RADIAN: {"rad radian": one(1)},
         "current": {"ampere amp": one(1)}, "force": {"n newton": one(1)}, "energy": {"j joule": one(1)},
         "power": {"w watt": one(1), "kw kilowatt": one(1000)}, "voltage": {"v volt": one(1)},
-        "resistance": {"ohm": one(1)}, "frequency": {"hz hertz": one(1)}, "pressure": {"pa pascal": one(1)},
+        "resistance": {"ohm \\Omega": one(1)},
+        "amount": {"mol mole": one(1)}, "frequency": {"hz hertz": one(1)}, "pressure": {"pa pascal": one(1)},
         "celsius": {"celsius": one(1)}, "fahrenheit": {"fahrenheit": one(1)}, "kelvin": {"kelvin": one(1)},
         PERCENT: {"% percent pct percentage": one(1)},
         f"{MONEY_KIND} dollar": {"dollar usd \\money": one(1), "cent": one(1, 100)},
@@ -80,12 +81,23 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 
 
 NAMES = _table()
-CASED = {"M": "m", "L": "l", "N": "n", "J": "j", "W": "w", "V": "v", "C": "celsius", "F": "fahrenheit", "K": "kelvin"}
+CASED = {
+    "A": "ampere",
+    "M": "m",
+    "L": "l",
+    "N": "n",
+    "J": "j",
+    "W": "w",
+    "V": "v",
+    "C": "celsius",
+    "F": "fahrenheit",
+    "K": "kelvin",
+}
 SINGLE = {name for name in NAMES if len(name) == 1 and name.isalpha()}
 """Names of one letter, which could as well be a variable."""
 SQUARE, CUBIC = ("square", "sq"), ("cubic", "cu")
 PIECE = re.compile(
-    r"\s*(\\money|\\euro|\\pounds|\\yen|%|[A-Za-z]+\.?|\^\{?\s*-?[1-4]\s*\}?|[1-3](?![0-9])|/|\\cdot|\*|\^\{\\circ\}|'{1,2}|\")\s*"
+    r"\s*(\\money|\\euro|\\pounds|\\yen|\\Omega|%|[A-Za-z]+\.?|\^\{?\s*-?[1-4]\s*\}?|[1-3](?![0-9])|/|\\cdot|\*|\^\{\\circ\}|'{1,2}|\")\s*"
 )
 NO_WORDS = {
     "not", "or", "and", "is", "no", "never", "but", "if", "approximately", "about", "less", "more", "than", "wrong",
@@ -193,6 +205,8 @@ STARTS = re.compile(
 TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)")
 """Functions whose argument, not value, is an angle."""
 MOST_STARTS = 12
+DEGREE = "^{\\circ}"
+DEGREE_IN_TERM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\^\{\\circ\}")
 
 
 def split_unit(text: str, *, letters: bool = True) -> tuple[str, Unit | None]:
@@ -212,6 +226,9 @@ def split_unit(text: str, *, letters: bool = True) -> tuple[str, Unit | None]:
         rest = Fraction(minutes) / 60 + Fraction(seconds or 0) / 3600
         total = Fraction(whole) + (-rest if whole.startswith("-") else rest)
         return f"{total.numerator}/{total.denominator}", read_unit("degree")
+    is_sum = text.count(DEGREE) > 1 or (DEGREE in text and "\\frac" in text)
+    if is_sum and not (TRIGONOMETRY.search(text) or "\\pi" in text):
+        return DEGREE_IN_TERM.sub(r"(\1)", text).replace(DEGREE, ""), read_unit("degree")
     for number, match in enumerate(STARTS.finditer(text)):
         if number == MOST_STARTS:
             break

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from vlmrl.rewards.math.expressions import (
     UnreadableError,
-    check_size,
     constant,
     expression,
     same_constants,
@@ -18,7 +17,8 @@ from vlmrl.rewards.math.expressions import (
 )
 from vlmrl.rewards.math.latex import squeezed
 from vlmrl.rewards.math.policy import Policy
-from vlmrl.rewards.math.reading import EQUALS, Item, Reading, read
+from vlmrl.rewards.math.reading import EQUALS, REGIONS, Item, Reading, read
+from vlmrl.rewards.math.regions import region, same_regions
 from vlmrl.rewards.math.units import ANGLE, ANY, COUNT, PERCENT, RADIAN, Unit
 from vlmrl.rewards.math.worked_out import is_worked_out
 
@@ -103,7 +103,11 @@ class _Judge:
     def _shapes(self, gold: Reading, answer: Reading) -> Verdict:
         loose = self.policy.sets == "loose"
         bare = ("list", "set")
-        if gold.kind == "union" or answer.kind == "union":
+        if gold.kind in REGIONS or answer.kind in REGIONS:
+            one_region, other_region = region(gold), region(answer)
+            if one_region is not None and other_region is not None:
+                same = same_regions(one_region, other_region)
+                return Verdict(same, "the intervals agree" if same else "the intervals differ")
             if gold.kind != answer.kind or len(gold.parts) != len(answer.parts):
                 return Verdict(False, "one is a union of other intervals")
             return self._matched(gold.parts, answer.parts, "intervals")
@@ -115,7 +119,11 @@ class _Judge:
             return self._figures(gold, answer)
         if one == other == "value":
             return self._values(gold.items[0], answer.items[0])
+        if one == other == "matrix" or {one, other} == {"matrix", "tuple"}:
+            return self._matrices(gold, answer)
         if one == other == "tuple":
+            if gold.name and answer.name and gold.name != answer.name:
+                return Verdict(False, f"it is the point {answer.name}, not {gold.name}")
             if self.policy.intervals != "ends" and gold.brackets != answer.brackets:
                 return Verdict(False, f"its brackets are {answer.brackets}, not {gold.brackets}")
             return self._in_order(gold.items, answer.items)
@@ -126,6 +134,15 @@ class _Judge:
         if loose and one != "value" and other != "value":
             return self._in_order(gold.items, answer.items)
         return Verdict(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
+
+    def _matrices(self, gold: Reading, answer: Reading) -> Verdict:
+        """Return whether two matrices agree value by value. A tuple is a row or a column."""
+        sizes = [side.brackets for side in (gold, answer) if side.kind == "matrix"]
+        if len(sizes) == 2 and sizes[0] != sizes[1]:
+            return Verdict(False, f"it is a matrix of {sizes[1]}, not of {sizes[0]}")
+        if len(sizes) == 1 and "1" not in sizes[0].split("x"):
+            return Verdict(False, "one is a matrix, the other a tuple")
+        return self._in_order(gold.items, answer.items)
 
     def _figures(self, gold: Reading, answer: Reading) -> Verdict:
         """Return whether two dates, times, ranges or ratios are the same. A ratio `3:4` is also the fraction 3/4."""
@@ -373,17 +390,3 @@ def _has_other_letter(rest: Reading, letter: str) -> bool:
 def _shown(kind: str) -> str:
     names = {"value": "single value", "equation": "single value", "tuple": "tuple or interval"}
     return (names | {"figures": "date, time, range or ratio"}).get(kind, kind)
-
-
-def gold_problem(gold: str, policy: Policy) -> str:
-    """Return why a gold answer cannot be compared with anything; "" for a sound one."""
-    reading = read(gold, mixed=policy.mixed == "mixed")
-    if reading.kind == "unclear":
-        return reading.problem
-    for item in reading.items if reading.kind != "denial" else ():
-        if item.number is None:
-            try:
-                check_size(item.text)
-            except UnreadableError as error:
-                return str(error)
-    return ""

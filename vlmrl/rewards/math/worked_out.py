@@ -13,7 +13,7 @@ _END = r"(?=\s*(?:$|[-+)\]}=,]))"
 """Place behind a number that is not multiplied with something on its right."""
 OPERATION = re.compile(
     rf"{_START}{_NUMBER}\s*[-+]\s*{_NUMBER}{_END}"
-    rf"|{_NUMBER}\s*(?:\\cdot|\\times|\\ast|\\div|\*)\s*(?!10\^)\(?-?{_NUMBER}"
+    rf"|{_NUMBER}\s*(?:\\cdot|\\times|\\ast|\*)\s*(?!10\^)\(?-?{_NUMBER}(?![0-9.]|\^\{{?(?:\\frac|[0-9]+/|0?\.))"
 )
 """Sum, difference, product or quotient of two numbers; `2\\cdot 10^{3}` and a part of `1+2\\sqrt{3}` are none."""
 

@@ -97,7 +97,7 @@ def _boxed(text: str, column: str) -> str:
 def _short(text: str) -> str:
     if len(text) > MOST_ANSWER_CHARS:
         raise DataError(f"the answer has {len(text):,} characters; the limit is {MOST_ANSWER_CHARS}")
-    from vlmrl.rewards.math.verdict import gold_problem  # it loads SymPy
+    from vlmrl.rewards.math.grader import gold_problem  # it loads SymPy
 
     if problem := gold_problem(text, Policy()):
         raise DataError(f"the answer {show(text, 60)} cannot be graded: {problem}")
