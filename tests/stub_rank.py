@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from vlmrl.dist import rank_process
+from vlmrl.dist.world import MEETING_VARIABLE
 from vlmrl.errors import DataError, OutOfMemoryError
 
 SECONDS_A_STEP = 0.05
@@ -35,7 +36,11 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=120)
+    meeting = os.environ.get(MEETING_VARIABLE)  # on one machine
+    store = None if meeting is None else dist.FileStore(meeting, world_size)
+    own = {} if store is None else {"store": store, "rank": rank, "world_size": world_size}
+    dist.init_process_group("gloo", timeout=timeout, **own)
     rank_process.join_run(run_dir, 1)
     (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
     if rank == 0:

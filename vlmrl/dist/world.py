@@ -2,23 +2,76 @@
 
 torch is not imported until there is a process group. Each of several ranks is started with RANK, LOCAL_RANK,
 WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
+
+On one machine, the ranks of vlmrl's launcher meet at a file, gloo and NCCL listen on the loopback interface alone, and
+values pass through files in a folder that only this user can open. torch's own object collectives (checkpoints use
+them) unpickle only what is signed with a key from that folder. On several machines, values are pickled and sent
+unsigned: a firewall must keep others away from the ports.
 """
 
 from __future__ import annotations
 
+import atexit
+import hmac
 import os
+import pickle
+import secrets
+import shutil
 import socket
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Variable with the network interface that gloo listens on. By default it is the one of the machine's name."""
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+MEETING_VARIABLE = "VLMRL_MEETING"
+"""Variable with the file at which the ranks of one machine meet. It lies in a folder that only this user can open."""
+
+SILENT_SECONDS = 3.0
+KEY_FILE, SIGNATURE_BYTES = "key", 32
+
+
+class Exchange:
+    """Files through which the ranks of one machine hand values to each other.
+
+    Args:
+        folder: folder that only this user can open.
+        name: of the group; every group has its own files.
+    Raises: OSError if the folder is open to others.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        facts = folder.stat()
+        if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+            raise OSError(f"{folder} is open to other users")
+        self._folder, self._name, self._count, self._groups = folder, name, 0, 0
+
+    def gather(self, mine: T, rank: int, size: int, meet: Callable[[], None]) -> list[T]:
+        """Return the values of all ranks. `meet` returns when all ranks have called it."""
+        number, self._count = self._count, self._count + 1
+        self._path(number, rank).write_bytes(pickle.dumps(mine))
+        meet()
+        values = [pickle.loads(self._path(number, other).read_bytes()) for other in range(size)]
+        # All ranks have come to this meeting, so they have read the files of the one before.
+        self._path(number - 1, rank).unlink(missing_ok=True)
+        return values
+
+    def of_group(self) -> Exchange:
+        """Return the exchange of another group of the same ranks."""
+        self._groups += 1
+        return Exchange(self._folder, f"{self._name}.{self._groups}")
+
+    def _path(self, number: int, rank: int) -> Path:
+        return self._folder / f"value-{self._name}-{number}-{rank}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +83,8 @@ class World:
         local_rank, local_size: rank on this machine, and number of ranks on it.
         group: torch's process group for the operations; None = the default group of all ranks.
         store: torch's store of small values, which all ranks read and write at any time; None = there is none. It is
-            a server on rank 0. Its counters (`add`) are for work that is not the same on all ranks.
+            a file, or a server on rank 0. Its counters (`add`) are for work that is not the same on all ranks.
+        exchange: files for values, on one machine; None on several.
     """
 
     rank: int = 0
@@ -39,6 +93,7 @@ class World:
     local_size: int = 1
     group: Any = field(default=None, compare=False, repr=False)
     store: Any = field(default=None, compare=False, repr=False)
+    exchange: Exchange | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -50,9 +105,17 @@ class World:
             return [mine]
         import torch.distributed as dist
 
+        if self.exchange is not None:
+            return self.exchange.gather(mine, self.rank, self.size, self._meet)
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, mine, group=self.group)
         return values  # type: ignore[return-value]  # all entries are filled
+
+    def _meet(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.zeros(1), group=self.group)
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks fail too."""
@@ -68,7 +131,8 @@ class World:
             return self
         import torch.distributed as dist
 
-        return replace(self, group=dist.new_group(backend="gloo"))
+        exchange = None if self.exchange is None else self.exchange.of_group()
+        return replace(self, group=dist.new_group(backend="gloo"), exchange=exchange)
 
     def mine(self, count: int) -> range:
         """Return the indices of this rank's items among `count` items: every size-th index, beginning with its rank."""
@@ -111,18 +175,23 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
         return
     import torch
     import torch.distributed as dist
-    from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed import FileStore, PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=timeout_seconds)
-    store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    meeting = os.environ.pop(MEETING_VARIABLE, None)
+    if meeting is not None:
+        store: Any = FileStore(meeting, size)
+    else:
+        store = _met(lambda: next(rendezvous("env://", rank, size, timeout=timeout))[0], rank, size)
     store.set_timeout(timeout)
-    world = World(
-        rank,
-        size,
-        int(os.environ.get("LOCAL_RANK", rank)),
-        int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-        store=PrefixStore("vlmrl", store),
-    )
+    own_store, exchange = PrefixStore("vlmrl", store), None
+    if local_size == size:
+        os.environ[GLOO_INTERFACE] = os.environ[NCCL_INTERFACE] = _loopback()
+        folder = _values_folder(own_store, rank, meeting)
+        exchange = Exchange(folder, "all")
+        _sign_objects((folder / KEY_FILE).read_bytes())
+    world = World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), local_size, store=own_store, exchange=exchange)
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
     dist.init_process_group(
@@ -150,7 +219,7 @@ def group_of_one(device: str) -> Iterator[None]:
         yield
         return
     configured = os.environ.get(GLOO_INTERFACE)
-    os.environ[GLOO_INTERFACE] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    os.environ[GLOO_INTERFACE] = _loopback()
     try:
         dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
     finally:
@@ -161,6 +230,80 @@ def group_of_one(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _met(meet: Callable[[], T], rank: int, size: int) -> T:
+    """Return what `meet` returns, and stay interruptible: torch waits for the other ranks in C++.
+
+    After a few seconds the ranks that are waited for are named: the variables may be left over from another program.
+    """
+    from vlmrl.dist.rank_process import stderr
+
+    results: list[T] = []
+    failures: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            results.append(meet())
+        except Exception as error:  # raised below, in the main thread
+            failures.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(SILENT_SECONDS)
+    if thread.is_alive():
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        print(
+            f"rank {rank} waits at {where} for {size - 1} more processes, since the environment has WORLD_SIZE={size}\n"
+            "if no program has started them: stop this one (Ctrl-C), `unset WORLD_SIZE RANK`; several GPUs: --gpus N",
+            file=stderr(),
+            flush=True,
+        )
+    while thread.is_alive():
+        thread.join(0.2)
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def _loopback() -> str:
+    """Return the name of the loopback interface."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
+def _values_folder(store: Any, rank: int, meeting: str | None) -> Path:
+    """Return the folder for values of the ranks, with a new key: the launcher's folder, or a new one under torchrun."""
+    if rank == 0:
+        folder = Path(meeting).parent if meeting is not None else Path(tempfile.mkdtemp(prefix="vlmrl-values-"))
+        if meeting is None:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / KEY_FILE).write_bytes(secrets.token_bytes(SIGNATURE_BYTES))
+        store.set("values", str(folder))
+    return Path(store.get("values").decode())
+
+
+def _sign_objects(key: bytes) -> None:
+    """Make torch's object collectives sign what they send, and refuse to unpickle what is not signed with the key."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    pack, unpack = c10d._object_to_tensor, c10d._tensor_to_object
+
+    def signature(content: bytes) -> bytes:
+        return hmac.digest(key, content, "sha256")
+
+    def signed(value: Any, device: Any, *more: Any) -> tuple[Any, Any]:
+        tensor, size = pack(value, device, *more)
+        mark = torch.frombuffer(bytearray(signature(tensor.cpu().numpy().tobytes())), dtype=torch.uint8)
+        return torch.cat([mark.to(tensor.device), tensor]), size + SIGNATURE_BYTES
+
+    def verified(tensor: Any, size: Any, *more: Any) -> Any:
+        content = tensor.cpu().numpy().tobytes()[: int(size)]
+        if not hmac.compare_digest(content[:SIGNATURE_BYTES], signature(content[SIGNATURE_BYTES:])):
+            raise RuntimeError("a message between the ranks is not signed: it comes from another program")
+        return unpack(tensor[SIGNATURE_BYTES:], int(size) - SIGNATURE_BYTES, *more)
+
+    c10d._object_to_tensor, c10d._tensor_to_object = signed, verified  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _backend(device: str) -> str:

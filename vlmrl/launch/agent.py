@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE, TYPED_FILE
+from vlmrl.dist.world import MEETING_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience
@@ -109,7 +111,10 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
     # Otherwise the agent would print its own report of a failure before vlmrl's error.
     logging.disable(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="vlmrl-launch-"))
+    remover = _remover(folder)
     variables = {FOLDER_VARIABLE: str(folder), PARENT_VARIABLE: str(os.getpid())}
+    if job.nnodes == 1:
+        variables[MEETING_VARIABLE] = str(folder / "ranks")
     os.environ.update({**job.env, **variables})
     if job.argv:  # in a file that only this user can read: it may be long and contain a secret
         (folder / TYPED_FILE).write_text(json.dumps(job.argv), encoding="utf-8")
@@ -130,14 +135,23 @@ def launch(job: Job) -> tuple[Ending, Path | None]:
         return watch.ending(exit_codes), watch.run_dir
     finally:
         logging.disable(logging.NOTSET)
-        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE):
+        for name in (FOLDER_VARIABLE, PARENT_VARIABLE, HALVED_VARIABLE, MEETING_VARIABLE):
             os.environ.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
+        remover.communicate()
+
+
+def _remover(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that removes the folder a second after this process has ended, however it ends."""
+    script = 'read -r _; [ -d "$1" ] || exit 0; sleep 1; exec rm -rf -- "$1"'
+    return subprocess.Popen(["/bin/sh", "-c", script, "sh", str(folder)], stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _config(job: Job, folder: Path):
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
+
+    from vlmrl.launch.meeting import BACKEND
 
     one_machine = job.nnodes == 1
     rendezvous = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}
@@ -148,8 +162,8 @@ def _config(job: Job, folder: Path):
         max_restarts=0,
         role="rank",
         run_id=uuid.uuid4().hex if one_machine else job.job_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0" if one_machine else job.endpoint or "",
+        rdzv_backend=BACKEND if one_machine else "c10d",
+        rdzv_endpoint=str(folder / "agent") if one_machine else job.endpoint or "",
         rdzv_configs=rendezvous,
         local_addr="127.0.0.1" if one_machine else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
