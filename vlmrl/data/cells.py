@@ -7,7 +7,6 @@ import binascii
 import math
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +25,9 @@ zone."""
 NO_FILE = "no image file"
 """First words of the message for a path that leads to no file."""
 _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
-_DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,")
+_DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+(?:;[A-Za-z0-9-]+=[^;,]*)*;base64,")
+_LIST = re.compile(r"\s*\[\s*[{\['\"\]]|\s*\{\s*['\"]")
+"""Beginning of a list or an object, in JSON or as Python prints it."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -75,11 +76,11 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
         each image part.
     Raises: DataError for any other value.
     """
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):  # not valid JSON, though it begins like JSON: a plain text
-            value = parse_json(value)
+    value = structured(value, where)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
+    elif isinstance(value, Mapping):
+        value = [value]
     if not isinstance(value, (list, tuple)) or not value:
         raise DataError(f"the prompt is {show(value)}, not text or a list of messages", where=where)
     turns: list[Message] = []
@@ -99,6 +100,23 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
     if not any(turn.role == "user" for turn in turns):
         raise DataError("the prompt has no user message", where=where)
     return tuple(turns), response, images
+
+
+def structured(value: Any, where: str) -> Any:
+    """Return a cell with a list or an object written as JSON text as that value; any other cell unchanged.
+
+    Raises: DataError for a text that begins like a list or an object and is no JSON, such as Python's own notation.
+    """
+    if not isinstance(value, str) or not _LIST.match(value):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError as error:
+        raise DataError(
+            f"the cell {show(value)} begins like a list or an object, and is no JSON",
+            where=where,
+            hint="Python's own notation (single quotes, as pandas writes it) is not read: write it with json.dumps",
+        ) from error
 
 
 def _read_content(content: Any, where: str) -> tuple[str, list[Any]]:
@@ -125,16 +143,14 @@ def _read_content(content: Any, where: str) -> tuple[str, list[Any]]:
     return "".join(texts), images
 
 
-def split_images(value: Any) -> list[Any]:
-    """Return the image values of a cell that holds no image, one image, or a list of them (as JSON text, too)."""
+def split_images(value: Any, where: str = "") -> list[Any]:
+    """Return the image values of a cell that holds no image, one image, or a list of them (as JSON text, too).
+
+    Raises: DataError as `structured`.
+    """
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return []
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            parsed = parse_json(value)
-        except ValueError:
-            return [value]
-        return [item for item in parsed if item is not None] if isinstance(parsed, list) else [value]
+    value = structured(value, where)
     if isinstance(value, (list, tuple)):
         return [item for item in value if item is not None]
     return [value]
@@ -195,9 +211,11 @@ def _from_base64(text: str, where: str) -> bytes | None:
     limit = MAX_FILE_BYTES * 4 // 3 + 100  # base64 has 4 characters per 3 bytes; 100 for the head of a data URI
     if len(text) > limit:
         raise DataError(f"the image has {len(text):,} base64 characters; the limit is {limit:,}", where=where)
-    body = text[uri.end() :] if uri else text
+    body = re.sub(r"\s+", "", text[uri.end() :] if uri else text).rstrip("=")
+    # The alphabet of URLs and a missing padding are read, too.
+    body = body.replace("-", "+").replace("_", "/") + "=" * (-len(body) % 4)
     try:
-        data = base64.b64decode(re.sub(r"\s+", "", body), validate=True)
+        data = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
         if uri:
             raise DataError(f"the data URI is not base64: {error}", where=where) from error
@@ -221,7 +239,11 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
             raise DataError(
                 f"the image path {show(text)} leaves {root}",
                 where=where,
-                hint="set `images_root` to the folder that holds the images; a link out of it counts as leaving",
+                hint=(
+                    'set `images_root = "/"`, or the folder that holds the images'
+                    if text.startswith("/")
+                    else "set `images_root` to the folder that holds the images; a link out of it counts as leaving"
+                ),
             )
         if not path.is_file():
             raise DataError(f"{NO_FILE} {show(text)} in {root}", where=where, hint="check the path and `images_root`")
@@ -256,6 +278,8 @@ def number_of(value: Any) -> float:
 
 def read_answer(value: Any, where: str) -> Any:
     """Return an answer cell as a JSON value. Of verl's {style, ground_truth}, return only the ground truth."""
+    if isinstance(value, str) and "ground_truth" in value:
+        value = structured(value, where)
     if isinstance(value, Mapping) and "ground_truth" in value:
         value = value["ground_truth"]
     return plain(value)

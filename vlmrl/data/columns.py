@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlmrl.data.cells import structured
 from vlmrl.errors import DataError, listed
 
 Spellings = Mapping[str, Sequence[str]]
@@ -131,7 +132,7 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
         where: the table, for messages.
     Raises: DataError; see `match_columns`.
     """
-    cell = first.get("reward_model")
+    cell = structured(first.get("reward_model"), f"{where}, column `reward_model`")
     is_verl = isinstance(cell, Mapping) and "ground_truth" in cell
     others = tuple(name for name in _ANSWER if name != "reward_model")
     spellings = {**TRAINING, "answer": ("reward_model", *others) if is_verl else others}

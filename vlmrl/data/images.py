@@ -33,6 +33,7 @@ SHARD_BYTES = 512 * 1024 * 1024
 """Size in bytes at which a shard ends."""
 BATCH_BYTES = 8 * 1024 * 1024
 """Size in bytes at which a batch of images is written to its shard."""
+SMALLER = "make the image smaller: a model sees a few megapixels at most (`max_pixels` of its processor)"
 _ORIENTATION_TAG = 0x0112
 
 
@@ -140,17 +141,23 @@ def _has_frames(image: PILImage) -> bool:
 def _eight_bits(image: PILImage) -> PILImage:
     """Return the top byte of 16-bit pixels.
 
-    Pillow may read a 16-bit file into its 32-bit mode; the range of the values is then still 16 bits.
+    Pillow may read a 16-bit file into its 32-bit mode; the range of the values is then still 16 bits. Values of a
+    32-bit file that are all below 256 have 8 bits.
     """
     import numpy as np
     from PIL import Image
 
-    # [H, W] 0..65535 -> [H, W] uint8
-    return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+    values = np.asarray(image).astype(np.int64)  # [H, W]
+    largest = int(values.max(initial=0)) if image.mode == "I" else 65535
+    shift = 0 if largest < 256 else 8 if largest < 65536 else 24
+    return Image.fromarray((values >> shift).clip(0, 255).astype(np.uint8))
 
 
 def _open(data: bytes) -> PILImage:
-    from PIL import Image
+    from PIL import Image, PngImagePlugin
+
+    # Editors and generators write long texts into PNG files; a file is not larger than MAX_FILE_BYTES.
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = MAX_FILE_BYTES
 
     if not data:
         raise DataError("an empty file (0 bytes)")
@@ -161,12 +168,12 @@ def _open(data: bytes) -> PILImage:
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(data), formats=READ_FORMATS)
     except Image.DecompressionBombError as error:
-        raise DataError(f"image of more than {MAX_PIXELS:,} pixels") from error
+        raise DataError(f"image of more than {MAX_PIXELS:,} pixels", hint=SMALLER) from error
     except BROKEN_IMAGE as error:
         raise DataError(f"not an image in a known format ({', '.join(READ_FORMATS)})") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise DataError(f"image of {width} x {height} pixels; the limit is {MAX_PIXELS:,} pixels")
+        raise DataError(f"image of {width} x {height} pixels; the limit is {MAX_PIXELS:,} pixels", hint=SMALLER)
     if width < 1 or height < 1:
         raise DataError(f"image of {width} x {height} pixels")
     return image

@@ -31,8 +31,7 @@ class TableDataset:
 
     A row's columns are all columns of the table except the images. Its truth is {"answer": ...} if the table has an
     answer column. No image is read when the table is opened. When a row is read, its images are hashed and their
-    headers are read. The fingerprint covers the bytes of the table, but not those of image files that it names by path,
-    because each row has the hashes of its images.
+    headers are read. The fingerprint covers the bytes of the table and of the image files that it names by path.
 
     Args:
         data: entry whose `path` is a file, a folder of files, or `hub:name[#config]`.
@@ -70,7 +69,27 @@ class TableDataset:
     @cached_property
     def _fingerprint(self) -> str:
         parts = [part for split in sorted(self._tables) for part in (split, self._tables[split].digest())]
-        return f"{hash64(*parts):016x}"
+        return f"{hash64(*parts, *self._image_hashes()):016x}"
+
+    def _image_hashes(self) -> list[str]:
+        """Return the hashes of all image files that the tables name by path, in the order of the rows.
+
+        A cell that cannot be read counts as no image here; reading its row is an error.
+        """
+        hashes: dict[Path, str] = {}
+        for split, table in self._tables.items():
+            for index in range(len(table)):
+                try:
+                    values = self._image_values(split, index, table.row(index))
+                    images = [read_image(value, self._root, "") for value in values]
+                    for image in images:
+                        if isinstance(image, Path) and image not in hashes:
+                            hashes[image] = self._file(image).sha256
+                except (DataError, OSError):
+                    continue
+                if images and not any(isinstance(image, Path) for image in images):
+                    break  # the images are in the table itself, whose bytes are covered
+        return list(hashes.values())
 
     def rows(self, split: str) -> Sequence[Row]:
         require_split(self, split)
@@ -132,7 +151,7 @@ class TableDataset:
     def _image_values(self, split: str, index: int, fields: Mapping[str, Any]) -> list[Any]:
         mapped = self._mapped[split]
         if mapped.images is not None:
-            return split_images(fields.get(mapped.images))
+            return split_images(fields.get(mapped.images), self._where(split, index, mapped.images))
         if mapped.prompt is None or self._data.prompt is not None:
             return []
         return read_messages(fields.get(mapped.prompt), self._where(split, index, mapped.prompt))[2]
@@ -163,16 +182,20 @@ class TableDataset:
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
         return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
 
+    def _file(self, path: Path) -> Media:
+        """Return the reference of an image file. It is read again if its size or time has changed."""
+        state = path.stat()
+        key = (str(path), state.st_size, state.st_mtime_ns)
+        if key not in self._files:
+            self._files[key] = probe_image(path.read_bytes())[0]
+        return self._files[key]
+
     def _media(self, value: Any, where: str) -> Media:
         image = read_image(value, self._root, where)
         try:
             if not isinstance(image, Path):
                 return probe_image(image)[0]
-            state = image.stat()
-            key = (str(image), state.st_size, state.st_mtime_ns)
-            if key not in self._files:
-                self._files[key] = probe_image(image.read_bytes())[0]
-            return self._files[key]
+            return self._file(image)
         except OSError as error:
             raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
         except DataError as error:

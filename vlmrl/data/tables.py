@@ -127,13 +127,41 @@ def _open_parquet(files: Sequence[Path]) -> RawTable:
         if size > IN_MEMORY_BYTES:
             table = _unpacked(files)
         else:
-            tables = [pq.ParquetFile(file).read() for file in files]
-            table = pa.concat_tables(tables, promote_options="default")
+            tables = [_plain_columns(pq.ParquetFile(file).read()) for file in files]
+            _one_schema([table.schema for table in tables], files)
+            table = pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
         raise DataError(f"not a readable Parquet file: {error}", where=label) from error
     if not table.num_rows:
         raise DataError("the table has no rows", where=label)
     return ArrowTable(label, table, lambda: file_digest(files))
+
+
+def _plain_columns(table: Any) -> Any:
+    """Return a table without dictionary encoding, which other shards of the same table may lack."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(index, field.name, table.column(index).cast(field.type.value_type))
+    return table
+
+
+def _one_schema(schemas: Sequence[Any], files: Sequence[Path]) -> Any:
+    """Return the schema that holds the rows of all files. Raises: DataError that names the first file that differs."""
+    import pyarrow as pa
+
+    schema = schemas[0]
+    for each, file in zip(schemas[1:], files[1:], strict=True):
+        try:
+            schema = pa.unify_schemas([schema, each], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(
+                f"its columns do not fit those of {files[0].name}: {error}",
+                where=str(file),
+                hint="write all files of a split with the same types",
+            ) from error
+    return schema
 
 
 def _unpacked(files: Sequence[Path]) -> Any:
@@ -149,14 +177,15 @@ def _unpacked(files: Sequence[Path]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".{name}.{os.getpid()}"
         try:
-            schema = pa.unify_schemas([pq.read_schema(file) for file in files])
+            empty = [_plain_columns(pq.read_schema(file).empty_table()).schema for file in files]
+            schema = _one_schema(empty, files)
             with part.open("wb") as sink, pa.ipc.new_file(sink, schema) as writer:
                 for file in files:
                     for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
                         writer.write_table(
-                            pa.concat_tables([pa.table(batch), schema.empty_table()], promote_options="default").select(
-                                schema.names
-                            )
+                            pa.concat_tables(
+                                [_plain_columns(pa.table(batch)), schema.empty_table()], promote_options="permissive"
+                            ).select(schema.names)
                         )
             os.replace(part, path)
         finally:

@@ -138,6 +138,10 @@ def _answer(choice: Mapping[str, Any], tokens: int | None, prompt_tokens: int | 
         content = refusal or ""
     if not isinstance(content, str):
         raise ValueError(f"the content is a {type(content).__name__}")
+    # Some servers split the thought off. Rewards expect the response as the model wrote it.
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thought, str) and "<think>" not in content:
+        content = f"<think>{thought}</think>{content}"
     withheld = "the endpoint's content filter withheld the response" if reason == FILTERED else ""
     return ChatAnswer(content, "length" if reason in CUT_BY_LIMIT else "stop", tokens, withheld, prompt_tokens)
 

@@ -5,6 +5,7 @@ tests/golden/coco/average_precision.json has what pycocotools 2.0.11 computed; t
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,15 @@ def test_it_is_that_of_pycocotools_once_and_resampled() -> None:
         agrees(measure(np.array(one["counts"])), one["resampled"])
         several += sum(name.startswith("map/") for name in once)
     assert several > 40
+
+
+def test_boxes_of_equal_confidence_count_together_in_any_order_of_the_rows() -> None:
+    box, other = [0, 0, 10, 10], [50, 50, 60, 60]
+    rows = [["cat", [box], [box], [1.0]], ["cat", [box], [other], [1.0]], ["cat", [box], [box, other], [1.0, 1.0]]]
+    once = np.ones(3, dtype=np.int64)
+    found = {accumulate(matched(order))(once)["map"] for order in itertools.permutations(rows)}
+    # Two of four boxes are right, and two of three objects are found: 67 recalls at a precision of 1/2.
+    assert list(found) == [pytest.approx(67 * 0.5 / 101)]
 
 
 def test_by_hand() -> None:

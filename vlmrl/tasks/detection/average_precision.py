@@ -1,7 +1,9 @@
 """Average precision of boxes with confidences, as COCO's evaluation computes it for all sizes of objects.
 
-Each response is matched once, at ten IoU thresholds. Resamples only accumulate the matches again. The numbers are those
-of pycocotools, for resamples too: tests/unit/tasks/test_average_precision.py compares them.
+Each response is matched once, at ten IoU thresholds. Resamples only accumulate the matches again. Where all confidences
+differ, the numbers are those of pycocotools, for resamples too (tests/unit/tasks/test_average_precision.py).
+Boxes of equal confidence (answers without confidences) count together, so that the order of the rows does not matter;
+pycocotools takes them in the order of the rows.
 
 Source: Lin et al. (2014), Microsoft COCO, and its evaluation code: greedy matching by confidence, at most 100 boxes per
     response, precision made monotone and read at 101 recalls.
@@ -142,7 +144,10 @@ class _Table:
         taken_D = self._taken(count_R)
         order_D = taken_D[np.argsort(-self.confidence_D[taken_D], kind="stable")]
         right_TD = np.cumsum(self.is_right_TD[:, order_D], axis=1, dtype=np.float64)
-        stated_D = np.arange(1, len(order_D) + 1)
+        # Boxes of equal confidence count together: [T, D] -> [T, distinct confidences], the state after each of them.
+        sure_D = self.confidence_D[order_D]
+        last_D = np.flatnonzero(np.append(sure_D[1:] != sure_D[:-1], True)) if len(sure_D) else np.arange(0)
+        right_TD, stated_D = right_TD[:, last_D], np.arange(1, len(order_D) + 1)[last_D]
         precision_TD = right_TD / (stated_D + TINY)
         precision_TD = np.maximum.accumulate(precision_TD[:, ::-1], axis=1)[:, ::-1]
         recall_TD = right_TD / num_truths
