@@ -23,6 +23,7 @@ from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.model.load import write_processor
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.safetensors_blocks import StoredTensor, read_tensors
 from vlmrl.model.stored_weights import StoredWeight, leave_stored, put_buffer
@@ -369,7 +370,7 @@ def _write_hf_files(folder: Path, model: Any, processor: Any) -> None:
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
     try:
-        processor.save_pretrained(folder)
+        write_processor(processor, folder)
     except Exception as error:  # fast tokenizers raise a plain Exception for an OSError
         if type(error) is Exception and "os error" in str(error):
             raise OSError(str(error)) from error

@@ -23,7 +23,7 @@ from vlmrl.checkpoint.merge_writer import write_streaming
 from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settings, prove_elsewhere
 from vlmrl.errors import CheckpointError
-from vlmrl.model.load import DTYPES, load_processor
+from vlmrl.model.load import DTYPES, load_processor, write_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
 from vlmrl.model.published_names import publishing
 from vlmrl.model.quiet_transformers import quiet_transformers
@@ -107,7 +107,7 @@ def merge(
             else:
                 parameters, whole = _write_merged(checkpoint, temp, dtype, base, shard_bytes)
             with quiet_transformers():
-                load_processor(merge_settings(checkpoint)).save_pretrained(temp)
+                write_processor(load_processor(merge_settings(checkpoint)), temp)
             request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))

@@ -67,6 +67,18 @@ def is_cached(path: str, revision: str | None = None) -> bool:
     return all(local(shard) is not None for shard in set(parse_json(index.read_text())["weight_map"].values()))
 
 
+def cached_folder(path: str) -> Path | None:
+    """Return the folder of a hub model in the local cache; None if it is not there, or is no hub name."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
 def download(path: str, revision: str | None = None) -> Path:
     """Download a hub model into the local cache and return its folder there.
 

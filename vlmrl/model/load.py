@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlmrl.errors import CheckpointError
+from vlmrl.json_text import parse_json
 from vlmrl.model.attention.prefix import NAME as SHARED_PREFIX
 from vlmrl.model.attention.prefix import VISION_NAME as VISION
 from vlmrl.model.families import PART_NAMES, family_of, part_of
 from vlmrl.model.forked_cache import checkpoint_layer
 from vlmrl.model.gpus import require_gpus
 from vlmrl.model.heap import keep_freed_memory
-from vlmrl.model.hub import require_source
+from vlmrl.model.hub import cached_folder, require_source
+from vlmrl.model.model_files import CHAT_TEMPLATE, PROCESSOR, PROCESSOR_FILES, TOKENIZER
 from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.recomputation import Setting, recomputed_layers
 from vlmrl.model.stored_weights import is_stored, settle_ties, weights_left_in_files
@@ -245,7 +248,41 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
         processor = AutoProcessor.from_pretrained(source, **_hub_arguments(settings, path))
     if not hasattr(processor, "image_processor"):
         raise CheckpointError(f"{source} has no image processor: it is not a vision-language model")
+    if not getattr(processor, "chat_template", None):
+        processor.chat_template = getattr(processor.tokenizer, "chat_template", None) or _template_file(Path(source))
     return processor
+
+
+def _template_file(folder: Path) -> Any:
+    """Return the template of `chat_template.json`, the older form of `chat_template.jinja`; None without it."""
+    file = folder / CHAT_TEMPLATE
+    return parse_json(file.read_bytes()).get("chat_template") if file.is_file() else None
+
+
+def write_processor(processor: Any, folder: Path) -> None:
+    """Write the files of a processor as they were read: training changes none of them.
+
+    Other versions of transformers, and other programs, then read the folder as they read the original. If the original
+    files are no longer there, transformers writes them in its own form.
+    """
+    name = getattr(processor.tokenizer, "name_or_path", "") or ""
+    source = Path(name) if Path(name).is_dir() else cached_folder(name)
+    names = {path.name for path in source.iterdir()} if source is not None else set()
+    if source is None or not (names & set(TOKENIZER) and names & set(PROCESSOR)):
+        processor.save_pretrained(folder)
+        return
+    for file in sorted(names & PROCESSOR_FILES):
+        shutil.copyfile(source / file, folder / file)
+
+
+def refuse_unknown_ids(tokenizer: Any, num_embeddings: int, source: str) -> None:
+    """Raise a CheckpointError if the tokenizer has a token whose id is beyond the embedding."""
+    beyond = {token: id_ for token, id_ in tokenizer.get_vocab().items() if id_ >= num_embeddings}
+    if beyond:
+        token, id_ = min(beyond.items(), key=lambda one: one[1])
+        message = f"{len(beyond):,} tokens of the tokenizer have no embedding, such as {token!r} with the id {id_:,}"
+        hint = f"the model has {num_embeddings:,} embeddings: use its own tokenizer, or `resize_token_embeddings`"
+        raise CheckpointError(message, where=source, hint=hint)
 
 
 def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -256,8 +293,12 @@ def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def banned_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that must never be sampled: image, video and padding tokens (never the end token)."""
+    """Return the ids that must never be sampled (never the end token).
+
+    They are image, video and padding tokens, and the rows of a padded embedding that no token belongs to.
+    """
     ids = {getattr(model.config, name, None) for name in IMAGE_TOKENS} | {tokenizer.pad_token_id}
+    ids |= set(range(model.get_input_embeddings().weight.shape[0])) - set(tokenizer.get_vocab().values())
     return tuple(sorted({int(i) for i in ids if isinstance(i, int)} - set(stop_ids_of(model, tokenizer))))
 
 

@@ -38,6 +38,21 @@ JSON_FILES = (
     "special_tokens_map.json",
     WEIGHTS_INDEX,
 )
+CHAT_TEMPLATE = "chat_template.json"
+PROCESSOR_FILES = {
+    *PROCESSOR,
+    *TOKENIZER,
+    CHAT_TEMPLATE,
+    "chat_template.jinja",
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+}
+"""Files of tokenizer, image processor and chat template."""
+HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+COMPARED_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_LAYERS = 1000
@@ -63,6 +78,8 @@ def folder_problems(folder: Path, *, has_weights: bool = True, own_code: bool = 
         problems += _config_problems(folder / CONFIG)
     if has_weights:
         problems += _weight_problems(folder, names)
+        if not problems:
+            problems += _head_problems(folder)
     if own_code:
         return problems
     if not names & set(TOKENIZER):
@@ -150,6 +167,31 @@ def _weight_problems(folder: Path, names: set[str]) -> Iterator[Problem]:
         stored_shapes(folder / WEIGHTS)
     except CheckpointError as error:
         yield Problem(error.message, error.where, _WHOLE)
+
+
+def _head_problems(folder: Path) -> Iterator[Problem]:
+    """Report a configuration that ties head and embedding, although the files have a head of its own.
+
+    transformers would train with one of them, and the saved model could not be loaded again.
+    """
+    config = parse_json((folder / CONFIG).read_bytes())
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+    if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is not True:
+        return
+    ends: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        header, offset = read_header(path)
+        for name in header:
+            if name.endswith((HEAD, EMBEDDINGS)):
+                first, last = header[name]["data_offsets"]
+                with open(path, "rb") as file:
+                    file.seek(offset + first)
+                    key = HEAD if name.endswith(HEAD) else EMBEDDINGS
+                    ends[key] = file.read(min(last - first, COMPARED_BYTES))
+    if len(ends) == 2 and ends[HEAD] != ends[EMBEDDINGS]:
+        message = f"{CONFIG} ties the head to the embedding, and the files have a head ({HEAD}) with other values"
+        hint = f"set tie_word_embeddings to false in {CONFIG}, or remove {HEAD} from the files"
+        yield Problem(message, str(folder / CONFIG), hint)
 
 
 def _no_weights(folder: Path, names: set[str]) -> Problem:

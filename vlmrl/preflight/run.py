@@ -197,7 +197,7 @@ def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | No
         where = loaded.where(("model", "path"))
         result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
         return None
-    result.problems += tokens.check_pixels(loaded, encoder)
+    result.problems += tokens.check_pixels(loaded, encoder) + tokens.check_embeddings(loaded, encoder, model_files)
     return encoder
 
 
@@ -359,7 +359,8 @@ def _check_machine(
     if limit and needed > limit:
         message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
-        result.problems.append(Problem(message, where, "lower rollout.max_new_tokens or model.max_pixels"))
+        hint = "lower rollout.max_new_tokens, or rollout.max_prompt_tokens and model.max_pixels"
+        result.problems.append(Problem(message, where, hint))
 
 
 def _check_spoken(

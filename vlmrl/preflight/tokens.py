@@ -66,6 +66,20 @@ def make_encoder(loaded: LoadedRecipe, model_files: str | None) -> Encoder:
     return encoder
 
 
+def check_embeddings(loaded: LoadedRecipe, encoder: Encoder, model_files: str | None) -> list[Problem]:
+    """Return an error about tokens of the tokenizer that the model has no embedding for."""
+    from vlmrl.model.load import refuse_unknown_ids
+    from vlmrl.model.model_facts import model_facts
+
+    try:
+        facts = model_facts(loaded.recipe.model, path=model_files)
+        if size := int(facts.text.get("vocab_size") or 0):
+            refuse_unknown_ids(encoder.tokenizer, size, loaded.recipe.model.path)
+    except VlmrlError as error:
+        return [Problem(error.message, loaded.where(("model", "path")), error.hint)]
+    return []
+
+
 def check_pixels(loaded: LoadedRecipe, encoder: Encoder) -> list[Problem]:
     """Return warnings about limits of the image area in the recipe that this model's processor ignores."""
     if encoder.takes_pixel_bounds:

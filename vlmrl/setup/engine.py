@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
@@ -59,7 +60,7 @@ def make_generator(
         folder=files,
         dtype=recipe.model.dtype,
         device=policy.device.type,
-        max_tokens=r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.longest(r.max_new_tokens)),
+        max_tokens=_longest(recipe, policy.model.config.get_text_config()),
         kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
         image_arguments=encoder.image_arguments,
         lora_rank=adapter_rank(policy.model),
@@ -87,6 +88,13 @@ def make_generator(
     return HostedEngine(weights, settings, world, places, shared=True, log=log)
 
 
+def _longest(recipe: Recipe, text: Any) -> int:
+    """Return the tokens of the longest prompt and response together; vLLM refuses more than the model has positions."""
+    r = recipe.rollout
+    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.longest(r.max_new_tokens))
+    return min(longest, int(getattr(text, "max_position_embeddings", None) or longest))
+
+
 def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pending_bytes: int) -> int:
     """Return the size in bytes of vLLM's cache on each of its GPUs.
 
@@ -101,7 +109,7 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
     if r.kv_cache_gib is not None:
         return int(r.kv_cache_gib * GIB)
     text = dict(policy.model.config.get_text_config().to_dict())
-    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.longest(r.max_new_tokens))
+    longest = _longest(recipe, policy.model.config.get_text_config())
     engines = max(1, (r.engine_gpus or world.size) // r.tensor_parallel)
     # -(-a // b) rounds up: prompts of a step per engine.
     groups, samples = (-(-r.prompts_per_step // engines), r.samples_per_prompt) if trains else (MAX_SEQUENCES, 1)

@@ -11,7 +11,15 @@ from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError
-from vlmrl.model.load import DTYPES, banned_ids_of, load_model, load_processor, prepare_model, stop_ids_of
+from vlmrl.model.load import (
+    DTYPES,
+    banned_ids_of,
+    load_model,
+    load_processor,
+    prepare_model,
+    refuse_unknown_ids,
+    stop_ids_of,
+)
 from vlmrl.model.lora import attach_adapter, fold_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.stored_weights import set_loaded_whole
@@ -100,7 +108,8 @@ def make_policy(
     entropy_gradient: bool = False,
     critic: bool = False,
 ) -> Policy:
-    """Return the policy of a recipe: this model at this temperature, with image, video and padding ids banned."""
+    """Return the policy of a recipe: this model at this temperature, with the ids of `banned_ids_of` banned."""
+    refuse_unknown_ids(processor.tokenizer, model.get_input_embeddings().weight.shape[0], settings.path)
     banned = banned_ids_of(model, processor.tokenizer)
     return Policy(
         model,
