@@ -886,3 +886,20 @@ def test_any_script_is_read_or_refused_in_words(tmp_path_factory, text):
         import_recipe(file, system="easyr1")
     except VlmrlError as error:
         assert error.message or str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}\n" for i in range(1, 9)),
+        "a0: &a0 [1, 2]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]\n" for i in range(1, 12)),
+        "a: &a [*a]\n",
+        f"a: {'[' * 3000}{']' * 3000}\n",
+        f"a: {'{b: ' * 3000}1{'}' * 3000}\n",
+    ],
+)
+def test_hostile_yaml_ends_in_words_before_its_values_are_made(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(VlmrlError, match=r"nested too deeply|aliases written out"):
+        read_foreign(file, "trl")
