@@ -352,6 +352,11 @@ def test_trls_list_of_functions_is_a_list_of_rewards(tmp_path):
     assert [one.weight for one in loaded.recipe.rewards] == [1.0, 1.0]
     loaded, _ = recipe_of(tmp_path, functions.replace(", r.py:g", "") + "reward_weights: [0.5]\n", "one.yaml")
     assert [one.weight for one in loaded.recipe.rewards] == [0.5]
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "own.py").write_text((tmp_path / "r.py").read_text())
+    loaded, _ = recipe_of(tmp_path, functions.replace("r.py:f, r.py:g", "r.f, rewards.own.g"), "dotted.yaml")
+    first, second = (one.name for one in loaded.recipe.rewards)
+    assert first.endswith("r.py:f") and second.endswith("rewards/own.py:g")
     with pytest.raises(VlmrlError, match="2 functions need as many weights"):
         recipe_of(tmp_path, functions + "reward_weights: [1.0]\n", "wrong.yaml")
 
