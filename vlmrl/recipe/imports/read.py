@@ -178,8 +178,8 @@ def _check_size(events: Iterable[Any], file: Path) -> None:
 
     The parser gives events one by one and does not recurse; a few lines of aliases can stand for gigabytes.
     """
-    sizes: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and the number of values so far
+    sizes: dict[Any, int] = {}
+    open_nodes: list[tuple[Any, int]] = [(None, 0)]  # anchor, and the number of values so far
     for event in events:
         kind, anchor = type(event).__name__, getattr(event, "anchor", None)
         size = 0
