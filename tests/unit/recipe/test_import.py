@@ -352,6 +352,11 @@ def test_trls_list_of_functions_is_a_list_of_rewards(tmp_path):
     assert [one.weight for one in loaded.recipe.rewards] == [1.0, 1.0]
     loaded, _ = recipe_of(tmp_path, functions.replace(", r.py:g", "") + "reward_weights: [0.5]\n", "one.yaml")
     assert [one.weight for one in loaded.recipe.rewards] == [0.5]
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "own.py").write_text((tmp_path / "r.py").read_text())
+    loaded, _ = recipe_of(tmp_path, functions.replace("r.py:f, r.py:g", "r.f, rewards.own.g"), "dotted.yaml")
+    first, second = (one.name for one in loaded.recipe.rewards)
+    assert first.endswith("r.py:f") and second.endswith("rewards/own.py:g")
     with pytest.raises(VlmrlError, match="2 functions need as many weights"):
         recipe_of(tmp_path, functions + "reward_weights: [1.0]\n", "wrong.yaml")
 
@@ -731,10 +736,10 @@ def test_a_yaml_file_that_grows_when_it_is_read_is_refused(tmp_path):
     lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(9)) + "}"]
     lines += [f"a{n}: &a{n} {{" + ", ".join(f"k{i}: *a{n - 1}" for i in range(9)) + "}" for n in range(1, 9)]
     (tmp_path / "a.yaml").write_text("\n".join(lines))
-    with pytest.raises(VlmrlError, match="more than 5000 keys"):
+    with pytest.raises(VlmrlError, match="aliases written out"):
         import_recipe(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("worker: &w {again: *w}")
-    with pytest.raises(VlmrlError, match="nested too deeply"):
+    with pytest.raises(VlmrlError, match="aliases written out"):
         import_recipe(tmp_path / "a.yaml")
 
 
@@ -886,3 +891,20 @@ def test_any_script_is_read_or_refused_in_words(tmp_path_factory, text):
         import_recipe(file, system="easyr1")
     except VlmrlError as error:
         assert error.message or str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}\n" for i in range(1, 9)),
+        "a0: &a0 [1, 2]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]\n" for i in range(1, 12)),
+        "a: &a [*a]\n",
+        f"a: {'[' * 3000}{']' * 3000}\n",
+        f"a: {'{b: ' * 3000}1{'}' * 3000}\n",
+    ],
+)
+def test_hostile_yaml_ends_in_words_before_its_values_are_made(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(VlmrlError, match=r"nested too deeply|aliases written out"):
+        read_foreign(file, "trl")

@@ -144,7 +144,11 @@ class Draft:
             entries = tables.get(table)
             if entries:
                 lines += ["", f"[[{table}]]" if table == "data" else f"[{table}]"] if table else [""]
-                lines += [_line(taken, table) for taken in entries]
+                lines += [_line(taken, table) for taken in entries if taken.key != "rewards"]
+        if rewards := self.taken.get("rewards"):
+            for reward in rewards.value:
+                lines += ["", f"[[rewards]]  {_comment(rewards.source)}"]
+                lines += [f"{name} = {toml_value(value)}" for name, value in reward.items()]
         return "\n".join(lines) + "\n"
 
     def report(self) -> dict[str, Any]:

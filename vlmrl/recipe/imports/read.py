@@ -22,6 +22,7 @@ from vlmrl.recipe.files import MAX_RECIPE_BYTES
 from vlmrl.recipe.imports.shell_arrays import MAX_KEYS, ShellArrays
 
 MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 20, 10_000, 40
+MAX_VALUES = 100_000
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
@@ -158,7 +159,10 @@ def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
 
     kind = "JSON" if file.suffix.lower() == ".json" else "YAML"
     try:
-        return json.loads(text, object_pairs_hook=pairs) if kind == "JSON" else yaml.load(text, Loader)
+        if kind == "JSON":
+            return json.loads(text, object_pairs_hook=pairs)
+        _check_size(yaml.parse(text, yaml.SafeLoader), file)
+        return yaml.load(text, Loader)
     except RecursionError:
         raise RecipeError("lists or tables are nested too deeply", where=str(file)) from None
     except (yaml.YAMLError, ValueError) as error:
@@ -167,6 +171,37 @@ def _parsed(text: str, file: Path, twice: dict[str, None]) -> Any:
         what = getattr(error, "problem", None) or getattr(error, "msg", None) or error
         where = f"{file}:{line}" if line else str(file)
         raise RecipeError(f"this is not valid {kind}: {what}", where=where) from None
+
+
+def _check_size(events: Iterable[Any], file: Path) -> None:
+    """Check a YAML file before its values are made: its depth, and its number of values with all aliases written out.
+
+    The parser gives events one by one and does not recurse; a few lines of aliases can stand for gigabytes.
+    """
+    sizes: dict[Any, int] = {}
+    open_nodes: list[tuple[Any, int]] = [(None, 0)]  # anchor, and the number of values so far
+    for event in events:
+        kind, anchor = type(event).__name__, getattr(event, "anchor", None)
+        size = 0
+        if kind in ("SequenceStartEvent", "MappingStartEvent"):
+            sizes.pop(anchor, None)  # a list that contains itself has no size
+            open_nodes.append((anchor, 1))
+            if len(open_nodes) > 2 * MAX_DEPTH:
+                line = event.start_mark.line + 1
+                raise RecipeError("lists or tables are nested too deeply", where=f"{file}:{line}")
+        elif kind in ("SequenceEndEvent", "MappingEndEvent"):
+            anchor, size = open_nodes.pop()
+        elif kind == "ScalarEvent":
+            size = 1
+        elif kind == "AliasEvent":
+            size = sizes.get(anchor, MAX_VALUES + 1)
+        if anchor and kind != "AliasEvent" and size:
+            sizes[anchor] = size
+        parent, total = open_nodes[-1]
+        open_nodes[-1] = (parent, total + size)
+        if total + size > MAX_VALUES:
+            what = f"this file stands for more than {MAX_VALUES:,} values, its aliases written out"
+            raise RecipeError(f"{what}: it is no configuration", where=f"{file}:{event.start_mark.line + 1}")
 
 
 def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:

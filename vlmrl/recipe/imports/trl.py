@@ -5,6 +5,7 @@ Source: TRL 1.16 (trl/trainer/grpo_config.py, trl/trainer/model_config.py, trl/s
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -377,20 +378,22 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
 
 def _reward(draft: Draft) -> None:
     functions = draft.get("reward_funcs")
-    functions = functions if isinstance(functions, list) else [functions] if functions else []
+    listed = functions if isinstance(functions, list) else [functions] if functions else []
+    paths = [(str(name), re.fullmatch(r"(?!trl\.)([A-Za-z_][\w.]*)\.(?!py$)(\w+)", str(name))) for name in listed]
+    functions = [f"{path[1].replace('.', '/')}.py:{path[2]}" if path else name for name, path in paths]
     weights = draft.get("reward_weights")
     if weights and len(weights) != len(functions):
         raise ValueError(f"{len(functions)} functions need as many weights")
     if not functions:
         draft.todo.append('name a reward: [reward] name = "file.py:function", style = "trl"')
-    elif not all(".py:" in str(function) for function in functions):
-        draft.left["reward_funcs"] = f"{', '.join(map(str, functions))}: a reward is named as file.py:function here"
+    elif not all(".py:" in function for function in functions):
+        draft.left["reward_funcs"] = f"{', '.join(functions)}: a reward is named as file.py:function here"
         draft.leave("reward_weights", "`weight` in the table of each reward: [[rewards]]")
         draft.todo.append('name each function in a table: [[rewards]] name = "file.py:function", style = "trl"')
     elif len(functions) == 1 and not weights:
-        draft.put("reward.name", str(functions[0]), "reward_funcs")
+        draft.put("reward.name", functions[0], "reward_funcs")
         draft.put("reward.style", "trl", "reward_funcs")
     else:
         each = zip(functions, weights or [1.0] * len(functions), strict=True)
-        rewards = [{"name": str(name), "style": "trl", "weight": float(weight)} for name, weight in each]
+        rewards = [{"name": name, "style": "trl", "weight": float(weight)} for name, weight in each]
         draft.put("rewards", rewards, "reward_funcs", *(["reward_weights"] if weights else []))
