@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images
+from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images, structured
 from vlmrl.data.columns import TRAINING, Mapped, map_columns, missing_prompt
 from vlmrl.data.dataset import Rows, canonical_json, decode_cached, require_split
 from vlmrl.data.images import image_hash, probe_image
@@ -22,6 +22,8 @@ from vlmrl.types import Media, Row, hash64
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
+TABLE, TRUTH = "table", "truth"
+"""Task of a table without a task of its own; column with the whole truth of a row."""
 Place = tuple[str, int, int]
 """Split, row and position of an image."""
 
@@ -163,16 +165,19 @@ class TableDataset:
             one = self._media(value, self._where(split, index, mapped.images or mapped.prompt or "images"))
             self._places.setdefault(one.sha256, (split, index, position))
             media.append(one)
-        truth = {}
+        truth = self._truth_of_task(mapped, fields, self._where(split, index, TRUTH))
         if mapped.answer is not None:
             where = self._where(split, index, mapped.answer)
             if mapped.answer not in fields:
                 raise DataError(f"the row has no `{mapped.answer}`", where=where, hint=f"it has: {', '.join(fields)}")
-            truth = {"answer": read_answer(fields[mapped.answer], where)}
+            truth |= {"answer": read_answer(fields[mapped.answer], where)}
         if mapped.prompt is not None and self._data.prompt is None:
             where = self._where(split, index, mapped.prompt)
             if fields.get(mapped.prompt) is None:
                 raise DataError(f"the row has no `{mapped.prompt}`", where=where, hint=f"it has: {', '.join(fields)}")
+            response = read_messages(fields[mapped.prompt], where)[1]
+            if not truth and response is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
+                truth = {"answer": response}
             fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
         columns = {}
         for name, value in fields.items():
@@ -189,6 +194,16 @@ class TableDataset:
         if key not in self._files:
             self._files[key] = probe_image(path.read_bytes())[0]
         return self._files[key]
+
+    def _truth_of_task(self, mapped: Mapped, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the truth of a row for a task of its own: its column `truth`, else all columns; {} for any table."""
+        own = structured(fields.get(TRUTH), where)
+        if isinstance(own, Mapping):
+            return {str(name): _plain_cell(value, where) for name, value in own.items()}
+        if self.task == TABLE:
+            return {}
+        left_out = {mapped.images, mapped.prompt, mapped.answer, mapped.response, TRUTH}
+        return {name: _plain_cell(value, where) for name, value in fields.items() if name not in left_out}
 
     def _media(self, value: Any, where: str) -> Media:
         image = read_image(value, self._root, where)

@@ -215,9 +215,10 @@ def _check_entry(
     scan = rows.scan_rows(source, where, prompts=prompts)
     result.problems += scan.problems
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
-    if entry.validation and entry.validation.dataset.path != source.dataset.path:
-        others["validation"] = entry.validation
-    others |= {other.split: other for other in entry.others if other.dataset.path != source.dataset.path}
+    for name, other in (("validation", entry.validation), *((one.split, one) for one in entry.others)):
+        # A split of the same dataset is there already, unless it is the training split itself.
+        if other is not None and (other.dataset.path != source.dataset.path or other.split not in others):
+            others[name] = other
     splits: dict[str, Any] = {}
     for split, other_source in others.items():
         same = prompts.is_sound  # if not, the same template would fail again
