@@ -27,8 +27,8 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.accuracy_part import FUNCTION
-from vlmrl.rewards.code_print import code_print
 from vlmrl.rewards.base import VALUE_PART, RewardSpec, check_on_timeout, part_name
+from vlmrl.rewards.code_print import code_print
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.rewards.worker_code import UserReward, WorkerFunction
 from vlmrl.types import RewardInput, Score
