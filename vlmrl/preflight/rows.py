@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError
 from vlmrl.preflight.prompts import PromptScan, examples, named
+from vlmrl.preflight.right_answer import differing_parts, paid, trial_of, unpaid
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Data, Recipe, Reward
@@ -273,6 +274,12 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         scores = _scored(loaded, source, rows, [""] * len(rows), "empty", place)
         facts.take(scores)
         facts.empty = fmean(score.value for score in scores)
+        facts.problems += differing_parts(source.name, list(zip(rows, scores, strict=False)), where)
+        if source.task.trace is None and (texts := trial_of(source, rows[0])):
+            tried = _scored(loaded, source, [rows[0]] * len(texts), texts, "right", place)
+            facts.take(tried)
+            facts.correct = paid(tried)
+            facts.problems += [unpaid(source.name, rows[0], where)] if facts.correct is None else []
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         problems = problems_in(error, loaded.where(*named) if named else where)

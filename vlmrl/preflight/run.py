@@ -23,6 +23,7 @@ from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
+from vlmrl.preflight.right_answer import truth_form
 from vlmrl.preflight.services import check_services, place_of_check
 from vlmrl.preflight.validation import check_validation
 from vlmrl.recipe.checks import check_recipe
@@ -247,6 +248,7 @@ def _check_entry(
         "images": len(scan.images),
         "other_splits": splits,
         "prompt": source.template_path if source.template else "the table's own messages",
+        "truth": truth_form(source.rows[0]) if scan.seen and not scan.problems else None,
     }
     if entry.reward_ok:
         result.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)

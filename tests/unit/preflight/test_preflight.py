@@ -126,6 +126,7 @@ def test_a_sound_recipe_has_a_plan_and_no_error(world, tiny_encoder):
     found = world()
     assert errors(found) == []
     assert found.plan["data"]["rows"] | {"prompt": ""} == {
+        "truth": "`answer` is text, such as a",
         "path": "rows.jsonl",
         "task": "table",
         "variant": None,

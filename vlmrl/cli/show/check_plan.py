@@ -61,6 +61,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
         task = data["task"] + (f", variant {data['variant']}" if data["variant"] else "")
         yield f"data {name}", f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {task}"
+        if data.get("truth"):
+            yield "", f"types of the truth: {visible(one_line(data['truth']))}"
     for name, prompts in plan.get("prompts", {}).items():
         yield from _prompt_lines(name, prompts)
     for name, boxes in plan.get("boxes", {}).items():
@@ -84,7 +86,7 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _machine_lines(plan)
 
 
-_ANSWERS = (("a correct answer earns", "correct_response"), ("an empty response earns", "empty_response"))
+_ANSWERS = (("a right answer earns", "correct_response"), ("an empty response earns", "empty_response"))
 
 
 def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,48 @@
+"""One right answer is tried on a user's reward: it must earn more than a wrong one of its form."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from vlmrl.preflight.right_answer import differing_parts, paid, trial_of, truth_form, unpaid
+from vlmrl.types import Message, Row, Score
+
+
+def row(answer: object, place: str = "rows.jsonl:1") -> Row:
+    return Row("p", "rows", "table", {"answer": answer}, (), {}, place)
+
+
+def source(prompt: str = "How many?") -> SimpleNamespace:
+    return SimpleNamespace(messages=lambda row: (Message("user", prompt),))
+
+
+@pytest.mark.parametrize(("answer", "wrong"), [(3, "4"), ("3", "4"), (2.5, "3.5"), ("cat", "no cat"), (True, "False")])
+def test_each_form_is_tried_with_the_right_and_with_a_wrong_answer(answer: object, wrong: str) -> None:
+    texts = trial_of(source(), row(answer))
+    half = len(texts) // 2
+    assert texts[:3] == [str(answer), f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"]
+    assert texts[half : half + 2] == [wrong, f"<answer>{wrong}</answer>"]
+    assert trial_of(source(), row([1, 2])) == [] == trial_of(source(), row(None))
+
+
+def test_what_is_paid_is_more_than_a_wrong_answer_of_the_same_form() -> None:
+    right, wrong = [Score(0.0, {}), Score(1.0, {})], [Score(0.0, {}), Score(0.2, {})]
+    assert paid([*right, *wrong]) == 1.0
+    assert paid([*right, *right]) is None  # the format alone is paid
+
+
+def test_the_warning_says_the_type_of_the_truth() -> None:
+    problem = unpaid("rows", row(3), "r.toml:3")
+    assert "`answer` is an integer, such as 3" in problem.message and problem.level == "warning"
+    assert 'str(x.truth["answer"])' in (problem.hint or "")
+    assert "str(x" not in (unpaid("rows", row("3"), "").hint or "")
+    assert truth_form(row("cat")) == "`answer` is text, such as cat"
+
+
+def test_parts_that_differ_between_rows_are_named() -> None:
+    pairs = [(row("1", "rows.jsonl:1"), Score(1.0, {"a": 1.0})), (row("1", "rows.jsonl:2"), Score(1.0, {"b": 1.0}))]
+    [problem] = differing_parts("rows", pairs, "r.toml:3")
+    assert "a for rows.jsonl:1 (p); b for rows.jsonl:2 (p)" in problem.message
+    assert differing_parts("rows", pairs[:1] * 2, "") == []

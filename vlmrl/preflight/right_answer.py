@@ -1,0 +1,82 @@
+"""Trial of one right answer per sampled row: the form of the truth, and whether the reward pays what looks right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from vlmrl.errors import Problem
+from vlmrl.types import Row, Score
+
+PLACEHOLDER = re.compile(r"<answer>[^<>]{0,80}</answer>")
+TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list", dict: "a mapping"}
+
+
+def truth_form(row: Row) -> str:
+    """Return the type and value of each field of a row's truth. Example: ``answer is an integer, such as 3``."""
+    return "; ".join(
+        f"`{name}` is {TYPES.get(type(value), type(value).__name__)}, such as {value!s:.60}"
+        for name, value in row.truth.items()
+    )
+
+
+def answer_forms(answer: Any, prompt: str) -> list[str]:
+    """Return an answer in the forms of a response: alone, in a tag, in a box, with and without a thought before it."""
+    forms = [str(answer), f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"]
+    forms += [f"<think>It is {answer}.</think>{form}" for form in forms]
+    asked = PLACEHOLDER.search(prompt)
+    if asked is not None and "<think>" in prompt[: asked.start()]:
+        forms.append(f"<think>It is {answer}.</think> <answer>{answer}</answer>")
+    return forms
+
+
+def trial_of(source: Any, row: Row) -> list[str]:
+    """Return responses to a row: the right answer in each form, then a wrong one in each; [] without a plain answer."""
+    answer = row.truth.get("answer")
+    if answer is None or isinstance(answer, (list, dict)):
+        return []
+    prompt = "\n".join(message.content for message in source.messages(row))
+    wrong = (
+        not answer if isinstance(answer, bool) else answer + 1 if isinstance(answer, (int, float)) else f"no {answer}"
+    )
+    if isinstance(answer, str) and answer.strip().lstrip("-").isdigit():
+        wrong = str(int(answer) + 1)
+    return [*answer_forms(answer, prompt), *answer_forms(wrong, prompt)]
+
+
+def paid(scores: Sequence[Score]) -> float | None:
+    """Return the best score of a right answer that earns more than a wrong one of its form; None if there is none.
+
+    Args:
+        scores: of the responses of `trial_of`.
+    """
+    half = len(scores) // 2
+    pairs = zip(scores[:half], scores[half:], strict=True)
+    return max((right.value for right, wrong in pairs if right.value > wrong.value), default=None)
+
+
+def unpaid(name: str, row: Row, where: str) -> Problem:
+    """Return the warning that no right answer that was tried earns more than a wrong one of its form."""
+    message = (
+        f"on `{name}` no right answer that was tried earns more than a wrong one of the same form; "
+        f"the truth: {truth_form(row)}"
+    )
+    is_text = all(isinstance(value, str) for value in row.truth.values())
+    hint = "tried: the truth alone, in <answer> tags and in a box, with and without a thought"
+    hint += "" if is_text else '; a truth keeps the type of its table: compare str(x.truth["answer"]) with text'
+    return Problem(message, where, f"{hint}; see the parts: `vlmrl try RECIPE`", "warning")
+
+
+def differing_parts(name: str, pairs: Sequence[tuple[Row, Score]], where: str) -> list[Problem]:
+    """Return a warning if the reward returns other parts for other rows."""
+    places: dict[tuple[str, ...], str] = {}
+    for row, score in pairs:
+        if score.parts:
+            places.setdefault(tuple(sorted(score.parts)), row.place)
+    if len(places) < 2:
+        return []
+    shown = "; ".join(f"{', '.join(parts)} for {place}" for parts, place in list(places.items())[:3])
+    message = f"the reward of `{name}` returns other parts for other rows: {shown}"
+    hint = "return every part for every row: None for one that does not apply, so that its weight goes to the others"
+    return [Problem(message, where, hint, "warning")]
