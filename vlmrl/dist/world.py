@@ -3,10 +3,10 @@
 torch is not imported until there is a process group. Each of several ranks is started with RANK, LOCAL_RANK,
 WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
 
-On one machine, the ranks of vlmrl's launcher meet at a file, gloo and NCCL listen on the loopback interface alone, and
-values pass through files in a folder that only this user can open. torch's own object collectives (checkpoints use
-them) unpickle only what is signed with a key from that folder. On several machines, values are pickled and sent
-unsigned: a firewall must keep others away from the ports.
+On one machine, the ranks of vlmrl's launcher meet at a file in a folder that only this user can open, gloo and NCCL
+listen on the loopback interface alone, and torch's object collectives, those of its checkpoints too, unpickle only what
+is signed with a key from that folder. On several machines nothing is signed: a firewall must keep others away from the
+ports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import hmac
 import os
-import pickle
 import secrets
 import shutil
 import socket
@@ -40,40 +39,6 @@ SILENT_SECONDS = 3.0
 KEY_FILE, SIGNATURE_BYTES = "key", 32
 
 
-class Exchange:
-    """Files through which the ranks of one machine hand values to each other.
-
-    Args:
-        folder: folder that only this user can open.
-        name: of the group; every group has its own files.
-    Raises: OSError if the folder is open to others.
-    """
-
-    def __init__(self, folder: Path, name: str) -> None:
-        facts = folder.stat()
-        if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-            raise OSError(f"{folder} is open to other users")
-        self._folder, self._name, self._count, self._groups = folder, name, 0, 0
-
-    def gather(self, mine: T, rank: int, size: int, meet: Callable[[], None]) -> list[T]:
-        """Return the values of all ranks. `meet` returns when all ranks have called it."""
-        number, self._count = self._count, self._count + 1
-        self._path(number, rank).write_bytes(pickle.dumps(mine))
-        meet()
-        values = [pickle.loads(self._path(number, other).read_bytes()) for other in range(size)]
-        # All ranks have come to this meeting, so they have read the files of the one before.
-        self._path(number - 1, rank).unlink(missing_ok=True)
-        return values
-
-    def of_group(self) -> Exchange:
-        """Return the exchange of another group of the same ranks."""
-        self._groups += 1
-        return Exchange(self._folder, f"{self._name}.{self._groups}")
-
-    def _path(self, number: int, rank: int) -> Path:
-        return self._folder / f"value-{self._name}-{number}-{rank}"
-
-
 @dataclass(frozen=True)
 class World:
     """All ranks of a run, with the rank of this process. Every method must be called by all ranks.
@@ -84,7 +49,6 @@ class World:
         group: torch's process group for the operations; None = the default group of all ranks.
         store: torch's store of small values, which all ranks read and write at any time; None = there is none. It is
             a file, or a server on rank 0. Its counters (`add`) are for work that is not the same on all ranks.
-        exchange: files for values, on one machine; None on several.
     """
 
     rank: int = 0
@@ -93,7 +57,6 @@ class World:
     local_size: int = 1
     group: Any = field(default=None, compare=False, repr=False)
     store: Any = field(default=None, compare=False, repr=False)
-    exchange: Exchange | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -105,17 +68,9 @@ class World:
             return [mine]
         import torch.distributed as dist
 
-        if self.exchange is not None:
-            return self.exchange.gather(mine, self.rank, self.size, self._meet)
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, mine, group=self.group)
         return values  # type: ignore[return-value]  # all entries are filled
-
-    def _meet(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        dist.all_reduce(torch.zeros(1), group=self.group)
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks fail too."""
@@ -131,8 +86,7 @@ class World:
             return self
         import torch.distributed as dist
 
-        exchange = None if self.exchange is None else self.exchange.of_group()
-        return replace(self, group=dist.new_group(backend="gloo"), exchange=exchange)
+        return replace(self, group=dist.new_group(backend="gloo"))
 
     def mine(self, count: int) -> range:
         """Return the indices of this rank's items among `count` items: every size-th index, beginning with its rank."""
@@ -185,13 +139,11 @@ def join_world(device: str, timeout_seconds: float = 1800.0) -> Iterator[World]:
     else:
         store = _met(lambda: next(rendezvous("env://", rank, size, timeout=timeout))[0], rank, size)
     store.set_timeout(timeout)
-    own_store, exchange = PrefixStore("vlmrl", store), None
+    own_store = PrefixStore("vlmrl", store)
     if local_size == size:
         os.environ[GLOO_INTERFACE] = os.environ[NCCL_INTERFACE] = _loopback()
-        folder = _values_folder(own_store, rank, meeting)
-        exchange = Exchange(folder, "all")
-        _sign_objects((folder / KEY_FILE).read_bytes())
-    world = World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), local_size, store=own_store, exchange=exchange)
+        _sign_objects(_shared_key(own_store, rank, meeting))
+    world = World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), local_size, store=own_store)
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank)
     dist.init_process_group(
@@ -271,15 +223,24 @@ def _loopback() -> str:
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
-def _values_folder(store: Any, rank: int, meeting: str | None) -> Path:
-    """Return the folder for values of the ranks, with a new key: the launcher's folder, or a new one under torchrun."""
+def _shared_key(store: Any, rank: int, meeting: str | None) -> bytes:
+    """Return the key of the ranks, from a file that only this user can read.
+
+    Rank 0 makes it: in the launcher's folder, or in a new one under torchrun.
+
+    Raises: OSError if the file is open to other users.
+    """
     if rank == 0:
-        folder = Path(meeting).parent if meeting is not None else Path(tempfile.mkdtemp(prefix="vlmrl-values-"))
+        folder = Path(meeting).parent if meeting is not None else Path(tempfile.mkdtemp(prefix="vlmrl-key-"))
         if meeting is None:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
         (folder / KEY_FILE).write_bytes(secrets.token_bytes(SIGNATURE_BYTES))
-        store.set("values", str(folder))
-    return Path(store.get("values").decode())
+        store.set("key", str(folder / KEY_FILE))
+    path = Path(store.get("key").decode())
+    facts = path.parent.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise OSError(f"{path.parent} is open to other users")
+    return path.read_bytes()
 
 
 def _sign_objects(key: bytes) -> None:

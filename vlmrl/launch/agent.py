@@ -151,7 +151,7 @@ def _config(job: Job, folder: Path):
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    from vlmrl.launch.meeting import BACKEND
+    from vlmrl.dist.meeting import BACKEND
 
     one_machine = job.nnodes == 1
     rendezvous = {"timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS, "is_host": str(job.node_rank == 0)}

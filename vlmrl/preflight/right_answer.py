@@ -25,8 +25,8 @@ def answer_forms(answer: Any, prompt: str) -> list[str]:
     """Return an answer in the forms of a response: alone, in a tag, in a box, with and without a thought before it."""
     forms = [str(answer), f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"]
     forms += [f"<think>It is {answer}.</think>{form}" for form in forms]
-    asked = PLACEHOLDER.search(prompt)
-    if asked is not None and "<think>" in prompt[: asked.start()]:
+    placeholder = PLACEHOLDER.search(prompt)
+    if placeholder is not None and "<think>" in prompt[: placeholder.start()]:
         forms.append(f"<think>It is {answer}.</think> <answer>{answer}</answer>")
     return forms
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch.distributed import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from vlmrl.dist import world as worlds
@@ -124,15 +125,14 @@ def test_an_object_without_a_signature_is_not_unpickled(tmp_path: Path, monkeypa
     assert not tmp_path.joinpath("ran").exists()
 
 
-def test_values_pass_through_a_folder_of_this_user_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "values"
-    folder.mkdir(mode=0o755)
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    store = HashStore()
+    tmp_path.chmod(0o755)
     with pytest.raises(OSError, match="open to other users"):
-        worlds.Exchange(folder, "all")
-    folder.chmod(0o700)
-    exchange = worlds.Exchange(folder, "all")
-    assert [exchange.gather(i, 0, 1, lambda: None) for i in range(3)] == [[0], [1], [2]]
-    assert len(list(folder.iterdir())) == 1  # the value of the last meeting
+        worlds._shared_key(store, 0, str(tmp_path / "ranks"))
+    tmp_path.chmod(0o700)
+    keys = {worlds._shared_key(store, rank, str(tmp_path / "ranks")) for rank in (0, 1)}
+    assert len(keys) == 1 and len(keys.pop()) == 32
 
 
 @pytest.mark.slow
