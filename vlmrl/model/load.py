@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,7 +249,16 @@ def load_processor(settings: Model, *, path: str | None = None) -> Any:
         raise CheckpointError(f"{source} has no image processor: it is not a vision-language model")
     if not getattr(processor, "chat_template", None):
         processor.chat_template = getattr(processor.tokenizer, "chat_template", None) or _template_file(Path(source))
+    folder = Path(source) if Path(source).is_dir() else cached_folder(source)
+    # Kept in memory: the folder may be a checkpoint that is removed before the next one is written.
+    processor.original_files = {} if folder is None else _processor_files(folder)
     return processor
+
+
+def _processor_files(folder: Path) -> dict[str, bytes]:
+    names = {path.name for path in folder.iterdir()}
+    is_whole = names & set(TOKENIZER) and names & set(PROCESSOR)
+    return {name: (folder / name).read_bytes() for name in sorted(names & PROCESSOR_FILES)} if is_whole else {}
 
 
 def _template_file(folder: Path) -> Any:
@@ -262,17 +270,14 @@ def _template_file(folder: Path) -> Any:
 def write_processor(processor: Any, folder: Path) -> None:
     """Write the files of a processor as they were read: training changes none of them.
 
-    Other versions of transformers, and other programs, then read the folder as they read the original. If the original
-    files are no longer there, transformers writes them in its own form.
+    Other versions of transformers, and other programs, then read the folder as they read the original. Of a processor
+    that was not read by `load_processor`, transformers writes the files in its own form.
     """
-    name = getattr(processor.tokenizer, "name_or_path", "") or ""
-    source = Path(name) if Path(name).is_dir() else cached_folder(name)
-    names = {path.name for path in source.iterdir()} if source is not None else set()
-    if source is None or not (names & set(TOKENIZER) and names & set(PROCESSOR)):
+    files: Mapping[str, bytes] = getattr(processor, "original_files", {})
+    if not files:
         processor.save_pretrained(folder)
-        return
-    for file in sorted(names & PROCESSOR_FILES):
-        shutil.copyfile(source / file, folder / file)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def refuse_unknown_ids(tokenizer: Any, num_embeddings: int, source: str) -> None:

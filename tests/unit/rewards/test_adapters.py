@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.code_print import code_print
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import INAPPLICABLE, RewardInput
 
