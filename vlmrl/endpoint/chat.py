@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +126,7 @@ def read_answers(body: bytes) -> list[ChatAnswer]:
         return [_answer(choice, tokens, prompt_tokens) for choice in choices]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         reason = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BrokenAnswer(f"the endpoint's answer cannot be read: {reason:.200}") from error
+        raise BrokenAnswer(f"the endpoint's answer cannot be read: {reason}") from error
 
 
 def _answer(choice: Mapping[str, Any], tokens: int | None, prompt_tokens: int | None) -> ChatAnswer:
@@ -155,13 +155,17 @@ def tokens_of(count: object) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31 else None
 
 
-def error_words(body: bytes) -> str:
-    """Return the error message in the body of an answer: of its JSON, else its first characters."""
+def error_words(body: bytes, clean: Callable[[str], str]) -> str:
+    """Return the error message in the body of an answer: of its JSON, else its first characters.
+
+    Args:
+        clean: hides the key. It gets the whole message: of a key that was cut, the rest would not be recognised.
+    """
     try:
         value = parse_json(body)
         error = value.get("error", value)
         text = error.get("message") if isinstance(error, dict) else error
         text = text or value.get("message") or value.get("detail")
     except (ValueError, AttributeError):
-        text = body[:300].decode("utf-8", "replace")
-    return " ".join(str(text or "no message").split())[:300]
+        text = body.decode("utf-8", "replace")
+    return clean(" ".join(str(text or "no message").split()))[:300]

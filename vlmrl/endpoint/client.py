@@ -255,7 +255,7 @@ class EndpointClient:
     def _error_of(self, status: int, headers: httpx.Headers, answer: bytes) -> Exception:
         failure = failure_of(
             status,
-            self._clean(error_words(answer)),
+            error_words(answer, self._clean),
             where=self.url,
             hint=what_to_check(self.options.key_env, self.options.model),
             location=self._clean(headers.get("location", "")),

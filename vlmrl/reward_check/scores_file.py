@@ -15,6 +15,7 @@ from vlmrl.errors import StoreError
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Scores
 from vlmrl.store.files import write_atomic
+from vlmrl.store.secrets.redact import redact_said, redact_text
 from vlmrl.visible import encodable
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
@@ -35,7 +36,7 @@ def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:
 
     The columns are `row` (index in the input, from 0), `score`, one column per part, and `note`. If the reward failed
     on a row, the row's score and parts are empty and its note is `failed: ...`. If a part has the name of another
-    column, its column is called `part_NAME`.
+    column, its column is called `part_NAME`. Secrets in notes, errors and names of parts are hidden.
 
     Raises: StoreError if the file cannot be written.
     """
@@ -46,12 +47,13 @@ def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:
 def _table(facts: ResponseColumns, scores: Scores) -> Any:
     import pyarrow as pa
 
-    words = [encodable(w) for w in (*scores.notes.words, *(f"failed: {error}" for error in scores.errors.words))]
+    said = (*scores.notes.words, *(f"failed: {error}" for error in scores.errors.words))
+    words = [encodable(redact_text(w)) for w in said]
     codes = np.where(scores.failed_N, scores.errors.codes_N + len(scores.notes.words), scores.notes.codes_N)
     notes = pa.DictionaryArray.from_arrays(pa.array(np.maximum(codes, 0)), pa.array(words or [""], pa.string()))
     columns: dict[str, Any] = {"row": pa.array(facts.rows_N), "score": pa.array(scores.values_N, from_pandas=True)}
     for name, column in scores.parts.items():
-        columns[encodable(f"part_{name}" if name in TAKEN else name)] = pa.array(column, from_pandas=True)
+        columns[encodable(redact_said(f"part_{name}" if name in TAKEN else name))] = pa.array(column, from_pandas=True)
     return pa.table({**columns, "note": notes})
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError, shortened
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.lock import owner_state, read_owner
-from vlmrl.store.manifest import Status, read_bytes, read_raw
+from vlmrl.store.manifest import MAX_BYTES, Status, read_raw
 
 MOST_CANDIDATES = 10
 
@@ -162,7 +163,7 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
     needle = name.encode()
     for run_id in ids:
         try:
-            if needle not in read_bytes(f"{root}/{run_id}/{layout.MANIFEST}"):
+            if needle not in read_regular(f"{root}/{run_id}/{layout.MANIFEST}", MAX_BYTES):
                 continue
         except OSError:
             continue

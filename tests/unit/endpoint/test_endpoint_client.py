@@ -341,3 +341,13 @@ def test_closing_cancels_what_is_in_flight_and_ends_the_thread() -> None:
 def test_texts_that_are_no_unicode_can_be_sent() -> None:
     texts, _, _ = ask(lambda n, body: completion(json.dumps(prompt_of(body))), request("half \ud800"))
     assert texts == [json.dumps("half \ud800")]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_key_is_hidden_before_an_error_text_is_cut(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    # An error text is cut at 300 characters: here all of the key but its last character stands before the cut.
+    words = "x" * (300 - len(KEY)) + " " + KEY
+    reply = failure(400, words) if as_json else Reply(400, words.encode())
+    error, _, _ = error_of(lambda n, body: reply, RequestRefused, key_env="MY_KEY")
+    assert KEY[:8] not in str(error) and "xxx" in error.message

@@ -11,6 +11,7 @@ from vlmrl.errors import StoreError
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.scores_file import check_out, write_scores
+from vlmrl.store.secrets.shapes import HIDDEN
 from vlmrl.types import Score
 
 SCORES = [
@@ -74,3 +75,14 @@ def test_half_characters_in_stored_scores_are_written_as_escapes(kind, tmp_path)
     write_scores(path, facts([0, 1]), Scores.of(scores))
     text = str(pq.read_table(path).to_pydict()) if kind == "parquet" else path.read_text("utf-8")
     assert text.count("ud800") == (4 if kind == "jsonl" else 3)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_a_key_that_a_reward_returns_or_raises_is_hidden(kind, tmp_path, monkeypatch):
+    key = "zq8Kd03nVb51xWm7TtR2cYpE64uJh9Lf"
+    monkeypatch.setenv("SERVICE_API_KEY", key)
+    scores = [Score(1.0, {}, f"called with {key}"), Score(float("nan"), {}, error=f"ValueError: no such key {key}")]
+    path = tmp_path / f"scores.{kind}"
+    write_scores(path, facts([0, 1]), Scores.of(scores))
+    notes = pq.read_table(path)["note"].to_pylist() if kind == "parquet" else [path.read_text()]
+    assert key not in "".join(notes) and "".join(notes).count(HIDDEN) == 2

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from store_builders import make_checkpoint, make_group, make_run
+from typer.testing import CliRunner
 
+from vlmrl.cli.app import app
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX
@@ -366,6 +370,70 @@ def test_fields_of_the_wrong_kind_are_told(tmp_path: Path):
         (run.dir / layout.MANIFEST).write_text(json.dumps({**raw, **change}))
         with pytest.raises(StoreError):
             open_run(tmp_path, run.dir.name)
+
+
+WRONG_VALUES = [
+    {"labels": [5]},
+    {"labels": "text"},
+    {"tags": {"a": 1}},
+    {"tags": [[]]},
+    {"best": [1]},
+    {"best": {"step": "x", "metric": 1, "value": {}}},
+    {"start": 5},
+    {"status": "odd"},
+    {"status": []},
+    {"error": {}},
+    {"parent": "run"},
+    {"origin": 7},
+    {"attempts": [5]},
+    {"attempts": {"number": 1}},
+    {"name": ["x"]},
+    {"note": None},
+    {"end": 3.5},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_VALUES, ids=str)
+def test_a_value_of_the_wrong_type_damages_only_its_run(tmp_path: Path, change: dict):
+    with make_run(tmp_path) as run:
+        pass
+    with make_run(tmp_path, name="good"):
+        pass
+    path = run.dir / layout.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    result = CliRunner().invoke(app, ["runs", "list", "--runs", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "good" in result.output and "damaged" in result.output
+    with pytest.raises(StoreError, match=f"`{next(iter(change))}"):
+        read_manifest(run.dir)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "link", "folder", "huge"])
+def test_a_manifest_that_is_no_regular_file_hides_no_other_run(tmp_path: Path, kind: str):
+    with make_run(tmp_path) as run:
+        pass
+    with make_run(tmp_path, name="good") as good:
+        pass
+    path = run.dir / layout.MANIFEST
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)  # a file with a hole: it takes no space
+    else:
+        path.symlink_to("/dev/zero" if kind == "endless" else good.dir / layout.MANIFEST)
+    # In a process of its own: a reader that waits for the pipe would hold up all tests.
+    code = (
+        "import sys; from vlmrl.store.listing import *; root = sys.argv[1]\n"
+        "print(*(run.problem for run in list_runs(root)), find(root, 'last'), find(root, 'good'), sep='\\n')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("cannot read the manifest") == 1 and good.id in result.stdout
 
 
 def test_a_newer_minor_field_is_ignored(tmp_path: Path):
