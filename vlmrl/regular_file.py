@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+MOST_BYTES = 64 << 20
+"""Maximum size of a small file, such as a manifest of a few KB."""
 LFS_START = b"version https://git-lfs.github.com/spec/"
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -32,7 +34,7 @@ def file_problem(path: Path) -> str | None:
     return None
 
 
-def read_regular(path: str, most_bytes: int) -> bytes:
+def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a small file of an untrusted folder, without waiting for a pipe or reading without end.
 
     Raises: OSError, also for a link, for a file that is no regular one, and for more than `most_bytes` bytes.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
 from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
 
 SCHEMA = 1
@@ -40,7 +41,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return summary.json of an evaluation. Raises: StoreError when it is missing, damaged or of a newer schema."""
     path = folder / EVAL_SUMMARY
     try:
-        summary = parse_json(path.read_bytes())
+        summary = parse_json(read_regular(path))
     except FileNotFoundError:
         raise StoreError("there is no finished evaluation", where=str(folder)) from None
     except (OSError, ValueError) as error:

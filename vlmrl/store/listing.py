@@ -12,7 +12,7 @@ from vlmrl.errors import StoreError, shortened
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.lock import owner_state, read_owner
-from vlmrl.store.manifest import MAX_BYTES, Status, read_raw
+from vlmrl.store.manifest import Status, read_raw
 
 MOST_CANDIDATES = 10
 
@@ -163,7 +163,7 @@ def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
     needle = name.encode()
     for run_id in ids:
         try:
-            if needle not in read_regular(f"{root}/{run_id}/{layout.MANIFEST}", MAX_BYTES):
+            if needle not in read_regular(f"{root}/{run_id}/{layout.MANIFEST}"):
                 continue
         except OSError:
             continue

@@ -13,12 +13,13 @@ import json
 import os
 import secrets
 import socket
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.clock import ago, now
 
@@ -69,10 +70,12 @@ def owner_state(owner: Owner) -> State:
 
 def read_owner(run_dir: Path) -> Owner | None:
     """Return the owner from the run's lock file; None if there is no lock file, or a kill left it incomplete."""
+    from pydantic import TypeAdapter  # importing it is slow, and few commands read a lock
+
     try:
-        value = parse_json((run_dir / layout.LOCK).read_bytes())
-        return Owner(**{field.name: value[field.name] for field in fields(Owner)})
-    except (OSError, ValueError, KeyError, TypeError):
+        value = parse_json(read_regular(run_dir / layout.LOCK))
+        return TypeAdapter(Owner).validate_python(value)
+    except (OSError, ValueError):
         return None
 
 

@@ -22,8 +22,6 @@ from vlmrl.store.secrets.redact import redact_argv, redact_text, redact_value
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000
-MAX_BYTES = 64 << 20
-"""Maximum size of a manifest that is read. One has a few KB."""
 
 Status = Literal["running", "done", "failed", "interrupted", "killed"]
 """Status of a run. "killed" is never stored: it means that "running" is stored, but the owner is dead."""
@@ -225,7 +223,7 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
     """Return the manifest as plain JSON. All its values have been checked, so a reader may rely on their types."""
     path = f"{run_dir}/{layout.MANIFEST}"
     try:
-        content = read_regular(path, MAX_BYTES)
+        content = read_regular(path)
     except FileNotFoundError:
         raise StoreError("this folder is not a run: it has no manifest.json", where=str(run_dir)) from None
     except OSError as error:

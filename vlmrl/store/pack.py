@@ -48,7 +48,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
 
     The run is not changed. Times, owners and order in the archive are fixed, so packing twice gives the same bytes.
 
-    Raises: StoreError if the target is inside the run or the write fails.
+    Raises: StoreError if the target is inside the run, the run has a link to a file outside it, or the write fails.
     """
     if run_dir.resolve() in target.resolve().parents:
         raise StoreError(
@@ -56,6 +56,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         )
     complete = layout.complete_checkpoints(run_dir)
     kept = {"none": [], "last": complete[-1:], "all": complete}[checkpoints]
+    paths = list(_files(run_dir, kept))
     merged = layout.merged_dirs(run_dir)
     left_out = tuple(path.name for path in [*complete, *merged] if path not in kept)
     named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("step-*.parquet")))
@@ -73,7 +74,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
     temp = temp_path(target)
     try:
         with tempfile.TemporaryDirectory() as scratch, open(temp, "wb") as raw:
-            entries = [(path.relative_to(run_dir).as_posix(), path) for path in _files(run_dir, kept)]
+            entries = [(path.relative_to(run_dir).as_posix(), path) for path in paths]
             if contents:
                 shard = Path(scratch, SHARD)
                 write_shard(shard, contents.items())
@@ -137,5 +138,10 @@ def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
         )
         for name in files:
             path = here / name
+            if path.is_symlink() and run_dir.resolve() not in path.resolve().parents:
+                hint = "remove the link, or put a copy of the file in its place"
+                raise StoreError(
+                    "this is a link to a file outside the run, which is not packed", where=str(path), hint=hint
+                )
             if name != layout.LOCK and not name.startswith((TEMP_PREFIX, TRASH_PREFIX)) and path.is_file():
                 yield path

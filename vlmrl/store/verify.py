@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmrl.errors import Problem, StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import faults, sha256_of
 from vlmrl.store.evaluated_rows import read_summary
@@ -229,7 +230,7 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
 
 def _read_json(path: Path, verdict: MetricsVerdict) -> dict[str, Any] | None:
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_regular(path))
     except OSError as error:
         verdict.error(f"cannot be read: {error.strerror}", path)
         return None

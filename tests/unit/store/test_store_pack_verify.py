@@ -434,6 +434,17 @@ def test_a_merged_model_stays_behind_and_is_named(run: Run, tmp_path: Path):
     assert not list(opened.rglob("model.safetensors")) and (opened / "manifest.json").is_file()
 
 
+@pytest.mark.parametrize("place", ["notes.txt", "rollouts/step-000099.parquet", "logs/rank-9.log"])
+def test_a_link_out_of_the_run_is_not_packed(run: Run, tmp_path: Path, place: str):
+    outside = tmp_path / "private"
+    outside.write_text("private")
+    (run.dir / place).parent.mkdir(exist_ok=True)
+    (run.dir / place).symlink_to(outside)
+    with pytest.raises(StoreError, match="outside the run"):
+        pack_run(run.dir, tmp_path / "run.tar.gz", RunImages(run.dir, []))
+    assert not (tmp_path / "run.tar.gz").exists()
+
+
 def test_packing_twice_gives_the_same_bytes(run: Run, tmp_path: Path):
     import os
 

@@ -436,6 +436,19 @@ def test_a_manifest_that_is_no_regular_file_hides_no_other_run(tmp_path: Path, k
     assert result.stdout.count("cannot read the manifest") == 1 and good.id in result.stdout
 
 
+@pytest.mark.parametrize(
+    "content", ['{"pid": "x"}', "[]", "5", "\xff", '{"host": [], "pid": [], "boot": 1, "start": {}}']
+)
+def test_a_damaged_lock_hides_no_run(tmp_path: Path, content: str):
+    with make_run(tmp_path) as run:
+        path = run.dir / layout.LOCK
+        full = json.loads(path.read_text())
+        path.write_bytes(content.encode("latin-1"))
+        assert [r.status for r in list_runs(tmp_path)] == ["killed"]
+        path.write_text(json.dumps({**full, "pid": "x"}))
+        assert [r.status for r in list_runs(tmp_path)] == ["killed"]
+
+
 def test_a_newer_minor_field_is_ignored(tmp_path: Path):
     with make_run(tmp_path) as run:
         pass
