@@ -26,7 +26,7 @@ from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.scoring import ChosenReward
-from vlmrl.reward_check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
+from vlmrl.reward_check.text_attacks import FORMS, answers, learned_forms, right_text, text_attacks, wrong_text
 from vlmrl.reward_check.trick_results import (
     EPSILON,
     HUNG,
@@ -219,8 +219,9 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
 def _text_forms(attempts: Attempts) -> list[str]:
     """Return the forms of an answer by the mean score of right answers, highest first, without forms that hang."""
     known = answers(attempts.rows)
-    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
-    forms = [form for form in FORMS if HUNG not in earned[form].error] or list(FORMS)
+    tried = (*FORMS, *learned_forms(attempts.rows))
+    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in tried}
+    forms = [form for form in tried if HUNG not in earned[form].error] or list(FORMS)
     return sorted(forms, key=lambda form: -(earned[form].mean or -math.inf))
 
 
