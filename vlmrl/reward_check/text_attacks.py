@@ -25,8 +25,8 @@ FORMS = (
 """Forms of an honest answer that many rewards accept. See `learned_forms` for others."""
 MOST_LEARNED = 6
 """Maximum number of forms that are learned from the rows."""
-SLOT = re.compile(r"<(\w+)>(?P<tag>[^<>]*)</\1>(?!.*</\1>)|\\boxed\{(?P<box>[^{}]*)\}(?!.*\\boxed)", re.DOTALL)
-"""The last element of a tag, or the last box: where a text states its answer."""
+SLOT = re.compile(r"<(\w+)>(?P<tag>[^<>]*)</\1>|\\boxed\{(?P<box>[^{}]*)\}")
+"""Tag or box with a text in it: the last one is where a response states its answer."""
 
 
 def expected(x: RewardInput) -> list[str]:

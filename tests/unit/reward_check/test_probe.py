@@ -447,3 +447,14 @@ def test_a_list_of_all_answers_is_tried_in_the_form_that_the_reward_reads(tmp_pa
     """
     report = probe_reward(load(tmp_path, source), {}, TEXT_ROWS)
     assert {"every answer", "all numbers"} <= flagged(report)
+
+
+def test_a_penalty_for_length_beside_the_answer_is_no_finding(tmp_path):
+    source = """
+        import re
+        def reward(x):
+            match = re.fullmatch(r"<answer>(.*?)</answer>", x.response)
+            right = match is not None and match[1] == x.truth["answer"]
+            return (match is not None) + right - min(abs(x.num_tokens - 5) / 20, 1)
+    """
+    assert flagged(probe_reward(load(tmp_path, source), {}, TEXT_ROWS)) == set()
