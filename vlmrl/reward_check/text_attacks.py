@@ -51,10 +51,10 @@ def learned_forms(rows: Sequence[RewardInput]) -> list[str]:
         spans = [(m.span(m.lastgroup or 0), said) for m in SLOT.finditer(said)][-1:]
         if right and (at := said.rfind(right)) >= 0:
             spans.append(((at, at + len(right)), said))
-        asked = next((m for m in reversed([*SLOT.finditer(x.prompt)])), None)
-        if asked is not None:
-            start, end = (n - asked.start() for n in asked.span(asked.lastgroup or 0))
-            spans.append(((start, end), asked.group()))
+        slot = next((m for m in reversed([*SLOT.finditer(x.prompt)])), None)
+        if slot is not None:
+            start, end = (n - slot.start() for n in slot.span(slot.lastgroup or 0))
+            spans.append(((start, end), slot.group()))
         counts.update({f"{_escaped(text[:start])}{{}}{_escaped(text[end:])}" for (start, end), text in spans})
     return [form for form, _ in counts.most_common() if form not in FORMS][:MOST_LEARNED]
 
