@@ -23,8 +23,8 @@ ROWS_OF_PAGE = 24
 """Minimum number of responses of each kind on the HTML page of --html."""
 INPUT_HELP = (
     "A run (name, prefix, `last`), a folder of a run or of rollouts, a Parquet file of rollouts, the rows of an "
-    "evaluation (RUN/eval/NAME/rows.parquet), or any JSONL, CSV or Parquet file with a response and a ground truth per "
-    "row."
+    "evaluation (RUN/eval/NAME/rows.parquet), any JSONL, CSV or Parquet file with a response and a ground truth per "
+    "row, or a folder of N.jsonl, one per step."
 )
 REWARD_HELP = "Score with this reward: a built-in, file.py:function, or profile:NAME of the task."
 

@@ -13,14 +13,23 @@ from vlmrl.reward_check.response_table import TableDecoder, TableReader, first_r
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.reward_check.table_truths import TruthRule
+from vlmrl.store.layout import MANIFEST
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is a table of responses: a text file, or Parquet that is no rollout file."""
+    """Return whether a path is a table: a text file, Parquet that is no rollout file, or a folder of N.jsonl."""
+    if path.is_dir():
+        return not (path / MANIFEST).exists() and bool(numbered_files(path))
     kind = path.suffix.lower()
     if kind == ".parquet":
         return path.is_file() and not _is_rollouts(path)
-    return kind in SUFFIXES and not path.is_dir()
+    return kind in SUFFIXES
+
+
+def numbered_files(folder: Path) -> list[Path]:
+    """Return the files N.jsonl of a folder, one per step, in the order of their numbers."""
+    files = [p for p in folder.glob("*.jsonl") if p.stem.isascii() and p.stem.isdigit()]
+    return sorted(files, key=lambda p: int(p.stem))
 
 
 def open_table(
@@ -41,9 +50,11 @@ def open_table(
     Raises: DataError for a file without rows or responses, or if the table lacks the truth that the task needs;
         RecipeError for a task or variant that does not exist.
     """
-    require_file(path, hint="name a table of responses, or a run")
-    kind = path.suffix.lower()
-    names, first = first_row(str(path), kind)
+    files = numbered_files(path) if path.is_dir() else [path]
+    for file in files:
+        require_file(file, hint="name a table of responses, or a run")
+    kind = files[0].suffix.lower()
+    names, first = first_row(str(files[0]), kind)
     roles = map_roles(names, columns or {}, str(path))
     rule, ref = _task_rule(path, task, variant, lenient, names, first, roles)
     if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
@@ -52,13 +63,35 @@ def open_table(
             where=str(path),
             hint="name the column: --columns ground_truth=...; or give the fields of the truth as columns",
         )
-    decoder = TableDecoder(str(path), kind, path.stem, roles, rule, rule.fields_in(first))
-    reader = TableReader(str(path), decoder, tuple(names))
+    texts, rewards, notes = tuple(map(str, files)), stored_rewards(names, first, roles), []
+    decoder = TableDecoder(texts, kind, path.stem, roles, rule, rule.fields_in(first), rewards)
+    reader = TableReader(texts, decoder, tuple(names))
+    if decoder.infers_groups:
+        notes.append(
+            f"rows of one step with equal `{roles['prompt']}` and truth are a group (else --columns group=...)"
+        )
+    if rewards:
+        notes.append(f"the stored score is the sum of {', '.join(rewards)}; the table does not name their weights")
     truth, _, _ = rule.read(first.get(roles.get("ground_truth", "")), first)
     head = Head(ref.name if ref is not None else "", truth, {})
     return SavedResponses(
-        path, reader, {path.stem: head}, task=ref, grouped="group" in roles, has_scores="score" in roles
+        path,
+        reader,
+        {path.stem: head},
+        task=ref,
+        grouped="group" in roles or decoder.infers_groups,
+        has_scores="score" in roles or bool(rewards),
+        first_step=0,
+        notes=notes,
     )
+
+
+def stored_rewards(names: list[str], first: Mapping[str, Any], roles: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns of rewards in a table as TRL writes it: the numbers between `completion` and `advantage`."""
+    if "score" in roles or not {"completion", "advantage"} <= set(names):
+        return ()
+    between = names[names.index("completion") + 1 : names.index("advantage")]
+    return tuple(n for n in between if n not in roles.values() and isinstance(first.get(n), float))
 
 
 def _task_rule(

@@ -26,7 +26,7 @@ from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.scoring import ChosenReward
-from vlmrl.reward_check.text_attacks import FORMS, answers, right_text, text_attacks, wrong_text
+from vlmrl.reward_check.text_attacks import FORMS, answers, learned_forms, right_text, text_attacks, wrong_text
 from vlmrl.reward_check.trick_results import (
     EPSILON,
     HUNG,
@@ -142,7 +142,9 @@ def probe_reward(
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
-        results = [_right_against_wrong(honest, rows, played), *_judge_all(tried, honest, low_R, rows)]
+        # For texts, the share that a wrong answer earns is what the author pays for form or length.
+        meant_R = low_R if play is not None else np.fmax(low_R, honest.wrong.values_R)
+        results = [_right_against_wrong(honest, rows, played), *_judge_all(tried, honest, low_R, rows, meant_R)]
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, played)
         if played.belief is not None:
@@ -219,8 +221,9 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
 def _text_forms(attempts: Attempts) -> list[str]:
     """Return the forms of an answer by the mean score of right answers, highest first, without forms that hang."""
     known = answers(attempts.rows)
-    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in FORMS}
-    forms = [form for form in FORMS if HUNG not in earned[form].error] or list(FORMS)
+    tried = (*FORMS, *learned_forms(attempts.rows))
+    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in tried}
+    forms = [form for form in tried if HUNG not in earned[form].error] or list(FORMS)
     return sorted(forms, key=lambda form: -(earned[form].mean or -math.inf))
 
 
@@ -288,15 +291,18 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
     )
 
 
-def _judge_all(tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> list[ProbeResult]:
-    """Return the result of each trick. If the reward ignores names altogether, only that near miss is returned."""
-    results = [_judged(t, honest, low_R, rows) for t in tried]
+def _judge_all(
+    tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput], meant_R: Floats
+) -> list[ProbeResult]:
+    """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned."""
+    results = [_judged(t, honest, low_R, rows, meant_R) for t in tried]
     if any(r.name == IGNORED and r.verdict for r in results):
         results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
     return results
 
 
-def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput]) -> ProbeResult:
+def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput], meant_R: Floats) -> ProbeResult:
+    """Return the result of a trick. `meant_R`: score of each row up to which a text without an answer is no leak."""
     values, verdict, slack = tried.values_R, "", honest.tolerance
     earned, kind = tried.mean, tried.attack.kind
     wrong = honest.wrong.mean or 0.0
@@ -311,7 +317,7 @@ def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardIn
         verdict = "blind" if np.any((values >= known - slack) & (known > low_R + slack)) else ""
     elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + slack:
         verdict = "hole"
-    elif (kind == "void" and np.any(values > low_R + slack)) or (
+    elif (kind == "void" and np.any(values > meant_R + slack)) or (
         kind == "broken" and earned is not None and earned > wrong + slack
     ):
         verdict = "leak"

@@ -27,6 +27,7 @@ from vlmrl.types import RewardInput, hash64
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
 """Roles whose columns a reward also receives under the column's own name, as in training: `solution`, `problem` ..."""
+MASK = (1 << 64) - 1
 CUT = ("length", "max_tokens")
 """Values of the finish column that mean: the token limit ended the response. Trainers and servers differ."""
 CHUNK_ROWS = 8192
@@ -61,20 +62,22 @@ class TableDecoder:
     """Decoder of a table's rows as reward inputs.
 
     Args:
-        file: name of the file for messages.
+        files: names of the files for messages; `Chunk.file` is an index of them.
         kind: suffix of the file name.
         source: name of the table.
         roles: role -> column, see `map_roles`.
         truth: rule for reading a ground truth.
         typed: whether each truth field has a column of its own.
+        rewards: columns that hold one stored reward each; used if no column holds the whole score.
     """
 
-    file: str
+    files: Sequence[str]
     kind: str
     source: str
     roles: Mapping[str, str]
     truth: TruthRule
     typed: bool = False
+    rewards: Sequence[str] = ()
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
@@ -94,10 +97,10 @@ class TableDecoder:
                 if texts[i] is None:
                     problem = f"`{self.roles['response']}` is {show(cell, 60)}, not text"
             if problem or i in cells.bad:
-                broken.append(Broken(self.place(cells.places[i]), cells.bad.get(i, problem)))
+                broken.append(Broken(self.place(chunk.file, cells.places[i]), cells.bad.get(i, problem)))
                 continue
             if doubt:
-                doubts.append(Broken(self.place(cells.places[i]), doubt))
+                doubts.append(Broken(self.place(chunk.file, cells.places[i]), doubt))
             readable.append(i)
         inputs = self._inputs(cells, readable, texts, truths, ids)
         images = [()] * len(inputs) if media else ()
@@ -106,10 +109,10 @@ class TableDecoder:
         )
 
     def where(self, facts: ResponseColumns, index: int) -> str:
-        return self.place(int(facts.places_N[index]))
+        return self.place(int(facts.files_N[index]), int(facts.places_N[index]))
 
-    def place(self, place: int) -> str:
-        return place_of(self.file, place)
+    def place(self, file: int, place: int) -> str:
+        return place_of(self.files[file], place)
 
     def _truths(self, cells: Cells) -> list[TruthReading]:
         """Return the [N] truths of the rows; equal texts are read once."""
@@ -133,7 +136,7 @@ class TableDecoder:
         self, cells: Cells, readable: Sequence[int], texts: Sequence[str], truths: Sequence[TruthReading], ids: bool
     ) -> list[RewardInput]:
         hidden = {name for role, name in self.roles.items() if role not in GIVEN}
-        others = cells.others({*hidden, *IMAGES, *self.truth.form.fields})
+        others = cells.others({*hidden, *self.rewards, *IMAGES, *self.truth.form.fields})
         finish, tokens, prompt, step, token_ids = (
             cells.column(self.roles[role]) if role in self.roles else None
             for role in ("finish", "num_tokens", "prompt", "step", "token_ids")
@@ -168,8 +171,7 @@ class TableDecoder:
             column = cells.column(name)
             steps = np.asarray([_count(column[i]) for i in readable], dtype=np.int32)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
-        if (name := self.roles.get("group")) is not None:
-            column = cells.column(name)
+        if (column := self._group_names(cells)) is not None:
             # A row without a group is a group of its own.
             has_group = np.asarray([column[i] is not None for i in readable], dtype=bool)
             prompts = Coded.of(None if column[i] is None else str(column[i]) for i in readable)
@@ -183,7 +185,7 @@ class TableDecoder:
         return ResponseColumns(
             rows_N=at + chunk.first,
             places_N=np.asarray(cells.places, dtype=np.int64)[at],
-            files_N=np.zeros(size, np.int32),
+            files_N=np.full(size, chunk.file, np.int32),
             steps_N=steps,
             groups_N=groups_N,
             samples_N=np.zeros(size, np.int32),
@@ -195,13 +197,31 @@ class TableDecoder:
             advantages_N=np.full(size, math.nan),
         )
 
-    def _stored(self, cells: Cells, readable: Sequence[int]) -> Scores | None:
-        if (name := self.roles.get("score")) is None:
+    def _group_names(self, cells: Cells) -> list[Any] | None:
+        """Return the group of each row; without a column of groups, rows of equal prompt and truth are a group."""
+        if (name := self.roles.get("group")) is not None:
+            return cells.column(name)
+        if not self.infers_groups:
             return None
-        column = cells.column(name)
-        values = np.asarray([number_of(column[i]) for i in readable], dtype=np.float64)
+        truths = cells.column(self.roles["ground_truth"]) if "ground_truth" in self.roles else itertools.repeat(None)
+        prompts = cells.column(self.roles["prompt"])
+        return [f"{hash64(str(p), str(t)) & MASK:016x}" if p else None for p, t in zip(prompts, truths, strict=False)]
+
+    @property
+    def infers_groups(self) -> bool:
+        """Return whether groups follow from the prompts. With images, equal prompts can be different questions."""
+        return "prompt" in self.roles and not {"group", "images"} & set(self.roles)
+
+    def _stored(self, cells: Cells, readable: Sequence[int]) -> Scores | None:
+        score = self.roles.get("score")
+        names = self.rewards if score is None else (score,)
+        if not names:
+            return None
+        columns = {name: cells.column(name) for name in names}
+        parts = {n: np.asarray([number_of(column[i]) for i in readable]) for n, column in columns.items()}
+        values = np.asarray(list(parts.values()), dtype=np.float64).sum(axis=0)
         errors = Coded.of("no score was saved" if math.isnan(v) else None for v in values.tolist())
-        return Scores(values, {}, Coded.of([""] * len(readable)), errors)
+        return Scores(values, parts if score is None else {}, Coded.of([""] * len(readable)), errors)
 
 
 def _ids(cell: Any) -> tuple[int, ...] | None:
@@ -230,7 +250,7 @@ class TableReader:
         columns: names of the file's columns.
     """
 
-    path: str
+    paths: Sequence[str]
     decoder: TableDecoder
     columns: Sequence[str] = field(default_factory=tuple)
 
@@ -240,13 +260,14 @@ class TableReader:
         if self.decoder.kind == ".parquet":
             left_out = {*IMAGES, self.decoder.roles.get("images")}
             names = [name for name in self.columns if name not in left_out]
-            for batch in parquet_batches(self.path, names, CHUNK_ROWS):
+            for batch in parquet_batches(self.paths[0], names, CHUNK_ROWS):
                 yield Chunk(first, batch.num_rows, 0, first, batch)
                 first += batch.num_rows
             return
-        for rows in in_portions(text_rows(self.path), CHUNK_ROWS, CHUNK_BYTES):
-            yield Chunk(first, len(rows), 0, rows[0][0], rows)
-            first += len(rows)
+        for number, path in enumerate(self.paths):
+            for rows in in_portions(text_rows(path), CHUNK_ROWS, CHUNK_BYTES):
+                yield Chunk(first, len(rows), number, rows[0][0], rows)
+                first += len(rows)
 
 
 def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:

@@ -292,6 +292,7 @@ def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:
         "path": str(saved.path),
         "run": saved.run.id if saved.run is not None else None,
         "steps": [int(facts.steps_N.min()), int(facts.steps_N.max())],
+        "first_step": saved.first_step,
         "evaluations": list(saved.evaluations),
         "samples": len(facts),
         "groups": len(np.unique(facts.groups_N)) if saved.grouped else None,

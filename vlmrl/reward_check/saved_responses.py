@@ -57,6 +57,7 @@ class SavedResponses:
         task: the task that the user named for a table; for other inputs see `task_ref`.
         grouped: whether it is known which rows belong to one prompt.
         has_scores: whether scores were saved with the responses.
+        first_step: number that is shown for step 0; a table's steps are shown as they are.
         notes: messages for the user.
     """
 
@@ -69,6 +70,7 @@ class SavedResponses:
     task: TaskRef | None = None
     grouped: bool = True
     has_scores: bool = True
+    first_step: int = counted(0)
     notes: list[str] = field(default_factory=list)
 
     @property

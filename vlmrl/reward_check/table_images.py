@@ -34,7 +34,7 @@ def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, 
     row_numbers = np.unique(np.asarray(list(rows), dtype=np.int64))
     if column is None or not len(row_numbers):
         return
-    root = Path(reader.path).absolute().parent
+    root = Path(reader.paths[0]).absolute().parent
     cells = _parquet_cells if reader.decoder.kind == ".parquet" else _text_cells
     for row, cell in cells(reader, column, row_numbers):
         values = split_images(cell)
@@ -52,12 +52,12 @@ def _file(value: Any, root: Path) -> bytes | str:
 
 def _parquet_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
     first = 0
-    for group, rows in enumerate(parquet_groups(reader.path)):
+    for group, rows in enumerate(parquet_groups(reader.paths[0])):
         if np.any((row_numbers >= first) & (row_numbers < first + rows)):
             place = first
-            for batch in parquet_batches(reader.path, [column], BATCH_ROWS, group):
+            for batch in parquet_batches(reader.paths[0], [column], BATCH_ROWS, group):
                 for row in row_numbers[(row_numbers >= place) & (row_numbers < place + batch.num_rows)].tolist():
-                    yield row, _cell(batch, row - place, reader.decoder.place(row))
+                    yield row, _cell(batch, row - place, reader.decoder.place(0, row))
                 place += batch.num_rows
         first += rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -19,8 +20,13 @@ FORMS = (
     "<think>I cannot tell.</think><answer>{}</answer>",
     "\\boxed{{{}}}",
     "<think>I cannot tell.</think>\\boxed{{{}}}",
+    "<answer>{}</answer>",
 )
-"""Forms of an honest answer. A reward should accept at least one of them."""
+"""Forms of an honest answer that many rewards accept. See `learned_forms` for others."""
+MOST_LEARNED = 6
+"""Maximum number of forms that are learned from the rows."""
+SLOT = re.compile(r"<(\w+)>(?P<tag>[^<>]*)</\1>|\\boxed\{(?P<box>[^{}]*)\}")
+"""Tag or box with a text in it: the last one is where a response states its answer."""
 
 
 def expected(x: RewardInput) -> list[str]:
@@ -31,6 +37,30 @@ def expected(x: RewardInput) -> list[str]:
         return []
     accepted = truth if isinstance(truth, (list, tuple)) else [truth]
     return [last_box(str(one)).text or str(one) for one in accepted]
+
+
+def learned_forms(rows: Sequence[RewardInput]) -> list[str]:
+    """Return forms of an answer that the rows show, the most frequent first.
+
+    In a saved response, the place of the answer is the last mention of the truth, or the last tag or box. In a prompt,
+    it is the last tag or box, and the form is that tag or box alone.
+    """
+    counts: Counter[str] = Counter()
+    for x in rows:
+        right, said = right_text(x), x.response
+        spans = [(m.span(m.lastgroup or 0), said) for m in SLOT.finditer(said)][-1:]
+        if right and (at := said.rfind(right)) >= 0:
+            spans.append(((at, at + len(right)), said))
+        slot = next((m for m in reversed([*SLOT.finditer(x.prompt)])), None)
+        if slot is not None:
+            start, end = (n - slot.start() for n in slot.span(slot.lastgroup or 0))
+            spans.append(((start, end), slot.group()))
+        counts.update({f"{_escaped(text[:start])}{{}}{_escaped(text[end:])}" for (start, end), text in spans})
+    return [form for form, _ in counts.most_common() if form not in FORMS][:MOST_LEARNED]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def answers(rows: Sequence[RewardInput]) -> list[str]:
@@ -54,6 +84,7 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
     known = answers(rows)
     every = " ".join(known)
     numbers = " ".join(str(n) for n in range(200))
+    tagged = form if form.endswith("</answer>") else "<think>x</think><answer>{}</answer>"
 
     def both(name: str, idea: str, form: str) -> Attack:
         def one(x: RewardInput) -> str:
@@ -65,7 +96,7 @@ def text_attacks(rows: Sequence[RewardInput], form: str) -> list[Attack]:
         return Attack(name, idea, "broken", one, turned=other)
 
     def holds(text: str) -> Make:
-        return says(f"<think>x</think><answer>{text}</answer>")
+        return says(tagged.format(text))
 
     attacks = [
         *void_attacks(""),

@@ -137,7 +137,7 @@ def void_attacks(echo: str) -> list[Attack]:
         Attack(
             "arithmetic",
             "a number that takes a computer years, as an answer",
-            "void",
+            "guess",
             says("<think>so</think><answer>9**9**9**9</answer>"),
             most=1,
         ),

@@ -413,3 +413,48 @@ def test_a_known_form_that_pays_as_much_as_the_tasks_own_stays_honest_play(tmp_p
     spec = load(tmp_path, "def reward(x):\n    return float(x.response.strip() == x.truth['answer'])\n")
     traced = probe_reward(spec, {}, TEXT_ROWS, trace=lambda x: "nonsense")
     assert traced["honest"] == probe_reward(spec, {}, TEXT_ROWS)["honest"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said", "prompt"),
+    [
+        (r"<answer>(\\d+)</answer>", "", ""),
+        (r"<solution>(\\d+)</solution>", "", "Give the number: <solution>NUMBER</solution>"),
+        (r"So: (\\d+) pieces", "So: 3 pieces", ""),
+        (r"<look>.+</look><n>(\\d+)</n>", "<look>a {b}</look><n>9</n>", ""),
+    ],
+)
+@pytest.mark.parametrize("form", [0.0, 0.2])
+def test_the_form_of_an_answer_is_learned_and_its_format_share_is_no_finding(tmp_path, pattern, said, prompt, form):
+    source = f"""
+        import re
+        def reward(x):
+            match = re.fullmatch(r"{pattern}", x.response)
+            return 0.0 if match is None else {form} + float(match[1] == x.truth["answer"])
+    """.replace("\\\\", "\\")
+    rows = [RewardInput(said, truth={"answer": str(n)}, prompt=prompt) for n in (3, 5, 7, 7)]
+    report = probe_reward(load(tmp_path, source), {}, rows)
+    assert report["honest"]["informed"] == 1 + form
+    assert flagged(report) == set()
+
+
+def test_a_list_of_all_answers_is_tried_in_the_form_that_the_reward_reads(tmp_path):
+    source = """
+        import re
+        def reward(x):
+            match = re.fullmatch(r"<answer>(.*)</answer>", x.response)
+            return float(match is not None and x.truth["answer"] in match[1])
+    """
+    report = probe_reward(load(tmp_path, source), {}, TEXT_ROWS)
+    assert {"every answer", "all numbers"} <= flagged(report)
+
+
+def test_a_penalty_for_length_beside_the_answer_is_no_finding(tmp_path):
+    source = """
+        import re
+        def reward(x):
+            match = re.fullmatch(r"<answer>(.*?)</answer>", x.response)
+            right = match is not None and match[1] == x.truth["answer"]
+            return (match is not None) + right - min(abs(x.num_tokens - 5) / 20, 1)
+    """
+    assert flagged(probe_reward(load(tmp_path, source), {}, TEXT_ROWS)) == set()

@@ -374,3 +374,40 @@ def test_what_is_a_table(tmp_path):
     assert is_table(write(tmp_path / "a.jsonl", ROWS)) and is_table(write(tmp_path / "a.parquet", ROWS))
     assert is_table(tmp_path / "not-there.csv") and not is_table(tmp_path / "not-there.parquet")
     assert not is_table(tmp_path)
+
+
+def trl_rows():
+    return [
+        {"step": step, "prompt": f"question {n}", "completion": said, "form_reward": 1.0,
+         "right_reward": float(said == "a"), "advantage": 0.0, "solution": "a"}
+        for step in (3, 12) for n in range(2) for said in ("a", "b")
+    ]  # fmt: skip
+
+
+def test_completions_of_trl_have_groups_and_the_rewards_that_were_stored(tmp_path):
+    path = write(tmp_path / "completions.parquet", trl_rows())
+    (tmp_path / "r.py").write_text("def score(x):\n    return float(x.response == x.truth['answer'])")
+    report = check_rewards(open_table(path), RewardQuestion(f"{tmp_path}/r.py:score")).report
+    assert (report["groups"], report["steps"], report["first_step"]) == (4, [3, 12], 0)
+    assert report["diff"]["names"]["first"] == "as stored"
+    assert report["diff"]["value"]["first"] == 1.5 and report["diff"]["value"]["second"] == 0.5
+    assert any("sum of form_reward, right_reward" in note for note in report["notes"])
+
+
+def test_equal_prompts_with_images_are_no_group(tmp_path):
+    rows = [{**row, "images": "a.png"} for row in trl_rows()]
+    assert not open_table(write(tmp_path / "rows.jsonl", rows)).grouped
+
+
+def test_a_folder_with_a_file_per_step_is_one_table(tmp_path):
+    for step in (2, 10):
+        rows = [{"input": "q", "output": said, "gts": "a", "score": 1.0, "step": step} for said in "ab"]
+        write(tmp_path / f"{step}.jsonl", rows)
+    (tmp_path / "10.jsonl").write_text((tmp_path / "10.jsonl").read_text() + "{}\n")
+    assert is_table(tmp_path)
+    saved = open_table(tmp_path, lenient=True)
+    decoded = [saved.reader.decoder.decode(chunk) for chunk in saved.reader.chunks()]
+    assert [d.facts.steps_N.tolist() for d in decoded] == [[2, 2], [10, 10]]
+    assert len({int(g) for d in decoded for g in d.facts.groups_N}) == 2
+    assert saved.reader.decoder.where(decoded[1].facts, 1).endswith("10.jsonl:2")
+    assert [b.where for b in decoded[1].broken] == [f"{tmp_path}/10.jsonl:3"]

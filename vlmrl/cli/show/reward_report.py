@@ -52,9 +52,7 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
 
 
 def _headline(report: Mapping[str, Any]) -> str:
-    from vlmrl.store.metrics import counted
-
-    first, last = map(counted, report["steps"])
+    first, last = (step + report["first_step"] for step in report["steps"])
     groups = f" in {report['groups']:,} groups" if report["groups"] is not None else ""
     place = f", steps {first} to {last}" if last > first or report["run"] else ""
     if report["evaluations"]:
