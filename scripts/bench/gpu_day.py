@@ -41,11 +41,25 @@ HOW_TO_CARRY = """\
 fetch their wheels for the machine's Python, say 3.12, into a folder for --wheels:
   scripts/gpu-day --carry > carry.txt
   pip download --no-deps --only-binary :all: --python-version 3.12 -r carry.txt -d wheels"""
+USUALLY_THERE = ("accelerate", "peft", "pillow", "pyarrow", "scipy")
+"""Packages beside torch, torchvision and transformers that GPU images have; their wheels are the large ones."""
 NO_GPU_HINT = "`nvidia-smi` shows the driver; --smoke runs toy sizes on the CPU"
 CORE = ("torch", "transformers")
 ADAPTERS = (*CORE, "peft")
 SHARDING = (*CORE, "pydantic")
-COMMANDS = (*ADAPTERS, "pydantic", "typer", "rich", "jinja2", "pyarrow", "PIL", "scipy", "yaml")
+COMMANDS = (
+    *ADAPTERS,
+    "pydantic",
+    "typer",
+    "rich",
+    "jinja2",
+    "pyarrow",
+    "PIL",
+    "scipy",
+    "yaml",
+    "detect_secrets",
+    "httpx",
+)
 """Modules that each kind of measurement imports."""
 
 Row = dict[str, Any]
@@ -91,6 +105,7 @@ def _cases(patterns: Sequence[str], limit_seconds: int, needs: tuple[str, ...] =
     return tuple(Measure(p, "gpu:measure_cases", limit_seconds, needs, {"pattern": p}) for p in patterns)
 
 
+PATHS = ("shared-varlen", "packed-varlen", "padded-sdpa")
 PARTS: dict[str, Part] = {
     "kernels": Part(
         "attention kernels beside a float32 oracle: packed rows and vision towers, by heads and head width",
@@ -130,16 +145,9 @@ PARTS: dict[str, Part] = {
     "updates": Part(
         "a training update of the TaxonRL shape: two 800-pixel images, 16 responses of 300 tokens",
         2,
-        _cases(
-            [
-                "taxon/Qwen2.5-VL-3B/adamw/shared-varlen",
-                "taxon/Qwen2.5-VL-3B/adamw/packed-varlen",
-                "taxon/Qwen2.5-VL-3B/adamw/padded-sdpa",
-                "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/shared-varlen",
-                "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/packed-varlen",
-                "taxon/Qwen2.5-VL-7B/adamw_bf16_kahan/padded-sdpa",
-            ],
-            60,
+        (
+            *_cases([f"taxon/Qwen2.5-VL-3B/adamw/{path}" for path in PATHS], 60),
+            *_cases([f"taxon/Qwen2.5-VL-7B/LoRA64/{path}" for path in PATHS], 60, ADAPTERS),
         ),
         {
             "s an update": ("seconds", ".2f"),
@@ -484,7 +492,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=CALL_MINUTES, help="when this call ends (default: 9)")
     parser.add_argument("--out", type=Path, default=Path("gpu-day.jsonl"), help="JSON lines; the log goes beside it")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to import from (see --carry)")
-    parser.add_argument("--have", nargs="*", default=(), help="with --carry: packages that the machine has already")
+    parser.add_argument(
+        "--have",
+        nargs="*",
+        default=USUALLY_THERE,
+        help=f"with --carry: packages that the machine has already; default: {', '.join(USUALLY_THERE)}",
+    )
     parser.add_argument("--smoke", action="store_true", help="toy sizes on the CPU, without a time limit of the call")
     parser.add_argument("--json", action="store_true", help="the lines on stdout in place of the tables")
     parser.add_argument("--list", action="store_true", help="show the parts and stop")
