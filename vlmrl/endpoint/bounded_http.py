@@ -118,6 +118,7 @@ def open_client(*, concurrency: int, **options: Any) -> httpx.AsyncClient:
     """
     if getproxies():  # httpx itself reads the proxies of the environment, unless it is given a transport
         limits = httpx.Limits(max_keepalive_connections=concurrency, keepalive_expiry=KEEP_SECONDS)
-        return httpx.AsyncClient(limits=limits, timeout=None, follow_redirects=False, **options)
+        direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # no proxy serves this machine
+        return httpx.AsyncClient(limits=limits, timeout=None, follow_redirects=False, mounts=direct, **options)
     spread = _SpreadTransport(concurrency)
     return httpx.AsyncClient(transport=spread, timeout=None, follow_redirects=False, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -289,6 +290,7 @@ def base_url(text: str) -> str:
     try:
         parts = urlsplit(text.strip())
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_address = is_address and not re.search(r"[\s\x00-\x1f\x7f]", text.strip())
     except ValueError:
         is_address, parts = False, urlsplit("")
     if not is_address:
