@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import typer
@@ -36,12 +37,11 @@ def init(
     from vlmrl.tasks.scaffold import write_task
 
     written = write_task(name, style=style, model=model, whole=task)
+    recipe = shlex.quote(f"{name}/recipe.toml")
     commands = [
-        f"pytest {name}",
-        *([f"vlmrl prep {name}/task.py:task --out {name}/data"] if task else []),
-        f"vlmrl check {name}/recipe.toml",
-        f"vlmrl try {name}/recipe.toml",
-        f"vlmrl train {name}/recipe.toml",
+        f"pytest {shlex.quote(str(name))}",
+        *([shlex.join(["vlmrl", "prep", f"{name}/task.py:task", "--out", f"{name}/data"])] if task else []),
+        *(f"vlmrl {verb} {recipe}" for verb in ("check", "try", "train")),
     ]
     err = console()
     err.print(f"{name}: " + ", ".join(path.relative_to(name).as_posix() for path in written if path.suffix != ".png"))
@@ -49,5 +49,5 @@ def init(
     err.print(f"next: {change}, then")
     for command in commands:
         err.print(f"  {command}")
-    err.print(f"without a GPU: vlmrl demo --model-only tiny --data {name}/recipe.toml, then --set model.path=tiny")
+    err.print(f"without a GPU: vlmrl demo --model-only tiny --data {recipe}, then --set model.path=tiny")
     emit({"path": str(name), "files": [str(path) for path in written], "next": commands}, as_json)

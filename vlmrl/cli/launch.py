@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -85,4 +86,6 @@ def slurm(
     target.write_text(batch_file(job, target.name), encoding="utf-8")
     emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json)
     if not as_json:
-        say(f"wrote {target}; submit it with: sbatch {target}\nnodes without a network: first run vlmrl fetch {recipe}")
+        say(
+            f"wrote {target}; submit it with: sbatch {quote(str(target))}\nnodes without a network: first run vlmrl fetch {quote(str(recipe))}"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from vlmrl.data.bounded_cache import BoundedCache
@@ -82,7 +83,7 @@ def decode_cached(dataset: Dataset, media: Media) -> PILImage:
         try:
             return decode_image(data)
         except DataError as error:
-            hint = f"repair the file or remove the row; `vlmrl data doctor {dataset.path}` decodes every image"
+            hint = f"repair the file or remove the row; `vlmrl data doctor {quote(dataset.path)}` decodes every image"
             raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
 
     return _decoded.get((dataset.path, media.sha256), decode)

@@ -109,6 +109,9 @@ class _SpreadTransport(httpx.AsyncBaseTransport):
             await pool.aclose()
 
 
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
 def open_client(*, concurrency: int, **options: Any) -> httpx.AsyncClient:
     """Return a client that follows no redirect and limits no time, for so many requests at once.
 
@@ -118,7 +121,8 @@ def open_client(*, concurrency: int, **options: Any) -> httpx.AsyncClient:
     """
     if getproxies():  # httpx itself reads the proxies of the environment, unless it is given a transport
         limits = httpx.Limits(max_keepalive_connections=concurrency, keepalive_expiry=KEEP_SECONDS)
-        direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # no proxy serves this machine
+        # No proxy serves this machine.
+        direct: dict[str, httpx.AsyncBaseTransport | None] = {f"all://{host}": None for host in LOOPBACK}
         return httpx.AsyncClient(limits=limits, timeout=None, follow_redirects=False, mounts=direct, **options)
     spread = _SpreadTransport(concurrency)
     return httpx.AsyncClient(transport=spread, timeout=None, follow_redirects=False, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any, Literal
 
 from vlmrl.evaluate.interval import excludes_zero
@@ -125,7 +126,7 @@ def signed(m: Mapping[str, Any]) -> str:
 def _why_unknown(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str], evaluated: bool) -> str:
     begin = "It is not known whether B is better than A"
     if not evaluations:
-        a, b = titles
+        a, b = map(quote, titles)
         how = f"vlmrl eval {b} --recipe {a}" if evaluated else f"vlmrl eval {a}; vlmrl eval {b}"
         return f"{begin}: they have no evaluation in common (make {'one' if evaluated else 'them'}: {how})."
     if not any(e["rows_paired"] for e in evaluations):

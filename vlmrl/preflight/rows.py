@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,7 @@ def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
         return notes
     looked_at = min(rows, len(source.rows))
     message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have an image that cannot be read"
-    hint = f"{examples(bad)}\n`vlmrl data doctor {source.dataset.path}` decodes every image"
+    hint = f"{examples(bad)}\n`vlmrl data doctor {quote(source.dataset.path)}` decodes every image"
     return [Problem(message, where, hint), *notes]
 
 

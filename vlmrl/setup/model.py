@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from vlmrl.checkpoint.checked_files import check_files
@@ -67,7 +68,7 @@ def load_for_training(
     if recipe.model.quantize and before is None and origin.checkpoint is not None:
         raise CheckpointError(
             f"model.quantize needs a Hugging Face folder or hub name, but `{origin.path}` is a run",
-            hint=f"vlmrl merge {origin.path} --out FOLDER, then --set model.path=FOLDER",
+            hint=f"vlmrl merge {quote(origin.path)} --out FOLDER, then --set model.path=FOLDER",
         )
     if before is not None and recipe.lora is not None:
         _same_adapter(before, recipe.lora, origin)
@@ -96,7 +97,7 @@ def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
         if was != getattr(now, name):
             raise CheckpointError(
                 f"`lora.{name}` is {is_now}, but the adapter of `{origin.path}` was made with {was}",
-                hint=f"use {was}; or train on the merged model: vlmrl merge {origin.path} --out FOLDER",
+                hint=f"use {was}; or train on the merged model: vlmrl merge {quote(origin.path)} --out FOLDER",
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from vlmrl.cli.output import say, tell
@@ -28,8 +29,10 @@ def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: boo
     if adapter:
         say(
             f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
-            f"vllm serve BASE --enable-lora --lora-modules trained={done.folder}"
+            f"vllm serve BASE --enable-lora --lora-modules {quote(f'trained={done.folder}')}"
         )
         return
-    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {done.folder}")
-    say(f"serve it: vllm serve {done.folder}")
+    say(
+        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {quote(str(done.folder))}"
+    )
+    say(f"serve it: vllm serve {quote(str(done.folder))}")

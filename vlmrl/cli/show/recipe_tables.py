@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import typer
@@ -41,7 +42,7 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
         say("\nto do:")
         for todo in report["todo"]:
             say(f"  {todo}")
-    say(f"\nnext: vlmrl check {out or 'RECIPE'}")
+    say(f"\nnext: vlmrl check {quote(str(out)) if out else 'RECIPE'}")
 
 
 def show_table_of_keys(explanation: Any) -> None:
