@@ -86,6 +86,5 @@ def slurm(
     target.write_text(batch_file(job, target.name), encoding="utf-8")
     emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json)
     if not as_json:
-        say(
-            f"wrote {target}; submit it with: sbatch {quote(str(target))}\nnodes without a network: first run vlmrl fetch {quote(str(recipe))}"
-        )
+        say(f"wrote {target}; submit it with: sbatch {quote(str(target))}")
+        say(f"nodes without a network: first run vlmrl fetch {quote(str(recipe))}")

@@ -32,7 +32,6 @@ def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: boo
             f"vllm serve BASE --enable-lora --lora-modules {quote(f'trained={done.folder}')}"
         )
         return
-    say(
-        f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {quote(str(done.folder))}"
-    )
-    say(f"serve it: vllm serve {quote(str(done.folder))}")
+    folder = quote(str(done.folder))
+    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {folder}")
+    say(f"serve it: vllm serve {folder}")
