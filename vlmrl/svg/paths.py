@@ -68,9 +68,9 @@ def _read_arguments(text: str, place: int, letter: str) -> tuple[list[float], in
     for index in range(ARGUMENTS[letter.upper()]):
         place = GAP.match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]
         match = (FLAG if letter in "Aa" and index in (3, 4) else NUMBER).match(text, place)
-        if match is None or abs(float(match[0])) > LARGEST:
+        if match is None:
             return None
-        numbers.append(float(match[0]))
+        numbers.append(min(LARGEST, max(-LARGEST, float(match[0]))))
         place = match.end()
     return numbers, place
 

@@ -74,12 +74,13 @@ class Paint(NamedTuple):
     server: str = ""
 
 
-def _bounded(value: float) -> float | None:
-    return value if abs(value) <= LARGEST else None
+def _bounded(value: float) -> float:
+    """Return a number, or the largest of its sign: what is that far away, or that large, looks the same."""
+    return min(LARGEST, max(-LARGEST, value))
 
 
 def read_number(text: str) -> float | None:
-    """Return a number of at most LARGEST; None for anything else."""
+    """Return a number, at most LARGEST in size; None for anything else."""
     match = NUMBER.fullmatch(text.strip())
     return None if match is None else _bounded(float(match[0]))
 
@@ -111,10 +112,7 @@ def read_numbers(text: str, most: int = 200_000) -> list[float]:
     numbers: list[float] = []
     place = GAP.match(text).end()  # pyright: ignore[reportOptionalMemberAccess]
     while len(numbers) < most and (match := NUMBER.match(text, place)) is not None:
-        value = _bounded(float(match[0]))
-        if value is None:
-            break
-        numbers.append(value)
+        numbers.append(_bounded(float(match[0])))
         place = GAP.match(text, match.end()).end()  # pyright: ignore[reportOptionalMemberAccess]
     return numbers
 

@@ -29,7 +29,7 @@ from vlmrl.svg.paths import MOST_COMMANDS, path_text, read_path
         ("", ""),
         ("M1 1 L2 2 X 3 3 L4 4", "M1 1 L2 2"),
         ("M1 1 L2", "M1 1"),
-        ("M1 1 L1e300 2 L3 3", "M1 1"),
+        ("M1 1 L1e300 2 L3 3", "M1 1 L10000000 2 L3 3"),
         ("M1 1z1 1", "M1 1 Z"),
     ],
 )

@@ -11,13 +11,13 @@ REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
         svg_figure,
         "SVG code: visible elements and picture beside the true ones; no model; runs in workers",
-        version=2,
+        version=3,
         shown=("pictures",),
     ),
     MODELS: Builtin(
         svg_models,
         "SVG code: its picture beside the true one, as LPIPS, CLIP, DINO or SigLIP see it; runs in workers",
-        version=1,
+        version=2,
         shown=("pictures", "device"),
     ),
     "vfig_rules": Builtin(
