@@ -89,6 +89,8 @@ def make_environment() -> Environment:
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    # A prompt must be the same in every run of a recipe.
+    del environment.filters["random"], environment.globals["lipsum"]
     return environment
 
 

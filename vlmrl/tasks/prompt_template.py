@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -25,6 +26,7 @@ RENDERING = 1
 
 The number is part of each prompt's fingerprint. Increase it with every change of the code that changes a prompt.
 """
+ADDRESS = re.compile(r"<[^<>]{1,200} at 0x[0-9a-f]{6,16}>")
 _BOUNDED = "a prompt needs no long loops, powers or padding"
 
 
@@ -62,7 +64,14 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
     """
     names: dict[str, Any] = {**row.columns, "columns": row.columns, **variables}
     try:
-        return compile_template(source, where)(names).strip()
+        text = compile_template(source, where)(names).strip()
+        if ADDRESS.search(text):
+            raise DataError(
+                "the prompt has the address of an object, which differs between runs",
+                where=f"{where}, {row.place}",
+                hint="the template prints a function or an object: call it, or name one of its values",
+            )
+        return text
     except TemplateLimitError as error:
         raise RecipeError(f"the prompt template {error}", where=f"{where}, {row.place}", hint=_BOUNDED) from error
     except TemplateFailedError as error:
