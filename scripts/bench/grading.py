@@ -5,8 +5,8 @@
 Three checks. *pairs*: every pair of tests/golden/math/pairs.jsonl, worked out by hand, is graded as it says; beside it
 stands how often the published judge of MAYE agrees. *speed*: grades a second by the CPU clock of one process, where no
 two answers are the same, so that nothing comes from a cache; the parser is warm, as it is in a worker. The second rate
-is that of groups of 8 samples with 3 different answers. *bombs*: answers that never end among good ones, scored as
-training does it. Every bomb must earn 0 with a note, and every good response the score that it has without bombs.
+is that of groups of 8 samples with 3 different answers. *bombs*: answers that would never end among good ones, as
+training scores them. Every bomb must earn 0 with a note, and every good response the score that it has without bombs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from vlmrl.rewards.math.grader import make_grader
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput, Score
 
@@ -126,7 +125,7 @@ def check_bombs(good: int, number: int, workers: int, seconds: float) -> dict:
 
 
 def _is_priced(score: Score) -> bool:
-    return score.value == 0.0 and score.error is None and bool(score.note) and earned_on_timeout(score)
+    return score.value == 0.0 and score.error is None and bool(score.note)
 
 
 def main() -> int:

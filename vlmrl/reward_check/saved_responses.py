@@ -112,7 +112,7 @@ class SavedResponses:
         file, _, function = name.rpartition(":")
         path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
         try:
-            same = self.run is not None and read_own(path, function).sha256 == record.get("task_sha256")
+            same = self.run is not None and read_own(path).sha256 == record.get("task_sha256")
         except RecipeError:
             same = False
         if same:

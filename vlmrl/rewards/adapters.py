@@ -15,6 +15,7 @@ Everything below except `load_user_reward` runs in the worker process; conventio
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.rewards.accuracy_part import FUNCTION
 from vlmrl.rewards.base import VALUE_PART, RewardSpec, check_on_timeout, part_name
-from vlmrl.rewards.code_print import code_print
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.rewards.worker_code import UserReward, WorkerFunction
 from vlmrl.types import RewardInput, Score
@@ -70,7 +70,7 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
         needs_token_ids=facts["needs_token_ids"],
         accuracy=facts["accuracy"],
         on_timeout=facts["on_timeout"],
-        source_sha256=code_print(text, function),
+        source_sha256=hashlib.sha256(source).hexdigest(),
         user=user,
         args=args,
     )

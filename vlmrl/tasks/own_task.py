@@ -19,7 +19,6 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from vlmrl.errors import DataError, RecipeError, VlmrlError
-from vlmrl.rewards.code_print import code_print
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.own_checks import (
@@ -47,7 +46,7 @@ class OwnFile:
     Args:
         path: the path as the user wrote it.
         text: the whole text of the file.
-        sha256: hash of the code that runs use (`code_print`).
+        sha256: hash of the file's bytes.
     """
 
     path: str
@@ -72,7 +71,7 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     path_text, _, function_name = name.rpartition(":")
     if not path_text.endswith(".py") or not function_name.isidentifier():
         raise RecipeError(f"task `{name}` does not name a function", hint=HOW)
-    file = read_own(path_text, function_name)
+    file = read_own(path_text)
     module = _module(path_text, file)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -126,15 +125,14 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
     )
 
 
-def read_own(path_text: str, function: str) -> OwnFile:
-    """Read the file of a user's own task, which `function` makes. Raises: RecipeError when it cannot be read."""
+def read_own(path_text: str) -> OwnFile:
+    """Read the file of a user's own task. Raises: RecipeError when it cannot be read."""
     path = Path(path_text).expanduser()
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
             raise RecipeError(f"the task file has more than {MAX_SOURCE_BYTES:,} bytes", where=path_text)
         data = path.read_bytes()
-        text = data.decode()
-        return OwnFile(path_text, text, code_print(text, function))
+        return OwnFile(path_text, data.decode(), hashlib.sha256(data).hexdigest())
     except OSError as error:
         raise RecipeError(
             f"the task file {path_text} cannot be read: {error.strerror}",
@@ -159,7 +157,7 @@ class _Loader(SourceFileLoader):
 def _module(path_text: str, file: OwnFile) -> ModuleType:
     """Import a file under a unique module name, so that its classes can be pickled. Equal content is imported once."""
     path = str(Path(path_text).expanduser().resolve())
-    name = f"vlmrl_task_{hashlib.sha256(f'{path} {file.text}'.encode()).hexdigest()[:16]}"
+    name = f"vlmrl_task_{hashlib.sha256(f'{path} {file.sha256}'.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     loader = _Loader(name, path, file.text)

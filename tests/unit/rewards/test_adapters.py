@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.code_print import code_print
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import INAPPLICABLE, RewardInput
 
@@ -308,28 +307,8 @@ def test_the_folder_of_the_file_is_importable_and_annotations_are_live(scorer, t
     assert not (tmp_path / "__pycache__" / "mine.cpython-311.pyc").exists()
 
 
-TASK = """
-from vlmrl import Attack, Task
-LIMIT = 3
-def task(info): return Task(name="t", attacks=tricks, profiles={"default": (":reward", {})})
-def reward(x): return value(x)
-def value(x): return min(1.0, LIMIT)
-def tricks(rows): return []
-"""
+def test_the_hash_is_that_of_the_file(reward_file):
+    import hashlib
 
-
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ("def tricks(rows): return []", "def tricks(rows): return [1]", True),
-        ("attacks=tricks", "attacks=lambda rows: [2]", True),
-        ("def value(x): return min", "def value(x): return max", False),
-        ("LIMIT = 3", "LIMIT = 4", False),
-        ("def value(x)", "# a comment\ndef value(x)", True),
-        ("return value(x)", "return globals()['value'](x)", False),
-    ],
-)
-def test_the_hash_is_that_of_the_code_which_the_function_reaches(before: str, after: str, same: bool):
-    for name in ("reward", "task"):
-        assert (code_print(TASK, name) == code_print(TASK.replace(before, after), name)) is same
-    assert code_print("def broken(", "broken") != code_print("def broken((", "broken")
+    source = "def reward(x): return 1.0"
+    assert reward_file(source).source_sha256 == hashlib.sha256(source.encode()).hexdigest()
