@@ -90,7 +90,7 @@ def test_a_folder_of_images_becomes_a_folder_of_files(tmp_path: Path) -> None:
 def test_responses_without_code_or_picture_are_counted_and_kept(tmp_path: Path) -> None:
     for colour, name in enumerate("abc"):
         picture(tmp_path / f"{name}.png", colour)
-    texts = {0: "no code", 1: '<svg width="9" height="9"><script/></svg>', 2: "<svg width='9'><rect"}
+    texts = {0: "no code", 1: '<svg width="9" height="9"></svg>', 2: "<svg width='9'><rect"}
 
     def answer(number: int, body: dict[str, Any]) -> Reply:
         return completion(texts[Image.open(io.BytesIO(sent(body))).getpixel((0, 0))[0]])  # pyright: ignore
