@@ -87,10 +87,13 @@ def test_a_folder_of_images_becomes_a_folder_of_files(tmp_path: Path) -> None:
     assert list((tmp_path / "runs" / "unfinished").iterdir()) == [] and not list(tmp_path.glob(".tmp-*"))
 
 
+BROKEN_IMAGE = '<image width="9" height="9" href="data:image/png;base64,AAAA"/>'
+
+
 def test_responses_without_code_or_picture_are_counted_and_kept(tmp_path: Path) -> None:
     for colour, name in enumerate("abc"):
         picture(tmp_path / f"{name}.png", colour)
-    texts = {0: "no code", 1: '<svg width="9" height="9"></svg>', 2: "<svg width='9'><rect"}
+    texts = {0: "no code", 1: f"<svg>{BROKEN_IMAGE}</svg>", 2: "<svg width='9'><rect"}
 
     def answer(number: int, body: dict[str, Any]) -> Reply:
         return completion(texts[Image.open(io.BytesIO(sent(body))).getpixel((0, 0))[0]])  # pyright: ignore
@@ -102,7 +105,7 @@ def test_responses_without_code_or_picture_are_counted_and_kept(tmp_path: Path) 
     written = lines(tmp_path / "o/responses.jsonl")
     assert [w["response"] for w in written] == [texts[i] for i in range(3)]
     assert written[0]["no_file"] == "there is no svg element" and "no end tag" in written[2]["no_file"]
-    assert written[1]["files"] == ["b.svg"] and "script" in written[1]["not_drawn"]
+    assert written[1]["files"] == ["b.svg"] and "picture" in written[1]["not_drawn"]
     assert files_in(tmp_path / "o") == ["b.svg", "responses.jsonl"]
 
 

@@ -49,7 +49,6 @@ BOMBS = {
     "{{ '{:>99999999999}'.format(q) }}": "memory",
     "{% set ns = namespace(x=q) %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}": "memory",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "more than 1 seconds",
-    "{{ lipsum(n=1000000) }}": "more than 1 seconds",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "calls itself without end",
     "{% for i in range(99999) %}{{ q|center(50) }}{% endfor %}": "4,194,304 characters",
 }
