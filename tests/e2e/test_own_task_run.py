@@ -77,11 +77,11 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     assert all(number is not None for number in said), "the reward's detail is what is measured"
     assert ("correlation" in measured["metrics"]) == (len(set(said)) > 1)
 
-    file.write_text(file.read_text() + "\n# another task\n")
+    file.write_text(file.read_text() + "\nANOTHER = True\n")
     asked = this_process("train", "--resume", "own", "--set", "train.steps=3", cwd=tmp_path)
-    assert asked.code == 2 and "task squares/task.py:task" in asked.err and "+# another task" in asked.err
+    assert asked.code == 2 and "task squares/task.py:task" in asked.err and "+ANOTHER = True" in asked.err
     unlike = this_process("reward-check", "own", "--reward", "exact_match", "--json", cwd=tmp_path)
-    assert "is not the file that these rollouts were made with" in unlike.out + unlike.err
+    assert "is not the code that these rollouts were made with" in unlike.out + unlike.err
     words = ("train", "--resume", "own", "--set", "train.steps=3", "--accept-changes", "--json")
     assert this_process(*words, cwd=tmp_path).json["status"] == "done"
     assert len(list((run.dir / "kept").glob("task-*.py"))) == 2

@@ -16,12 +16,14 @@ from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.rewards.identity import single_records
+from vlmrl.rewards.reached_code import same_code
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.store import layout
-from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.kept_recipe import kept_text, newest_resolved
 from vlmrl.store.metrics import counted, newest
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
+from vlmrl.store.secrets.redact import redact_text
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.own_task import is_own, read_own
 from vlmrl.types import Media, RewardInput, Score
@@ -108,16 +110,17 @@ class SavedResponses:
         return TaskRef(name, {"name": source, **self.arguments(source)}, variant) if name else None
 
     def _own_task(self, source: str, name: str, record: Mapping[str, Any]) -> TaskRef | None:
-        """Return a user's task if its file has not changed since the run; a changed file is never run."""
+        """Return a user's task if its code is the same as in the run; changed code is never run."""
         file, _, function = name.rpartition(":")
         path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
         try:
-            same = self.run is not None and read_own(path).sha256 == record.get("task_sha256")
+            before = kept_text(self.run.dir, "task", str(record.get("task_sha256"))) if self.run is not None else None
+            same = before is not None and same_code(redact_text(before), redact_text(read_own(path).text), function)
         except RecipeError:
             same = False
         if same:
             return TaskRef(f"{path}:{function}", {"name": source}, None)
-        note = f"the task {name} is not the file that these rollouts were made with; its measures are left out"
+        note = f"the task {name} is not the code that these rollouts were made with; its measures are left out"
         if note not in self.notes:
             self.notes.append(note)
         return None

@@ -13,6 +13,7 @@ from vlmrl.recipe.changes import Change, hides
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
+from vlmrl.rewards.reached_code import same_code
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.runs import Run
 from vlmrl.store.secrets.redact import HIDDEN, redact_text, redact_value
@@ -94,8 +95,8 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
     for old, new in trained + _pairs(manifest.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
             changes.append(Change(f"rows of {new['name']}", old, new, ROWS))
-        if old.get("task_sha256") != new.get("task_sha256"):
-            hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
+        hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
+        if hashes[0] != hashes[1] and not _same_code(run, "task", new["task"], *hashes, texts):
             name = f"task {new['task']}"
             diff = _diff(run, "task", name, *hashes, texts)
             changes.append(Change(name, hashes[0]["sha256"], hashes[1]["sha256"], TASK, diff=diff))
@@ -134,8 +135,8 @@ def _reward_change(
     run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts, recipe_says: bool
 ) -> Change | None:
     """Return the change of a source's reward: its version, source code or arguments; None = the reward is the same."""
-    before, after = identity_of(_without_free(old, new)), identity_of(redact_value(dict(new)))
-    after = _with_hidden_args(before, after)
+    before = identity_of(_with_same_code(run, _without_free(old, new), new, texts))
+    after = _with_hidden_args(before, identity_of(redact_value(dict(new))))
     if before == after or (recipe_says and before.without_args() == after.without_args()):
         return None
     name = f"reward {new['name']}"
@@ -157,6 +158,25 @@ def _without_free(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str
         return {**old, "rewards": [_without_free(*pair) for pair in pairs] or olds}
     args, free = old.get("args"), set(new.get("free_args") or {}) - set(new.get("args") or {})
     return {**old, "args": {k: v for k, v in args.items() if k not in free}} if isinstance(args, Mapping) else old
+
+
+def _with_same_code(run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> Mapping[str, Any]:
+    """Return a record with the new hash of each source file in which nothing changed that its reward reaches."""
+    olds, news = single_records(old), single_records(new)
+    if olds != [old]:
+        pairs = zip(olds, news, strict=True) if len(olds) == len(news) else []
+        return {**old, "rewards": [_with_same_code(run, one, other, texts) for one, other in pairs] or olds}
+    name = str(new.get("name"))
+    compared = old.get("name") == name and "sha256" in old and "sha256" in new
+    return {**old, "sha256": new["sha256"]} if compared and _same_code(run, "reward", name, old, new, texts) else old
+
+
+def _same_code(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> bool:
+    """Return whether the function `file.py:function` has the same code in its stored and its present text."""
+    before, after = kept_text(run.dir, kind, str(old.get("sha256"))), texts.get((kind, str(new.get("sha256"))))
+    if before is None or after is None:
+        return False
+    return same_code(redact_text(before), redact_text(after), name.rpartition(":")[2])
 
 
 def _with_hidden_args(before: RewardIdentity, after: RewardIdentity) -> RewardIdentity:

@@ -237,14 +237,16 @@ def test_a_run_keeps_the_file_and_a_resume_sees_that_it_changed(here: Path) -> N
     (here / "kept").mkdir()
     for what in ("task", "reward"):
         (here / "kept" / f"{what}-{sha256[:16]}.py").write_text(TASK)
-    (here / "sums" / "task.py").write_text(TASK.replace("i + 1", "i + 2"))
-    after = open_source(data, Reward())
     run: Any = SimpleNamespace(manifest=SimpleNamespace(**records), dir=here)
+    (here / "sums" / "task.py").write_text(TASK.replace("i + 1", "i + 2").replace("says 5", "says five"))
+    assert changed_since(run, [open_source(data, Reward())]) == []  # a run uses neither the attacks nor prep
+    (here / "sums" / "task.py").write_text(TASK.replace("x.response ==", "x.response >="))
+    after = open_source(data, Reward())
     changes = {change.what: change for change in content_changes(run, records_of([after]), texts_of([after]))}
     assert {"task sums/task.py:task", "reward sums/task.py:score"} == changes.keys()  # both are in the one file
     changed = changes["task sums/task.py:task"]
     assert changed.old == sha256 and after.task.own is not None and changed.new == after.task.own.sha256
-    assert '+    return {"train": (NewRow({"answer": start + i + 2}' in changed.diff
+    assert '+    return {"accuracy": float(x.response >= ' in changed.diff
     assert changes["reward sums/task.py:score"].diff == ""  # the same lines were shown
     assert content_changes(run, records, texts_of([before])) == []
     assert changed_since(run, [after]) == list(changes) and changed_since(run, [before]) == []
