@@ -23,7 +23,7 @@ settings.register_profile(
 )
 settings.load_profile("vlmrl")
 
-SLOW_FOLDERS = ("e2e", "dist")
+SLOW_FOLDERS = ("e2e", "ranks")
 """Folders below tests/ whose tests run whole commands or several processes: each is `slow`."""
 
 

@@ -1,4 +1,4 @@
-"""What must work on any device, tried on one that is not the CPU. Run by tests/dist/test_other_device.py, in a process
+"""What must work on any device, tried on one that is not the CPU. Run by tests/ranks/test_other_device.py, in a process
 of its own: `pytest tests/other_device_cases.py`."""
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ ENGINES = {
 HOSTED = ("split", "parts")
 """Those that have processes of their own."""
 CLOSE = {"rel": 2e-4, "abs": 2e-5}
-"""Metrics of a run that was once in other hands, as in tests/dist/test_shared_runs.py."""
+"""Metrics of a run that was once in other hands, as in tests/ranks/test_shared_runs.py."""
 
 
 @dataclass

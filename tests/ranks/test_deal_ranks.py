@@ -11,7 +11,7 @@ import pytest
 from deal_rank import COUNT, FIRST
 from processes import END_SECONDS, TESTS, free_endpoint, run_ranks
 
-SCRIPT = TESTS / "dist" / "deal_rank.py"
+SCRIPT = TESTS / "ranks" / "deal_rank.py"
 
 
 def test_two_ranks_take_every_prompt_once_draw_after_draw(tmp_path: Path) -> None:

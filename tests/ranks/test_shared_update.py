@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
 def outcome(tiny_folder, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("ranks")
     for size in (1, 2):
-        run_ranks(size, TESTS / "dist" / "update_rank.py", tiny_folder, out)
+        run_ranks(size, TESTS / "ranks" / "update_rank.py", tiny_folder, out)
     return out
 
 
@@ -76,4 +76,4 @@ def test_engine_of_a_sharded_policy_samples_the_same(outcome: Path) -> None:
 
 def test_gathered_in_buckets_tensors_are_what_was_sharded() -> None:
     """Rows that three processes do not divide, fewer rows than processes, plain tensors among them, other dtypes."""
-    run_ranks(3, TESTS / "dist" / "gather_rank.py")
+    run_ranks(3, TESTS / "ranks" / "gather_rank.py")

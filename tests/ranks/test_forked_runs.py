@@ -29,8 +29,10 @@ LONG = ["train.steps=3", RECOMPUTED]
 def runs(tmp_path_factory) -> Path:
     """`<processes>/<case>`, `offloaded`, and `whole`, `stopped` and `wandering` of `LONG`."""
     model = tmp_path_factory.mktemp("forked") / "model"
-    build("qwen3_5").model.save_pretrained(model)
-    PROCESSORS["qwen3_5"]().save_pretrained(model)
+    policy, processor = build("qwen3_5").model, PROCESSORS["qwen3_5"]()
+    policy.resize_token_embeddings(len(processor.tokenizer) + 4)  # reading the tokenizer back adds Qwen's end of text
+    policy.save_pretrained(model)
+    processor.save_pretrained(model)
     place = make_place(tmp_path_factory.mktemp("forked-runs"), model, TWO_STEPS)
     cases = {size: [job(place, f"{size}/{name}", *more) for name, more in CASES.items()] for size in (1, 2)}
     stopped = [job(place, name, *LONG, stop_at=2) for name in ("stopped", "wandering")]

@@ -19,7 +19,7 @@ from vllm_rank import CASES, DROPPED, SMALL_BUCKET
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = TESTS / "dist" / "vllm_rank.py"
+SCRIPT = TESTS / "ranks" / "vllm_rank.py"
 GAP = 2e-5
 """Nats. In float32 the two engines' log-probs, which are down to -10, are within some units of their last digit."""
 
