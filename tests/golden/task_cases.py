@@ -16,6 +16,7 @@ def count_inputs() -> Iterator[Input]:
     answers = (
         "4", " 4 ", "4.0", "+4", "04", "4.", "5", "0", "400", "-4", "4.5", "four", "4 feet", "4%", "$4$", "(4)", "2+2",
         "1,004", "3 or 4", "4 4", "", "nan", "inf", "9" * 400, "\u0664", "4e0",
+        "**4**", "There are 4 cubes.", "four (4)", "\\boxed{4}", "at least 4", "not 4", "2 + 2 = 4", "3-4",
     )  # fmt: skip
     frames = (
         "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "{}", "<think></think>\n<answer>{}</answer>",
