@@ -36,7 +36,7 @@ _AFTER = re.compile(
     r"\s*\+|[\s-]*(?:hundred|thousand|million|billion|trillion|dozens?|percent|per cent|plus|or|and an?)\b"
 )
 _JOIN = re.compile(r"[a-z]{2}|\(")
-"""What stands between two statements of one count: words or a bracket, and not an operator, as in `7 x 7`."""
+"""Words or a bracket between two statements of one count; an operator, as in `7 x 7`, does not join them."""
 _UNCERTAIN = re.compile(
     r"\b(?:not|never|neither|nor|cannot|than|at least|at most|up to|between|minimum|maximum|almost|nearly|half)\b"
     r"|n['\u2019]t\b|\bor (?:so|more|fewer|less)\b|\bexceed"
