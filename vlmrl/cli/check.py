@@ -28,6 +28,7 @@ def check(
         str | None,
         typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.", show_default=False),
     ] = None,
+    nnodes: options.Nnodes = 1,
     gpu_memory: Annotated[
         str | None,
         typer.Option(
@@ -58,6 +59,7 @@ def check(
         overrides or [],
         runs_root(runs),
         gpus=gpus,
+        nnodes=nnodes,
         gpu_memory=gpu_memory,
         deep_prompts=deep_prompts if deep else None,
         show_missing=(lambda problems: None) if as_json else show_each,

@@ -36,6 +36,7 @@ def check_everything(
     root: Path,
     *,
     gpus: str | None,
+    nnodes: int = 1,
     gpu_memory: str | None,
     deep_prompts: int | None,
     show_missing: Callable[[list[Problem]], None],
@@ -45,6 +46,7 @@ def check_everything(
     Args:
         root: folder of the runs.
         gpus, gpu_memory: values of these options; None = one process, this machine's GPUs.
+        nnodes: number of machines; the plan is that of one of them.
         deep_prompts: number of prompts whose packed rows are compared; None = none.
         show_missing: called at once with the problems of the model's files, because the rest may take minutes.
     """
@@ -55,6 +57,10 @@ def check_everything(
         check.problems = list(error.problems)
     except VlmrlError as error:
         check.problems = [Problem(error.message, error.where, error.hint)]
+    if nnodes > 1:
+        from vlmrl.dist.world import OPEN_PORTS
+
+        check.problems.append(OPEN_PORTS)
     return check
 
 

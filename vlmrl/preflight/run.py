@@ -351,8 +351,12 @@ def _check_machine(
     result.problems += check_device(loaded, target)
     memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
     result.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
-    if (attention := attention_kernel(loaded, facts, target)) is not None:
-        result.plan["attention"] = attention
+    try:
+        attention = attention_kernel(loaded, facts, target)
+    except VlmrlError as error:
+        result.problems += rows.problems_in(error, loaded.where(("model", "path")))
+    else:
+        result.plan |= {"attention": attention} if attention else {}
     result.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
     result.problems += [] if target.is_elsewhere else problems
