@@ -62,7 +62,7 @@ def check(
         nnodes=nnodes,
         gpu_memory=gpu_memory,
         deep_prompts=deep_prompts if deep else None,
-        show_missing=(lambda problems: None) if as_json else show_each,
+        show_first=(lambda problems: None) if as_json else show_each,
     )
     is_ok = not any(p.level == "error" for p in result.problems)
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
@@ -72,6 +72,6 @@ def check(
         show_plan(result.plan)
         if result.parity is not None:
             show_parity(result.parity)
-        show_problems(result.problems, shown=result.missing)
+        show_problems(result.problems, shown=result.shown)
     if not is_ok:
         raise typer.Exit(2)

@@ -160,7 +160,7 @@ def preflight(
         missing = check_location(loaded, model_files)
     has_model = not missing and not any(p.level == "error" and p.where == at_model for p in result.problems)
     result.problems = [*missing, *result.problems]
-    opened = rows.open_sources(loaded)
+    opened = rows.open_sources(loaded, result.problems)
     result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
     result.problems += check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
