@@ -48,7 +48,7 @@ def check_everything(
         gpus, gpu_memory: values of these options; None = one process, this machine's GPUs.
         nnodes: number of machines; the plan is that of one of them.
         deep_prompts: number of prompts whose packed rows are compared; None = none.
-        show_first: called at once with the errors of recipe, tables, rewards and the model's files, if there are any,
+        show_first: called at once with the errors of the model's files, then with those of recipe, tables and rewards,
             because the rest may take minutes.
     """
     check = FullCheck()
@@ -75,7 +75,6 @@ def _check(
     deep_prompts: int | None,
     show_first: Callable[[list[Problem]], None],
 ) -> None:
-    from vlmrl.preflight.first_errors import first_errors
     from vlmrl.preflight.model_path import check_location
     from vlmrl.recipe.load import load_recipe
     from vlmrl.setup.checked_recipe import find_model_files, parse_target
@@ -84,9 +83,14 @@ def _check(
     where = loaded.where(("model", "path"))
     model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
     missing = missing or check_location(loaded, model_files)
-    check.shown = [*missing, *(p for p in first_errors(loaded) if p.where != where or not missing)]
-    if check.shown:
-        show_first(check.shown)
+    if missing:
+        show_first(missing)
+    from vlmrl.preflight.first_errors import first_errors
+
+    first = [p for p in first_errors(loaded) if p.where != where or not missing]
+    if first:
+        show_first(first)
+    check.shown = [*missing, *first]
     from vlmrl.preflight.run import preflight
     from vlmrl.setup.open_values import choices_of, settle_for_run
 
