@@ -106,9 +106,9 @@ def marked(mark: int) -> list[int]:
     line = f"Max file locks {mark} {mark} locks".split()
     processes = []
     for pid in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
-        with suppress(OSError):  # it has just ended, is another user's, or is a zombie, which has no program
-            os.readlink(f"/proc/{pid}/exe")
-            if line in map(str.split, Path(f"/proc/{pid}/limits").read_text().splitlines()):
+        with suppress(OSError):  # it has just ended
+            limits, state = (Path(f"/proc/{pid}/{name}").read_text() for name in ("limits", "stat"))
+            if line in map(str.split, limits.splitlines()) and state.rpartition(")")[2].split()[0] != "Z":
                 processes.append(int(pid))
     return processes
 
