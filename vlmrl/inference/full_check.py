@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import Problem, ProblemsError, VlmrlError
+from vlmrl.errors import Problem, VlmrlError
 
 
 @dataclass
@@ -51,59 +51,46 @@ def check_everything(
         show_first: called at once with the errors of the model's files, then with those of recipe, tables and rewards,
             because the rest may take minutes.
     """
+    from vlmrl.preflight.model_path import check_location
+    from vlmrl.recipe.load import load_recipe
+    from vlmrl.setup.checked_recipe import find_model_files, parse_target
+
     check = FullCheck()
     try:
-        _check(check, recipe, overrides, root, gpus, gpu_memory, deep_prompts, show_first)
-    except ProblemsError as error:
-        check.problems = list(error.problems)
+        loaded, warnings = load_recipe(recipe, overrides=overrides), []
+        where = loaded.where(("model", "path"))
+        model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
+        missing = missing or check_location(loaded, model_files)
+        if missing:
+            show_first(missing)
+        from vlmrl.preflight.rows import first_errors
+
+        first = [p for p in first_errors(loaded) if p.where != where or not missing]
+        if first:
+            show_first(first)
+        check.shown = [*missing, *first]
+        from vlmrl.preflight.run import preflight
+        from vlmrl.setup.open_values import choices_of, settle_for_run
+
+        target = parse_target(gpus, gpu_memory)
+        if not missing:  # without its files no open value can be chosen
+            loaded, warnings = settle_for_run(loaded, root, target)
+        result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=missing)
+        check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
+        if deep_prompts is not None and not any(p.level == "error" for p in check.problems):
+            from vlmrl.inference.parity import deep_check
+
+            check.parity = deep_check(loaded.recipe, root, prompts=deep_prompts).as_dict()
+            check.problems = [*check.problems, *_disagreements(check.parity, where)]
     except VlmrlError as error:
-        check.problems = [Problem(error.message, error.where, error.hint)]
+        from vlmrl.preflight.rows import problems_in
+
+        check.problems = list(dict.fromkeys([*check.shown, *problems_in(error)]))
     if nnodes > 1:
         from vlmrl.dist.world import OPEN_PORTS
 
         check.problems.append(OPEN_PORTS)
     return check
-
-
-def _check(
-    check: FullCheck,
-    recipe: str,
-    overrides: Sequence[str],
-    root: Path,
-    gpus: str | None,
-    gpu_memory: str | None,
-    deep_prompts: int | None,
-    show_first: Callable[[list[Problem]], None],
-) -> None:
-    from vlmrl.preflight.model_path import check_location
-    from vlmrl.recipe.load import load_recipe
-    from vlmrl.setup.checked_recipe import find_model_files, parse_target
-
-    loaded, warnings = load_recipe(recipe, overrides=overrides), []
-    where = loaded.where(("model", "path"))
-    model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
-    missing = missing or check_location(loaded, model_files)
-    if missing:
-        show_first(missing)
-    from vlmrl.preflight.first_errors import first_errors
-
-    first = [p for p in first_errors(loaded) if p.where != where or not missing]
-    if first:
-        show_first(first)
-    check.shown = [*missing, *first]
-    from vlmrl.preflight.run import preflight
-    from vlmrl.setup.open_values import choices_of, settle_for_run
-
-    target = parse_target(gpus, gpu_memory)
-    if not missing:  # without its files no open value can be chosen
-        loaded, warnings = settle_for_run(loaded, root, target)
-    result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=missing)
-    check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
-    if deep_prompts is not None and not any(p.level == "error" for p in check.problems):
-        from vlmrl.inference.parity import deep_check
-
-        check.parity = deep_check(loaded.recipe, root, prompts=deep_prompts).as_dict()
-        check.problems = [*check.problems, *_disagreements(check.parity, where)]
 
 
 def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:

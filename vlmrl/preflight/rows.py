@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError
+from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.prompts import PromptScan, examples, named
 from vlmrl.preflight.right_answer import differing_parts, paid, trial_of, unpaid
+from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.files import blames_reward, is_file_reward
@@ -88,6 +90,13 @@ def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
     if isinstance(error, ProblemsError):
         return list(error.problems)
     return [Problem(error.message, error.where or where, error.hint)]
+
+
+def first_errors(loaded: LoadedRecipe) -> list[Problem]:
+    """Return the errors of a recipe, and of opening its data and rewards. No large library is needed for them."""
+    problems = [p for p in check_recipe(loaded, catalogs()) if p.level == "error"]
+    known = {p.where for p in problems} | {p.message for p in problems}
+    return problems + [p for p in open_sources(loaded, problems).problems if not known & {p.where, p.message}]
 
 
 def open_sources(loaded: LoadedRecipe, reported: Sequence[Problem] = ()) -> Opened:

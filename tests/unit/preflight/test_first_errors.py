@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.preflight.first_errors import first_errors
+from vlmrl.preflight.rows import first_errors
 from vlmrl.preflight.run import preflight
 from vlmrl.recipe.load import load_recipe
 

@@ -20,7 +20,6 @@ boxes are in 0 to 1000, rounded if the dataset has other numbers; a truth needs 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -30,12 +29,11 @@ from vlmrl.metric import SHARE
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
 from vlmrl.tasks.boxes.truth import size_of
+from vlmrl.tasks.counting.published import BEGIN, BETWEEN, CLOSE, OPEN
 from vlmrl.tasks.detection.truth import true_boxes
 from vlmrl.types import RewardInput
 
 WEIGHTS = {"iou": 0.33, "confidence": 0.33, "format": 0.34}
-OPEN, CLOSE, BEGIN = "<answer>", "</answer>", "<think>"
-BETWEEN = re.compile(r"</think>\s*<answer>")
 POSITIONS = ("Position", "position", "bbox", "Bbox")
 CONFIDENCES = ("Confidence", "confidence", "score", "Score", "prob", "Prob", "probability", "Probability")
 NOWHERE = (0, 0, 0, 0)
