@@ -6,9 +6,12 @@ import atexit
 import ctypes
 import io
 import os
+import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -20,6 +23,10 @@ DEBUG_SECONDS = 7 * 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """Option of prctl(2), from <sys/prctl.h>."""
+_RLIMIT_LOCKS = 10
+"""Limit that Linux does not use any more. Processes inherit it, whatever session or environment they choose."""
+_CLONE_NEWNS, _MS_REC_SLAVE, _MNT_DETACH = 0x20000, 0x84000, 2
+_SHARED_MEMORY = "/dev/shm"
 
 
 def has_terminal() -> bool:
@@ -86,6 +93,61 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_mark(mark: int) -> None:
+    """Mark this process and all that it will start, for `marked`. Linux only."""
+    with suppress(ValueError, OSError):  # the limit is lower already
+        resource.setrlimit(_RLIMIT_LOCKS, (mark, mark))
+
+
+def marked(mark: int) -> list[int]:
+    """Return the living processes that have a mark, unless they have removed it; [] where there is no /proc."""
+    line = f"Max file locks {mark} {mark} locks".split()
+    processes = []
+    for pid in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
+        with suppress(OSError):  # it has just ended
+            limits, state = (Path(f"/proc/{pid}/{name}").read_text() for name in ("limits", "stat"))
+            if line in map(str.split, limits.splitlines()) and state.rpartition(")")[2].split()[0] != "Z":
+                processes.append(int(pid))
+    return processes
+
+
+def kill_all(find: Callable[[], Iterable[int]]) -> bool:
+    """Kill processes that may start others: all are stopped first. Return whether there were any."""
+    stopped: set[int] = set()
+    while new := set(find()) - stopped:
+        send(new, signal.SIGSTOP)
+        stopped |= new
+    send(stopped, signal.SIGKILL)
+    return bool(stopped)
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes (negative: process groups), as far as they exist and this is allowed."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def own_shared_memory() -> None:
+    """Lay a layer over /dev/shm that this process and its descendants alone write to, and that ends with them.
+
+    Only root may do so; for others, and in containers that forbid to mount, nothing changes.
+    """
+    if sys.platform != "linux" or os.geteuid() or not os.path.isdir(_SHARED_MEMORY):
+        return
+    libc, place = ctypes.CDLL(None), _SHARED_MEMORY.encode()
+    is_apart = libc.unshare(_CLONE_NEWNS) == 0 and libc.mount(None, b"/", None, _MS_REC_SLAVE, None) == 0
+    below = os.open(_SHARED_MEMORY, os.O_PATH)
+    if is_apart and libc.mount(b"tmpfs", place, b"tmpfs", 0, b"mode=1777") == 0:
+        for name in ("upper", "work"):
+            os.mkdir(f"{_SHARED_MEMORY}/{name}")
+        os.chmod(f"{_SHARED_MEMORY}/upper", 0o1777)
+        layers = f"lowerdir=/proc/self/fd/{below},upperdir={_SHARED_MEMORY}/upper,workdir={_SHARED_MEMORY}/work"
+        if libc.mount(b"overlay", place, b"overlay", 0, layers.encode()):
+            libc.umount2(place, _MNT_DETACH)
+    os.close(below)
 
 
 def descendants(pid: int) -> list[int]:

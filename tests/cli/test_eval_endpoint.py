@@ -114,6 +114,7 @@ def test_after_an_outage_the_same_command_goes_on_and_asks_for_nothing_twice(pla
     with serve_endpoint(dies) as endpoint:
         done = evaluate(place, endpoint, "--concurrency", "1")
         assert done.code == 2 and "the key was withdrawn" in done.err and "Traceback" not in done.err
+        assert "4 responses are kept: the same command goes on from there" in done.err
         assert [p.name for p in (place / "runs").iterdir()] == ["unfinished"]
         kept = {prompt_of(b) for b in endpoint.bodies[:4]}
         del endpoint.requests[:]

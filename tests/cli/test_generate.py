@@ -68,6 +68,7 @@ def test_after_an_outage_the_same_command_goes_on(place: Path) -> None:
         words = served(endpoint.address, "--concurrency", "1")
         done = this_process(*words, cwd=place)
         assert done.code == 2 and "no more" in done.err and not (place / "a").exists()
+        assert "3 responses are kept: the same command goes on from there" in done.err
         first = {prompt_of(b) for b in endpoint.bodies[:3]}
         del endpoint.requests[:]
         done = this_process(*words, cwd=place)

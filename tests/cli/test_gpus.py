@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import own_process, settings, this_process
 
+from vlmrl.dist.world import OPEN_PORTS
 from vlmrl.errors import LaunchError
 from vlmrl.launch.request import EvalRequest, GenerateRequest, Machines, TrainRequest
 from vlmrl.launch.train_plan import describe_other_processes
@@ -274,3 +275,12 @@ def test_a_batch_file_is_written_for_a_recipe_that_holds(place: Path) -> None:
     assert "#SBATCH --nodes=4" in text and "#SBATCH --account=me" in text and "--set train.steps=2" in text
     done = this_process("launch", "slurm", "tiny.toml", "--set", "train.stps=2", "-o", "other.sbatch", cwd=place)
     assert done.code == 2 and "stps" in done.err and not (place / "other.sbatch").exists()
+
+
+def test_several_machines_are_told_what_must_be_firewalled(place: Path) -> None:
+    one, two = (this_process("check", "tiny.toml", "--nnodes", n, "--json", cwd=place).json for n in (1, 2))
+    (told,) = [problem for problem in two["problems"] if problem not in one["problems"]]
+    assert (told["level"], told["message"], told["hint"]) == ("warning", OPEN_PORTS.message, OPEN_PORTS.hint)
+    assert two["ok"]
+    page = " ".join((Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8").split())
+    assert OPEN_PORTS.message in page and str(OPEN_PORTS.hint) in page

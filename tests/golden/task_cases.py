@@ -16,6 +16,7 @@ def count_inputs() -> Iterator[Input]:
     answers = (
         "4", " 4 ", "4.0", "+4", "04", "4.", "5", "0", "400", "-4", "4.5", "four", "4 feet", "4%", "$4$", "(4)", "2+2",
         "1,004", "3 or 4", "4 4", "", "nan", "inf", "9" * 400, "\u0664", "4e0",
+        "**4**", "There are 4 cubes.", "four (4)", "\\boxed{4}", "at least 4", "not 4", "2 + 2 = 4", "3-4",
     )  # fmt: skip
     frames = (
         "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "{}", "<think></think>\n<answer>{}</answer>",
@@ -41,6 +42,7 @@ def box_inputs() -> Iterator[Input]:
         "[400, 600, 100, 200]", "[100, 200, 300, 600]", "[200, 300, 500, 700]", "[0, 0, 1000, 1000]", "[5, 5, 5, 5]",
         "[-9, -9, 9999, 9999]", "[3000, 3000, 4000, 4000]", "[nan, 0, 1, 1]", "[1, 2, 3]", "there", "",
         "[100, 200, 400, 600] [0, 0, 9, 9]", '{"bbox_2d": [100, 200, 400, 600], "label": "a"}',
+        "{'bbox_xywh': [100, 200, 300, 400]}", '{"bbox": [100, 200, 400, 600], "label": "a [1, 2, 3, 4]"}',
         "<box>100 200 400 600</box>", "<loc0205><loc0102><loc0614><loc0410>", "[" * 300,
     )  # fmt: skip
     frames = (
@@ -75,6 +77,8 @@ def list_inputs() -> Iterator[Input]:
         "[{'Position': [1, null, 3, 4], 'Confidence': 1}]", '["cat", 3]', f"[{{{one}, 'Confidence': 0.9}}, 7]",
         '[{"bbox_2d": [0.1, 0.2, 0.4, 0.6], "label": "cat", "confidence": 0.5}]',
         '[{"bbox_2d": [64, 96, 256, 288], "confidence": 0.5, "label": "cat"}]',
+        '[{"bbox_xywh": [100, 200, 300, 400], "label": "[1, 2, 3, 4]", "score": 0.5}]',
+        "[{'bbox': [100, 200, 400, 600], 'Prob': '0.9'}, {'no Position, Confidence': 1}]",
         '[{"box": <loc0205><loc0102><loc0614><loc0410>, "confidence": 0.5}]', "[[100, 200, 400, 600]]", "there", "",
         f"[{', '.join([f'{{{one}, {chr(39)}Confidence{chr(39)}: 0.1}}'] * 101)}]", f"[{{{one}, 'Confidence': 0.9}}, {{",
     )  # fmt: skip

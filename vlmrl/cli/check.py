@@ -28,6 +28,7 @@ def check(
         str | None,
         typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.", show_default=False),
     ] = None,
+    nnodes: options.Nnodes = 1,
     gpu_memory: Annotated[
         str | None,
         typer.Option(
@@ -58,9 +59,10 @@ def check(
         overrides or [],
         runs_root(runs),
         gpus=gpus,
+        nnodes=nnodes,
         gpu_memory=gpu_memory,
         deep_prompts=deep_prompts if deep else None,
-        show_missing=(lambda problems: None) if as_json else show_each,
+        show_first=(lambda problems: None) if as_json else show_each,
     )
     is_ok = not any(p.level == "error" for p in result.problems)
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
@@ -70,6 +72,6 @@ def check(
         show_plan(result.plan)
         if result.parity is not None:
             show_parity(result.parity)
-        show_problems(result.problems, shown=result.missing)
+        show_problems(result.problems, shown=result.shown)
     if not is_ok:
         raise typer.Exit(2)

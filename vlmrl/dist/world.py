@@ -5,8 +5,7 @@ WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun's names).
 
 On one machine, the ranks of vlmrl's launcher meet at a file in a folder that only this user can open, gloo and NCCL
 listen on the loopback interface alone, and torch's object collectives, those of its checkpoints too, unpickle only what
-is signed with a key from that folder. On several machines nothing is signed: a firewall must keep others away from the
-ports.
+is signed with a key from that folder. On several machines nothing is signed: see OPEN_PORTS.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vlmrl.errors import Problem
+
 T = TypeVar("T")
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -34,6 +35,14 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 MEETING_VARIABLE = "VLMRL_MEETING"
 """Variable with the file at which the ranks of one machine meet. It lies in a folder that only this user can open."""
+
+OPEN_PORTS = Problem(
+    "on several machines the rendezvous (`--rdzv-endpoint`) and the ports of gloo and NCCL accept anyone who reaches "
+    "them, and who reaches them can run code as you",
+    hint="let a firewall admit only the machines of the job: all TCP ports between them, none from elsewhere",
+    level="warning",
+)
+"""Warning of a run on several machines: what must be firewalled."""
 
 SILENT_SECONDS = 3.0
 KEY_FILE, SIGNATURE_BYTES = "key", 32

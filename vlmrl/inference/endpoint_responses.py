@@ -11,7 +11,7 @@ from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png, probe_image, remarks_on
 from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
 from vlmrl.endpoint.client import EndpointClient
-from vlmrl.endpoint.failures import BrokenAnswer, RequestRefused
+from vlmrl.endpoint.failures import BrokenAnswer, EndpointError, RequestRefused
 from vlmrl.errors import DataError
 from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.inference.engine_responses import keep_dropped
@@ -92,6 +92,10 @@ class EndpointResponder:
                     break  # no further chunk is begun
             while pending:
                 yield from self._collect(pending, refused, broken)
+        except EndpointError as error:
+            kept = f"{self._journal.count:,} responses are kept: the same command goes on from there"
+            error.hint = f"{error.hint}; {kept}" if error.hint else kept
+            raise
         finally:
             for future in pending:
                 future.cancel()

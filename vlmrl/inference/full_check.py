@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import Problem, ProblemsError, VlmrlError
+from vlmrl.errors import Problem, VlmrlError
 
 
 @dataclass
@@ -19,13 +19,13 @@ class FullCheck:
 
     Args:
         problems: errors and warnings.
-        missing: problems of the model's files, which `show_missing` got.
+        shown: errors that `show_first` got.
         plan: section -> name -> value (JSON): what the run would do and need.
         parity: comparison of packed rows with the model's own forward; None without `--deep`.
     """
 
     problems: list[Problem] = field(default_factory=list)
-    missing: list[Problem] = field(default_factory=list)
+    shown: list[Problem] = field(default_factory=list)
     plan: Mapping[str, Any] = field(default_factory=dict)
     parity: Mapping[str, Any] | None = None
 
@@ -36,61 +36,61 @@ def check_everything(
     root: Path,
     *,
     gpus: str | None,
+    nnodes: int = 1,
     gpu_memory: str | None,
     deep_prompts: int | None,
-    show_missing: Callable[[list[Problem]], None],
+    show_first: Callable[[list[Problem]], None],
 ) -> FullCheck:
     """Check a recipe, its data and this machine. Errors of all of these are problems in the result.
 
     Args:
         root: folder of the runs.
         gpus, gpu_memory: values of these options; None = one process, this machine's GPUs.
+        nnodes: number of machines; the plan is that of one of them.
         deep_prompts: number of prompts whose packed rows are compared; None = none.
-        show_missing: called at once with the problems of the model's files, because the rest may take minutes.
+        show_first: called at once with the errors of the model's files, then with those of recipe, tables and rewards,
+            because the rest may take minutes.
     """
-    check = FullCheck()
-    try:
-        _check(check, recipe, overrides, root, gpus, gpu_memory, deep_prompts, show_missing)
-    except ProblemsError as error:
-        check.problems = list(error.problems)
-    except VlmrlError as error:
-        check.problems = [Problem(error.message, error.where, error.hint)]
-    return check
-
-
-def _check(
-    check: FullCheck,
-    recipe: str,
-    overrides: Sequence[str],
-    root: Path,
-    gpus: str | None,
-    gpu_memory: str | None,
-    deep_prompts: int | None,
-    show_missing: Callable[[list[Problem]], None],
-) -> None:
     from vlmrl.preflight.model_path import check_location
     from vlmrl.recipe.load import load_recipe
     from vlmrl.setup.checked_recipe import find_model_files, parse_target
 
-    loaded, warnings = load_recipe(recipe, overrides=overrides), []
-    where = loaded.where(("model", "path"))
-    model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
-    check.missing = missing or check_location(loaded, model_files)
-    if check.missing:
-        show_missing(check.missing)
-    from vlmrl.preflight.run import preflight
-    from vlmrl.setup.open_values import choices_of, settle_for_run
+    check = FullCheck()
+    try:
+        loaded, warnings = load_recipe(recipe, overrides=overrides), []
+        where = loaded.where(("model", "path"))
+        model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
+        missing = missing or check_location(loaded, model_files)
+        if missing:
+            show_first(missing)
+        from vlmrl.preflight.rows import first_errors
 
-    target = parse_target(gpus, gpu_memory)
-    if not check.missing:  # without its files no open value can be chosen
-        loaded, warnings = settle_for_run(loaded, root, target)
-    result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=check.missing)
-    check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
-    if deep_prompts is not None and not any(p.level == "error" for p in check.problems):
-        from vlmrl.inference.parity import deep_check
+        first = [p for p in first_errors(loaded) if p.where != where or not missing]
+        if first:
+            show_first(first)
+        check.shown = [*missing, *first]
+        from vlmrl.preflight.run import preflight
+        from vlmrl.setup.open_values import choices_of, settle_for_run
 
-        check.parity = deep_check(loaded.recipe, root, prompts=deep_prompts).as_dict()
-        check.problems = [*check.problems, *_disagreements(check.parity, where)]
+        target = parse_target(gpus, gpu_memory)
+        if not missing:  # without its files no open value can be chosen
+            loaded, warnings = settle_for_run(loaded, root, target)
+        result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=missing)
+        check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
+        if deep_prompts is not None and not any(p.level == "error" for p in check.problems):
+            from vlmrl.inference.parity import deep_check
+
+            check.parity = deep_check(loaded.recipe, root, prompts=deep_prompts).as_dict()
+            check.problems = [*check.problems, *_disagreements(check.parity, where)]
+    except VlmrlError as error:
+        from vlmrl.preflight.rows import problems_in
+
+        check.problems = list(dict.fromkeys([*check.shown, *problems_in(error)]))
+    if nnodes > 1:
+        from vlmrl.dist.world import OPEN_PORTS
+
+        check.problems.append(OPEN_PORTS)
+    return check
 
 
 def _disagreements(parity: Mapping[str, Any], where: str) -> list[Problem]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmrl.dist.rank_process import CHOICES_VARIABLE
+from vlmrl.dist.world import OPEN_PORTS
 from vlmrl.errors import LaunchError, StoreError
 from vlmrl.launch.agent import Job, launch_twice
 from vlmrl.launch.gpu_assignment import Placement, place
@@ -79,6 +80,8 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
     """Start the ranks, wait for them, record and print how the run ended, and return the exit code."""
     job = ranks.job
     say(_describe(request, ranks))
+    if job.nnodes > 1:
+        say(f"{OPEN_PORTS.message}: {OPEN_PORTS.hint}")
 
     def again(run_dir: Path) -> Job:
         words = request.resume_words(run_dir.name, root)

@@ -43,12 +43,15 @@ def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = H
 
     Returns: `text` and `images`: the kernels of the language model and of the vision tower in words; `missing`: how to
         install flash-attn if this run would use it, else None.
+    Raises: CheckpointError for a flash-attn that cannot be imported.
     """
     if target.is_elsewhere or find_cluster(loaded, target).gpu is None:
         return None
     if facts.sharing == "padded":
         return {"text": PLAIN_ATTENTION, "images": PLAIN_ATTENTION, "missing": None}
-    here = importlib.util.find_spec("flash_attn") is not None
+    from vlmrl.model.attention.varlen import flash_attn
+
+    here = flash_attn() is not None
     varlen = "flash-attn" if here else "PyTorch's variable-length kernel"
     half = loaded.recipe.model.dtype != "float32"
     rows = "FlexAttention" if not half or facts.two_way_images else varlen

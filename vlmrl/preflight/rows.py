@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError
+from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.prompts import PromptScan, examples, named
 from vlmrl.preflight.right_answer import differing_parts, paid, trial_of, unpaid
+from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.rules.files import blames_reward, is_file_reward
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scoring_call import earned_on_timeout
@@ -89,12 +92,26 @@ def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
     return [Problem(error.message, error.where or where, error.hint)]
 
 
-def open_sources(loaded: LoadedRecipe) -> Opened:
-    """Open every `[[data]]` entry and its validation rows; each one that cannot be opened becomes a problem."""
+def first_errors(loaded: LoadedRecipe) -> list[Problem]:
+    """Return the errors of a recipe, and of opening its data and rewards. No large library is needed for them."""
+    problems = [p for p in check_recipe(loaded, catalogs()) if p.level == "error"]
+    known = {p.where for p in problems} | {p.message for p in problems}
+    return problems + [p for p in open_sources(loaded, problems).problems if not known & {p.where, p.message}]
+
+
+def open_sources(loaded: LoadedRecipe, reported: Sequence[Problem] = ()) -> Opened:
+    """Open every `[[data]]` entry and its validation rows; each one that cannot be opened becomes a problem.
+
+    Args:
+        reported: problems of the recipe itself; what they say of a reward or a task is not said again.
+    """
     opened = Opened()
     seen: dict[str, int] = {}
+    bad_reward, wrong = blames_reward(loaded, reported), {p.where for p in reported if p.level == "error"}
     for i, data in enumerate(loaded.recipe.data):
-        entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems)
+        if is_file_reward(data.task) and loaded.where(("data", i, "task")) in wrong:
+            continue
+        entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems, bad_reward)
         if entry is None:
             continue
         opened.entries.append(entry)
@@ -107,8 +124,12 @@ def open_sources(loaded: LoadedRecipe) -> Opened:
     return opened
 
 
-def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> Entry | None:
-    """Open one entry, and its validation rows if the recipe validates, even if its reward cannot be loaded."""
+def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem], bad_reward: bool) -> Entry | None:
+    """Open one entry, and its validation rows if the recipe validates, even if its reward cannot be loaded.
+
+    Args:
+        bad_reward: whether the error of a reward that cannot be loaded is already reported.
+    """
     from vlmrl.tasks.source import VALIDATION, open_set, open_source, open_validation, scores_responses
 
     train = None
@@ -118,11 +139,12 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
         train = open_source(data, reward, scored=scores_responses(recipe))
         reward_ok = train.reward is not NO_REWARD
     except VlmrlError as error:
-        problems += problems_in(error, where)
         reward_ok = False
         with suppress(VlmrlError):
             data, reward = data.model_copy(update={"reward": STAND_IN_REWARD, "rewards": []}), Reward()
             train = open_source(data, reward)
+        if train is None or not bad_reward:
+            problems += problems_in(error, where)
     if train is None:
         return None
     opened: dict[str, Source] = {}

@@ -160,7 +160,7 @@ def preflight(
         missing = check_location(loaded, model_files)
     has_model = not missing and not any(p.level == "error" and p.where == at_model for p in result.problems)
     result.problems = [*missing, *result.problems]
-    opened = rows.open_sources(loaded)
+    opened = rows.open_sources(loaded, result.problems)
     result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
     result.problems += check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
@@ -351,8 +351,12 @@ def _check_machine(
     result.problems += check_device(loaded, target)
     memory = plan_memory(loaded, facts, target, longest or longest_allowed(loaded))
     result.problems += (check_memory(loaded, memory) if longest else []) + check_kernels(loaded, facts, target)
-    if (attention := attention_kernel(loaded, facts, target)) is not None:
-        result.plan["attention"] = attention
+    try:
+        attention = attention_kernel(loaded, facts, target)
+    except VlmrlError as error:
+        result.problems += rows.problems_in(error, loaded.where(("model", "path")))
+    else:
+        result.plan |= {"attention": attention} if attention else {}
     result.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
     problems, disk = _check_disk(loaded, runs_folder, facts)
     result.problems += [] if target.is_elsewhere else problems

@@ -25,7 +25,7 @@ REMIND_SECONDS = 300.0
 MOST_REASON_CHARS = 500
 
 
-HINT = "start the service, then give the same command again: it goes on"
+HINT = "what was answered is kept: start the service, then give the same command again, and it goes on"
 
 
 class OutageError(RewardUnavailable):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from vlmrl.cli.show import check_plan
+from vlmrl.errors import CheckpointError
+from vlmrl.model.attention import varlen
 from vlmrl.model.model_facts import ModelFacts
 from vlmrl.preflight import kernels
 from vlmrl.preflight.gpu_models import Gpu
@@ -29,6 +32,8 @@ def environment(monkeypatch: pytest.MonkeyPatch):
     def set_to(*installed: str, gpu: Gpu | None = GPU) -> None:
         spec = object()
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name in installed else None)
+        package = SimpleNamespace(flash_attn_varlen_func=print)
+        monkeypatch.setitem(sys.modules, "flash_attn", package if "flash_attn" in installed else None)
         monkeypatch.setattr(kernels, "find_cluster", lambda loaded, target: SimpleNamespace(gpu=target.gpu or gpu))
 
     return set_to
@@ -60,6 +65,35 @@ def test_what_computes_attention(tmp_path, environment, model, dtype, installed,
     environment(*installed)
     found = attention_kernel(recipe(tmp_path, f"model.dtype={dtype}"), model)
     assert found == {"text": text, "images": images, "missing": missing}
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "kernel"),
+    [
+        ("__init__.py", "def flash_attn_varlen_func(): ...", "flash-attn"),
+        ("__init__.py", "", OWN),
+        ("cute/__init__.py", "def flash_attn_varlen_func(): ...", OWN),  # what flash-attn-4 installs
+    ],
+)
+def test_a_flash_attn_without_the_function_counts_as_absent(tmp_path, monkeypatch, file, source, kernel):
+    path = tmp_path / "site" / "flash_attn" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    monkeypatch.setattr(kernels, "find_cluster", lambda loaded, target: SimpleNamespace(gpu=GPU))
+    named = attention_kernel(recipe(tmp_path), facts())
+    sys.modules.pop("flash_attn", None)
+    assert named == {"text": kernel, "images": kernel, "missing": None if kernel == "flash-attn" else INSTALL}
+    assert (varlen.flash_attn() is not None) == (kernel == "flash-attn")
+    sys.modules.pop("flash_attn", None)
+
+
+def test_a_broken_flash_attn_is_named_before_training(tmp_path, monkeypatch):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CheckpointError, match="flash-attn is installed and cannot be imported: undefined symbol"):
+        varlen.flash_attn()
 
 
 def test_nothing_is_said_of_kernels_without_a_gpu_or_of_another_machine(tmp_path, environment):

@@ -58,6 +58,15 @@ FORMS = [
     '{"xmin": 10, "ymin": 20, "xmax": 300, "ymax": 400}',
     '{"left": 10, "top": 20, "right": 300, "bottom": 400}',
     '{"x": 10, "y": 20, "width": 290, "height": 380}',
+    '{"bbox_xywh": [10, 20, 290, 380]}',
+    '{"box_xyxy": [10, 20, 300, 400]}',
+    '{"BBOX_YXYX": [20, 10, 400, 300]}',
+    '{"bbox_xywh": [[10, 20], [290, 380]]}',
+    '{"boxes_xywh": [[10, 20, 290, 380]]}',
+    '{"bbox_xywh": "[10, 20, 290, 380]"}',
+    '{"box": {"ltwh": [10, 20, 290, 380]}}',
+    '{"bbox_cxcywh": [155, 210, 290, 380]}',
+    "bbox_xywh = [10, 20, 290, 380]",
     "x1=10, y1=20, x2=300, y2=400",
     "<box>10 20 300 400</box>",
     "<box>[[10, 20, 300, 400]]</box>",
@@ -102,6 +111,28 @@ def test_labels_and_confidences_belong_to_the_box_of_their_object(
 ) -> None:
     (read,) = read_boxes(text, THOUSAND).shapes
     assert (tuple(read.shape), read.label, read.confidence) == (BOX, label, confidence)
+
+
+IN_WORDS = [  # each has one box, and another within a text for people
+    '{"label": "cat [1, 2, 3, 4]", "bbox_2d": [10, 20, 300, 400]}',
+    '{"label": "[1, 2, 3, 4]", "bbox_2d": [10, 20, 300, 400]}',
+    "{'bbox': '[10, 20, 300, 400]', 'class_name': '(1, 2), (3, 4)'}",
+    '{"labels": ["cat [1, 2, 3, 4]", "[5, 6, 7, 8]"], "bboxes": [[10, 20, 300, 400]]}',
+    f'{{"label": "{"long " * 40}[1, 2, 3, 4]", "bbox_2d": [10, 20, 300, 400]}}',
+    '{"label": "the \\"cat\\" at [1, 2, 3, 4]", "bbox_2d": [10, 20, 300, 400]}',
+    '{"description": "right of [1, 2, 3, 4]", "bbox_2d": [10, 20, 300, 400]}',
+    f"<ref>{'long ' * 40}[1, 2, 3, 4]</ref><box>(10,20),(300,400)</box>",
+    "<ref>cat [1, 2, 3, 4]</ref><box>(10,20),(300,400)</box>",
+    "label: the cat's box is [10, 20, 300, 400], isn't it [1]?",  # an apostrophe is no quote
+    '{"object": {"bbox": "[10, 20, 300, 400]"}}',
+    '{"bbox_2d": [10, 20, 300, 400], "label": "cat at [1, 2, 3, 4',
+]
+
+
+@pytest.mark.parametrize("text", IN_WORDS)
+def test_a_box_within_a_label_is_none(text: str) -> None:
+    reading = read_boxes(text, THOUSAND)
+    assert [tuple(read.shape) for read in reading.shapes] == [BOX] and reading.unusable == 0
 
 
 def test_several_objects_keep_their_own_labels_and_a_cut_list_keeps_the_whole_ones() -> None:
@@ -249,7 +280,26 @@ def test_points_are_read(text: str, points: list[tuple[float, float]]) -> None:
     assert [tuple(read.shape) for read in read_points(text, THOUSAND).shapes] == points
 
 
-HOSTILE = ["[", "]", '"', "'", '"\\', "1", "1,", "(1,2),", "<box>", "</box>", "[]", "-", "1e", "a", "{x:1,", "<ref>"]
+HOSTILE = [
+    "[",
+    "]",
+    '"',
+    "'",
+    '"\\',
+    "1",
+    "1,",
+    "(1,2),",
+    "<box>",
+    "</box>",
+    "[]",
+    "-",
+    "1e",
+    "a",
+    "{x:1,",
+    "<ref>",
+    'label:"',
+    'label:"\\',
+]
 
 
 @pytest.mark.parametrize("piece", [*HOSTILE, "<loc0001>", "[1,2,3,4]", "{'label': 'x', 'b': [1,2,3,4]},", "\x00", "<"])

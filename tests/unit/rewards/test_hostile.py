@@ -7,6 +7,7 @@ behind (an alarm, a thread, a child) then meets the rows after it.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from vlmrl.errors import RewardError
 from vlmrl.types import RewardInput
 
 RIGHT = 0.25
+CAN_MOUNT = shutil.which("unshare") and not os.geteuid() and not subprocess.run(["unshare", "-m", "true"]).returncode
 ATTACKS = {
     "fork, both return": ("os.fork()", RIGHT),
     "fork, child exits": ("if os.fork() == 0: os._exit(3)", RIGHT),
@@ -253,6 +255,59 @@ def test_nothing_that_a_reward_started_outlives_its_scorer(scorer, tmp_path):
         started = [int((tmp_path / name).read_text()) for name in ("daemon", "child")]
         assert all(map(lives, started)), "what lives between calls may be of use to the reward"
     assert not any(map(lives, started)), "gone when `close` has returned"
+
+
+def test_a_reward_that_kills_its_keeper_leaves_no_process(scorer, tmp_path):
+    source = f"""
+    import os, signal, subprocess, time
+    def daemon(name, *program):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.closerange(0, 4096)
+                with open({str(tmp_path)!r} + "/begun" + name, "w") as file: file.write(str(os.getpid()))
+                os.rename({str(tmp_path)!r} + "/begun" + name, {str(tmp_path)!r} + "/" + name)
+                if program: os.execve(program[0], program, {{}})
+                time.sleep(60)
+            os._exit(0)
+        while not os.path.exists({str(tmp_path)!r} + "/" + name): time.sleep(0.01)
+    def reward(x):
+        daemon("plain")
+        daemon("bare", "/bin/sleep", "60")  # without an environment
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    """
+    with scorer(source) as s:
+        (score,) = s.score([RewardInput("a")])
+        assert "worker" in (score.error or ""), score
+        started = [int((tmp_path / name).read_text()) for name in ("plain", "bare")]
+        assert not any(map(lives, started)), "gone when the row has its outcome"
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount")
+def test_files_in_shared_memory_end_with_the_worker(scorer):
+    before, own = set(os.listdir("/dev/shm")), f"vlmrl-test-{os.getpid()}"
+    source = f"""
+    import os, signal
+    from multiprocessing import shared_memory
+    def reward(x):
+        if x.response == "read": return float(open("/dev/shm/{own}").read())
+        open("/dev/shm/{own}-left", "w").write("left")
+        block = shared_memory.SharedMemory(create=True, size=1 << 20)
+        block.buf[0] = 7
+        again = shared_memory.SharedMemory(name=block.name)
+        assert again.buf[0] == 7
+        if x.response == "killed": os.kill(os.getppid(), signal.SIGKILL)
+        return float(os.path.exists("/dev/shm/{own}-left"))
+    """
+    with open(f"/dev/shm/{own}", "w") as file:
+        file.write("0.5")
+    try:
+        with scorer(source) as s:
+            values = [s.score([RewardInput(text)])[0].value for text in ("read", "write", "killed")]
+        assert values[:2] == [0.5, 1.0] and set(os.listdir("/dev/shm")) - before == {own}
+    finally:
+        os.unlink(f"/dev/shm/{own}")
 
 
 @pytest.mark.slow

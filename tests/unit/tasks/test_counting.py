@@ -21,6 +21,7 @@ from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.tasks import make_task
+from vlmrl.tasks.counting.reading import ONES, TENS
 from vlmrl.tasks.counting.reward import count, read_count
 from vlmrl.tasks.counting.rows import Drawing, drawn_rows, read_truth
 from vlmrl.tasks.counting.task import counting_task, measure
@@ -39,7 +40,9 @@ SCORED = [
     (GOOD.format("0"), 0, 1, 0, ""),
     (GOOD.format("9"), 0, 1, 0, ""),  # a distance of 6, more than 3
     (GOOD.format("3").replace("<answer>", "\n<answer>"), 1, 1, 1, ""),
-    (GOOD.format("three"), 0, 0, 0, "not one number"),
+    (GOOD.format("three"), 1, 1, 1, ""),
+    (GOOD.format("4 objects"), 0, 1, 2 / 3, ""),
+    (GOOD.format("many"), 0, 0, 0, "not one number"),
     (GOOD.format("3.5"), 0, 0, 0, "no whole number"),
     (GOOD.format("-3"), 0, 0, 0, "no whole number"),
     (GOOD.format("2 or 3"), 0, 0, 0, "not one number"),
@@ -63,6 +66,55 @@ SCORED = [
     ("<think>a<answer>3</answer>", 1, 0, 1, "not exactly one thought"),
     ("<THINK>a</THINK><answer>3</answer>", 1, 0, 1, "not exactly one thought"),
 ]
+
+
+SEVEN = (
+    "7", "7.", " 7 ", "7\n", "07", "+7", "7.0", "7.00", "**7**", "*7*", "__7__", "`7`", "<b>7</b>", "# 7", "- 7", "(7)",
+    "'7'", "\u201c7\u201d", "$7$", "\\(7\\)", "\\[7\\]", "\\boxed{7}", "$\\boxed{7}$", "\\boxed{7 \\text{ cubes}}",
+    "\\text{seven}", "7 objects", "7 apples.", "7 red cubes and spheres", "7 pairs", "seven", "Seven.", "SEVEN cubes",
+    "7 (seven)", "seven (7)", "There are 7 objects", "There are **7** objects.", "There are seven (7) items.",
+    "The answer is 7.", "Answer: 7", "= 7", "x = 7", "count-7", "7 objects, 7 in total", "7 cats under the table", "7!",
+    "maybe 7", "about 7", "~7", "\u2248 7", "7-ish", "7?", "3 + 4 = 7", "3+4=7 objects", "\u200b7\u200b",
+    "7\u00a0objects",
+)  # fmt: skip
+NOT_SEVEN = (
+    "", "many", "several", "no idea", "6 or 7", "7 or 6", "6-7", "6 to 7", "7-8", "0-30", "between 6 and 8", "7 (6)",
+    "1 2 3 4 5 6 7", "1,2,3,4,5,6,7", "7, 6", "7 7", "7,8", "seven eight", "-7", "\u22127", "not 7", "it isn't 7",
+    "at least 7", "at most 7", "more than 7", "fewer than 7", "up to 7", "over 7", "almost 7", "7 or more", "7+", ">7",
+    "\u22657", "7\u00b11", "7%", "7 percent", "7 million", "7 hundred", "seven hundred", "7 dozen", "7 and a half",
+    "half of 7",
+    "7.5", ".7", "7.7.7", "7:30", "7/2", "\\frac{7}{2}", "\\sqrt{7}", "7^2", "7\u00b2", "7th", "seventh", "x7", "7x",
+    "7e1", "7 x 7", "7*1", "7 + 1", "3 + 4", "3 + 4 = 8", "\u0667", "77", "seventeen", "twenty-seven", "7 " * 600,
+)  # fmt: skip
+OTHERS = {"twenty-one": 21, "Twenty one cubes": 21, "nineteen": 19, "ninety": 90, "1,200": 1200, "1{,}200 stars": 1200,
+          "none": 0, "None.": 0, "No cubes.": 0, "no red cubes": 0, "There are no cubes.": 0, "zero": 0,
+          "none of these": None, "no way": None, "There are no more than 3": None}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SEVEN)
+def test_a_person_would_call_these_seven(text: str) -> None:
+    assert read_count(GOOD.format(text)) == (7, "")
+
+
+@pytest.mark.parametrize("text", NOT_SEVEN)
+def test_nobody_would_call_these_seven(text: str) -> None:
+    assert read_count(GOOD.format(text))[0] != 7
+
+
+@pytest.mark.parametrize(("text", "number"), OTHERS.items())
+def test_words_and_large_numbers(text: str, number: int | None) -> None:
+    assert read_count(GOOD.format(text))[0] == number
+
+
+@given(st.integers(0, 99), st.integers(0, 99))
+def test_every_number_is_read_in_words_and_two_never_are(first: int, second: int) -> None:
+    assert read_count(GOOD.format(f"There are {in_words(first)} cubes."))[0] == first
+    if first != second:
+        assert read_count(GOOD.format(f"{in_words(first)} or {second}"))[0] is None
+
+
+def in_words(number: int) -> str:
+    return ONES[number] if number < 20 else TENS[number // 10 - 2] + (f"-{ONES[number % 10]}" if number % 10 else "")
 
 
 def scored(response: str, truth: Any = 3, finish: Any = "stop", **args: Any) -> dict[str, Any]:

@@ -42,7 +42,6 @@ FLAWS = [
     ("two answers, the first counts", "<think>a</think><answer>4</answer><answer>5</answer>", 4, 1.0, 0.0),
     ("an answer within the thought", "<think><answer>4</answer></think><answer>5</answer>", 4, 1.0, 0.0),
     ("no answer tag", "4", 4, 0.5, 0.0),
-    ("units are removed", "<think>a</think><answer>4 feet</answer>", 4, 1.0, 0.0),
     ("percent signs are removed", "<think>a</think><answer>4%</answer>", 4, 1.0, 0.0),
     ("nearly whole numbers", "<think>a</think><answer>3.99999999</answer>", 4, 1.0, 0.0),
     ("digits of another script", "<think>a</think><answer>\u0664</answer>", 4, 1.0, 0.0),

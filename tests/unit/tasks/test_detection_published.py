@@ -32,7 +32,7 @@ def earned(spec: Any, response: str) -> float:
 
 
 def test_scores_are_those_of_the_description_to_the_digit() -> None:
-    assert len(GOLDEN) > 700 and sum(case[2] != "crash" and case[3] > 0 for case in GOLDEN) > 300
+    assert len(GOLDEN) > 1200 and sum(case[2] != "crash" and case[3] > 0 for case in GOLDEN) > 300
     for response, boxes, overall, *parts in GOLDEN:
         mine = PUBLISHED(given(response, boxes))
         if overall == "crash":
@@ -66,11 +66,30 @@ def test_flaws_are_kept_by_the_published_reward_alone(answer: str, published: fl
     assert earned(FIXED, THOUGHT.format(answer)) == pytest.approx(fixed)
 
 
+@pytest.mark.parametrize(
+    ("answer", "iou", "confidence"),
+    [
+        ("[{'position': [100, 200, 400, 600], 'Prob': '0.75'}, {'no Position, Confidence': 1}]", 0.5, 0.875),
+        ("[{'Position': null, 'bbox': [100, 200, 400, 600], 'Confidence': null, 'score': 0.5}]", 1.0, 0.5),
+        ("[{'Position': [100, 200, 400, 600], 'Confidence': 'high'}]", 1.0, 0.0),
+        ("[{'Confidence': 0.25}, 'Position']", 0.0, 0.75),  # both are at 0, 0, 0, 0: the first one counts
+        ("[{'Position': [100, 200, 400], 'Confidence': 0.25}]", 0.0, 0.75),
+        ("[{'Position': ['100', 200, 400, 600], 'Confidence': 0.25}]", 0.0, 0.75),
+        (RIGHT.replace("100", "1e200"), 0.0, 0.1),
+        (RIGHT.replace("100", "-" + "9" * 400), 0.0, 0.1),
+    ],
+)
+def test_other_names_count_and_what_is_missing_is_zero(answer: str, iou: float, confidence: float) -> None:
+    parts = PUBLISHED(given(THOUGHT.format(answer)))
+    assert (parts["iou"], parts["confidence"]) == (iou, pytest.approx(confidence)) and parts["format"] == 1
+
+
 def test_what_has_no_published_score_is_0() -> None:
-    for answer in (RIGHT.replace("0.9", "NaN"), RIGHT.replace("100", "1e200"), RIGHT.replace("0.9", "9" * 400),
-                   RIGHT.replace("100", "9" * 400), RIGHT + " " * 100_000):  # fmt: skip
+    for answer in (RIGHT.replace("0.9", "NaN"), RIGHT.replace("100", "1" * 5000), RIGHT + " " * 100_000,
+                   "[{'Position': [100, 200, 400, 600], 'Confidence': 1}, 5]",
+                   RIGHT.replace("100", "-1.5").replace("400", "9" * 400)):  # fmt: skip
         parts = PUBLISHED(given(THOUGHT.format(answer)))
-        assert (parts["iou"], parts["confidence"], parts["format"]) == (0.0, 0.0, 1.0)
+        assert (parts["confidence"], parts["format"]) == (0.0, 1.0)
     assert PUBLISHED(given(THOUGHT.format(RIGHT), []))["iou"] == 0.0
 
 

@@ -184,8 +184,8 @@ def _takes_kernel(query: Tensor) -> bool:
 @cache
 def _kernel() -> Callable[..., Any]:
     """Return flash attention over sequences of different length: flash-attn's if it is installed, else torch's own."""
-    if importlib.util.find_spec("flash_attn") is not None:
-        return _flash_attn()
+    if (function := flash_attn()) is not None:
+        return _with_torch_signature(function)
     from torch.nn.attention.varlen import varlen_attn
 
     # torch 2.11 accepts fewer key heads than query heads and has no `enable_gqa`; later versions need the argument.
@@ -193,16 +193,24 @@ def _kernel() -> Callable[..., Any]:
     return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn
 
 
-def _flash_attn() -> Callable[..., Any]:
-    """Return the kernel of the package flash-attn, with torch's signature.
+def flash_attn() -> Callable[..., Any] | None:
+    """Return the function of the package flash-attn; None if it is not installed.
+
+    The package flash-attn-4 installs only `flash_attn.cute`, without this function: flash-attn then counts as absent.
 
     Raises: CheckpointError when it is installed but cannot be imported.
     """
+    if importlib.util.find_spec("flash_attn") is None:
+        return None
     try:
-        from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+        return getattr(importlib.import_module("flash_attn"), "flash_attn_varlen_func", None)
     except ImportError as error:
         hint = "install it anew for this torch, or remove it (pip uninstall flash-attn): torch has a kernel of its own"
         raise CheckpointError(f"flash-attn is installed and cannot be imported: {error}", hint=hint) from error
+
+
+def _with_torch_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return flash-attn's function, called as torch's own kernel is."""
 
     def kernel(
         query: Tensor,
@@ -216,7 +224,7 @@ def _flash_attn() -> Callable[..., Any]:
         scale: float | None,
         window_size: tuple[int, int],
     ) -> Tensor:
-        return flash_attn_varlen_func(
+        return function(
             query,
             key,
             value,

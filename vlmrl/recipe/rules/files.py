@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,13 @@ def named_rewards(loaded: LoadedRecipe) -> Iterator[tuple[Key, str]]:
         for i, one in enumerate(rewards):
             if one.name != OF_TASK:
                 yield (*key, i, "name"), one.name
+
+
+def blames_reward(loaded: LoadedRecipe, problems: Sequence[Problem]) -> bool:
+    """Return whether an error among these is about a reward that the recipe names, or about its profile."""
+    places = {loaded.where(key) for key in (*(key for key, _ in named_rewards(loaded)), ("reward", "profile"))}
+    in_files = list(_rewards(loaded))
+    return any(p.level == "error" and (p.where in places or p in in_files) for p in problems)
 
 
 def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:

@@ -5,7 +5,8 @@ reason. The forms that are read:
 
 - four numbers in brackets, `[x1, y1, x2, y2]` or `(...)`, or two pairs, `(x1, y1), (x2, y2)`, `[[x1, y1], [x2, y2]]`;
 - JSON or Python, in a fence or not, with a list under any key (`bbox_2d`, `box`, `Position`), or with named
-  coordinates (`x1`, `xmin`, `left`, `x` and `width`); `label` and `confidence` of the same object belong to the box;
+  coordinates (`x1`, `xmin`, `left`, `x` and `width`); a key that ends with the order of the numbers (`bbox_xywh`) says
+  it; `label` and `confidence` of the same object belong to the box, and a box within a label or a text is none;
 - `<box>...</box>` and `<|box_start|>...<|box_end|>` around any of these, or around four bare numbers; `<ref>...</ref>`
   and `<|object_ref_start|>...<|object_ref_end|>` before it hold its label;
 - four `<loc0123>` tokens, only in the space `loc`;
@@ -21,9 +22,8 @@ from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from vlmrl.errors import RewardError, unknown
 from vlmrl.rewards.boxes.planes import MEANINGS, SPACES, Box, Plane, Point, Space
-from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Candidate, Scan
+from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Candidate, Order, Scan
 
-Order = Literal["xyxy", "yxyx", "xywh"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 """Orders of a box's four numbers: corners with x first or y first, or the upper left corner with width and height."""
 
@@ -157,12 +157,14 @@ def _box(candidate: Candidate, plane: Plane, order: Order) -> Read[Box] | str:
     if reason := _unusable(candidate.numbers):
         return reason
     a, b, c, d = candidate.numbers
-    order = candidate.order or order
-    if order == "yxyx":
+    stated = candidate.order or order
+    if stated == "yxyx":
         a, b, c, d = b, a, d, c
-    elif order == "xywh":
+    elif stated in ("xywh", "cxcywh"):
         if c < 0 or d < 0:
             return "a negative width or height"
+        if stated == "cxcywh":
+            a, b = a - c / 2, b - d / 2
         c, d = a + c, b + d
     x1, x2, y1, y2 = min(a, c), max(a, c), min(b, d), max(b, d)
     if x1 == x2 or y1 == y2:

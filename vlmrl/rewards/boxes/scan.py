@@ -27,6 +27,16 @@ CORNERS = (
 SIZES = (("x", "y", "width", "height"), ("x", "y", "w", "h"), ("left", "top", "width", "height"))
 LABELS = ("label", "name", "class", "category", "object")
 CONFIDENCES = ("confidence", "score", "conf")
+PROSE = {*LABELS, "labels", "names", "classes", "categories", "text", "caption", "description", "phrase", "expression",
+         "sentence", "question", "comment", "note", "reason", "reasoning", "thought", "explanation"}  # fmt: skip
+"""Last words of names whose quoted values are for people: a box in them is none."""
+Order = Literal["xyxy", "yxyx", "xywh"]
+NamedOrder = Order | Literal["cxcywh"]
+"""Order that a text can say: also the centre with width and height."""
+ORDER_NAMES: Mapping[str, NamedOrder] = {
+    "xyxy": "xyxy", "ltrb": "xyxy", "yxyx": "yxyx", "tlbr": "yxyx", "xywh": "xywh", "ltwh": "xywh", "cxcywh": "cxcywh"
+}  # fmt: skip
+"""Last word of a name, such as `bbox_xywh` -> order of the numbers in its value."""
 JOINING = ("to",)
 """Words that may stand between the two corners of a box."""
 
@@ -42,7 +52,7 @@ class Candidate:
     numbers: tuple[float, ...]
     label: str = ""
     confidence: float | None = None
-    order: Literal["xyxy", "yxyx", "xywh"] | None = None
+    order: NamedOrder | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +61,8 @@ class _Group:
 
     Args:
         start: number of results before the group.
+        name: the name before the colon before the group.
+        order: order of four numbers that this name, or that of a group around it, says.
         numbers, num_numbers: numbers directly in the group: the first ones, and how many there are.
         pairs, num_pairs: pairs within the group that follow each other without a word between them.
         is_plain: whether the group holds only numbers, or only pairs, and commas.
@@ -60,6 +72,8 @@ class _Group:
 
     kind: str
     start: int = 0
+    name: str = ""
+    order: NamedOrder | None = None
     numbers: list[float] = field(default_factory=list)
     num_numbers: int = 0
     pairs: list[tuple[float, ...]] = field(default_factory=list)
@@ -89,7 +103,7 @@ class Scan:
 
     def run(self, text: str) -> None:
         """Scan the text, and collect `candidates` and `reasons`."""
-        for token in tokens_of(text):
+        for token in tokens_of(text, self._is_prose):
             if token.kind == "loc":
                 self._loc(token)
                 continue
@@ -114,7 +128,8 @@ class Scan:
                 return False
             if token.kind == "begin":
                 self._end_run(group)
-            self.groups.append(_Group("box" if token.kind == "begin" else token.text, len(self.candidates)))
+            kind, order = "box" if token.kind == "begin" else token.text, ORDER_NAMES.get(_last_word(group.key))
+            self.groups.append(_Group(kind, len(self.candidates), group.key, order or group.order))
         elif token.kind == "close":
             self._close_bracket(token.text)
         elif token.kind == "end":
@@ -133,6 +148,11 @@ class Scan:
             group.is_plain = False
             self._end_run(group)
         return True
+
+    def _is_prose(self) -> bool:
+        """Return whether a quoted value at this place is for people: by its own name, or by that of its list."""
+        group = self.groups[-1]
+        return _last_word(group.key or ("" if group.kind == "{" else group.name)) in PROSE
 
     def _number(self, group: _Group, value: float) -> None:
         if group.key:
@@ -217,7 +237,7 @@ class Scan:
         if size == 2 and group.kind != "":
             if group.kind == "box" or key:  # a pair with a name or a tag of its own is no corner
                 self._end_run(parent)
-                self._pairs([numbers], whole_list=False)
+                self._pairs([numbers], None, whole_list=False)
                 return
             parent.num_pairs += 1
             if len(parent.pairs) < 2 * MOST_SHAPES:
@@ -225,7 +245,7 @@ class Scan:
             return
         self._end_run(parent)
         if size == NUMBERS_OF[self.shape]:
-            self._add(Candidate(numbers))
+            self._add(Candidate(numbers, order=group.order))
         elif size > 2 or (size == 2 and self.shape == "box"):
             self._refuse(f"{size} numbers, which are no {self.shape}")
 
@@ -237,16 +257,16 @@ class Scan:
         group.pairs, group.num_pairs = [], 0
         if count > len(pairs):
             self._refuse(f"more than {MOST_SHAPES} boxes or points")
-        self._pairs(pairs, whole_list=group.kind in ("[", "("))
+        self._pairs(pairs, group.order, whole_list=group.kind in ("[", "("))
 
-    def _pairs(self, pairs: list[tuple[float, ...]], *, whole_list: bool) -> None:
+    def _pairs(self, pairs: list[tuple[float, ...]], order: NamedOrder | None, *, whole_list: bool) -> None:
         """Add what a run of pairs is. `whole_list`: they stand in brackets of their own, as a polygon would."""
         if self.shape == "point":
             for pair in pairs:
                 self._add(Candidate(pair))
         elif len(pairs) == 2 or (len(pairs) % 2 == 0 and not whole_list):
             for i in range(0, len(pairs), 2):
-                self._add(Candidate((*pairs[i], *pairs[i + 1]), order="xyxy"))
+                self._add(Candidate((*pairs[i], *pairs[i + 1]), order=order or "xyxy"))
         elif len(pairs) == 1:
             self._refuse("a point, which is no box")
         else:
@@ -284,6 +304,10 @@ class Scan:
     def _refuse(self, reason: str) -> None:
         if reason not in self.reasons[:MOST_KEPT] and len(self.reasons) < MOST_KEPT:
             self.reasons.append(reason)
+
+
+def _last_word(name: str) -> str:
+    return name.lower().rsplit("_", 1)[-1]
 
 
 def _has(values: Mapping[str, Any], names: tuple[str, ...]) -> bool:

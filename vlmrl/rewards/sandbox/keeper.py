@@ -4,7 +4,8 @@
 
 It runs none of the user's code. Processes below it that lose their parent become its own children, even daemons in a
 session of their own, so it finds them all. It ends them with the worker: when the scorer says so, when the scorer has
-ended, or when there are too many of them.
+ended, or when there are too many of them. If the reward kills the keeper, the scorer finds them by a mark. Files that
+they leave in /dev/shm end with them where this process may mount.
 
 The scorer writes one byte to the control socket: ASK (the worker seems to have ended: wait a moment for it) or END.
 The socket's end means END too. The keeper answers with one line before it exits: `exit 3`, `signal 9`, `alive` (the
@@ -19,7 +20,7 @@ import select
 import signal
 import time
 
-from vlmrl.process import adopt_orphans, descendants, die_with_parent
+from vlmrl.process import adopt_orphans, descendants, die_with_parent, kill_all, own_shared_memory, send, set_mark
 from vlmrl.rewards.sandbox import worker
 from vlmrl.rewards.sandbox.frames import ASK, MOST_PROCESSES
 
@@ -33,10 +34,16 @@ KILL_SECONDS = 20.0
 """Time limit for killing processes. One that the kernel does not end (it waits for a disk) is left after this time."""
 
 
-def main(request_fd: int, response_fd: int, control_fd: int, parent: int) -> None:
-    """Start the worker and watch it until its end. The descriptors are those that the scorer passed."""
+def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: int) -> None:
+    """Start the worker and watch it until its end. The descriptors are those that the scorer passed.
+
+    Args:
+        mark: mark by which the scorer finds the processes if the reward kills this one.
+    """
     me = os.getpid()
     adopt_orphans()
+    set_mark(mark)
+    own_shared_memory()
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -117,10 +124,10 @@ class _Watch:
             return False
         self._counted = now
         if hurried:
-            _send({-self._child}, signal.SIGSTOP)
+            send({-self._child}, signal.SIGSTOP)
         crowded = len(descendants(os.getpid())) > MOST_PROCESSES
         if hurried and not crowded:
-            _send({-self._child}, signal.SIGCONT)
+            send({-self._child}, signal.SIGCONT)
         return crowded
 
 
@@ -134,27 +141,14 @@ def _newest_pid() -> int:
 
 
 def end_descendants(child: int) -> None:
-    """End every process below this one: the group of `child` by one call, then all that left it.
-
-    The latter are stopped before any is killed, so that none can start another.
-    """
+    """End every process below this one: the group of `child` by one call, then all that left it."""
     me, until = os.getpid(), time.monotonic() + KILL_SECONDS
-    _send({-child}, signal.SIGKILL)
+    send({-child}, signal.SIGKILL)
     while time.monotonic() < until:
-        stopped: set[int] = set()
-        while new := set(descendants(me)) - stopped:
-            _send(new, signal.SIGSTOP)
-            stopped |= new
-        _send(stopped, signal.SIGKILL)
+        kill_all(lambda: descendants(me))
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(0.001)
-
-
-def _send(pids: set[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vlmrl.process import has_terminal, patience
+from vlmrl.process import has_terminal, kill_all, marked, patience, send
 from vlmrl.rewards.sandbox.frames import (
     ASK,
     END,
@@ -62,9 +62,10 @@ SENT = (
 
 Images are sent as pixels (images.py), references and turns as JSON objects.
 """
+MOST_MARK = 1 << 62
 BOOT = (
-    "import sys; sys.path[:] = sys.argv[5:]; "
-    "from vlmrl.rewards.sandbox.keeper import main; main(*map(int, sys.argv[1:5]))"
+    "import sys; sys.path[:] = sys.argv[6:]; "
+    "from vlmrl.rewards.sandbox.keeper import main; main(*map(int, sys.argv[1:6]))"
 )
 
 
@@ -89,7 +90,8 @@ class Worker:
         self.output_fd, output_write = _pipe()
         self._control, control = (_raised(end.detach()) for end in socket.socketpair())
         passed_fds = (request_read, response_write, control)
-        argv = [sys.executable, "-c", BOOT, *map(str, (*passed_fds, os.getpid())), *sys.path]
+        self._mark = secrets.randbelow(MOST_MARK)
+        argv = [sys.executable, "-c", BOOT, *map(str, (*passed_fds, os.getpid(), self._mark)), *sys.path]
         env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
         stdin, printed = (None, None) if has_terminal() else (subprocess.DEVNULL, output_write)
         try:
@@ -196,9 +198,11 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
-        if self.pid and not word:  # the keeper was killed: only the worker's own process group is known
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        if not word:  # the keeper was killed
+            send({-self.pid} if self.pid else (), signal.SIGKILL)
+            until = time.monotonic() + END_SECONDS
+            while kill_all(lambda: marked(self._mark)) and time.monotonic() < until:
+                time.sleep(0.001)
         self.drain()
         for fd in (self.request_fd, self.response_fd, self.output_fd, self._control):
             os.close(fd)

@@ -8,7 +8,7 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.rewards.answer_form import REQUIRED, check_thought, final_answer, form_problem
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.text_rewards import plain_number
+from vlmrl.tasks.counting.reading import stated_number
 from vlmrl.types import RewardInput
 
 LARGEST_COUNT = 1_000_000
@@ -19,7 +19,7 @@ WEIGHTS = {"accuracy": 0.9, "format": 0.1}
 
 
 def count(*, thought: str = REQUIRED) -> RewardSpec:
-    """Return a reward with three parts. `accuracy`: 1 for the right number in the only `<answer>`.
+    """Return a reward with three parts. `accuracy`: 1 if the only `<answer>` states the right number (reading.py).
 
     `format`: 1 for a whole response in the form that the prompt asks for, with a number as its answer, right or wrong.
     `nearness`: 1 for the right number, falling linearly to 0 at a distance of the number itself (at least 1); it has no
@@ -37,7 +37,7 @@ def read_count(response: str) -> tuple[int | None, str]:
     answer, problem = final_answer(response)
     if answer is None:
         return None, problem
-    number = plain_number(answer)
+    number = stated_number(answer)
     if number is None:
         return None, "the answer is not one number"
     if number != int(number) or not 0 <= number <= LARGEST_COUNT:

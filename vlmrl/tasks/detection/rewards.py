@@ -12,10 +12,10 @@ REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
         box_list,
         "detection: all boxes beside the true ones, with a proper score for their confidences",
-        version=3,
+        version=4,
         shown=("overlay",),
     ),
     "rllava_boxes": Builtin(
-        rllava_boxes, "detection: the reward that RLLaVA published, to the digit, to reproduce its runs", version=1
+        rllava_boxes, "detection: the reward that RLLaVA published, to the digit, to reproduce its runs", version=2
     ),
 }

@@ -1,0 +1,85 @@
+"""Errors that are told first: each once, and without a large library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlmrl.preflight.rows import first_errors
+from vlmrl.preflight.run import preflight
+from vlmrl.recipe.load import load_recipe
+
+RECIPE = """
+[model]
+path = "m"
+[[data]]
+path = "rows.jsonl"
+columns = {prompt = "question", answer = "answer"}
+DATA
+[reward]
+REWARD
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [{"question": f"What is 1 + {n}?", "answer": str(1 + n)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "good.py").write_text("def reward(x): return 1.0\n")
+    (tmp_path / "bad.py").write_text("def reward(x)\n    return 1.0\n")
+    (tmp_path / "lacks.py").write_text("import no_such_module\ndef reward(x): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(reward: str, data: str = "", column: str = "question") -> Path:
+    text = RECIPE.replace("REWARD", reward).replace("DATA", data).replace('"question"', f'"{column}"')
+    Path("r.toml").write_text(text)
+    return Path("r.toml")
+
+
+@pytest.mark.parametrize(
+    ("reward", "data", "message"),
+    [
+        ('name = "bad.py:reward"', "", "the reward file is not valid Python"),
+        ('name = "gone.py:reward"', "", "`reward.name` names a reward file that does not exist"),
+        ('name = "good.py:other"', "", "good.py has no function `other`"),
+        ('name = "good.py"', "", "names the file good.py but no function in it"),
+        ('name = "exact_mtch"', "", "unknown reward `exact_mtch`"),
+        ('name = "lacks.py:reward"', "", "No module named 'no_such_module'"),
+        ("", 'reward = "bad.py:reward"', "the reward file is not valid Python"),
+        ("[[rewards]]\nname = 'bad.py:reward'", "", "the reward file is not valid Python"),
+        ('name = "good.py:reward"', 'task = "gone.py:task"', "names a task file that does not exist"),
+    ],
+)
+def test_a_wrong_reward_or_task_is_told_once(place: Path, reward: str, data: str, message: str) -> None:
+    loaded = load_recipe(written(reward, data))
+    (first,) = [p for p in first_errors(loaded) if p.where != "r.toml:3"]
+    assert message in first.message
+    told = preflight(loaded, runs_folder=place / "runs").errors
+    assert [p for p in told if p.where != "r.toml:3"] == [first]
+
+
+def test_a_wrong_reward_does_not_hide_a_missing_column(place: Path) -> None:
+    loaded = load_recipe(written('name = "bad.py:reward"', column="quest"))
+    messages = [p.message for p in first_errors(loaded)]
+    assert "no column `quest` (named as prompt)" in messages and any("not valid Python" in m for m in messages)
+
+
+def test_a_missing_column_is_told_before_any_large_library_is_loaded(place: Path) -> None:
+    written('name = "good.py:reward"', column="quest")
+    code = (
+        "import sys\n"
+        "from vlmrl.inference.full_check import check_everything\n"
+        "def show(errors):\n"
+        "    print([e.message for e in errors], {'torch', 'transformers', 'pyarrow'} & set(sys.modules))\n"
+        "    if any('quest' in e.message for e in errors): sys.exit(0)\n"
+        "from pathlib import Path\n"
+        "check_everything('r.toml', [], Path('runs'), gpus=None, gpu_memory=None, deep_prompts=None, show_first=show)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120)
+    assert "no column `quest` (named as prompt)" in done.stdout and done.stdout.endswith("set()\n"), done
