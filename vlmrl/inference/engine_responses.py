@@ -19,7 +19,7 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
-from vlmrl.store.secrets.redact import hide_known
+from vlmrl.redaction.redact import hide_known
 from vlmrl.tasks.source import Source
 from vlmrl.types import Row, Sample, SamplingParams, Segment
 

@@ -27,7 +27,7 @@ from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import redact_text, redact_value
+from vlmrl.redaction.redact import redact_text, redact_value
 from vlmrl.store.summary import describe
 from vlmrl.store.verify import damage_of, shortened
 

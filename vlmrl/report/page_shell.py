@@ -17,7 +17,7 @@ from vlmrl.errors import StoreError
 from vlmrl.report.texts import whole_text
 from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
-from vlmrl.store.secrets.redact import hide_known
+from vlmrl.redaction.redact import hide_known
 from vlmrl.visible import visible
 
 

@@ -23,7 +23,7 @@ from vlmrl.report.texts import marked_text
 from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.table_images import row_images
-from vlmrl.store.secrets.redact import redact_value
+from vlmrl.redaction.redact import redact_value
 from vlmrl.types import Score
 from vlmrl.visible import visible
 

@@ -15,7 +15,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.identity import identity_of, single_records
 from vlmrl.rewards.several_scorer import open_scorer
-from vlmrl.store.secrets.redact import hidden_keys
+from vlmrl.redaction.redact import hidden_keys
 from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward, takes_judge
 from vlmrl.types import Media, Score
 

@@ -30,7 +30,7 @@ from vlmrl.reward_check.statistics import (
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part
 from vlmrl.rewards.identity import identity_of
-from vlmrl.store.secrets.redact import redact_value
+from vlmrl.redaction.redact import redact_value
 from vlmrl.tasks.builtin_rewards import takes_any_truth
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 from vlmrl.types import INAPPLICABLE

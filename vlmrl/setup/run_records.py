@@ -15,7 +15,7 @@ from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import HIDDEN, redact_text, redact_value
+from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.tasks.prompt_identity import same_prompt
 from vlmrl.tasks.source import Source
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from vlmrl.sinks.wire import Messages, pack
-from vlmrl.store.secrets.redact import redact_text
+from vlmrl.redaction.redact import redact_text
 from vlmrl.visible import visible
 
 QUEUE_BYTES = 64 << 20

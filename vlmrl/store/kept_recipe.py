@@ -19,7 +19,7 @@ from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.files import write_atomic, write_json
 from vlmrl.store.manifest import read_raw
 from vlmrl.store.metrics import encode
-from vlmrl.store.secrets.redact import hidden_keys, redact_text, redact_value
+from vlmrl.redaction.redact import hidden_keys, redact_text, redact_value
 
 Texts = Mapping[tuple[str, str], str]
 """(reward or prompt, sha256 as in the manifest) -> text."""

@@ -11,7 +11,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import write_json
 from vlmrl.store.metrics import encode
-from vlmrl.store.secrets.redact import redact_value
+from vlmrl.redaction.redact import redact_value
 
 SCHEMA = 1
 

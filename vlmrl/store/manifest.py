@@ -18,7 +18,7 @@ from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
 from vlmrl.store.lock import this_process
-from vlmrl.store.secrets.redact import redact_argv, redact_text, redact_value
+from vlmrl.redaction.redact import redact_argv, redact_text, redact_value
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000

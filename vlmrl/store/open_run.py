@@ -22,7 +22,7 @@ from vlmrl.store.listing import find
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import Best, Manifest
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import learn, learn_argv, redact_argv
+from vlmrl.redaction.redact import learn, learn_argv, redact_argv
 
 
 def create_run(

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vlmrl.store.secrets.redact import redact_text
+from vlmrl.redaction.redact import redact_text
 
 MAX_DIFF_BYTES = 1_000_000
 PACKAGES = (

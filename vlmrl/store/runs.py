@@ -23,7 +23,7 @@ from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
 from vlmrl.store.media import write_shard
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
-from vlmrl.store.secrets.redact import redact_text, redact_value
+from vlmrl.redaction.redact import redact_text, redact_value
 from vlmrl.types import Group
 from vlmrl.visible import visible
 

@@ -20,7 +20,7 @@ from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.rollouts import count_rows, read_rollouts
-from vlmrl.store.secrets.redact import HIDDEN
+from vlmrl.redaction.redact import HIDDEN
 from vlmrl.store.verify_metrics import Held, MetricsVerdict, check_metrics
 from vlmrl.types import policy_versions
 

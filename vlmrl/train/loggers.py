@@ -24,7 +24,7 @@ from vlmrl.store.logger_ids import read_remote, write_remote
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import read_file
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import redact_value
+from vlmrl.redaction.redact import redact_value
 from vlmrl.tasks.source import Source
 from vlmrl.types import NO_SCORE, Group, Score
 

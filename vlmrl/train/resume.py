@@ -28,7 +28,7 @@ from vlmrl.store.manifest import short_value
 from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import HIDDEN, redact_value
+from vlmrl.redaction.redact import HIDDEN, redact_value
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}

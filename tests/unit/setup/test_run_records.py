@@ -12,7 +12,7 @@ from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import Change
 from vlmrl.setup.run_records import Records, content_changes
 from vlmrl.store.kept_recipe import keep_texts
-from vlmrl.store.secrets.redact import HIDDEN
+from vlmrl.redaction.redact import HIDDEN
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 

@@ -16,9 +16,9 @@ from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRE
 from store_builders import make_group, make_run
 
 from vlmrl.store.open_run import open_run
-from vlmrl.store.secrets import redact
-from vlmrl.store.secrets.names import kind_of_name
-from vlmrl.store.secrets.redact import (
+from vlmrl.redaction import redact
+from vlmrl.redaction.names import kind_of_name
+from vlmrl.redaction.redact import (
     HIDDEN,
     hidden_keys,
     hide_known,
@@ -29,7 +29,7 @@ from vlmrl.store.secrets.redact import (
     redact_text,
     redact_value,
 )
-from vlmrl.store.secrets.shapes import looks_random, lowered
+from vlmrl.redaction.shapes import looks_random, lowered
 
 REPOSITORY = Path(__file__).parents[3]
 

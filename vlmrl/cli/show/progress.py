@@ -67,7 +67,7 @@ class ConsoleWatcher:
             self._line(f"  {cell}: " + "  ".join(numbers))
 
     def sample(self, step: int, group: Group) -> None:
-        from vlmrl.store.secrets.redact import redact_said, redact_text
+        from vlmrl.redaction.redact import redact_said, redact_text
 
         best = max(group.samples, key=lambda s: s.score.value if s.score.error is None else float("-inf"))
         text = redact_said(best.text)
@@ -80,7 +80,7 @@ class ConsoleWatcher:
         )
 
     def _line(self, text: str) -> None:
-        from vlmrl.store.secrets.redact import redact_said
+        from vlmrl.redaction.redact import redact_said
 
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""

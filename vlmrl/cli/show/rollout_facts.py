@@ -26,7 +26,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     """
     from vlmrl.report.rollout_text import group_fields
     from vlmrl.reward_check.scores_file import finite
-    from vlmrl.store.secrets.redact import redact_said
+    from vlmrl.redaction.redact import redact_said
 
     step, prompt, sample = _parse(place)
     groups = _groups(run, step)

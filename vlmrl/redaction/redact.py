@@ -19,33 +19,28 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from vlmrl.store.secrets.names import is_short_password, kind_of_name
-from vlmrl.store.secrets.places import addresses, headers, pairs
-from vlmrl.store.secrets.shapes import (
+from vlmrl.redaction.names import kind_of_name
+from vlmrl.redaction.places import addresses, assigned, is_path, known_places
+from vlmrl.redaction.shapes import (
     HIDDEN,
+    Span,
     is_mixed,
-    is_number,
-    is_placeholder,
+    is_open,
     looks_random,
+    private_keys,
     scanner_shapes,
     service_tokens,
 )
-from vlmrl.store.secrets.values import Span, assigned
 
 MOST_KNOWN = 1000
 """Maximum number of secrets that `learn` remembers."""
 SAID_BY_CODE = ("note", "error", "output")
 """Keys of a result whose values are texts that a reward returned, raised as an error, or printed."""
 
-_PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
-_PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
-_PEM_LINE = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
-MOST_PEM_CHARS = 20_000
-_REST = re.compile(r"[\w-]*", re.ASCII)
 _learned: frozenset[str] = frozenset()
 _learned_passwords: frozenset[str] = frozenset()
 """Passwords of addresses that are plain words. They are hidden only in addresses (`:word@`)."""
@@ -154,9 +149,9 @@ def hidden_keys(value: Any, key: str = "") -> list[str]:
 
 def secret_spans(text: str) -> list[Span]:
     """Return the spans of the secrets in a text as (start, end), in order, without overlaps."""
-    spans = [*_by_look(text), *pairs(text), *assigned(text)]
+    spans = [*_by_look(text), *assigned(text)]
     if len(text) >= 20:
-        spans += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
+        spans += [m.span() for m in scanner_shapes().finditer(text)]
     return _merged(spans, text)
 
 
@@ -164,46 +159,15 @@ def _by_look(text: str) -> list[Span]:
     """Return the spans of secrets that are recognised without a name: known values, typical shapes and places."""
     known = _known_pattern(*_known())
     spans: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
-    return [*spans, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
-
-
-def _token_end(text: str, end: int) -> int:
-    """Return the end of the whole token if a pattern of fixed length has matched only its beginning."""
-    rest = _REST.match(text, end)
-    return rest.end() if rest else end
+    return [*spans, *service_tokens(text), *private_keys(text), *addresses(text), *known_places(text)]
 
 
 def _is_secret(name: str, value: str) -> bool:
     """Return whether the whole value is hidden because of its name."""
     kind = kind_of_name(name)
-    if kind == "none" or not value or is_number(value) or is_placeholder(value) or value == HIDDEN:
+    if kind == "none" or is_open(value) or is_path(name, value):
         return False
-    short = is_short_password(name) and is_mixed(value) and not {"/", "\\"} & set(value)
-    return kind == "sure" or short or looks_random(value)
-
-
-def _private_keys(text: str) -> Iterator[Span]:
-    """Yield the lines of private keys between the first and the last line, each as a span.
-
-    If the last line is missing, all following lines that look like parts of the key are yielded.
-    """
-    position, end = 0, _PEM_END.search(text)
-    while begin := _PEM.search(text, position):
-        while end and end.start() < begin.end():
-            end = _PEM_END.search(text, end.end())
-        position = begin.end()
-        stop = end.start() if end and end.start() < position + MOST_PEM_CHARS else None
-        for line in re.finditer(r"[^\n]+", text[position : position + MOST_PEM_CHARS]):
-            first, last = position + line.start(), position + line.end()
-            if stop is not None:
-                last = min(last, stop)
-            if (stop is not None and first >= stop) or (stop is None and not _PEM_LINE.fullmatch(line[0])):
-                break
-            body = re.match(r"[+\- #]*", text[first:last])
-            first += body.end() if body else 0
-            if text[first:last].strip():
-                yield first, last
-        position = stop or position
+    return kind == "sure" or looks_random(value)
 
 
 def _merged(spans: Iterable[Span], text: str) -> list[Span]:
@@ -248,7 +212,7 @@ def _of_environment(named: tuple[tuple[str, str], ...]) -> tuple[frozenset[str],
 
 
 def _is_address_password(value: str) -> bool:
-    return len(value) >= 4 and HIDDEN not in value and not is_number(value)
+    return len(value) >= 4 and not is_open(value)
 
 
 def _is_distinct(value: str) -> bool:
