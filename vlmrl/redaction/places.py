@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from vlmrl.redaction.names import kind_of_name, words_of
 from vlmrl.redaction.shapes import (
+    HIDDEN,
     Span,
     has_random_part,
     is_mixed,
@@ -71,8 +72,8 @@ _PLACES: tuple[tuple[tuple[str, ...], re.Pattern[str], Callable[[str], bool]], .
             rf"\b(?:sshpass[ ]+-p[ ]*{_WORD}|htpasswd[ ]-\w*b\w*[ ]\S+[ ]\S+[ ]{_WORD}"
             r"|(?:(?:mysql|mariadb)[\w-]*|mycli|7za?|rar|unrar|zip|unzip|sqlcmd|bcp|openssl|redis-cli"
             r"|(?:docker|podman|nerdctl|buildah|skopeo|helm|az|oc|cf)[ ][^\n|;&]{0,80}?\blogin)\b"
-            rf"[^\n|;&]{{0,200}}?[ ]-(?:p[ =]?|[ka][ ]){_WORD}"
-            rf"|echo[ ]+(?:-n[ ]+)?{_WORD}[ ]*\|[^\n]{{0,120}}?--password-stdin)"
+            rf"[^\n|;&<]{{0,200}}?[ ]-(?:p[ =]?|[ka][ ]){_WORD}"
+            rf"|echo[ ]+(?:-n[ ]+)?{_WORD}(?=[ ]*\|[^\n]{{0,120}}?--password-stdin))"
         ),
         _written,
     ),
@@ -115,7 +116,9 @@ _MARK = re.compile(
     r"(?P<close>\\*[\"'`])?(?:[ \t]*\])*"
     r"(?:,?[\s#/*+>-]{1,80}\\?[\"']?[vV]alue\\?[\"']?(?=[ ]{0,8}[:=]))?"
     r"(?P<space>[ \t]*(?(close)(?:\n[ \t#/*+>-]*(?=:))?|))"
-    r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'|[A-Za-z_][\w.\[\], |]{0,60}?)(?=[ \t]*=(?!=)))?"
+    r"(?P<type>:[ \t]*(?:\"[^\"\n]{0,60}\"|'[^'\n]{0,60}'"
+    r"|[A-Za-z_][\w.]{0,40}(?:\[[\w.\[\], |]{0,60}\])?(?: \| ?[\w.]{1,40})*)"
+    r"(?=[ \t]*=(?!=)))?"
     r"[ \t]*(?P<mark>:=|[=!]=|=>|=|:(?!=)|,|\()?[ \t]*"
 )
 """Pattern of the text between a name and its value."""
@@ -127,12 +130,11 @@ _LITERAL = (
 _STEP = re.compile(
     rf"{_LITERAL}|(?P<open>[\[({{])|(?P<shut>[\])}}])|(?P<end>[,;\n])"
     r"|(?P<on>(?:\b(?:or|and|else|if)\b|[%+\\])[ \t]*\n?[ \t]*)|(?P<test>[=!]=[ \t]*)"
-    r"|\w+|[^\w\"'`\[\](){},;\n=!%+\\]+|.",
+    rf"|(?P<word>\w+|{HIDDEN})|[^\w\"'`\[\](){{}},;\n=!%+\\<]+|.",
     re.DOTALL,
 )
 """Pattern of the next piece of a statement: a literal, a bracket, a possible end, an operator, a word, a sign."""
 _NEXT_LINE = re.compile(r"[ \t]*(?:\\|#[^\n]*)?\n[ \t#/*+>-]*(?=[rbfuRBFU]{0,2}[\"'])")
-_JOINED = re.compile(r"(?:\s|\\\n)*(?=[rbfuRBFU]{0,2}[\"'])")
 _ELEMENT = re.compile(r"[^<>\n]*>([^<>\s]{3,500})</")
 _BARE = re.compile(r"[^\s\"'`,;&)\]}>(\[{<|\\]+")
 _TAIL = re.compile(r"(?:[,;][^\s\"'`,;=&)\]}>(\[{<|\\]+)+(?=[,;]?(?:\s|\Z))")
@@ -144,7 +146,7 @@ _TEMPLATE = re.compile(r"[ ]?(?:%[sr]|\{[\w!:]{0,20}\})[^\"'\n]{0,80}[\"']\s{0,8
 _LINE_START = re.compile(
     r"(?:^|[\n{(,;])[\s+\-#/*>\"'`\\]*(?:(?:export|set|let|const|var|env|arg)[ \t]+)?\Z", re.IGNORECASE
 )
-_KEY_END, _CALLED = re.compile(r"\s*:"), re.compile(r"[\w\])]\Z")
+_KEY_END, _CALLED, _QUOTE = re.compile(r"\s*:"), re.compile(r"[\w\])]\Z"), re.compile("[\"'`]")
 _UNPACKED = re.compile(r"[\w.]+[ \t]*,[ \t]*\Z")
 _THROUGH = re.compile(
     r"(?:^|\W|_)(?:str|bytes|bytearray|\w*decode|fromhex|unhexlify|encode|format|join|[lr]?strip|quote|get"
@@ -245,27 +247,25 @@ def _value(place: _Place) -> Iterator[Span]:
     at = following.end() if following and (place.mark != ":" or place.closed) else place.at
     literal = _literal(text, at)
     unpacked = place.mark == "=" and _UNPACKED.search(text, max(0, place.start - 80), place.start) is not None
+    before = text[place.start - 1 : place.start]
     if template := _TEMPLATE.match(text, place.at) if not place.closed else None:
         yield from _statement(place, template.end(), commas=True)
-    elif literal and not unpacked:
-        span, value = literal
-        if place.is_secret(value):
-            yield span
-            while (gap := _JOINED.match(text, span[1] + 1)) and (literal := _literal(text, gap.end())):
-                span, value = literal
-                yield span
-        if place.starts:
-            yield from _statement(place, span[1] + 1)
+    elif literal and not place.closed and before and literal[0].startswith(before):
+        return  # the quote that seems to open a literal closes the one that the name is in
     elif place.starts or text[at : at + 1] in tuple("[({"):
-        yield from _statement(place, at, commas=unpacked)
+        if literal and not unpacked and place.is_secret(_content(literal)[1]):
+            yield _content(literal)[0]
+        yield from _statement(place, literal.end() if literal and not unpacked else at, commas=unpacked)
+    elif literal and place.is_secret(_content(literal)[1]):
+        yield _content(literal)[0]
     if not literal:
         yield from _bare(place, at)
 
 
-def _literal(text: str, at: int) -> tuple[Span, str] | None:
-    """Return (span, text) of the content of a string literal that begins here."""
+def _literal(text: str, at: int) -> re.Match[str] | None:
+    """Return the match of a string literal that begins here."""
     step = _STEP.match(text, at)
-    return _content(step) if step and step["kind"] is not None else None
+    return step if step and step["kind"] is not None else None
 
 
 def _content(literal: re.Match[str]) -> tuple[Span, str]:
@@ -280,8 +280,10 @@ def _statement(place: _Place, at: int, *, depth: int = 0, commas: bool = False) 
         depth: number of brackets that are open here.
         commas: whether a comma outside of brackets does not end it.
     """
-    text, sign = place.text, ""
+    text, sign, operand = place.text, "", False
     last = at + (MOST_LIST_CHARS if text[at : at + 1] in tuple("[({") else MOST_STATEMENT_CHARS)
+    if _QUOTE.search(text, at, last) is None or text.startswith(HIDDEN, at):
+        return
     # For the statement and each open bracket: whether literals in it can become the value.
     counts = [True] * (1 + depth)
     while at < last and (step := _STEP.match(text, at)):
@@ -298,10 +300,13 @@ def _statement(place: _Place, at: int, *, depth: int = 0, commas: bool = False) 
             counts.append(counts[-1] and (passes or not _CALLED.search(before)))
         elif step["shut"]:
             counts.pop()
+        elif step["word"] and operand and len(counts) == 1:  # two words in sequence: prose, or another setting
+            return
         ends = step["end"] is not None and len(counts) == 1 and not (commas and step[0] == ",")
         if ends or not counts or len(counts) > MOST_DEPTH:
             return
         sign = (step["on"] or step["test"] or "").strip()
+        operand = bool(step["kind"] is not None or step["word"] or step["shut"] or (operand and step[0].isspace()))
 
 
 def _neighbour(place: _Place) -> Iterator[Span]:
@@ -309,8 +314,8 @@ def _neighbour(place: _Place) -> Iterator[Span]:
     following = _NEXT_LINE.match(place.text, place.at)
     literal = _literal(place.text, following.end() if following else place.at)
     place = replace(place, sure=place.sure and not following)
-    if literal and place.fits(literal[1]) and kind_of_name(literal[1]) == "none":
-        yield literal[0]
+    if literal and place.fits(_content(literal)[1]) and kind_of_name(_content(literal)[1]) == "none":
+        yield _content(literal)[0]
 
 
 def _bare(place: _Place, at: int) -> Iterator[Span]:

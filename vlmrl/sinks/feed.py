@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from vlmrl.sinks.wire import Messages, pack
 from vlmrl.redaction.redact import redact_text
+from vlmrl.sinks.wire import Messages, pack
 from vlmrl.visible import visible
 
 QUEUE_BYTES = 64 << 20

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from vlmrl.errors import StoreError, shortened
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import redact_argv, redact_text, redact_value
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
 from vlmrl.store.lock import this_process
-from vlmrl.redaction.redact import redact_argv, redact_text, redact_value
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000

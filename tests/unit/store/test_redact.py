@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRETS, SERVICES, VALUE
 from store_builders import make_group, make_run
 
-from vlmrl.store.open_run import open_run
 from vlmrl.redaction import redact
 from vlmrl.redaction.names import kind_of_name
 from vlmrl.redaction.redact import (
@@ -30,6 +29,7 @@ from vlmrl.redaction.redact import (
     redact_value,
 )
 from vlmrl.redaction.shapes import looks_random, lowered
+from vlmrl.store.open_run import open_run
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -24,9 +24,9 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
         place: `STEP[/PROMPT[/SAMPLE]]`. Steps are counted from 1. A prompt is given by its id or a prefix of it.
     Raises: StoreError if there is no such step, prompt or sample.
     """
+    from vlmrl.redaction.redact import redact_said
     from vlmrl.report.rollout_text import group_fields
     from vlmrl.reward_check.scores_file import finite
-    from vlmrl.redaction.redact import redact_said
 
     step, prompt, sample = _parse(place)
     groups = _groups(run, step)
