@@ -110,6 +110,13 @@ def _print(text: str, stream: TextIO, bold: bool) -> None:
     print(f"\033[1m{text}\033[0m" if bold else text, file=stream, flush=True)
 
 
+def shorten(text: str, most: int, mark: str = "") -> str:
+    """Return the beginning of a text for the terminal: what `mark` stands for is cut after secrets are hidden."""
+    from vlmrl.redaction.redact import excerpt, redact_said
+
+    return excerpt(text, most, mark=mark, hide=redact_said)
+
+
 def line_of_code(text: str) -> str:
     """Return a text from a user's code (note, error, output) on one line and without secrets."""
     from vlmrl.redaction.redact import redact_text

@@ -60,17 +60,24 @@ def redact_text(text: str) -> str:
     return _replaced(text, secret_spans(text)) if text else text
 
 
-def excerpt(text: str, most: int, *, end: bool = False, hide: Callable[[str], str] = redact_text) -> str:
+def excerpt(
+    text: str, most: int, *, mark: str = "", end: bool = False, hide: Callable[[str], str] = redact_text
+) -> str:
     """Return the beginning of a text, at most `most` characters. Secrets are hidden before the text is cut.
 
     All code that shortens a text which people may see calls it: a key that was cut in two is not recognised any more.
 
     Args:
+        mark: text that stands for what was left out; it counts.
         end: whether to return the end of the text instead.
         hide: `redact_text`, or `redact_said` for responses.
     """
     near = most + CUT_MARGIN  # text further away does not get into the excerpt
-    return hide(text[-near:])[-most:] if end else hide(text[:near])[:most]
+    text, left_out = hide(text[-near:] if end else text[:near]), len(text) > near
+    if len(text) <= most and not left_out:
+        return text
+    size = max(0, most - len(mark))
+    return mark + text[len(text) - min(size, len(text)) :] if end else text[:size] + mark
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

@@ -299,5 +299,8 @@ def test_the_manifest_lets_nothing_through(tmp_path: Path):
 
 
 def test_commands_that_write_nothing_do_not_load_the_scanner():
-    code = "import sys, vlmrl.cli.app, vlmrl.store.runs; sys.exit('detect_secrets' in sys.modules)"
+    code = (
+        "import sys, vlmrl.cli.app; assert 'vlmrl.redaction.redact' not in sys.modules; import vlmrl.store.runs;"
+        "sys.exit('detect_secrets' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
