@@ -329,9 +329,8 @@ def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
 def _failure(error: dict[str, Any], worker: Worker) -> Failure:
     kind, message = excerpt(error["kind"], MOST_LINE_CHARS), excerpt(error["message"], MOST_MESSAGE_CHARS)
     hint = None if error["hint"] is None else excerpt(error["hint"], MOST_MESSAGE_CHARS)
-    return Failure(
-        kind, message, tuple(excerpt(line, MOST_LINE_CHARS) for line in error["lines"]), hint, worker.printed
-    )
+    lines = tuple(excerpt(line, MOST_LINE_CHARS) for line in error["lines"])
+    return Failure(kind, message, lines, hint, worker.printed)
 
 
 def _crash(ending: str, printed: str) -> Failure:
