@@ -207,11 +207,6 @@ def format_error(message: str, where: str | None = None, hint: str | None = None
     return "\n".join(lines)
 
 
-def first_line(error: BaseException, limit: int = 200) -> str:
-    """Return the first line of an error's text, at most `limit` characters; its class name if it has no text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
-
-
 def shortened(text: str, limit: int = MOST_SHOWN) -> str:
     """Return the text, or its beginning and end if it has more than `limit` characters."""
     half = limit // 2

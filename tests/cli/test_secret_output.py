@@ -9,8 +9,8 @@ import pytest
 
 from vlmrl.cli.output import console, emit, print_error, say, show_table
 from vlmrl.cli.show.progress import ConsoleWatcher
+from vlmrl.redaction.redact import HIDDEN
 from vlmrl.rewards.sandbox.pool import Failure, as_error
-from vlmrl.store.secrets.redact import HIDDEN
 
 VALUE = "Qq7-Zz9-Xx5"
 

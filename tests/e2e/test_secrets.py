@@ -14,8 +14,8 @@ from command_line import Done, this_process
 from secret_texts import PARTS, SECRETS, VALUE
 from small_runs import recipe_text
 
+from vlmrl.redaction.redact import HIDDEN
 from vlmrl.store.open_run import open_run
-from vlmrl.store.secrets.redact import HIDDEN
 
 JUDGE = "Qq7-Zz9-Xx5-Vv3"
 """In the environment, and in a row of the data."""

@@ -30,6 +30,7 @@ from vlmrl.model.lora import load_peft_folder
 from vlmrl.model.model_facts import usable_memory
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
+from vlmrl.redaction.redact import excerpt
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.types import Segment
 
@@ -92,7 +93,7 @@ def prove_elsewhere(request: ProofRequest) -> Proof:
         )
     if result.returncode or not lines:
         raise CheckpointError(
-            f"the process that proves the merge failed: {result.stderr[-TAIL_CHARS:].strip()}",
+            f"the process that proves the merge failed: {excerpt(result.stderr.strip(), TAIL_CHARS, end=True)}",
             where=request.folder,
             hint="nothing was written; please report this as a bug",
         )

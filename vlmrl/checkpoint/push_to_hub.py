@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from vlmrl.errors import CheckpointError, first_line
+from vlmrl.errors import CheckpointError
+from vlmrl.redaction.redact import first_line
 
 
 def check_access(repo: str) -> None:

@@ -32,7 +32,7 @@ def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequenc
         command: subcommand that ran; used if `error` is not an Interruption, which has its own command and results.
         typed: words that the user typed after `vlmrl`.
     """
-    from vlmrl.store.secrets.redact import redact_argv
+    from vlmrl.redaction.redact import redact_argv
 
     for words, line in READERS.items():
         if command == words[0] and tuple(typed[: len(words)]) == words:

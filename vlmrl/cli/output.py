@@ -4,7 +4,7 @@ The result of a command (a verdict, facts, findings, tables) goes to stdout, so 
 saved. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
 Printed texts may contain names, notes, responses and errors from untrusted sources. So their control characters are
-made visible (`vlmrl.visible`), and secrets in them are replaced (`store/secrets/redact.py`).
+made visible (`vlmrl.visible`), and secrets in them are replaced (`redaction/redact.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def console(*, stderr: bool = True) -> Console:
     from rich.segment import Segment
     from rich.text import Text
 
-    from vlmrl.store.secrets.redact import redact_said
+    from vlmrl.redaction.redact import redact_said
 
     class SafeConsole(Console):
         """Console that makes control characters in texts visible, except the codes of its own styles."""
@@ -66,7 +66,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         titled: whether the title is printed on stdout even if stdout is a pipe, for a command with several tables. If
             False, the title then goes to stderr.
     """
-    from vlmrl.store.secrets.redact import redact_said
+    from vlmrl.redaction.redact import redact_said
 
     cells = [[one_line(redact_said(str(cell))) for cell in row] for row in (columns, *rows)]
     if not sys.stdout.isatty():
@@ -104,22 +104,29 @@ def say(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO, bold: bool) -> None:
-    from vlmrl.store.secrets.redact import redact_said
+    from vlmrl.redaction.redact import redact_said
 
     text = visible(redact_said(text))
     print(f"\033[1m{text}\033[0m" if bold else text, file=stream, flush=True)
 
 
+def shorten(text: str, most: int, mark: str = "") -> str:
+    """Return the beginning of a text for the terminal: what `mark` stands for is cut after secrets are hidden."""
+    from vlmrl.redaction.redact import excerpt, redact_said
+
+    return excerpt(text, most, mark=mark, hide=redact_said)
+
+
 def line_of_code(text: str) -> str:
     """Return a text from a user's code (note, error, output) on one line and without secrets."""
-    from vlmrl.store.secrets.redact import redact_text
+    from vlmrl.redaction.redact import redact_text
 
     return one_line(redact_text(text))
 
 
 def print_error(text: str) -> None:
     """Print the error of a command on stderr. Secrets are hidden: it may quote errors or output of a user's code."""
-    from vlmrl.store.secrets.redact import redact_text
+    from vlmrl.redaction.redact import redact_text
 
     print(visible(redact_text(text)), file=sys.stderr)
 
@@ -156,7 +163,7 @@ def _width(text: str) -> int:
 def emit(result: Any, as_json: bool) -> None:
     """Print the result as one JSON object on stdout if `as_json`; else nothing: the command has printed its tables."""
     from vlmrl.dist.rank_process import stdout
-    from vlmrl.store.secrets.redact import redact_result
+    from vlmrl.redaction.redact import redact_result
 
     if as_json:
         text = json.dumps(redact_result(result), ensure_ascii=False, default=str, allow_nan=False)

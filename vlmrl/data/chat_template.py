@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import CheckpointError, DataError, first_line
+from vlmrl.errors import CheckpointError, DataError
 from vlmrl.recipe.template_worker import (
     TemplateFailedError,
     TemplateInvalidError,
     TemplateLimitError,
     TemplateWorker,
 )
+from vlmrl.redaction.redact import first_line
 from vlmrl.types import Message
 
 if TYPE_CHECKING:

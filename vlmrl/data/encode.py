@@ -14,7 +14,8 @@ from vlmrl.data.chat_template import IMAGE_SLOT, TEMPLATE_HINT, guard_message, r
 from vlmrl.data.control_tokens import ControlTokens
 from vlmrl.data.images import MAX_PIXELS
 from vlmrl.data.seen_size import seen_size
-from vlmrl.errors import DataError, first_line
+from vlmrl.errors import DataError
+from vlmrl.redaction.redact import first_line
 from vlmrl.types import Media, Message, Row
 from vlmrl.visible import plural
 

@@ -21,6 +21,7 @@ from vlmrl.diagnose.thresholds import (
     sft_first,
     short,
 )
+from vlmrl.redaction.redact import excerpt
 from vlmrl.reward_check.texts import answer_of, repeats_itself
 
 IMAGE_MARK = re.compile(r"<\|?(?:vision|image|video|img|box|quad|object)[a-z_]*\|?>", re.IGNORECASE)
@@ -85,7 +86,7 @@ def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
         _without_prefill(facts, bool(closed)),
         1.0,
         [
-            f"every prompt ends with {prompts[0][-40:]!r}",
+            f"every prompt ends with {excerpt(prompts[0], 40, end=True)!r}",
             f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none "
             "of the others is well formed",
             "if the template ignores model.thinking, remove the tag from the model's chat_template.jinja",
@@ -189,7 +190,7 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
         shown = ", ".join(f"<{t}>" for t in sorted(written))
         evidence.append(f"the responses do write {shown}: does the reward read other tags than the prompt asks for?")
     if prompts:
-        evidence.append(f"the prompt ends with {prompts[0][-40:]!r}")
+        evidence.append(f"the prompt ends with {excerpt(prompts[0], 40, end=True)!r}")
     sft = facts.recipe is not None and any(d.task != "table" for d in facts.recipe.data)
     if facts.own_reward and not note_tags:
         command = reward_check(facts, "--probe")

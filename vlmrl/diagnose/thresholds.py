@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from vlmrl.diagnose.run_facts import Response, RunFacts
+from vlmrl.redaction.redact import excerpt, redact_said
 from vlmrl.store import layout
 from vlmrl.store.layout import RECIPE
 from vlmrl.store.metrics import counted as counted_step
@@ -161,7 +162,8 @@ def rows_of(responses: Sequence[Response]) -> list[dict[str, Any]]:
 
 def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
     """Shorten a text to at most about `most` characters, from its beginning and its end."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    ends = (excerpt(text, most // 2, end=end, hide=redact_said) for end in (False, True))
+    return text if len(text) <= most else " ... ".join(ends)
 
 
 def counted(number: int, what: str) -> str:

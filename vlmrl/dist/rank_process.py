@@ -28,8 +28,8 @@ from typing import Any, NoReturn, TextIO, cast
 
 from vlmrl.errors import LaunchError, OutOfMemoryError, exit_of, reason_of
 from vlmrl.process import DEBUG_RANK, die_with_parent, has_terminal, lasting, leave
+from vlmrl.redaction.redact import redact_text
 from vlmrl.store import layout
-from vlmrl.store.secrets.redact import redact_text
 from vlmrl.visible import visible
 
 FOLDER_VARIABLE = "VLMRL_LAUNCH_DIR"

@@ -10,6 +10,7 @@ from typing import Any
 
 from vlmrl.endpoint.failures import BrokenAnswer
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import excerpt
 from vlmrl.types import Finish
 
 CUT_BY_LIMIT = ("length", "max_tokens")
@@ -168,4 +169,4 @@ def error_words(body: bytes, clean: Callable[[str], str]) -> str:
         text = text or value.get("message") or value.get("detail")
     except (ValueError, AttributeError):
         text = body.decode("utf-8", "replace")
-    return clean(" ".join(str(text or "no message").split()))[:300]
+    return excerpt(clean(" ".join(str(text or "no message").split())), 300)

@@ -25,6 +25,7 @@ from vlmrl.endpoint.bounded_http import may_have_arrived, open_client
 from vlmrl.endpoint.chat import MOST_TOKENS_NAMES, ChatAnswer, ChatRequest, error_words, read_answers
 from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, RequestRefused
 from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
+from vlmrl.redaction.redact import remember
 
 PATH = "/chat/completions"
 HIDDEN = "<hidden>"
@@ -312,4 +313,5 @@ def read_key(name: str | None) -> str:
         raise EndpointError(f"the environment variable {name} has no key", hint=f"export {name}=...")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise EndpointError(f"the environment variable {name} holds characters that no key has", hint="set it again")
+    remember([key])
     return key

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
 from vlmrl.endpoint.failures import EndpointDown, EndpointError, EndpointRejects, RequestRefused
+from vlmrl.redaction.redact import excerpt
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """HTTP statuses after which the same request may succeed: overload, and failures of a server or a gateway."""
@@ -31,7 +32,7 @@ def failure_of(
         failure: EndpointError = EndpointDown(f"the endpoint fails: {words}", where=where)
         failure.retry_after = retry_after
     elif 300 <= status < 400:
-        place = location[:MOST_PLACE_CHARS] or "nowhere"
+        place = excerpt(location, MOST_PLACE_CHARS) or "nowhere"
         failure = EndpointRejects(
             f"the endpoint redirects to {place}, which is not followed: it would get the key and the images",
             where=where,

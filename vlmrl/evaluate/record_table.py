@@ -10,8 +10,8 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import hide_known, redact_text, redact_value
 from vlmrl.store.evaluated_rows import SCHEMA
-from vlmrl.store.secrets.redact import hide_known, redact_text, redact_value
 from vlmrl.visible import encodable
 
 Record = Mapping[str, Any]

@@ -23,11 +23,11 @@ from vlmrl.evaluate.record_table import (
     read_records,
     write_records,
 )
+from vlmrl.redaction.redact import redact_value
 from vlmrl.store.evaluated_rows import SCHEMA, read_summary, training_name
 from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_json
 from vlmrl.store.layout import EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import write_shard
-from vlmrl.store.secrets.redact import redact_value
 from vlmrl.types import Group, ScoredSample
 
 

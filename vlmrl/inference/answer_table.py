@@ -13,9 +13,9 @@ from typing import Any
 from vlmrl.data.image_files import ImageFiles, LeftOut
 from vlmrl.errors import StoreError
 from vlmrl.inference.answer_files import LEFT_OUT, RESPONSES, FileWriter, file_stems, new_folder, write_lines
+from vlmrl.redaction.redact import hide_known
 from vlmrl.store.files import sync_folder, temp_path
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
-from vlmrl.store.secrets.redact import hide_known
 from vlmrl.tasks.source import Source
 from vlmrl.types import Row
 

@@ -15,10 +15,10 @@ from vlmrl.endpoint.failures import BrokenAnswer, EndpointError, RequestRefused
 from vlmrl.errors import DataError
 from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.inference.engine_responses import keep_dropped
+from vlmrl.redaction.redact import hide_known, learn
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.rollout.scoring import LISTEN_SECONDS
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
-from vlmrl.store.secrets.redact import hide_known, learn
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.source import Source
 from vlmrl.types import Finish, Media, Message, Row, Sample, SamplingParams, Segment, sample_seed

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlmrl.errors import RecipeError, RewardError
+from vlmrl.redaction.redact import excerpt
 
 APPLICATION = 0x766C6D6A
 """Mark in the head of the file: other programs' databases are never touched."""
@@ -204,7 +205,7 @@ def _prepared(name: str) -> sqlite3.Connection:
             raise RecipeError(f"the judge's file belongs to {what}", where=name, hint=_PLACE_HINT)
         problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
-            raise _DamagedError(str(problem)[:100])
+            raise _DamagedError(excerpt(str(problem), 100))
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         if tables == 0 or version == 0:
@@ -217,7 +218,7 @@ def _prepared(name: str) -> sqlite3.Connection:
         raise
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise _DamagedError(str(error)[:100]) from None
+        raise _DamagedError(excerpt(str(error), 100)) from None
     except BaseException:
         connection.close()
         raise

@@ -23,6 +23,7 @@ from vlmrl.endpoint.statuses import failure_of, retry_seconds, what_to_check
 from vlmrl.errors import RewardError
 from vlmrl.judge.provider import MOST_ANSWER_BYTES
 from vlmrl.judge.settings import JudgeSettings
+from vlmrl.redaction.redact import excerpt
 
 WITHHELD = frozenset(
     {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "LANGUAGE", "MODEL_ARMOR"}
@@ -128,7 +129,7 @@ class GeminiProvider:
     def _failure_of(self, error: Any) -> EndpointError:
         """Return the endpoint's error for one of the SDK about an HTTP status."""
         status, details = int(error.code or 0), error.details
-        words = self._clean(" ".join(str(error.message or error.status or "no message").split()))[:300]
+        words = excerpt(self._clean(" ".join(str(error.message or error.status or "no message").split())), 300)
         headers = getattr(error.response, "headers", None) or {}
         if status == 400 and any(reason in str(details)[:10_000] for reason in KEY_REASONS):
             status = 401  # the API refuses a wrong key with 400
@@ -144,7 +145,7 @@ class GeminiProvider:
 
     def _name(self, reason: Any) -> str:
         """Return the name of a value of one of the SDK's enumerations; "" for None."""
-        return "" if reason is None else self._clean(str(getattr(reason, "value", reason))).upper()[:60]
+        return "" if reason is None else excerpt(self._clean(str(getattr(reason, "value", reason))).upper(), 60)
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text

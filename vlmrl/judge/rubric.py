@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from vlmrl.errors import RecipeError, unknown
 from vlmrl.judge.tables import read_table
 from vlmrl.recipe.table import RecipeTable
+from vlmrl.redaction.redact import excerpt
 from vlmrl.regular_file import file_problem
 
 if sys.version_info >= (3, 11):
@@ -220,7 +221,7 @@ def load_rubric(name: str, base_dir: Path | None = None) -> Rubric:
     except OSError as error:
         raise RecipeError(f"the rubric cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
-        raise RecipeError(f"the rubric is no TOML: {error!s:.200}", where=str(path)) from None
+        raise RecipeError(f"the rubric is no TOML: {excerpt(str(error), 200)}", where=str(path)) from None
     return read_rubric(values, str(path))
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError, did_you_mean
+from vlmrl.redaction.redact import excerpt
 from vlmrl.visible import one_line
 
 MOST_VALUE_CHARS = 60
@@ -58,7 +59,7 @@ def _problem(kind: type[BaseModel], place: tuple[Any, ...], finding: Mapping[str
         return Problem(message, where, hint or None)
     if place and place[-1] in NEVER_SHOWN:
         return Problem(f"`{name}` is not {NEVER_SHOWN[place[-1]]}", where, _help(kind, place))
-    value = one_line(repr(finding.get("input")))[:MOST_VALUE_CHARS]
+    value = excerpt(one_line(repr(finding.get("input"))), MOST_VALUE_CHARS)
     words = finding["msg"].replace("Input should be", "it must be")
     return Problem(f"`{name}` is {value}; {words}", where, _help(kind, place))
 

@@ -14,6 +14,7 @@ from vlmrl.endpoint.client import HIDDEN
 from vlmrl.json_text import parse_json
 from vlmrl.judge.failures import InvalidVerdict
 from vlmrl.judge.rubric import REASON, Rubric
+from vlmrl.redaction.redact import excerpt
 from vlmrl.visible import one_line, visible
 
 MOST_REASON_CHARS = 2000
@@ -73,15 +74,16 @@ def read_verdict(rubric: Rubric, text: str, secret: str = "") -> Verdict:
     try:
         value = parse_json(text, unique_keys=True, most_levels=MOST_LEVELS)
     except ValueError as error:
-        raise InvalidVerdict(f"the judge's answer is not one JSON object: {one_line(str(error))[:120]}") from None
+        words = excerpt(one_line(str(error)), 120)
+        raise InvalidVerdict(f"the judge's answer is not one JSON object: {words}") from None
     if not isinstance(value, dict):
         raise InvalidVerdict(f"the judge's answer is a JSON {type(value).__name__}, not an object")
     try:
         fields = rubric.answer.model_validate(value).model_dump()
     except ValidationError as error:
         finding = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = one_line(".".join(map(str, finding["loc"])))[:60]
+        name = excerpt(one_line(".".join(map(str, finding["loc"]))), 60)
         raise InvalidVerdict(f"the judge's answer is wrong at `{name}`: {finding['msg']}") from None
     words = fields.pop(REASON)
-    reason = visible(words.replace(secret, HIDDEN) if secret else words)[:MOST_REASON_CHARS]
+    reason = excerpt(visible(words.replace(secret, HIDDEN) if secret else words), MOST_REASON_CHARS)
     return Verdict({name: abs(float(fields[name])) for name in rubric.names}, reason)  # -0.0 is 0

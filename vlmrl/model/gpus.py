@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from vlmrl.errors import LaunchError, first_line
+from vlmrl.errors import LaunchError
+from vlmrl.redaction.redact import first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """Variables with the GPUs that Slurm assigned to this job, for clusters that do not set CUDA_VISIBLE_DEVICES."""

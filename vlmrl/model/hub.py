@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlmrl.errors import CheckpointError, first_line
+from vlmrl.errors import CheckpointError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import first_line
 
 ANSWER_SECONDS = 10.0
 """Time limit of the request to the hub, in seconds."""

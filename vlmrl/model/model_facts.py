@@ -18,6 +18,7 @@ from vlmrl.model.hub import require_source
 from vlmrl.model.model_files import stored_numbers
 from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.weight_check import compare_stored
+from vlmrl.redaction.redact import first_line
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
@@ -225,4 +226,4 @@ def _meta_model(config: Any, settings: Model) -> Any:
         with torch.device("meta"):
             return AutoModelForImageTextToText.from_config(config, trust_remote_code=settings.trust_remote_code)
     except ValueError as error:
-        raise CheckpointError(f"`{settings.path}` is not a vision-language model: {str(error)[:160]}") from error
+        raise CheckpointError(f"`{settings.path}` is not a vision-language model: {first_line(error, 160)}") from error

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from vlmrl.errors import CheckpointError, VlmrlError, first_line
+from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.extras import install_line
 from vlmrl.model.hub import require_source
 from vlmrl.model.load import pick_device
 from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.redaction.redact import first_line
 
 Output = Literal["image_features", "pooler"]
 """Vector that stands for a picture: `get_image_features` of a model of image and text, or an image model's pooler."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vlmrl.errors import CheckpointError, VlmrlError, first_line
+from vlmrl.errors import CheckpointError, VlmrlError
+from vlmrl.redaction.redact import first_line
 
 
 class quiet_transformers:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmrl.errors import Problem, VlmrlError, first_line
+from vlmrl.errors import Problem, VlmrlError
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.recipe.rules.engine import VLLM_INSTALL, unsupported_by_vllm, vllm_refusal
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import Choice
+from vlmrl.redaction.redact import first_line
 from vlmrl.rollout.vllm.known_models import VllmFacts
 
 if TYPE_CHECKING:

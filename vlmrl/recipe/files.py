@@ -12,6 +12,7 @@ from typing import Any
 from vlmrl.errors import Problem, RecipeError, nearest
 from vlmrl.recipe.renamed import rename_keys
 from vlmrl.recipe.toml_lines import Key, key_lines
+from vlmrl.redaction.redact import excerpt
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,13 +112,13 @@ def _syntax_error(file: Path, text: str, message: str) -> RecipeError:
     number = int(match.group(1)) if match else len(lines)
     words = _AT_LINE.sub("", message).replace(" (at end of document)", " at the end of the file")
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    hint = f"the line is: {line[:100]}" if line else None
+    hint = f"the line is: {excerpt(line, 100)}" if line else None
     value = line.partition("=")[2].strip()
     if words.startswith("Invalid value") and value[:1].isalpha():
         corrections = {"True": "true", "False": "false"}
         advice = f"write {corrections[value]}" if value in corrections else 'strings need quotes: "..."'
         advice = "there is no null in TOML: leave the key out" if value.lower() in ("none", "null") else advice
-        hint = f"{advice} (the line is: {line[:100]})"
+        hint = f"{advice} (the line is: {excerpt(line, 100)})"
     return RecipeError(f"not valid TOML: {words[:1].lower()}{words[1:]}", where=f"{file}:{number}", hint=hint)
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from vlmrl.errors import Problem, nearest
 from vlmrl.recipe.key_fields import field_at, key_name, literal_choices, table_class
 from vlmrl.recipe.toml_lines import Key, dotted
+from vlmrl.redaction.redact import excerpt
 
 FOREIGN_KEYS = {
     "learning_rate": "optim.lr",
@@ -233,12 +234,12 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'the string "{value if len(value) <= 60 else value[:57] + "..."}"'
+        return f'the string "{excerpt(value, 60, mark="...")}"'
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return str(value) if len(str(value)) <= 40 else str(value)[:37] + "..."
+    return excerpt(str(value), 40, mark="...")
 
 
 def fields_at(root: type[BaseModel], table: Key) -> list[str]:

@@ -13,6 +13,7 @@ from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import redact_text, redact_value
 from vlmrl.report import curves
 from vlmrl.report.box_moves import Moves, view_moves
 from vlmrl.report.drawings import legend
@@ -27,7 +28,6 @@ from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_recipe, newest_resolved
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import redact_text, redact_value
 from vlmrl.store.summary import describe
 from vlmrl.store.verify import damage_of, shortened
 

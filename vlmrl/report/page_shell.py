@@ -14,10 +14,10 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError
+from vlmrl.redaction.redact import hide_known
 from vlmrl.report.texts import whole_text
 from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
-from vlmrl.store.secrets.redact import hide_known
 from vlmrl.visible import visible
 
 

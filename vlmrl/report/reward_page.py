@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.run_images import run_images
+from vlmrl.redaction.redact import redact_value
 from vlmrl.report.drawings import TRUTH, answer_text, drawn_by, fold_words, legend
 from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.report.page_shell import render, write_page
@@ -23,7 +24,6 @@ from vlmrl.report.texts import marked_text
 from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.table_images import row_images
-from vlmrl.store.secrets.redact import redact_value
 from vlmrl.types import Score
 from vlmrl.visible import visible
 

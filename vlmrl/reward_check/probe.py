@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt, redact_said
 from vlmrl.reward_check.behaviour import behaviour, milliseconds
 from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.rescore import image_reader
@@ -330,7 +331,7 @@ def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInpu
     there = ~np.isnan(values)
     best = float(values[there].max()) if there.any() else None
     paid = float(np.mean(values[there] > low_R[: len(values)][there] + slack)) if there.any() else None
-    shown = example if len(example) <= 300 else f"{example[:200]} ... ({len(example):,} characters)"
+    shown = excerpt(example, 300, mark=f" ... ({len(example):,} characters)", hide=redact_said)
     a = tried.attack
     errors = int((~there).sum()) if tried.error else 0
     return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from vlmrl.errors import RewardError, StoreError
+from vlmrl.redaction.redact import hidden_keys
 from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
 from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses, ScoringPlan, scan
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.identity import identity_of, single_records
 from vlmrl.rewards.several_scorer import open_scorer
-from vlmrl.store.secrets.redact import hidden_keys
 from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward, takes_judge
 from vlmrl.types import Media, Score
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import DataError, RewardError, VlmrlError
+from vlmrl.redaction.redact import redact_value
 from vlmrl.reward_check.correlations import correlations
 from vlmrl.reward_check.rescore import named_rewards, own_rewards, profile_rewards, scan_saved
 from vlmrl.reward_check.response_columns import ResponseColumns
@@ -30,7 +31,6 @@ from vlmrl.reward_check.statistics import (
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part
 from vlmrl.rewards.identity import identity_of
-from vlmrl.store.secrets.redact import redact_value
 from vlmrl.tasks.builtin_rewards import takes_any_truth
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 from vlmrl.types import INAPPLICABLE

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import StoreError
+from vlmrl.redaction.redact import redact_said, redact_text
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Scores
 from vlmrl.store.files import write_atomic
-from vlmrl.store.secrets.redact import redact_said, redact_text
 from vlmrl.visible import encodable
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vlmrl.redaction.redact import excerpt, redact_said
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedSample
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_scores
@@ -188,7 +189,7 @@ def describe(sample: SavedSample) -> dict[str, Any]:
     """Return the fields of a report's row that come from the input: where, text, truth, the stored score."""
     return {
         "where": sample.where,
-        "text": sample.input.response[:MAX_TEXT_CHARS],
+        "text": excerpt(sample.input.response, MAX_TEXT_CHARS, hide=redact_said),
         "truth": dict(sample.input.truth),
         "stored": score_json(sample.score) if sample.score is not None else None,
     }

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.accuracy_part import FUNCTION
 from vlmrl.rewards.base import VALUE_PART, RewardSpec, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
@@ -196,7 +197,8 @@ def _range(part: Any, ends: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = nan
     if not low <= high:
-        raise RewardError(f"RANGES gives the part `{part}` {ends!r:.60}, not two numbers with the smaller first")
+        shown = excerpt(repr(ends), 60)
+        raise RewardError(f"RANGES gives the part `{part}` {shown}, not two numbers with the smaller first")
     return low, high
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import category
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.worker_code import Parts, RewardFn, ServiceFunction, UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import RewardInput, RewardResult, Score
 
@@ -300,7 +301,7 @@ def part_name(key: Any, what: str = "part") -> str:
     """
     if not isinstance(key, str):
         raise RewardError(
-            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward has the name {key!r:.80}, "
+            f"{'an' if what[0] in 'aeiou' else 'a'} {what} of the reward has the name {excerpt(repr(key), 80)}, "
             f"a {type(key).__name__}",
             hint=f"names of {what}s are texts: write it in quotes",
         )
@@ -308,7 +309,7 @@ def part_name(key: Any, what: str = "part") -> str:
     if _breaks(name):
         raise RewardError(
             f"the name of {'an' if what[0] in 'aeiou' else 'a'} {what} has a character that cannot be shown in a "
-            f"line: {name!a:.80}",
+            f"line: {excerpt(ascii(name), 80)}",
             hint=f"name {what}s with plain words, such as `format`",
         )
     return name
@@ -339,7 +340,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
         if number is not None and not (low <= number <= high and -LARGEST <= number <= LARGEST):
             if not isfinite(number):
                 raise RewardError(
-                    f"reward part `{name}` is {value!r:.80}, not a finite number",
+                    f"reward part `{name}` is {excerpt(repr(value), 80)}, not a finite number",
                     hint="return a float, a mapping of floats, or None for a part that does not apply",
                 )
             if not low <= number <= high:
@@ -360,7 +361,7 @@ def check_on_timeout(
     Raises: RewardError for anything but a mapping of parts to numbers, or for numbers outside of the parts' ranges.
     """
     if not isinstance(parts, Mapping):
-        raise RewardError(f"on_timeout is {parts!r:.80}, not parts with their numbers", where=where)
+        raise RewardError(f"on_timeout is {excerpt(repr(parts), 80)}, not parts with their numbers", where=where)
     try:
         checked = check_parts(parts, ranges)
     except RewardError as error:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.rewards.worker_code import UserReward
 from vlmrl.types import RewardInput
@@ -210,7 +211,8 @@ def check_args(user: UserReward, parameters: Parameters, filled: set[str]) -> No
 def as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
     """Return a batch result as one entry per response. Raises: RewardError that says what came instead."""
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__iter__"):
-        raise RewardError(f"reward `{name}` returned {result!r:.80} for {len(inputs)} responses, not a list")
+        shown = excerpt(repr(result), 80)
+        raise RewardError(f"reward `{name}` returned {shown} for {len(inputs)} responses, not a list")
     values = list(result)
     if len(values) != len(inputs):
         raise RewardError(f"reward `{name}` returned {len(values)} scores for {len(inputs)} responses")

@@ -11,6 +11,7 @@ from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Reward
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.sample import Rollout
 from vlmrl.rollout.scoring import Missing, Scoring
@@ -152,4 +153,4 @@ class Outages:
 
 
 def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2][:MOST_REASON_CHARS]
+    return excerpt(text.strip().rpartition("\n")[2], MOST_REASON_CHARS)

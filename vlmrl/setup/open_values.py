@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.dist import rank_process
-from vlmrl.errors import Problem, VlmrlError, first_line
+from vlmrl.errors import Problem, VlmrlError
 from vlmrl.key_facts import MOST
 from vlmrl.model.recomputation import KEY as RECOMPUTATION
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
@@ -24,6 +24,7 @@ from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
+from vlmrl.redaction.redact import first_line
 
 
 def choosers(settings: Model, files: Callable[[], str], where: str, target: Target = HERE) -> Mapping[str, Chooser]:

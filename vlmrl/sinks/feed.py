@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from vlmrl.redaction.redact import excerpt, redact_text
 from vlmrl.sinks.wire import Messages, pack
-from vlmrl.store.secrets.redact import redact_text
 from vlmrl.visible import visible
 
 QUEUE_BYTES = 64 << 20
@@ -201,7 +201,7 @@ class Feed:
             what_failed = {"open": "could not begin, and the run goes on without it"}.get(
                 op, "failed, and the run goes on"
             )
-            self._say(op, f"{what_failed}: {redact_text(str(failure))[:MOST_CHARS]}")
+            self._say(op, f"{what_failed}: {excerpt(str(failure), MOST_CHARS)}")
         elif op == "open":
             opened = answer["opened"]
             shown = [str(opened[name]) for name in ("url", "note") if opened.get(name)]

@@ -14,12 +14,12 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import hidden_keys, redact_text, redact_value
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.files import write_atomic, write_json
 from vlmrl.store.manifest import read_raw
 from vlmrl.store.metrics import encode
-from vlmrl.store.secrets.redact import hidden_keys, redact_text, redact_value
 
 Texts = Mapping[tuple[str, str], str]
 """(reward or prompt, sha256 as in the manifest) -> text."""

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmrl.store.secrets.redact import redact_text
+from vlmrl.redaction.redact import redact_text
 
 MOST_BYTES = 1 << 16
 """Maximum number of bytes that are held back until a line or a private key is complete."""

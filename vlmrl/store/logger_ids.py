@@ -8,10 +8,10 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import redact_value
 from vlmrl.store import layout
 from vlmrl.store.files import write_json
 from vlmrl.store.metrics import encode
-from vlmrl.store.secrets.redact import redact_value
 
 SCHEMA = 1
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from vlmrl.errors import StoreError, shortened
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import excerpt, redact_argv, redact_value
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
 from vlmrl.store.lock import this_process
-from vlmrl.store.secrets.redact import redact_argv, redact_text, redact_value
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000
@@ -295,9 +295,7 @@ def settle(run_dir: Path, status: Status | None, reason: str) -> None:
     """
 
     def change(m: Manifest) -> Manifest:
-        error = (
-            redact_text(reason)[:MAX_ERROR_CHARS] or m.error
-        )  # hide secrets first: a secret that was cut may not be recognised
+        error = excerpt(reason, MAX_ERROR_CHARS) or m.error
         replaceable = ("running", "interrupted") if status == "failed" else ("running",)
         if m.status not in replaceable or status is None:
             return replace(m, error=error)

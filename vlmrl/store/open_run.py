@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmrl import __version__
 from vlmrl.errors import StoreError
+from vlmrl.redaction.redact import learn, learn_argv, redact_argv
 from vlmrl.store import kept_recipe, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store.clock import now
@@ -22,7 +23,6 @@ from vlmrl.store.listing import find
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import Best, Manifest
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import learn, learn_argv, redact_argv
 
 
 def create_run(

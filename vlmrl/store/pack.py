@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from vlmrl.errors import StoreError
+from vlmrl.redaction.redact import redact_text
 from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, sync_folder, temp_path
 from vlmrl.store.media import RunImages, ShardFolder, rollout_media, write_shard
-from vlmrl.store.secrets.redact import redact_text
 
 Checkpoints = Literal["none", "last", "all"]
 SHARD = "pack-00000.arrow"

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vlmrl.store.secrets.redact import redact_text
+from vlmrl.redaction.redact import excerpt, redact_text
 
 MAX_DIFF_BYTES = 1_000_000
 PACKAGES = (
@@ -61,7 +61,7 @@ def git_state(folder: Path | None = None) -> tuple[dict[str, Any] | None, str]:
     changed = _git(["status", "--porcelain", "--untracked-files=no"], folder) or b""
     dirty = bool(changed.strip())
     diff = _git(["diff", "HEAD", "--no-color", "--no-ext-diff"], folder) or b"" if dirty else b""
-    text = diff[:MAX_DIFF_BYTES].decode("utf-8", "replace")
+    text = excerpt(diff.decode("utf-8", "replace"), MAX_DIFF_BYTES)
     if len(diff) > MAX_DIFF_BYTES:
         text += f"\n[cut: the diff has {len(diff)} bytes; the first {MAX_DIFF_BYTES} are kept]\n"
     return {"commit": commit.decode().strip(), "dirty": dirty}, redact_text(text)

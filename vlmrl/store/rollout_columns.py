@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from vlmrl.json_text import parse_json
-from vlmrl.store.secrets.redact import hide_known, redact_text, redact_value
+from vlmrl.redaction.redact import hide_known, redact_text, redact_value
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.visible import encodable
 
@@ -199,7 +199,7 @@ def _json(value: Any) -> str:
 def _text(text: str) -> str:
     """Return a text from which scores are computed. Only secrets of this process are hidden in it.
 
-    See store/secrets/redact.py.
+    See redaction/redact.py.
     """
     return hide_known(encodable(text))
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import StoreError, reason_of
+from vlmrl.redaction.redact import excerpt, redact_text, redact_value
 from vlmrl.store import layout
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
@@ -23,7 +24,6 @@ from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status
 from vlmrl.store.media import write_shard
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
-from vlmrl.store.secrets.redact import redact_text, redact_value
 from vlmrl.types import Group
 from vlmrl.visible import visible
 
@@ -144,7 +144,7 @@ class Run:
         end = now()
         last = replace(self.manifest.attempts[-1], end=end, status=status)
         if error is not None:
-            error = redact_text(error)[:MAX_ERROR_CHARS]
+            error = excerpt(error, MAX_ERROR_CHARS)
         try:
             self.update(status=status, end=end, error=error, attempts=(*self.manifest.attempts[:-1], last))
         finally:

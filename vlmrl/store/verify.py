@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmrl.errors import Problem, StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import HIDDEN
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import faults, sha256_of
@@ -20,7 +21,6 @@ from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.rollouts import count_rows, read_rollouts
-from vlmrl.store.secrets.redact import HIDDEN
 from vlmrl.store.verify_metrics import Held, MetricsVerdict, check_metrics
 from vlmrl.types import policy_versions
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.geometry import fitted, length_of
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.paths import Command
@@ -100,7 +101,7 @@ class Painter:
         except MemoryError:
             raise SvgRefused("limit", "drawing needs too much memory") from None
         except cairo.CairoError as error:
-            raise SvgRefused("drawing", f"cairo cannot draw it: {str(error)[:100]}") from None
+            raise SvgRefused("drawing", f"cairo cannot draw it: {excerpt(str(error), 100)}") from None
 
     def draw_leaf(self, leaf: Shape | Bitmap, groups: Sequence[Group]) -> None:
         """Draw one leaf of a scene alone, within the groups around it.

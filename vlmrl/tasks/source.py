@@ -14,7 +14,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
-from vlmrl.store.secrets.redact import learn
+from vlmrl.redaction.redact import learn
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.prompt_identity import earlier_prints, prompt_print

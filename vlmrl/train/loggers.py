@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.recipe.schema import Recipe
+from vlmrl.redaction.redact import redact_value
 from vlmrl.sinks import short_name
 from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
 from vlmrl.sinks.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
@@ -24,7 +25,6 @@ from vlmrl.store.logger_ids import read_remote, write_remote
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import read_file
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import redact_value
 from vlmrl.tasks.source import Source
 from vlmrl.types import NO_SCORE, Group, Score
 

@@ -18,6 +18,7 @@ from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.settle import keep_settled
+from vlmrl.redaction.redact import HIDDEN, redact_value
 from vlmrl.setup.new_run import Labels
 from vlmrl.setup.open_values import settle_for_run
 from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
@@ -28,7 +29,6 @@ from vlmrl.store.manifest import short_value
 from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import HIDDEN, redact_value
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}

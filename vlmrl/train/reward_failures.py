@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.train.journal import Journal
 from vlmrl.types import Group
 
@@ -27,7 +28,7 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     progress, run, say = journal.progress, journal.run, journal.watcher.message
     unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
     if unavailable:
-        reasons = "; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable))[:MOST_REASON_CHARS]
+        reasons = excerpt("; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable)), MOST_REASON_CHARS)
         say(f"the reward was unavailable for {len(unavailable)} sample(s), which were left out: {reasons}")
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)

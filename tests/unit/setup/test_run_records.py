@@ -10,9 +10,9 @@ import pytest
 
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import Change
+from vlmrl.redaction.redact import HIDDEN
 from vlmrl.setup.run_records import Records, content_changes
 from vlmrl.store.kept_recipe import keep_texts
-from vlmrl.store.secrets.redact import HIDDEN
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 

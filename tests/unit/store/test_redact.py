@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRETS, SERVICES, VALUE
 from store_builders import make_group, make_run
 
-from vlmrl.store.open_run import open_run
-from vlmrl.store.secrets import redact
-from vlmrl.store.secrets.names import kind_of_name
-from vlmrl.store.secrets.redact import (
+from vlmrl.redaction import redact
+from vlmrl.redaction.names import kind_of_name
+from vlmrl.redaction.redact import (
     HIDDEN,
     hidden_keys,
     hide_known,
@@ -29,7 +28,8 @@ from vlmrl.store.secrets.redact import (
     redact_text,
     redact_value,
 )
-from vlmrl.store.secrets.shapes import looks_random, lowered
+from vlmrl.redaction.shapes import looks_random, lowered
+from vlmrl.store.open_run import open_run
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -299,5 +299,8 @@ def test_the_manifest_lets_nothing_through(tmp_path: Path):
 
 
 def test_commands_that_write_nothing_do_not_load_the_scanner():
-    code = "import sys, vlmrl.cli.app, vlmrl.store.runs; sys.exit('detect_secrets' in sys.modules)"
+    code = (
+        "import sys, vlmrl.cli.app; assert 'vlmrl.redaction.redact' not in sys.modules; import vlmrl.store.runs;"
+        "sys.exit('detect_secrets' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vlmrl.redaction.redact import HIDDEN, redact_argv, redact_text
 from vlmrl.store.provenance import MAX_DIFF_BYTES, git_state, hardware, packages
-from vlmrl.store.secrets.redact import HIDDEN, redact_argv, redact_text
 
 TOKEN = "hf_" + "Ab3d" * 8
 

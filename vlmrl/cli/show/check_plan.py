@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmrl.cli.output import console
+from vlmrl.cli.output import console, shorten
 from vlmrl.cli.show.memory_table import show_memory
 from vlmrl.errors import Problem, gib
 from vlmrl.visible import one_line, plural, visible
@@ -110,7 +110,7 @@ def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
     yield f"boxes {name}", f"declared in the space `{boxes['space']}`: {boxes['meaning']}"
     if boxes["overlap"] is not None:
-        response = one_line(boxes["correct_response"])[:MAX_RESPONSE]
+        response = shorten(one_line(boxes["correct_response"]), MAX_RESPONSE)
         yield "", f"a correct response is read with an IoU of {boxes['overlap']:.2f}, such as {response}"
     if boxes["pictures"]:
         folder = Path(boxes["pictures"][0]).parent

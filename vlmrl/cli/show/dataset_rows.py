@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vlmrl.cli.output import tell
+from vlmrl.cli.output import shorten, tell
 
 MOST_CHARS = 600
 """Maximum number of characters that are shown of a row's truth, and of its columns."""
@@ -37,7 +37,7 @@ def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) ->
 def _short_json(value: Any) -> str:
     """Return a value as JSON in one line, cut at MOST_CHARS."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} ... ({len(text):,} characters)"
+    return text if len(text) <= MOST_CHARS else f"{shorten(text, MOST_CHARS)} ... ({len(text):,} characters)"
 
 
 def row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import draw_quote, line_of_code, number, share
+from vlmrl.cli.output import draw_quote, line_of_code, number, share, shorten
 from vlmrl.visible import one_line
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
             place += 1
             line = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
             out.print(f"    {place}. {line}", style=_colour(verdict))
-            draw_quote(one_line(p["example"])[:TEXT_CHARS], out, 8)
+            draw_quote(shorten(one_line(p["example"]), TEXT_CHARS), out, 8)
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
     out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:

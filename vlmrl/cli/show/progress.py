@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from vlmrl.cli.output import shorten
 from vlmrl.types import Group
 from vlmrl.visible import one_line, visible
 
@@ -67,11 +68,10 @@ class ConsoleWatcher:
             self._line(f"  {cell}: " + "  ".join(numbers))
 
     def sample(self, step: int, group: Group) -> None:
-        from vlmrl.store.secrets.redact import redact_said, redact_text
+        from vlmrl.redaction.redact import redact_text
 
         best = max(group.samples, key=lambda s: s.score.value if s.score.error is None else float("-inf"))
-        text = redact_said(best.text)
-        text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+        text = shorten(best.text, MAX_TEXT + 4, mark=" ...")
         parts = "  ".join(f"{n} {'-' if v is None else f'{v:.2f}'}" for n, v in best.score.parts.items())
         self._line(f"  sample of {group.row.prompt_id}: {one_line(text)}")
         self._line(
@@ -80,7 +80,7 @@ class ConsoleWatcher:
         )
 
     def _line(self, text: str) -> None:
-        from vlmrl.store.secrets.redact import redact_said
+        from vlmrl.redaction.redact import redact_said
 
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share
+from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share, shorten
 from vlmrl.cli.show.probe_report import show_probes
 from vlmrl.visible import one_line, plural
 
@@ -221,4 +221,4 @@ def _show_rows(
         note = f"; {line_of_code(row['new']['note'])}" if row["new"]["note"] else ""
         reason = line_of_code(row["new"]["error"]) if row["new"]["error"] else parts + note
         out.print(f"  {one_line(row['where'])}: {value}  ({reason})")
-        draw_quote(one_line(row["text"])[:TEXT_CHARS], out, 6)
+        draw_quote(shorten(one_line(row["text"]), TEXT_CHARS), out, 6)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import emit, show_table
+from vlmrl.cli.output import emit, shorten, show_table
 from vlmrl.errors import StoreError
 from vlmrl.visible import one_line, visible
 
@@ -24,9 +24,9 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
         place: `STEP[/PROMPT[/SAMPLE]]`. Steps are counted from 1. A prompt is given by its id or a prefix of it.
     Raises: StoreError if there is no such step, prompt or sample.
     """
+    from vlmrl.redaction.redact import redact_said
     from vlmrl.report.rollout_text import group_fields
     from vlmrl.reward_check.scores_file import finite
-    from vlmrl.store.secrets.redact import redact_said
 
     step, prompt, sample = _parse(place)
     groups = _groups(run, step)
@@ -80,7 +80,8 @@ def _find(groups: list[Group], prompt: str) -> list[Group]:
 def _row(group: Mapping[str, Any]) -> tuple[str, ...]:
     scores = [s["score"] for s in group["samples"] if s["error"] is None]
     mean, best = (f"{statistics.fmean(scores):.3f}", f"{max(scores):.3f}") if scores else ("-", "-")
-    return one_line(group["prompt_id"]), str(len(group["samples"])), mean, best, one_line(str(group["truth"]))[:60]
+    truth = shorten(one_line(str(group["truth"])), 60)
+    return one_line(group["prompt_id"]), str(len(group["samples"])), mean, best, truth
 
 
 def _lines(group: Mapping[str, Any]) -> list[str]:

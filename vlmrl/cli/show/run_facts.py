@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmrl.cli.output import tell
+from vlmrl.cli.output import shorten, tell
 
 LEAD = ("reward/mean", "policy/entropy", "rollout/dead_group_share", "rollout/truncated_share")
 """Metrics of a step that are shown if they exist, in addition to every `loss/...`."""
@@ -152,8 +152,7 @@ def _evaluations(names: list[str], during: list[str]) -> str:
 
 def _short(text: str) -> str:
     """Return the text on one line, cut at 200 characters; the whole text is in --json and in the manifest."""
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else line[:197] + "..."
+    return shorten(" ".join(text.split()), 200, mark="...")
 
 
 def _minute(text: str | None) -> str:

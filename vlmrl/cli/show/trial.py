@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmrl.cli.output import console, line_of_code, say
+from vlmrl.cli.output import console, line_of_code, say, shorten
 from vlmrl.visible import one_line, visible
 
 BAR_WIDTH = 30
@@ -102,7 +102,7 @@ def _truth(truth: Mapping[str, Any]) -> str:
         name: "; ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in truth.items()
     }
     shown = next(iter(texts.values())) if len(texts) == 1 else ", ".join(f"{k}: {v}" for k, v in texts.items())
-    return one_line(shown)[:MAX_TRUTH]
+    return shorten(one_line(shown), MAX_TRUTH)
 
 
 def _sample_line(sample: Mapping[str, Any]) -> str:
@@ -116,7 +116,7 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
     message = line_of_code(sample["error"] or sample["note"])
     note = f"  [{message}]" if message else ""
     more = "".join(f"\n          {line}" for line in sample_lines(sample))
-    return f"  {score}  {one_line(parts)}{cut}{note}\n          {text[:MAX_TEXT]}{more}"
+    return f"  {score}  {one_line(parts)}{cut}{note}\n          {shorten(text, MAX_TEXT)}{more}"
 
 
 def _show_summary(result: Mapping[str, Any]) -> None:

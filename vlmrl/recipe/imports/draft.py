@@ -8,6 +8,7 @@ from typing import Any
 
 from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.schema import Recipe
+from vlmrl.redaction.redact import excerpt
 
 PLACEHOLDERS = {"model.path": "path/to/model", "data.path": "path/to/rows.jsonl"}
 TABLES = tuple(Recipe.model_fields)
@@ -116,8 +117,9 @@ class Draft:
             if isinstance(value, str) and "$" in value and isinstance(default, (bool, int, float)):
                 del self.given[key]
                 self.unfilled[key] = value
-                self.left[key] = f"`{value[:80]}` is filled in elsewhere: {self.system}'s default {default} was taken"
-                self.todo.append(f"set {key}: its value `{value[:80]}` is filled in elsewhere")
+                shown = excerpt(value, 80)
+                self.left[key] = f"`{shown}` is filled in elsewhere: {self.system}'s default {default} was taken"
+                self.todo.append(f"set {key}: its value `{shown}` is filled in elsewhere")
 
     def finish(self) -> None:
         """Record the settings that the import does not know, and set placeholders for required keys without a value."""

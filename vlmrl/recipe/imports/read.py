@@ -20,6 +20,7 @@ from typing import Any
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import MAX_RECIPE_BYTES
 from vlmrl.recipe.imports.shell_arrays import MAX_KEYS, ShellArrays
+from vlmrl.redaction.redact import excerpt
 
 MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 20, 10_000, 40
 MAX_VALUES = 100_000
@@ -208,7 +209,8 @@ def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
     """Return the settings of a YAML or JSON file: a table, or a list of overrides as Hydra stores it."""
     twice: dict[str, None] = {}
     value = _parsed(text, file, twice)
-    notes += [f"`{name[:80]}` is written twice in {file.name}: the last one was taken" for name in islice(twice, 20)]
+    names = [excerpt(name, 80) for name in islice(twice, 20)]
+    notes += [f"`{name}` is written twice in {file.name}: the last one was taken" for name in names]
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return _overrides(value)
     return flatten(value, file)
@@ -226,7 +228,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError:
-            notes.append(f"a line with an open quote was skipped: {line.strip()[:80]}")
+            notes.append(f"a line with an open quote was skipped: {excerpt(line.strip(), 80)}")
             continue
         words = [_put_in(word, variables) for word in words]
         if arrays.take(words):
@@ -247,7 +249,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
             commands.append(words)
     for name, first_value in doubtful.items():
         if re.search(rf"\$\{{?{name}\b", text):
-            notes.append(f"`{name}` depends on a condition: its first value `{first_value[:80]}` was taken")
+            notes.append(f"`{name}` depends on a condition: its first value `{excerpt(first_value, 80)}` was taken")
     settings = [sum(_is_setting(word) for word in words) for words in commands]
     if not commands or not max(settings):
         return []
@@ -256,7 +258,7 @@ def _launch_words(text: str, notes: list[str]) -> list[str]:
     chosen = best if len(best) > 1 or len(alone) < 2 else [word for words in alone for word in words]
     if sum(count > 2 for count in settings) > 1 and chosen is best:
         notes.append("the file has several commands with settings; the one with most of them was read")
-    open_words = [word[:80] for word in chosen if _FILLED_IN.search(word)]
+    open_words = [excerpt(word, 80) for word in chosen if _FILLED_IN.search(word)]
     notes += [f"`{word}` is filled in by the shell; here it stays as it is" for word in open_words]
     return chosen
 

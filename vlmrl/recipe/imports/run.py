@@ -16,6 +16,7 @@ from vlmrl.recipe.imports import verl as import_verl
 from vlmrl.recipe.imports.draft import Draft
 from vlmrl.recipe.imports.read import SYSTEMS, Foreign, read_foreign
 from vlmrl.recipe.load import load_recipe
+from vlmrl.redaction.redact import excerpt
 
 Fill = Callable[[Draft, Path, "int | None", "int | None"], None]
 IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
@@ -60,7 +61,8 @@ def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     try:
         fill(draft, foreign.file.parent, rows, processes)
     except (TypeError, ValueError, ArithmeticError) as error:
-        message = f"`{draft.last}` has a value that it cannot have, {str(draft.get(draft.last))[:60]!r}: {error}"
+        value = excerpt(str(draft.get(draft.last)), 60)
+        message = f"`{draft.last}` has a value that it cannot have, {value!r}: {error}"
         raise RecipeError(message, where=str(foreign.file)) from None
     draft.finish()
     return draft

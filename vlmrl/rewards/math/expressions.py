@@ -22,6 +22,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 
 MOST_CHARS = 300
 MOST_EXPONENT_DIGITS = 4
@@ -102,7 +103,7 @@ def number_token(text: str) -> Any:
     """
     digits = text.replace(",", "")
     if not TOKEN.fullmatch(digits):
-        raise ValueError(f"{text!r:.40} is no number")
+        raise ValueError(f"{excerpt(repr(text), 40)} is no number")
     return sympy.Integer(int(digits)) if digits.removeprefix("-").isdigit() else sympy.Float(digits)
 
 
@@ -187,12 +188,12 @@ def expression(text: str) -> Expression:
     if "$" in text or "boxed" in text or APART.search(text):
         raise UnreadableError("two numbers stand side by side, or it holds another formula")
     if word := PLAIN_WORD.search(text):
-        raise UnreadableError(f"it holds the word `{word.group()[:40]}`")
+        raise UnreadableError(f"it holds the word `{excerpt(word.group(), 40)}`")
     text = ANGLE_IN_TERM.sub(r"\1\\cdot\\frac{\\pi}{180}", text)
     try:
         parsed = parse(f"${text}$", [CONFIG], "no_fallback", "first_match", parsing_timeout=0, raise_on_error=True)  # type: ignore[arg-type]
     except Exception as error:  # of the library, for this text: it becomes the reason of the verdict
-        raise UnreadableError(f"the parser failed: {type(error).__name__}: {str(error)[:100]}") from error
+        raise UnreadableError(f"the parser failed: {type(error).__name__}: {excerpt(str(error), 100)}") from error
     if not parsed or parsed[0] is None or isinstance(parsed[0], str):
         raise UnreadableError("it is no expression that the parser knows")
     value = parsed[0]
@@ -236,7 +237,7 @@ def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
     except UnreadableError:
         raise
     except Exception as error:  # of the library, for this value: it becomes the reason of the verdict
-        raise UnreadableError(f"it cannot be computed: {type(error).__name__}: {str(error)[:100]}") from error
+        raise UnreadableError(f"it cannot be computed: {type(error).__name__}: {excerpt(str(error), 100)}") from error
 
 
 def _is_odd_root(value: Any) -> bool:
@@ -283,7 +284,7 @@ def same_expressions(gold: str, answer: str) -> tuple[bool, str]:
     try:
         right_one = verify(left.value, right.value, timeout_seconds=0, raise_on_error=True)
     except Exception as error:  # of the library, for these expressions: it becomes the reason of the verdict
-        return False, f"the comparison failed: {type(error).__name__}: {str(error)[:100]}"
+        return False, f"the comparison failed: {type(error).__name__}: {excerpt(str(error), 100)}"
     return right_one, "math-verify says that they are the same" if right_one else "math-verify says that they differ"
 
 

@@ -28,6 +28,7 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, parser, verify
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.math.expressions import number_token, warm_up
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.types import RewardInput, RewardResult
@@ -64,7 +65,7 @@ def _graded(x: RewardInput, *, key: str | None, min_tokens: int, penalty: float)
     solution = str(ground_truth(x, key))
     if not boxed_sentence(solution):
         raise RewardError(
-            f"the solution {solution!r:.80} has no box",
+            f"the solution {excerpt(repr(solution), 80)} has no box",
             hint="name the column with the boxed solution: [reward.args] key",
         )
     is_right, rule = judge(x.response, solution)
@@ -101,7 +102,7 @@ def judge(response: str, solution: str) -> tuple[bool, str]:
         if verify(_parsed(answer), _parsed(gold), timeout_seconds=0, raise_on_error=True):
             return True, "rule A: math-verify"
     except Exception as error:  # of the library, for this text; the published code calls it wrong, too
-        problem = f"; math-verify failed: {type(error).__name__}: {str(error)[:100]}"
+        problem = f"; math-verify failed: {type(error).__name__}: {excerpt(str(error), 100)}"
     if _same_texts(answer, gold):
         return True, "rule B: the same text"
     digits = [DIGITS_IN_BOX.search(text) for text in (answer, gold)]
@@ -127,7 +128,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _no_arithmetic(text: str) -> None:
-    raise ValueError(f"arithmetic outside of LaTeX: {text:.40}")
+    raise ValueError(f"arithmetic outside of LaTeX: {excerpt(text, 40)}")
 
 
 def _same_texts(answer: str, gold: str) -> bool:

