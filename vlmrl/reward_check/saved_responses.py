@@ -11,6 +11,7 @@ import numpy as np
 
 from vlmrl.errors import RecipeError, StoreError, VlmrlError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import redact_text
 from vlmrl.reward_check.evaluated_files import evaluated_files, evaluation_of, run_dir_of
 from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
@@ -23,7 +24,6 @@ from vlmrl.store.kept_recipe import kept_text, newest_resolved
 from vlmrl.store.metrics import counted, newest
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
-from vlmrl.store.secrets.redact import redact_text
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.own_task import is_own, read_own
 from vlmrl.types import Media, RewardInput, Score
