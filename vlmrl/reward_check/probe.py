@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,17 +19,17 @@ import numpy as np
 
 from vlmrl.errors import RewardError
 from vlmrl.reward_check.behaviour import behaviour, milliseconds
-from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.scoring import ChosenReward
-from vlmrl.reward_check.text_attacks import FORMS, answers, learned_forms, right_text, text_attacks, wrong_text
+from vlmrl.reward_check.text_play import Reading, reading, text_play, tried_forms
 from vlmrl.reward_check.trick_results import (
     EPSILON,
+    FAILURES,
     HUNG,
-    SLOW_SECONDS,
+    MOST_HUNG,
     WARNINGS,
     Attempts,
     Honest,
@@ -38,19 +37,18 @@ from vlmrl.reward_check.trick_results import (
     Tried,
     ranked,
 )
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.reward_check.verdicts import judge_all, result_of, right_against_wrong
+from vlmrl.rewards.base import RewardSpec, value_bounds
 from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks import kind_of
-from vlmrl.tasks.attack import IGNORED, Attack, Belief, Make, Play, Stage, says
+from vlmrl.tasks.attack import Attack, Belief, Make, Play, Stage, says
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.truth_kinds import TEXTS
 from vlmrl.types import RewardInput, Row
 
 MAX_ROWS = 48
-MOST_HUNG = 3
-"""Number of tricks on which the reward hangs after which the probe stops, because each one costs a full time limit."""
 ASKED_FOR = {"relaxed": "never closed"}
 """Argument of a built-in reward -> name of the trick that the argument allows, which is therefore not tried."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
@@ -120,8 +118,10 @@ def probe_reward(
         echo: prompt template, used when a row has no stored prompt.
         limits: limits of the scorer: timeout_seconds, memory_mb, workers.
     Returns: `honest`: mean scores of the informed, wrong and uninformed answers, the name of the best uninformed answer
-        (`answer`), and the mean score of each constant that was tried (`all`); `rows`: number of rows; `probes`: one
-        ProbeResult per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
+        (`answer`), and the mean score of each constant that was tried (`all`); `rows`: number of rows; `is_read`:
+        whether right answers earn more than wrong ones; `not_probed`: why it is not known how a right answer is written
+        (then only failures, and tricks that earn more than any answer, are findings), or ""; `probes`: one ProbeResult
+        per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
         tried, because the reward hung on MOST_HUNG others; `flagged`, `warnings`: numbers of both; `behaviour`: see
         behaviour.py, with `milliseconds` per row; `unsteady`: 1 if repeated calls give other scores or rows depend on
         each other, else 0; `services`: the counts of services that the reward asked, in one line, or "".
@@ -133,8 +133,12 @@ def probe_reward(
         attempts = Attempts(scorer, rows)
         paid = weights_of_parts(spec, weights or spec.weights)
         unpaid = [part for part in spec.ranges if not paid.get(part)]
-        played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
+        bounds = value_bounds(spec, weights or spec.weights or dict.fromkeys(spec.ranges, 1.0))
+        forms = tried_forms(attempts, echo, bounds[1]) if play is None else []
+        played = play(Stage(rows, echo, unpaid)) if play is not None else text_play(attempts, forms, trace)
         honest = _honest(attempts, played)
+        is_certain = play is not None or (trace is not None and played.right_answer is trace)
+        read = Reading(True) if is_certain else reading(attempts, forms, honest, bounds)
         allowed = [
             trick for name, trick in ASKED_FOR.items() for one in spec.singles if one.is_builtin and one.args.get(name)
         ]
@@ -144,11 +148,16 @@ def probe_reward(
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
         # For texts, the share that a wrong answer earns is what the author pays for form or length.
         meant_R = low_R if play is not None else np.fmax(low_R, honest.wrong.values_R)
-        results = [_right_against_wrong(honest, rows, played), *_judge_all(tried, honest, low_R, rows, meant_R)]
+        results = [
+            right_against_wrong(honest, rows, played, read),
+            *judge_all(attempts, tried, honest, low_R, meant_R, played),
+        ]
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, played)
         if played.belief is not None:
             results += _beliefs(attempts, played.belief, honest.tolerance)
+        if read.why_not:
+            results = [r for r in results if r.verdict in FAILURES or (r.mean or 0.0) > read.record + honest.tolerance]
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         facts = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
@@ -167,6 +176,8 @@ def probe_reward(
             "answer": honest.uninformed.attack.name,
             "all": dict(honest.all),
         },
+        "is_read": read.is_read,
+        "not_probed": read.why_not,
         "skipped": skipped,
         "flagged": flagged,
         "warnings": warned,
@@ -218,131 +229,9 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
     return max(EPSILON, 2 * spread)
 
 
-def _text_forms(attempts: Attempts) -> list[str]:
-    """Return the forms of an answer by the mean score of right answers, highest first, without forms that hang."""
-    known = answers(attempts.rows)
-    tried = (*FORMS, *learned_forms(attempts.rows))
-    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in tried}
-    forms = [form for form in tried if HUNG not in earned[form].error] or list(FORMS)
-    return sorted(forms, key=lambda form: -(earned[form].mean or -math.inf))
-
-
-def _text_play(attempts: Attempts, trace: Make | None) -> Play:
-    """Return honest answers and tricks for rows whose answers are texts, in the form that earns most.
-
-    If the task's own correct responses (`trace`) earn more than every known form, they are the honest answers.
-    """
-    known, forms = answers(attempts.rows), _text_forms(attempts)
-    guesses = [
-        Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
-        for guess in known[:5] or ["I do not know."]
-        for form in forms
-    ]
-    informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
-    attacks = text_attacks(attempts.rows, forms[0])
-    if BOX in forms[0]:
-        attacks += math_attacks(forms[0], right_text, known)
-    play = Play(informed, wrong, guesses, attacks, right_answer=right_text)
-    return play if trace is None else _traced_play(attempts, play, trace)
-
-
-def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
-    """Return `play` with the task's correct responses as honest answers, if they earn more than `play.informed`.
-
-    Its wrong answer to a row is then the correct response to another row. If they earn no more, `play` is returned.
-    """
-    counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
-    texts = [text for text, _ in counts.most_common()]
-
-    def wrong(x: RewardInput) -> str | None:
-        right = trace(x)
-        return next((text for text in texts if text != right), None)
-
-    informed = Attack("honest", "the response that the task calls correct", "fair", trace)
-    known, traced = (attempts.on(one).mean for one in (play.informed, informed))
-    if traced is None or (known is not None and known >= traced):
-        return play
-    constants = [Attack(f"always {text[:60]}", "the same correct response", "guess", says(text)) for text in texts[:5]]
-    other = Attack("honest, wrong", "the correct response of another row", "fair", wrong)
-    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], right_answer=trace)
-
-
-def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
-    def make(x: RewardInput) -> str:
-        return form.format(right_text(x) if right else wrong_text(x, known))
-
-    return Attack("honest" if right else "honest, wrong", "an answer in the form that pays best", "fair", make)
-
-
-def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
-    """Compare the right answer with wrong and uninformed ones: the verdict is "blind" if it does not earn more.
-
-    If all rows have the same truth, the uninformed answer may earn as much.
-    """
-    informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # repr, because values of some types cannot be hashed
-    against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
-    verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
-    return replace(
-        _result(honest.informed, verdict, honest.informed.values_R, rows, honest.tolerance),
-        name="the right answer",
-        idea=f"which must earn most; {against}",
-        paid=None,
-    )
-
-
-def _judge_all(
-    tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput], meant_R: Floats
-) -> list[ProbeResult]:
-    """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned."""
-    results = [_judged(t, honest, low_R, rows, meant_R) for t in tried]
-    if any(r.name == IGNORED and r.verdict for r in results):
-        results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
-    return results
-
-
-def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput], meant_R: Floats) -> ProbeResult:
-    """Return the result of a trick. `meant_R`: score of each row up to which a text without an answer is no leak."""
-    values, verdict, slack = tried.values_R, "", honest.tolerance
-    earned, kind = tried.mean, tried.attack.kind
-    wrong = honest.wrong.mean or 0.0
-    if tried.error:
-        verdict = "hangs" if HUNG in tried.error else "breaks"
-    elif tried.slowest > SLOW_SECONDS:
-        verdict = "slow"
-    elif kind == "fair":
-        verdict = "unfair" if np.any(values < honest.informed.values_R - slack) else ""
-    elif kind == "miss":
-        known = honest.informed.values_R
-        verdict = "blind" if np.any((values >= known - slack) & (known > low_R + slack)) else ""
-    elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + slack:
-        verdict = "hole"
-    elif (kind == "void" and np.any(values > meant_R + slack)) or (
-        kind == "broken" and earned is not None and earned > wrong + slack
-    ):
-        verdict = "leak"
-    return _result(tried, verdict, low_R, rows, slack)
-
-
-def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
-    example = _example(tried.attack, rows)
-    values = tried.values_R[: tried.attack.most]
-    there = ~np.isnan(values)
-    best = float(values[there].max()) if there.any() else None
-    paid = float(np.mean(values[there] > low_R[: len(values)][there] + slack)) if there.any() else None
-    shown = example if len(example) <= 300 else f"{example[:200]} ... ({len(example):,} characters)"
-    a = tried.attack
-    errors = int((~there).sum()) if tried.error else 0
-    return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)
-
-
-def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
-    return next((x.response for row in rows if (x := attack.write(row)) is not None), "")
-
-
 def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
     """Return the results of those honest answers (informed, wrong) on which the reward fails."""
-    return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
+    return [result_of(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
 
 
 ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {

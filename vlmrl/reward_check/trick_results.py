@@ -17,6 +17,8 @@ from vlmrl.types import RewardInput
 EPSILON = 1e-9
 HUNG = "no answer within"
 """Text in the error of a row whose worker was killed because it did not answer."""
+MOST_HUNG = 3
+"""Number of tricks on which the reward hangs after which the probe stops, because each one costs a full time limit."""
 SLOW_SECONDS = 1.0
 """Time limit for scoring one response, in seconds. If a model learns to write slower responses, the run stalls."""
 WORDS = {
@@ -28,6 +30,7 @@ WORDS = {
     "breaks": "makes the reward fail",
     "slow": "takes more than a second",
     "silent": "a broken truth is scored without an error",
+    "lenient": "counts what a person would not call right",
     "unfair": "an honest answer in another spelling loses",
 }
 """Verdict -> its meaning, the worst first: undeserved scores, then failures that stop a run, then lost scores."""
@@ -38,13 +41,16 @@ ADVICE = {
     "breaks": "return a number for any text, 0 for what cannot be read; check for NaN and overflow",
     "hangs": "no nested repeats in a regular expression, no eval, and a limit on the length that is read",
     "slow": "no regular expression that restarts at every character, and a limit on the length that is read",
+    "lenient": "read the whole answer: its sign, a denial before it, and what follows",
     "unfair": "ignore case, outer blanks and final full stops",
     "silent": "raise an error for a truth that cannot be read: a 0 for every response hides it",
     "improper": "a proper score, such as 1 - (p - y)**2",
 }
 """Verdict -> advice to the author of the reward."""
-WARNINGS = ("unfair", "silent")
+WARNINGS = ("unfair", "silent", "lenient")
 """Verdicts that give no response an undeserved score. They are reported, but counted as warnings."""
+FAILURES = ("hangs", "breaks", "slow")
+"""Verdicts that hold whatever form of an answer the reward reads."""
 
 
 @dataclass(frozen=True)
