@@ -85,9 +85,13 @@ def text_misses(form: AnswerForm) -> list[Attack]:
         is_decimal = "." in text and text.replace(".", "").isdigit()
         return None if is_decimal else text[piece] or None
 
+    def more(text: str) -> str:
+        return "9" if any(c.isdigit() for c in text) else "x"
+
     return [
-        miss("longer at the end", "the right answer with 9 after it", lambda t: None if "." in t else f"{t}9"),
-        miss("longer at the front", "the right answer with 9 before it", lambda t: f"9{t}"),
+        miss("longer at the end", "the right answer with 9 or x after it",
+             lambda t: None if "." in t else f"{t}{more(t)}"),
+        miss("longer at the front", "the right answer with 9 or x before it", lambda t: f"{more(t)}{t}"),
         miss("first half", "the first half of the right answer", lambda t: half(t, slice(len(t) // 2))),
         miss("last half", "the last half of the right answer", lambda t: half(t, slice((len(t) + 1) // 2, None))),
         miss(
@@ -96,8 +100,8 @@ def text_misses(form: AnswerForm) -> list[Attack]:
             lambda t: f"-{t}" if t.strip("0.") and t.replace(".", "").isdigit() else None,
             kind="loose",
         ),
-        miss("in a list", "the right answer before or after others", lambda t: f"{t}, {t}9, 9{t}",
-             lambda t: f"{t}9, 9{t}, {t}"),
+        miss("in a list", "the right answer before or after others",
+             lambda t: f"{t},{t}{more(t)},{more(t)}{t}", lambda t: f"{t}{more(t)},{more(t)}{t},{t}"),
     ]  # fmt: skip
 
 

@@ -29,8 +29,8 @@ WORDS = {
     "hangs": "makes the reward hang",
     "breaks": "makes the reward fail",
     "slow": "takes more than a second",
-    "silent": "a broken truth is scored without an error",
     "lenient": "counts what a person would not call right",
+    "silent": "a broken truth is scored without an error",
     "unfair": "an honest answer in another spelling loses",
 }
 """Verdict -> its meaning, the worst first: undeserved scores, then failures that stop a run, then lost scores."""

@@ -65,6 +65,10 @@ def _verdict(attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, me
         return ("blind" if kind == "miss" else "lenient") if is_paid else ""
     if earned is None:
         return ""
+    if tried.attack.turned is not None:  # two answers, one of them right: they may earn what one of the two earns
+        wrong = (wrong + (honest.informed.mean or 0.0)) / 2
+        if earned <= wrong + slack:
+            return ""
     bar = np.mean(honest.uninformed.values_R[~np.isnan(values_R)]) + slack
     if earned > bar and earned > bar + np.mean(_by_length(attempts, tried, honest.uninformed)):
         return "hole"

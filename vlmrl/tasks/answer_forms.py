@@ -82,12 +82,15 @@ class AnswerForm(NamedTuple):
 
     def union(self, rows: Sequence[RewardInput]) -> str | None:
         """Return the members of all rows' sets in one answer; None if the answers are no sets."""
-        kind = self.way.split(" ")[-1]
-        values = [value for x in rows for name, value in _values(x) if self.way == f"{name}{kind}"]
-        if kind not in ("json", "commas") or not all(isinstance(value, (list, tuple)) for value in values):
+        texts = self.known(rows)
+        try:
+            sets = [json.loads(text) for text in texts]
+        except ValueError:
+            sets = [text.split(", ") for text in texts] if any(", " in text for text in texts) else []
+        if not sets or not all(isinstance(one, list) for one in sets):
             return None
-        members = list({repr(member): member for value in values for member in value}.values())
-        return dict(_spelled(members))[kind]
+        members = list({json.dumps(member): member for one in sets for member in one}.values())
+        return json.dumps(members) if texts[0][:1] == "[" else ", ".join(members)
 
 
 def spellings(x: RewardInput) -> dict[str, str]:
