@@ -146,11 +146,9 @@ def probe_reward(
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
-        # For texts, the share that a wrong answer earns is what the author pays for form or length.
-        meant_R = low_R if play is not None else np.fmax(low_R, honest.wrong.values_R)
         results = [
             right_against_wrong(honest, rows, played, read),
-            *judge_all(attempts, tried, honest, low_R, meant_R, played),
+            *judge_all(attempts, tried, honest, low_R, played, is_text=play is None),
         ]
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, played)

@@ -47,6 +47,8 @@ ADVICE = {
     "improper": "a proper score, such as 1 - (p - y)**2",
 }
 """Verdict -> advice to the author of the reward."""
+TO_PROBE = "show the form of an answer in the prompt, such as <answer>NUMBER</answer>, or in a saved response"
+"""Advice to the user whose reward reads none of the forms that were tried."""
 WARNINGS = ("unfair", "silent", "lenient")
 """Verdicts that give no response an undeserved score. They are reported, but counted as warnings."""
 FAILURES = ("hangs", "breaks", "slow")

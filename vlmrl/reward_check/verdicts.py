@@ -34,24 +34,36 @@ def right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play,
 
 
 def judge_all(
-    attempts: Attempts, tried: Sequence[Tried], honest: Honest, low_R: Floats, meant_R: Floats, play: Play
+    attempts: Attempts, tried: Sequence[Tried], honest: Honest, low_R: Floats, play: Play, *, is_text: bool
 ) -> list[ProbeResult]:
     """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned.
 
     Args:
-        meant_R: score of each row up to which a text without an answer is no leak.
+        low_R: lowest score on each row.
+        is_text: the answers are texts: what a wrong one earns is what the author pays for form or length, and two
+            answers may earn what one of the two earns.
     """
-    slack = honest.tolerance
+    wrong, right = honest.wrong.mean or 0.0, honest.informed.mean or 0.0
+    meant_R, hedged = (np.fmax(low_R, honest.wrong.values_R), (wrong + right) / 2) if is_text else (low_R, wrong)
+    verdicts = [_verdict(attempts, t, honest, low_R, meant_R, hedged, play) for t in tried]
     results = [
-        result_of(t, _verdict(attempts, t, honest, low_R, meant_R, play), low_R, attempts.rows, slack) for t in tried
+        result_of(t, verdict, low_R, attempts.rows, honest.tolerance)
+        for t, verdict in zip(tried, verdicts, strict=True)
     ]
     if any(r.name == IGNORED and r.verdict for r in results):
         results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
     return results
 
 
-def _verdict(attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, meant_R: Floats, play: Play) -> str:
-    """Return the verdict on a trick. What a difference in length explains is no hole and no leak."""
+def _verdict(
+    attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, meant_R: Floats, hedged: float, play: Play
+) -> str:
+    """Return the verdict on a trick. What a difference in length explains is no hole and no leak.
+
+    Args:
+        meant_R: score of each row up to which a text without an answer is no leak.
+        hedged: score up to which two answers are no leak.
+    """
     values_R, slack, kind = tried.values_R, honest.tolerance, tried.attack.kind
     earned, wrong, known_R = tried.mean, honest.wrong.mean or 0.0, honest.informed.values_R
     if tried.error:
@@ -66,8 +78,8 @@ def _verdict(attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, me
     if earned is None:
         return ""
     if tried.attack.turned is not None:  # two answers, one of them right: they may earn what one of the two earns
-        wrong = (wrong + (honest.informed.mean or 0.0)) / 2
-        if earned <= wrong + slack:
+        wrong = hedged
+        if earned <= hedged + slack:
             return ""
     bar = np.mean(honest.uninformed.values_R[~np.isnan(values_R)]) + slack
     if earned > bar and earned > bar + np.mean(_by_length(attempts, tried, honest.uninformed)):

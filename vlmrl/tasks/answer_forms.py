@@ -78,7 +78,9 @@ class AnswerForm(NamedTuple):
 
     def wrong(self, x: RewardInput, known: Sequence[str]) -> str:
         """Return the right answer of another row, or if all rows have the same, a changed one."""
-        return next((text for text in known if text != self.text(x)), f"{self.text(x)}0")
+        right = self.text(x)
+        changed = f"{right}9" if right[-1:].isdigit() else f"no {right}"
+        return next((text for text in known if text != right), changed)
 
     def union(self, rows: Sequence[RewardInput]) -> str | None:
         """Return the members of all rows' sets in one answer; None if the answers are no sets."""

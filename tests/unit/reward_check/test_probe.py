@@ -127,10 +127,7 @@ def test_a_reward_for_the_last_number_alone_reads_one_answer_and_is_warned_of_wh
     spec = load(tmp_path, source)
     report = probe_reward(spec, spec.weights, TEXT_ROWS)
     assert flagged(report) == set()
-    assert {p["name"]: p["verdict"] for p in report["probes"] if p["verdict"]} == {
-        "denied": "lenient",
-        "minus": "lenient",
-    }
+    assert {p["name"] for p in report["probes"] if p["verdict"] == "lenient"} == {"denied", "minus"}
 
 
 @pytest.mark.slow
