@@ -10,7 +10,7 @@ form or withdraws its answer.
 from __future__ import annotations
 
 import math
-import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,12 +24,13 @@ from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.scoring import ChosenReward
-from vlmrl.reward_check.text_play import Reading, reading, text_play, tried_forms
+from vlmrl.reward_check.text_play import Reading, reading, text_play, tracer, tried_forms
 from vlmrl.reward_check.trick_results import (
     EPSILON,
     FAILURES,
     HUNG,
     MOST_HUNG,
+    SLOW_SECONDS,
     WARNINGS,
     Attempts,
     Honest,
@@ -37,16 +38,14 @@ from vlmrl.reward_check.trick_results import (
     Tried,
     ranked,
 )
-from vlmrl.reward_check.verdicts import judge_all, result_of, right_against_wrong
 from vlmrl.rewards.base import RewardSpec, value_bounds
 from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks import kind_of
-from vlmrl.tasks.attack import Attack, Belief, Make, Play, Stage, says
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.attack import CHARS_OF_A_TOKEN, IGNORED, LONG, Attack, Belief, Make, Play, Stage, says
 from vlmrl.tasks.truth_kinds import TEXTS
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import RewardInput
 
 MAX_ROWS = 48
 ASKED_FOR = {"relaxed": "never closed"}
@@ -79,22 +78,11 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
         choice.weights,
         inputs,
         play=kind.play,
-        trace=_tracer(task, source),
+        trace=tracer(task, source),
         more=more,
         echo=echo,
         limits=saved.limits(),
     )
-
-
-def _tracer(task: Task | None, source: str) -> Make | None:
-    """Return a function from a row's input to a correct response, made by a user's own task; None if it has no traces.
-
-    The random generator has the same seed for each row, so two texts differ only if their rows differ.
-    """
-    if task is None or task.own is None or task.trace is None:
-        return None
-    name, write = task.name, task.correct_response
-    return lambda x: write(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0), x.seen_sizes)
 
 
 def probe_reward(
@@ -147,15 +135,16 @@ def probe_reward(
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
         results = [
-            right_against_wrong(honest, rows, played, read),
-            *judge_all(attempts, tried, honest, low_R, played, is_text=play is None),
+            _right_against_wrong(honest, rows, played, read),
+            *_judge_all(attempts, tried, honest, low_R, played, is_text=play is None),
         ]
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, played)
         if played.belief is not None:
             results += _beliefs(attempts, played.belief, honest.tolerance)
         if read.why_not:
-            results = [r for r in results if r.verdict in FAILURES or (r.mean or 0.0) > read.record + honest.tolerance]
+            bar = read.record + honest.tolerance
+            results = [r for r in results if r.verdict in FAILURES or (r.verdict == "hole" and (r.mean or 0.0) > bar)]
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         facts = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
@@ -227,9 +216,130 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
     return max(EPSILON, 2 * spread)
 
 
+def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play, read: Reading) -> ProbeResult:
+    """Compare the right answer with wrong and uninformed ones: the verdict is "blind" if it does not earn more.
+
+    If all rows have the same truth, the uninformed answer may earn as much.
+    """
+    informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
+    vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # repr, because values of some types cannot be hashed
+    against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
+    is_more = read.is_read and informed > max(wrong, blind if vary else wrong) + honest.tolerance
+    return replace(
+        _result(honest.informed, "" if is_more else "blind", honest.informed.values_R, rows, honest.tolerance),
+        name="the right answer",
+        idea=f"which must earn most; {against}",
+        paid=None,
+    )
+
+
+def _judge_all(
+    attempts: Attempts, tried: Sequence[Tried], honest: Honest, low_R: Floats, play: Play, *, is_text: bool
+) -> list[ProbeResult]:
+    """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned.
+
+    Args:
+        low_R: lowest score on each row.
+        is_text: the answers are texts: what a wrong one earns is what the author pays for form or length, and two
+            answers may earn what one of the two earns.
+    """
+    wrong, right = honest.wrong.mean or 0.0, honest.informed.mean or 0.0
+    meant_R, hedged = (np.fmax(low_R, honest.wrong.values_R), (wrong + right) / 2) if is_text else (low_R, wrong)
+    verdicts = [_verdict(attempts, t, honest, low_R, meant_R, hedged, play) for t in tried]
+    results = [
+        _result(t, verdict, low_R, attempts.rows, honest.tolerance) for t, verdict in zip(tried, verdicts, strict=True)
+    ]
+    if any(r.name == IGNORED and r.verdict for r in results):
+        results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
+    return results
+
+
+def _verdict(
+    attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, meant_R: Floats, hedged: float, play: Play
+) -> str:
+    """Return the verdict on a trick. What a difference in length explains is no hole and no leak.
+
+    Args:
+        meant_R: score of each row up to which a text without an answer is no leak.
+        hedged: score up to which two answers are no leak.
+    """
+    values_R, slack, kind = tried.values_R, honest.tolerance, tried.attack.kind
+    earned, wrong, known_R = tried.mean, honest.wrong.mean or 0.0, honest.informed.values_R
+    if tried.error:
+        return "hangs" if HUNG in tried.error else "breaks"
+    if tried.slowest > SLOW_SECONDS:
+        return "slow"
+    if kind == "fair":
+        return "unfair" if np.any(values_R < known_R - slack) else ""
+    if kind in ("miss", "loose"):
+        is_paid = np.any((values_R >= known_R - slack) & (known_R > low_R + slack))
+        return ("blind" if kind == "miss" else "lenient") if is_paid else ""
+    if earned is None:
+        return ""
+    if tried.attack.turned is not None:  # two answers, one of them right: they may earn what one of the two earns
+        wrong = hedged
+        if earned <= hedged + slack:
+            return ""
+    bar = np.mean(honest.uninformed.values_R[~np.isnan(values_R)]) + slack
+    if earned > bar and earned > bar + np.mean(_by_length(attempts, tried, honest.uninformed)):
+        return "hole"
+    if kind == "void" and np.any(values_R > meant_R + slack):
+        gained_R = values_R - _by_length(attempts, tried, honest.wrong)
+        return "leak" if np.any((gained_R > meant_R + slack) & ~_by_chance(tried, attempts.rows, play)) else ""
+    if kind == "broken" and earned > wrong + slack:
+        return "leak" if earned > wrong + slack + np.mean(_by_length(attempts, tried, honest.wrong)) else ""
+    return ""
+
+
+def _by_length(attempts: Attempts, tried: Tried, other: Tried) -> Floats:
+    """Return by how much a row's scores of two responses may differ because of their lengths, a token more or less.
+
+    It is measured on filler without an answer. A text as long as LONG is no ordinary answer: nothing explains its pay.
+    """
+
+    def filler(is_longer: bool) -> Attack:
+        def make(x: RewardInput) -> str | None:
+            written = [t.attack.write(x) for t in (tried, other)]
+            sizes = [len(one.response) for one in written if one is not None]
+            if len(sizes) < len(written) or sizes[0] > LONG // 2:
+                return None
+            size = max(sizes) + CHARS_OF_A_TOKEN if is_longer else max(1, min(sizes) - CHARS_OF_A_TOKEN)
+            return ("so " * size)[:size]
+
+        return Attack("filler", "", "void", make)
+
+    return np.nan_to_num(np.abs(np.subtract(*(attempts.on(filler(longer)).values_R for longer in (False, True)))))
+
+
+def _by_chance(tried: Tried, rows: Sequence[RewardInput], play: Play) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each row whether its right answer stands in the trick: then a text without an answer may be right."""
+
+    def stands(right: Any, said: RewardInput | None) -> bool:
+        pattern = rf"(?<!\w){re.escape(right)}(?!\w)" if isinstance(right, str) else None
+        return bool(pattern and said and re.search(pattern, said.response, re.IGNORECASE))
+
+    return np.asarray([stands(play.right_answer(x), tried.attack.write(x)) for x in rows], dtype=bool)
+
+
+def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
+    example = _example(tried.attack, rows)
+    values = tried.values_R[: tried.attack.most]
+    there = ~np.isnan(values)
+    best = float(values[there].max()) if there.any() else None
+    paid = float(np.mean(values[there] > low_R[: len(values)][there] + slack)) if there.any() else None
+    shown = example if len(example) <= 300 else f"{example[:200]} ... ({len(example):,} characters)"
+    a = tried.attack
+    errors = int((~there).sum()) if tried.error else 0
+    return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)
+
+
+def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
+    return next((x.response for row in rows if (x := attack.write(row)) is not None), "")
+
+
 def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
     """Return the results of those honest answers (informed, wrong) on which the reward fails."""
-    return [result_of(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
+    return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
 
 
 ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {

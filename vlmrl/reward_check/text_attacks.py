@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vlmrl.rewards.math.latex import tidy
 from vlmrl.rewards.math.units import split_unit
@@ -43,11 +44,8 @@ def text_attacks(rows: Sequence[RewardInput], form: AnswerForm) -> list[Attack]:
     attacks += [
         both("two answers", "the right one and a wrong one, each in its form",
              lambda a, b: f"{form.around(a)} {form.around(b)}"),
-        both("two tags", "the right one and a wrong one, each in its tag",
-             lambda a, b: f"<think>x</think><answer>{a}</answer><answer>{b}</answer>"),
         both("answer in think", "one answer inside think, one outside",
              lambda a, b: f"<think><answer>{a}</answer></think><answer>{b}</answer>"),
-        both("two boxes", "the right one and a wrong one", lambda a, b: f"\\boxed{{{a}}} or \\boxed{{{b}}}"),
         both("or", "both in one answer", lambda a, b: form.around(f"{a} or {b}")),
         Attack("denied", "not the right answer", "loose", lambda x: form.around(f"not {form.text(x)}")),
     ]  # fmt: skip
@@ -66,43 +64,29 @@ def text_misses(form: AnswerForm) -> list[Attack]:
     Letters, lists and mappings have none: what is left of them when they are cut or joined is not an answer.
     """
 
-    def miss(
-        name: str,
-        idea: str,
-        change: Callable[[str], str | None],
-        turned: Callable[[str], str] | None = None,
-        kind: Kind = "miss",
-    ) -> Attack:
-        def make(x: RewardInput, change: Callable[[str], str | None] = change) -> str | None:
-            answer = form.text(x)
-            is_letter = len(answer) == 1 and answer.isalpha()
-            changed = change(answer) if answer and not is_letter and answer[0] not in "[{(" else None
-            return None if changed is None or _alike(changed, answer) else form.around(changed)
+    def write(change: Callable[[str, str], str], x: RewardInput) -> str | None:
+        right = form.text(x)
+        if not right or right[0] in "[{(" or (len(right) == 1 and right.isalpha()):
+            return None
+        changed = change(right, "9" if any(c.isdigit() for c in right) else "x")
+        return None if not changed or _alike(changed, right) else form.around(changed)
 
-        return Attack(name, idea, kind, make, turned=None if turned is None else lambda x: make(x, turned))
+    def whole(text: str) -> bool:
+        return not ("." in text and text.replace(".", "").isdigit())
 
-    def half(text: str, piece: slice) -> str | None:
-        is_decimal = "." in text and text.replace(".", "").isdigit()
-        return None if is_decimal else text[piece] or None
-
-    def more(text: str) -> str:
-        return "9" if any(c.isdigit() for c in text) else "x"
-
+    changes: tuple[tuple[Kind, str, str, Callable[[str, str], str]], ...] = (
+        ("miss", "longer at the end", "the right answer with 9 or x after it", lambda t, m: f"{t}{m}" * whole(t)),
+        ("miss", "longer at the front", "the right answer with 9 or x before it", lambda t, m: f"{m}{t}"),
+        ("miss", "first half", "the first half of the right answer", lambda t, _: t[: len(t) // 2] * whole(t)),
+        ("miss", "last half", "the last half of the right answer", lambda t, _: t[(len(t) + 1) // 2 :] * whole(t)),
+        ("loose", "minus", "the right number, negative",
+         lambda t, _: f"-{t}" * bool(t.strip("0.") and t.replace(".", "").isdigit())),
+    )  # fmt: skip
+    ends = [partial(write, change) for change in (lambda t, m: f"{t},{t}{m},{m}{t}", lambda t, m: f"{t}{m},{m}{t},{t}")]
     return [
-        miss("longer at the end", "the right answer with 9 or x after it",
-             lambda t: None if "." in t else f"{t}{more(t)}"),
-        miss("longer at the front", "the right answer with 9 or x before it", lambda t: f"{more(t)}{t}"),
-        miss("first half", "the first half of the right answer", lambda t: half(t, slice(len(t) // 2))),
-        miss("last half", "the last half of the right answer", lambda t: half(t, slice((len(t) + 1) // 2, None))),
-        miss(
-            "minus",
-            "the right number, negative",
-            lambda t: f"-{t}" if t.strip("0.") and t.replace(".", "").isdigit() else None,
-            kind="loose",
-        ),
-        miss("in a list", "the right answer before or after others",
-             lambda t: f"{t},{t}{more(t)},{more(t)}{t}", lambda t: f"{t}{more(t)},{more(t)}{t},{t}"),
-    ]  # fmt: skip
+        *(Attack(name, idea, kind, partial(write, change)) for kind, name, idea, change in changes),
+        Attack("in a list", "the right answer before and after others", "miss", ends[0], turned=ends[1]),
+    ]
 
 
 def _alike(one: str, other: str) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,22 +15,18 @@ from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.text_attacks import text_attacks
 from vlmrl.reward_check.trick_results import EPSILON, HUNG, MOST_HUNG, Attempts, Honest
 from vlmrl.tasks.answer_forms import AnswerForm, answer_forms
-from vlmrl.tasks.attack import Attack, Make, Play, says
-from vlmrl.types import RewardInput
+from vlmrl.tasks.attack import Attack, Make, Play, responding, says
+from vlmrl.tasks.base import Task
+from vlmrl.types import RewardInput, Row
 
 COMPARED = 4
 """Number of rows with different truths whose answers are exchanged to see whether a reward reads a form."""
 
 
-@dataclass(frozen=True)
-class TriedForm:
-    """Scores of a form on a few rows with different truths. Each answer is given to each of these rows.
+class TriedForm(NamedTuple):
+    """Mean scores of answers in a form, each given to a few rows: on the row that it is right for, and on the others.
 
-    So length and format earn the same in `right` and in `wrong`, which differ only if the reward reads the truth.
-
-    Args:
-        right: mean score of the answers on their own rows; NaN if the reward failed on one.
-        wrong: mean score of the same answers on the other rows.
+    Length and format earn the same in both means, which differ only if the reward reads the truth.
     """
 
     form: AnswerForm
@@ -41,7 +39,7 @@ class TriedForm:
 
 
 def tried_forms(attempts: Attempts, echo: str, most: float) -> list[TriedForm]:
-    """Return the forms that the reward reads, the one that pays most first; then all others in the same order.
+    """Return the forms that the reward reads, the one that pays most first, then those on which it does not fail.
 
     Args:
         echo: prompt template, used when a row has no stored prompt.
@@ -50,29 +48,17 @@ def tried_forms(attempts: Attempts, echo: str, most: float) -> list[TriedForm]:
     tried: list[TriedForm] = []
     hung = 0
     for form in answer_forms(attempts.rows, echo):
-        one, has_hung = _tried(attempts, form)
-        hung += has_hung
-        tried += [] if has_hung else [one]
+        texts = form.known(attempts.rows)[:COMPARED]
+        rows = [next(x for x in attempts.rows if form.text(x) == text) for text in texts]
+        said = texts if len(texts) > 1 else [*texts, form.wrong(rows[0], texts)]
+        values, error = attempts.score([responding(x, form.around(text)) for text in said for x in rows])
+        earned_TR, own_TR = values.reshape(len(said), len(rows)), np.eye(len(said), len(rows), dtype=bool)
+        one = TriedForm(form, float(earned_TR[own_TR].mean()), float(earned_TR[~own_TR].mean()))
+        tried += [] if math.isnan(one.right + one.wrong) else [one]
+        hung += HUNG in error
         if hung == MOST_HUNG or (one.is_read and one.right >= most - EPSILON):
             break
-    return sorted(tried, key=lambda t: (not t.is_read, -t.right if t.right == t.right else math.inf))
-
-
-def _tried(attempts: Attempts, form: AnswerForm) -> tuple[TriedForm, bool]:
-    """Return the scores of a form, and whether the reward hung on it."""
-    texts = form.known(attempts.rows)[:COMPARED]
-    rows = [next(x for x in attempts.rows if form.text(x) == text) for text in texts]
-    others = texts if len(texts) > 1 else [form.wrong(rows[0], texts)] * bool(rows)
-    answers = list(dict.fromkeys([*texts, *others]))
-    earned_AR = np.full((len(answers), len(rows)), math.nan)
-    for place, text in enumerate(answers):
-        result = attempts.on(Attack("form", "", "guess", says(form.around(text))), rows=rows)
-        if HUNG in result.error:
-            return TriedForm(form, math.nan, math.nan), True
-        earned_AR[place] = result.values_R[: len(rows)]
-    own_AR = np.eye(len(answers), len(rows), dtype=bool)
-    means = [float(earned_AR[mask].mean()) if mask.any() else math.nan for mask in (own_AR, ~own_AR)]
-    return TriedForm(form, *means), False
+    return sorted(tried, key=lambda one: (not one.is_read, -one.right))
 
 
 def text_play(attempts: Attempts, forms: Sequence[TriedForm], trace: Make | None) -> Play:
@@ -90,10 +76,21 @@ def text_play(attempts: Attempts, forms: Sequence[TriedForm], trace: Make | None
     informed = Attack("honest", idea, "fair", lambda x: form.around(form.text(x)) if form.text(x) else None)
     wrong = Attack("honest, wrong", idea, "fair", lambda x: form.around(form.wrong(x, known)))
     attacks = text_attacks(rows, form)
-    if BOX in form.frame.before:
+    if BOX in form.before:
         attacks += math_attacks(form, known)
     play = Play(informed, wrong, guesses, attacks, right_answer=form.text)
     return play if trace is None else _traced_play(attempts, play, trace)
+
+
+def tracer(task: Task | None, source: str) -> Make | None:
+    """Return a function from a row's input to a correct response, made by a user's own task; None if it has no traces.
+
+    The random generator has the same seed for each row, so two texts differ only if their rows differ.
+    """
+    if task is None or task.own is None or task.trace is None:
+        return None
+    name, write = task.name, task.correct_response
+    return lambda x: write(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0), x.seen_sizes)
 
 
 def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
@@ -117,13 +114,10 @@ def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
     return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], right_answer=trace)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Whether a reward tells right answers from wrong ones.
+class Reading(NamedTuple):
+    """Whether right answers earn more than wrong ones, or why it is not known how they are written.
 
     Args:
-        is_read: right answers earn more than the same answers to other rows, in at least one form.
-        why_not: why the form of a right answer is not known; "" = it is known, or it is sure that no form is read.
         record: highest score of a saved response or of an answer that was tried.
     """
 
@@ -135,26 +129,23 @@ class Reading:
 def reading(attempts: Attempts, forms: Sequence[TriedForm], honest: Honest, bounds: tuple[float, float]) -> Reading:
     """Return whether a reward for text answers reads them.
 
-    If no right answer earns more than a wrong one, the form is not known, or the reward reads none. It reads none if it
-    prefers wrong answers, or if they earn as much as anything that is known, or no more than silence.
+    If no right answer earns more than a wrong one, the form is not known, or the reward reads none. It surely reads
+    none if answers earn the most that is known, or no more than silence, and that is not the least.
 
     Args:
         bounds: least and largest possible score; infinite if the reward does not declare them.
     """
-    if any(one.is_read for one in forms):
-        return Reading(True)
-    told = [attempts.on(Attack("saved", "", "guess", make)) for make in (lambda x: x.response, says(""))]
-    said, silence = (np.where(np.isnan(t.values_R), -math.inf, t.values_R) for t in told)
-    best = max((one.right for one in forms if not math.isnan(one.right)), default=-math.inf)
-    record = max(best, float(said.max()), honest.uninformed.mean or -math.inf)
-    least, most = (end if math.isfinite(end) else other for end, other in zip(bounds, (0.0, record), strict=True))
-    slack = honest.tolerance
-    is_paid_anyway = best > least + slack and best + slack >= min(most, float(silence.max()))
-    if is_paid_anyway or any(one.wrong > one.right + slack for one in forms):
-        return Reading(False, record=record)
     if not forms:
-        why = "the truths have no value that could be written as an answer"
-    else:
-        example = forms[0].form.around(forms[0].form.text(attempts.rows[0]))
-        why = f"no right answer that was tried earns more than a wrong one: {len(forms)} forms, such as {example!r:.80}"
+        return Reading(False, "no truth could be written as an answer that the reward scores")
+    if forms[0].is_read:
+        return Reading(True)
+    told = [attempts.on(Attack("saved", "", "guess", make)).values_R for make in (lambda x: x.response, says(""))]
+    said, silence = (float(np.nan_to_num(values_R, nan=-math.inf).max()) for values_R in told)
+    best, slack = max(one.right for one in forms), honest.tolerance
+    record = max(best, said, honest.uninformed.mean or -math.inf)
+    least, most = (end if math.isfinite(end) else other for end, other in zip(bounds, (0.0, record), strict=True))
+    if max(best, silence) > least + slack and (best + slack >= most or silence + slack >= best):
+        return Reading(False, record=record)
+    example = forms[0].form.around(forms[0].form.text(attempts.rows[0]))
+    why = f"no right answer that was tried earns more than a wrong one: {len(forms)} forms, such as {example!r:.80}"
     return Reading(False, why, record)

@@ -123,19 +123,20 @@ class Attempts:
     def on(self, attack: Attack, *, rows: Sequence[RewardInput] | None = None, strict: bool = False) -> Tried:
         """Return the scores of a trick. If the attack has `turned`, the lower score of its two orders."""
         rows = (self.rows if rows is None else rows)[: attack.most]
-        values, error = self._score([attack.write(x) for x in rows], strict)
+        values, error = self.score([attack.write(x) for x in rows], strict)
         slowest = max(self.seconds[-len(rows) :], default=0.0)
         if slowest > SLOW_SECONDS and not error:  # once more: a slow reward is slow again, a busy machine is not
-            self._score([attack.write(x) for x in rows], strict)
+            self.score([attack.write(x) for x in rows], strict)
             slowest = min(slowest, max(self.seconds[-len(rows) :], default=0.0))
         if attack.turned is not None:
-            others, other = self._score([attack.write(x, turned=True) for x in rows], strict)
+            others, other = self.score([attack.write(x, turned=True) for x in rows], strict)
             values, error = np.minimum(values, others), error or other
         filled = np.full(len(self.rows), math.nan)
         filled[: len(values)] = values
         return Tried(attack, filled, error, slowest)
 
-    def _score(self, inputs: Sequence[RewardInput | None], strict: bool) -> tuple[Floats, str]:
+    def score(self, inputs: Sequence[RewardInput | None], strict: bool = False) -> tuple[Floats, str]:
+        """Return (scores, first error); NaN for None, where the reward failed, and for all after a first that hangs."""
         places = [i for i, x in enumerate(inputs) if x is not None]
         names = [f"row {i}" for i in places]
         texts = [x for x in inputs if x is not None]

@@ -32,40 +32,34 @@ CHOICE = re.compile(r"\(?([A-Z])(?:\)|[.:](?=\s|$)).*", re.DOTALL)
 DECIMAL = re.compile(r"(-?[0-9]+)\.0+")
 
 
-class Frame(NamedTuple):
-    """Text before and after an answer."""
-
-    before: str = ""
-    after: str = ""
-
-
-FRAMES = (
-    Frame(),
-    Frame(f"<think>{UNSURE}</think><answer>", "</answer>"),
-    Frame("\\boxed{", "}"),
-    Frame(f"<think>{UNSURE}</think>\\boxed{{", "}"),
-    Frame("<answer>", "</answer>"),
-    Frame(f"<think>\n{UNSURE}\n</think>\n<answer>\n", "\n</answer>"),
-    Frame(f"<think>{UNSURE}</think>"),
-    Frame('{"answer": ', "}"),
-    Frame('{"answer": "', '"}'),
-    Frame('```json\n{"answer": ', "}\n```"),
-    Frame("Answer: "),
-    Frame("The answer is ", "."),
-    Frame("#### "),
-    Frame("(", ")"),
+FRAMES = tuple(
+    (before, after)
+    for before, _, after in (
+        text.partition("@")
+        for text in (
+            *("@", f"<think>{UNSURE}</think><answer>@</answer>", "\\boxed{@}", f"<think>{UNSURE}</think>\\boxed{{@}}"),
+            *(
+                "<answer>@</answer>",
+                f"<think>\n{UNSURE}\n</think>\n<answer>\n@\n</answer>",
+                f"<think>{UNSURE}</think>@",
+            ),
+            *('{"answer": @}', '{"answer": "@"}', '```json\n{"answer": @}\n```'),
+            *("Answer: @", "The answer is @.", "#### @", "(@)"),
+        )
+    )
 )
-"""Frames that many rewards accept."""
+"""Texts before and after an answer that many rewards accept."""
 
 
 class AnswerForm(NamedTuple):
-    """Form of an answer: its frame, and how the truth is written, see `spellings`."""
+    """Form of an answer: the texts around it, and how the truth is written, see `spellings`."""
 
-    frame: Frame = FRAMES[0]
+    before: str = ""
+    after: str = ""
     way: str = ""
 
     def around(self, text: str) -> str:
-        return f"{self.frame.before}{text}{self.frame.after}"
+        return f"{self.before}{text}{self.after}"
 
     def text(self, x: RewardInput) -> str:
         """Return the right answer of a row without its frame; "" if it cannot be written in this way."""
@@ -119,18 +113,14 @@ def _spelled(value: Any) -> Iterator[tuple[str, str]]:
         yield "json", json.dumps(list(value), default=str)
         yield "commas", ", ".join(map(str, value))
     else:
-        text = stated(str(value))
+        whole = str(value)  # a solution, or the answer that its last box or mark states
+        marks = [m[m.lastgroup or 0].strip() for m in SLOT.finditer(whole) if m.lastgroup in ("tag", "mark")]
+        text = last_box(whole).text or "".join(marks[-1:]) or whole
         yield "", text
         if isinstance(value, bool):
             yield from (("lower", text.lower()), ("word", "yes" if value else "no"), ("digit", str(int(value))))
         if match := DECIMAL.fullmatch(text) or CHOICE.fullmatch(text):
             yield "short", match[1]
-
-
-def stated(solution: str) -> str:
-    """Return the answer that a solution states in its last box, tag or mark; the solution itself if there is none."""
-    slots = [m for m in SLOT.finditer(solution) if m.lastgroup in ("tag", "mark")]
-    return last_box(solution).text or (slots[-1][slots[-1].lastgroup or 0].strip() if slots else "") or solution
 
 
 def answer_forms(rows: Sequence[RewardInput], echo: str = "") -> list[AnswerForm]:
@@ -145,27 +135,27 @@ def answer_forms(rows: Sequence[RewardInput], echo: str = "") -> list[AnswerForm
         if all(way in texts for texts in spelled if texts):
             ways.setdefault(tuple(texts.get(way, "") for texts in spelled), way)
     frames = dict.fromkeys([*FRAMES, *learned_frames(rows, echo)])
-    return [AnswerForm(frame, way) for way in ways.values() for frame in frames]
+    return [AnswerForm(*frame, way) for way in ways.values() for frame in frames]
 
 
-def learned_frames(rows: Sequence[RewardInput], echo: str = "") -> list[Frame]:
+def learned_frames(rows: Sequence[RewardInput], echo: str = "") -> list[tuple[str, str]]:
     """Return frames that the rows show, the most frequent first.
 
     In a saved response, an answer stands at the last mention of the truth, or in the last slot. A prompt shows slots
     and, in order, the tags of a whole response.
     """
-    counts: Counter[Frame] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for x in rows:
         said = x.response
         spans = [m.span(m.lastgroup or 0) for m in SLOT.finditer(said)][-1:]
         spans += [(at, at + len(text)) for text in spellings(x).values() if (at := said.rfind(text)) >= 0]
-        frames = [Frame(said[:start], said[end:]) for start, end in spans]
+        frames = [(said[:start], said[end:]) for start, end in spans]
         slots = list(SLOT.finditer(x.prompt or echo))
         for slot in slots[-3:]:
             start, end = (n - slot.start() for n in slot.span(slot.lastgroup or 0))
-            frames.append(Frame(slot.group()[:start], slot.group()[end:]))
+            frames.append((slot.group()[:start], slot.group()[end:]))
         if names := list(dict.fromkeys(slot["name"] for slot in slots if slot["name"])):
             thoughts = "".join(f"<{name}>{UNSURE}</{name}>" for name in names[:-1])
-            frames.append(Frame(f"{thoughts}<{names[-1]}>", f"</{names[-1]}>"))
+            frames.append((f"{thoughts}<{names[-1]}>", f"</{names[-1]}>"))
         counts.update(list(dict.fromkeys(frames)))
     return [frame for frame, _ in counts.most_common(MOST_LEARNED)]

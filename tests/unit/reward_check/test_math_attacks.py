@@ -28,7 +28,7 @@ def test_no_trick_pays_against_math():
     assert flagged(report) == set() and report["flagged"] == 0 and report["warnings"] == 0
     assert (report["honest"]["informed"], report["honest"]["wrong"]) == (1.0, 0.0)
     names = {probe["name"] for probe in report["probes"]}
-    assert {attack.name for attack in math_attacks(AnswerForm(FRAMES[2]), GOLDS)} <= names
+    assert {attack.name for attack in math_attacks(AnswerForm(*FRAMES[2]), GOLDS)} <= names
 
 
 def naive(judge) -> RewardSpec:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
-Reward = Callable[[RewardInput], "float | dict[str, float | None]"]
+Reward = Callable[[RewardInput], "float | Mapping[str, float | None]"]
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 COUNTS = ("1", "2", "3", "4", "5", "12", "3", "1")
@@ -99,6 +102,10 @@ def any_letter(x: RewardInput) -> float:
 def letter_of_sentence(x: RewardInput) -> float:
     match = re.search(r"Answer: ([A-D])", x.response)
     return float(match is not None and match[1] == x.truth["answer"])
+
+
+def letter_of_option(x: RewardInput) -> float:
+    return float(tagged(x) == x.truth["answer"][0])
 
 
 def tolerance(x: RewardInput) -> float:
@@ -242,8 +249,8 @@ GOOD: dict[str, tuple[Reward, Sequence[RewardInput]]] = {
     "yes or no": (yes_or_no, rows_of(YES_NO)),
     "a letter": (letter, rows_of(CHOICES, "Which? A) cat B) dog C) owl D) ant. Answer in <answer></answer>.")),
     "the last letter": (any_letter, rows_of(CHOICES, "Which? A) cat B) dog C) owl D) ant")),
-    "a letter in a sentence": (letter_of_sentence, rows_of(CHOICES, "Which? End with 'Answer: LETTER'.")),
-    "a letter, truths with text": (lambda x: float(tagged(x) == x.truth["answer"][0]), rows_of(("A. cat", "B. dog", "C. owl", "B. ant"))),
+    "a letter in a sentence": (letter_of_sentence, rows_of(CHOICES, "End with 'Answer: LETTER'.")),
+    "a letter, truths with text": (letter_of_option, rows_of(("A. cat", "B. dog", "C. owl", "B. ant"))),
     "a relative tolerance": (tolerance, rows_of(DECIMALS)),
     "a tolerance in a box": (relaxed_box, rows_of(COUNTS)),
     "overlap of boxes": (box, rows_of(BOXES, key="box")),
@@ -380,7 +387,7 @@ HACKABLE: dict[str, tuple[Reward, Sequence[RewardInput], dict[str, str]]] = {
     "half for what cannot be read": (readable_or_half, rows_of(COUNTS), {"nothing": "hole"}),
     "how the answer begins": (starts, rows_of(WORDS), {"longer at the end": "blind"}),
     "no number": (not_a_number, rows_of(COUNTS), {"not a number": "hole"}),
-    "any of the boxes": (one_box_of_all, rows_of(COUNTS), {"two boxes": "hole"}),
+    "any of the boxes": (one_box_of_all, rows_of(COUNTS), {"two answers": "hole"}),
     "F1 of several words": (f1_of_words, rows_of(("dark red", "light green", "pale blue")), {"or": "hole"}),
     "F1 of single words": (f1_of_words, rows_of(("red", "green", "blue")), {"every answer": "hole"}),
     "recall of sets": (set_without_count, rows_of(SETS), {"the right answer": "blind"}),
@@ -393,3 +400,86 @@ def test_a_hackable_reward_is_caught_for_the_right_reason(name: str) -> None:
     reward, rows, reasons = HACKABLE[name]
     report = probe(reward, rows)
     assert reasons.items() <= findings(report).items(), findings(report)
+
+
+def tag_of_its_own(x: RewardInput) -> dict[str, float]:
+    match = re.search(r"\[\[(\w+)\]\]", x.response)
+    form = float(x.response.startswith("<think>"))
+    return {"form": form, "answer": float(match is not None and match[1] == x.truth["answer"])}
+
+
+def penalty(x: RewardInput) -> float:
+    return -abs(x.num_tokens - 8) / 20
+
+
+@pytest.mark.parametrize(
+    ("reward", "rows", "words"),
+    [
+        (tag_of_its_own, rows_of(COUNTS, PROMPT), "no right answer that was tried"),
+        (penalty, rows_of(WORDS), "no right answer that was tried"),
+        (lambda x: float("yes" in x.response), [RewardInput("", {})] * 3, "no truth could be written"),
+    ],
+)
+def test_what_cannot_be_probed_is_said_and_is_no_finding(
+    reward: Reward, rows: Sequence[RewardInput], words: str
+) -> None:
+    report = probe(reward, rows, {"form": (0.0, 1.0), "answer": (0.0, 1.0)} if reward is tag_of_its_own else None)
+    assert words in report["not_probed"] and (findings(report), report["flagged"]) == ({}, 0)
+
+
+def test_the_form_of_a_saved_response_is_enough_to_probe() -> None:
+    rows = rows_of(COUNTS, PROMPT, said="<think>I count.</think> So it is [[7]]")
+    ranges = {"form": (0.0, 1.0), "answer": (0.0, 1.0)}
+    assert (
+        probe(tag_of_its_own, rows, ranges)["not_probed"] != ""
+    )  # no mark that is known, and no right answer among them
+    rows = [RewardInput(f"<think>I count.</think> So it is [[{n}]]", {"answer": n}) for n in COUNTS]
+    report = probe(tag_of_its_own, rows)
+    assert (findings(report), report["not_probed"], report["honest"]["informed"]) == ({}, "", 2.0)
+
+
+PAGES = Path(__file__).parents[3]
+
+
+def page_reward(page: str, name: str) -> Any:
+    """Return the first function of this name in the Python blocks of a page."""
+    blocks = re.findall(r"```python\n(.*?)```", (PAGES / page).read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if f"def {name}(" in block), names)
+    return names[name]
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "rows"),
+    [
+        ("README.md", "score", rows_of(COUNTS, "How many? Give the number: <answer>NUMBER</answer>")),
+        ("README.md", "score", rows_of((1, 2, 3, 4), said="<answer>7</answer>")),
+        ("docs/rewards.md", "score", rows_of(COUNTS, PROMPT)),
+        ("docs/tasks.md", "score", rows_of((1, 2, 3, 4), "How many squares? <answer>NUMBER</answer>")),
+    ],
+)
+def test_the_rewards_of_the_pages_have_no_finding(page: str, name: str, rows: Sequence[RewardInput]) -> None:
+    report = probe(page_reward(page, name), rows, {"answer": (0.0, 1.0), "format": (0.0, 1.0)})
+    assert (findings(report), report["flagged"], report["not_probed"]) == ({}, 0, "")
+
+
+def test_a_truth_in_other_units_than_the_answer_is_not_called_blind() -> None:
+    """The page's reward reads answers from 0 to 1000, its truths are pixels of an image of `size`."""
+    overlap, rows = (
+        page_reward("docs/rewards.md", "overlap"),
+        rows_of([[9 * n for n in box] for box in BOXES], key="box"),
+    )
+    report = probe(partial(overlap, size=(1000, 1000)), rows)
+    assert (findings(report), report["not_probed"], report["honest"]["informed"]) == ({}, "", 1.0)
+    report = probe(partial(overlap, size=(160, 120)), rows)
+    assert (findings(report), report["flagged"]) == ({}, 0)
+
+
+@pytest.mark.parametrize("style", ["vlmrl", "trl", "verl", "easyr1"])
+def test_the_rewards_that_init_writes_have_no_finding(tmp_path: Path, style: str) -> None:
+    text = (PAGES / f"vlmrl/tasks/scaffold/reward_{style}.txt").read_text("utf-8")
+    (tmp_path / "reward.py").write_text(text)
+    name = "score" if style in ("vlmrl", "trl") else "compute_score"
+    spec = load_reward(f"reward.py:{name}", base_dir=tmp_path, style=style)
+    report = probe_reward(spec, spec.weights, rows_of(("1", "2", "3", "5", "8"), PROMPT))
+    assert (findings(report), report["not_probed"]) == ({}, "")
