@@ -53,6 +53,7 @@ def text_attacks(rows: Sequence[RewardInput], form: AnswerForm) -> list[Attack]:
         return attacks  # of sets, all members are a guess of the right form
     return [
         *attacks,
+        both("in a list", "the right one and a wrong one in a list", lambda a, b: form.around(f"{a},{b}")),
         Attack("every answer", "all answers of the dataset in one", "guess", says(form.around(every))),
         Attack("every answer, bare", "the same without a form", "guess", says(every)),
     ]
@@ -82,11 +83,7 @@ def text_misses(form: AnswerForm) -> list[Attack]:
         ("loose", "minus", "the right number, negative",
          lambda t, _: f"-{t}" * bool(t.strip("0.") and t.replace(".", "").isdigit())),
     )  # fmt: skip
-    ends = [partial(write, change) for change in (lambda t, m: f"{t},{t}{m},{m}{t}", lambda t, m: f"{t}{m},{m}{t},{t}")]
-    return [
-        *(Attack(name, idea, kind, partial(write, change)) for kind, name, idea, change in changes),
-        Attack("in a list", "the right answer before and after others", "miss", ends[0], turned=ends[1]),
-    ]
+    return [Attack(name, idea, kind, partial(write, change)) for kind, name, idea, change in changes]
 
 
 def _alike(one: str, other: str) -> bool:
