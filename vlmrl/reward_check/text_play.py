@@ -115,9 +115,11 @@ def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
 
 
 class Reading(NamedTuple):
-    """Whether right answers earn more than wrong ones, or why it is not known how they are written.
+    """Answer to the question whether a reward tells right answers from wrong ones.
 
     Args:
+        is_read: right answers earn more than wrong ones.
+        why_not: why it is not known how a right answer is written; "" = it is known, or the reward reads none.
         record: highest score of a saved response or of an answer that was tried.
     """
 
@@ -139,8 +141,8 @@ def reading(attempts: Attempts, forms: Sequence[TriedForm], honest: Honest, boun
         return Reading(False, "no truth could be written as an answer that the reward scores")
     if forms[0].is_read:
         return Reading(True)
-    told = [attempts.on(Attack("saved", "", "guess", make)).values_R for make in (lambda x: x.response, says(""))]
-    said, silence = (float(np.nan_to_num(values_R, nan=-math.inf).max()) for values_R in told)
+    scores = [attempts.on(Attack("saved", "", "guess", make)).values_R for make in (lambda x: x.response, says(""))]
+    said, silence = (float(np.nan_to_num(values_R, nan=-math.inf).max()) for values_R in scores)
     best, slack = max(one.right for one in forms), honest.tolerance
     record = max(best, said, honest.uninformed.mean or -math.inf)
     least, most = (end if math.isfinite(end) else other for end, other in zip(bounds, (0.0, record), strict=True))
