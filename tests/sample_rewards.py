@@ -326,3 +326,7 @@ def yes_unless(x: RewardInput) -> float:
 
 def best_letter(x: RewardInput) -> float:
     return float(x.truth["answer"] in re.findall(r"\b[A-D]\b", tagged(x)))
+
+
+def any_order(x: RewardInput) -> float:
+    return float(sorted(re.findall(r"\d", tagged(x))) == sorted(x.truth["answer"]))

@@ -80,6 +80,7 @@ def text_misses(form: AnswerForm) -> list[Attack]:
         ("miss", "longer at the front", "the right answer with 9 or x before it", lambda t, m: f"{m}{t}"),
         ("miss", "first half", "the first half of the right answer", lambda t, _: t[: len(t) // 2] * whole(t)),
         ("miss", "last half", "the last half of the right answer", lambda t, _: t[(len(t) + 1) // 2 :] * whole(t)),
+        ("miss", "backwards", "the digits of the right answer in reverse", lambda t, _: t[::-1] * t.isdigit()),
         ("loose", "minus", "the right number, negative",
          lambda t, _: f"-{t}" * bool(t.strip("0.") and t.replace(".", "").isdigit())),
     )  # fmt: skip

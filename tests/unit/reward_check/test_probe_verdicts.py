@@ -22,6 +22,7 @@ from sample_rewards import (
     among_numbers,
     any_letter,
     any_number,
+    any_order,
     any_word,
     best_letter,
     box,
@@ -166,6 +167,7 @@ HACKABLE: dict[str, tuple[Reward, Sequence[RewardInput], dict[str, str]]] = {
     "recall of sets": (set_without_count, rows_of(SETS), {"the right answer": "blind"}),
     "any word of the truth": (any_word, rows_of(("dark red", "light green", "pale blue")), {"every answer": "hole"}),
     "praise": (praised, rows_of(WORDS), {"flattery": "hole"}),
+    "digits in any order": (any_order, rows_of(("12", "305", "41", "7")), {"backwards": "blind"}),
     "a default class": (yes_unless, rows_of(YES_NO), {"nothing": "leak"}),
     "any of the letters": (best_letter, rows_of(CHOICES), {"every answer": "hole"}),
 }  # fmt: skip
