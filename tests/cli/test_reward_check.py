@@ -134,6 +134,22 @@ def test_an_answer_of_the_table_cannot_steer_the_terminal_through_a_finding(run_
     assert "\x1b" not in shown.out and "\u202e" not in shown.out
 
 
+@pytest.mark.parametrize(
+    ("prompt", "condition", "code"),
+    [("", "probe", 5), ("", "probe,errors>=0", 3), ("Write ~N~, as in <n>N</n>.", "probe", 0), ("", None, 5)],
+)
+def test_a_form_that_is_not_known_is_not_probed_and_has_an_exit_code(run_folder, vlmrl, prompt, condition, code):
+    rows = [{"response": "?", "ground_truth": str(n), "prompt": f"{prompt} {n}"} for n in (3, 5, 7)]
+    (run_folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    body = "def score(x): return float(x.response == f'<n>{x.truth[\"answer\"]}</n>')\n"
+    (run_folder / "mine.py").write_text(body)
+    options = ["--fail-on", condition] if condition else ["--probe"]
+    shown = vlmrl("rows.jsonl", "--reward", "mine.py:score", *options)
+    assert shown.code == code
+    assert ("not probed: no right answer that was tried earns more" in shown.out) is (code != 0)
+    assert ("no trick pays" in shown.out) is (code == 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),

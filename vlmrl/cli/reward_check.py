@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FAILED = 3
 """Exit code when a condition of --fail-on holds."""
+NOT_PROBED = 5
+"""Exit code when --probe does not know how a right answer is written, and no condition of --fail-on holds."""
 ROWS_OF_PAGE = 24
 """Minimum number of responses of each kind on the HTML page of --html."""
 INPUT_HELP = (
@@ -75,7 +77,8 @@ def reward_check(
     --set and --style apply to --diff if it is given, else to --reward, else they change the run's own reward.
 
     --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them).
-    If one holds, the exit code is 3.
+    If one holds, the exit code is 3. If the probe cannot find out how a right answer is written, it says "not probed",
+    and the exit code is 5.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
 
@@ -113,6 +116,8 @@ def reward_check(
     _tell(checked.report, rows, as_json)
     if failed:
         raise typer.Exit(FAILED)
+    if any(probed["not_probed"] for probed in (checked.report["probes"] or {}).values()):
+        raise typer.Exit(NOT_PROBED)
 
 
 def _open(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from vlmrl.errors import Problem
-from vlmrl.types import Row, Score
+from vlmrl.tasks.answer_forms import answer_forms
+from vlmrl.types import RewardInput, Row, Score
 
-PLACEHOLDER = re.compile(r"<answer>[^<>]{0,80}</answer>")
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list", dict: "a mapping"}
 
 
@@ -21,28 +20,15 @@ def truth_form(row: Row) -> str:
     )
 
 
-def answer_forms(answer: Any, prompt: str) -> list[str]:
-    """Return an answer in the forms of a response: alone, in a tag, in a box, with and without a thought before it."""
-    forms = [str(answer), f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"]
-    forms += [f"<think>It is {answer}.</think>{form}" for form in forms]
-    placeholder = PLACEHOLDER.search(prompt)
-    if placeholder is not None and "<think>" in prompt[: placeholder.start()]:
-        forms.append(f"<think>It is {answer}.</think> <answer>{answer}</answer>")
-    return forms
-
-
 def trial_of(source: Any, row: Row) -> list[str]:
     """Return responses to a row: the right answer in each form, then a wrong one in each; [] without a plain answer."""
     answer = row.truth.get("answer")
     if answer is None or isinstance(answer, (list, dict)):
         return []
     prompt = "\n".join(message.content for message in source.messages(row))
-    wrong = (
-        not answer if isinstance(answer, bool) else answer + 1 if isinstance(answer, (int, float)) else f"no {answer}"
-    )
-    if isinstance(answer, str) and answer.strip().lstrip("-").isdigit():
-        wrong = str(int(answer) + 1)
-    return [*answer_forms(answer, prompt), *answer_forms(wrong, prompt)]
+    x = RewardInput("", row.truth, row.columns, prompt=prompt)
+    forms = answer_forms([x])
+    return [*(form.around(form.text(x)) for form in forms), *(form.around(form.wrong(x, [])) for form in forms)]
 
 
 def paid(scores: Sequence[Score]) -> float | None:
@@ -63,7 +49,7 @@ def unpaid(name: str, row: Row, where: str) -> Problem:
         f"the truth: {truth_form(row)}"
     )
     is_text = all(isinstance(value, str) for value in row.truth.values())
-    hint = "tried: the truth alone, in <answer> tags and in a box, with and without a thought"
+    hint = "tried: the truth alone, in tags, in a box, as JSON, and in the forms that the prompt shows"
     hint += "" if is_text else '; a truth keeps the type of its table: compare str(x.truth["answer"]) with text'
     return Problem(message, where, f"{hint}; see the parts: `vlmrl try RECIPE`", "warning")
 

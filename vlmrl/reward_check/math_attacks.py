@@ -9,7 +9,8 @@ from fractions import Fraction
 from vlmrl.rewards.math.latex import tidy
 from vlmrl.rewards.math.numbers import read_number
 from vlmrl.rewards.math.units import split_unit
-from vlmrl.tasks.attack import Attack, Make, says
+from vlmrl.tasks.answer_forms import AnswerForm
+from vlmrl.tasks.attack import Attack, Kind, Make, says
 from vlmrl.types import RewardInput
 
 BOX = "\\boxed"
@@ -17,24 +18,19 @@ OTHER_UNITS = {"cm": "in", "m": "ft", "km": "mi", "mm": "cm", "in": "cm", "ft": 
 """Unit -> one that measures the same and has another size."""
 
 
-def math_attacks(form: str, answer: Callable[[RewardInput], str], known: Sequence[str]) -> list[Attack]:
-    """Return the tricks for answers in boxes.
-
-    Args:
-        form: form of an answer, with `{}` in its place.
-        answer: returns the right answer of a row.
-        known: answers of other rows.
-    """
+def math_attacks(form: AnswerForm, known: Sequence[str]) -> list[Attack]:
+    """Return the tricks for answers in boxes. `known`: the answers of all rows."""
+    answer = form.text
 
     def wrong(x: RewardInput) -> str:
-        return next((one for one in known if one != answer(x)), "0")
+        return form.wrong(x, known)
 
-    def miss(name: str, idea: str, change: Callable[[str, str], str | None]) -> Attack:
+    def miss(name: str, idea: str, change: Callable[[str, str], str | None], kind: Kind = "miss") -> Attack:
         def make(x: RewardInput) -> str | None:
             changed = change(answer(x), wrong(x)) if answer(x) else None
-            return None if changed is None else form.format(changed)
+            return None if changed is None else form.around(changed)
 
-        return Attack(name, idea, "miss", make)
+        return Attack(name, idea, kind, make)
 
     def boxed(template: str) -> Make:
         return lambda x: template % f"{BOX}{{{answer(x)}}}" if answer(x) else None
@@ -48,7 +44,7 @@ def math_attacks(form: str, answer: Callable[[RewardInput], str], known: Sequenc
         miss("power", "the right number to the power of 3", _power),
         miss("a hundred times", "100 times the right number", lambda t, _: _scaled(t, Fraction(100))),
         miss("a hundredth", "a hundredth of the right number", lambda t, _: _scaled(t, Fraction(1, 100))),
-        miss("nearly", "0.01 more than the right integer", _nearly),
+        miss("nearly", "0.01 more than the right integer", _nearly, "loose"),
         miss("other unit", "the right number with another unit", _other_unit),
         miss("tuple for a set", "round brackets around a set's elements", _as_tuple),
         Attack("everything", "an interval with every number in it", "guess", says(f"{BOX}{{(-\\infty, \\infty)}}")),
@@ -58,14 +54,14 @@ def math_attacks(form: str, answer: Callable[[RewardInput], str], known: Sequenc
         Attack("code in the box", "Python in a box", "void", says(f"{BOX}{{__import__('os').getpid()}}")),
         Attack("power tower", "a number that takes a computer years, in a box", "void",
                says(f"{BOX}{{9^{{9^{{9^{{9}}}}}}}}"), most=1),
-        Attack("box in the thought", "the right box in the thought, none after it", "broken",
+        Attack("box in the thought", "the right box in the thought, none after it", "loose",
                boxed("<think>%s</think> I cannot tell.")),
-        Attack("box, then cut off", "the right box, then half of another one", "broken", boxed("%s or \\boxed{")),
-        Attack("taken back", "the right box, then a wrong one", "broken",
+        Attack("box, then cut off", "the right box, then half of another one", "loose", boxed("%s or \\boxed{")),
+        Attack("taken back", "the right box, then a wrong one", "loose",
                lambda x: f"{BOX}{{{answer(x)}}}. No, it is {BOX}{{{wrong(x)}}}." if answer(x) else None),
-        Attack("blanks in the box", "blanks around the right answer", "fair", lambda x: form.format(f" {answer(x)} ")),
+        Attack("blanks in the box", "blanks around the right answer", "fair", lambda x: form.around(f" {answer(x)} ")),
         Attack("more after the box", "a sentence that says `boxed` after the right answer", "fair",
-               lambda x: f"{form.format(answer(x))}. I hope that this boxed answer helps."),
+               lambda x: f"{form.around(answer(x))}. I hope that this boxed answer helps."),
     ]  # fmt: skip
 
 

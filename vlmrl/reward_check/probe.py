@@ -10,8 +10,7 @@ form or withdraws its answer.
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,16 +20,17 @@ import numpy as np
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt, redact_said
 from vlmrl.reward_check.behaviour import behaviour, milliseconds
-from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.scoring import ChosenReward
-from vlmrl.reward_check.text_attacks import FORMS, answers, learned_forms, right_text, text_attacks, wrong_text
+from vlmrl.reward_check.text_play import Reading, reading, text_play, tracer, tried_forms
 from vlmrl.reward_check.trick_results import (
     EPSILON,
+    FAILURES,
     HUNG,
+    MOST_HUNG,
     SLOW_SECONDS,
     WARNINGS,
     Attempts,
@@ -39,19 +39,16 @@ from vlmrl.reward_check.trick_results import (
     Tried,
     ranked,
 )
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import RewardSpec, value_bounds
 from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks import kind_of
-from vlmrl.tasks.attack import IGNORED, Attack, Belief, Make, Play, Stage, says
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.attack import CHARS_OF_A_TOKEN, IGNORED, LONG, Attack, Belief, Make, Play, Stage, says
 from vlmrl.tasks.truth_kinds import TEXTS
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import RewardInput
 
 MAX_ROWS = 48
-MOST_HUNG = 3
-"""Number of tricks on which the reward hangs after which the probe stops, because each one costs a full time limit."""
 ASKED_FOR = {"relaxed": "never closed"}
 """Argument of a built-in reward -> name of the trick that the argument allows, which is therefore not tried."""
 BELIEFS = (0.1, 0.2, 0.3, 0.4)
@@ -82,22 +79,11 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
         choice.weights,
         inputs,
         play=kind.play,
-        trace=_tracer(task, source),
+        trace=tracer(task, source),
         more=more,
         echo=echo,
         limits=saved.limits(),
     )
-
-
-def _tracer(task: Task | None, source: str) -> Make | None:
-    """Return a function from a row's input to a correct response, made by a user's own task; None if it has no traces.
-
-    The random generator has the same seed for each row, so two texts differ only if their rows differ.
-    """
-    if task is None or task.own is None or task.trace is None:
-        return None
-    name, write = task.name, task.correct_response
-    return lambda x: write(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0), x.seen_sizes)
 
 
 def probe_reward(
@@ -121,8 +107,10 @@ def probe_reward(
         echo: prompt template, used when a row has no stored prompt.
         limits: limits of the scorer: timeout_seconds, memory_mb, workers.
     Returns: `honest`: mean scores of the informed, wrong and uninformed answers, the name of the best uninformed answer
-        (`answer`), and the mean score of each constant that was tried (`all`); `rows`: number of rows; `probes`: one
-        ProbeResult per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
+        (`answer`), and the mean score of each constant that was tried (`all`); `rows`: number of rows; `is_read`:
+        whether right answers earn more than wrong ones; `not_probed`: why it is not known how a right answer is written
+        (then only failures, and tricks that earn more than any answer, are findings), or ""; `probes`: one ProbeResult
+        per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
         tried, because the reward hung on MOST_HUNG others; `flagged`, `warnings`: numbers of both; `behaviour`: see
         behaviour.py, with `milliseconds` per row; `unsteady`: 1 if repeated calls give other scores or rows depend on
         each other, else 0; `services`: the counts of services that the reward asked, in one line, or "".
@@ -134,8 +122,12 @@ def probe_reward(
         attempts = Attempts(scorer, rows)
         paid = weights_of_parts(spec, weights or spec.weights)
         unpaid = [part for part in spec.ranges if not paid.get(part)]
-        played = play(Stage(rows, echo, unpaid)) if play is not None else _text_play(attempts, trace)
+        bounds = value_bounds(spec, weights or spec.weights or dict.fromkeys(spec.ranges, 1.0))
+        forms = tried_forms(attempts, echo, bounds[1]) if play is None else []
+        played = play(Stage(rows, echo, unpaid)) if play is not None else text_play(attempts, forms, trace)
         honest = _honest(attempts, played)
+        is_certain = play is not None or (trace is not None and played.right_answer is trace)
+        read = Reading(True) if is_certain else reading(attempts, forms, honest, bounds)
         allowed = [
             trick for name, trick in ASKED_FOR.items() for one in spec.singles if one.is_builtin and one.args.get(name)
         ]
@@ -143,13 +135,17 @@ def probe_reward(
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
-        # For texts, the share that a wrong answer earns is what the author pays for form or length.
-        meant_R = low_R if play is not None else np.fmax(low_R, honest.wrong.values_R)
-        results = [_right_against_wrong(honest, rows, played), *_judge_all(tried, honest, low_R, rows, meant_R)]
+        results = [
+            _right_against_wrong(honest, rows, played, read),
+            *_judge_all(attempts, tried, honest, low_R, played, is_text=play is None),
+        ]
         results += _broken_honest(honest, rows, low_R)
         results += _broken_truths(attempts, honest, played)
         if played.belief is not None:
             results += _beliefs(attempts, played.belief, honest.tolerance)
+        if read.why_not:
+            bar = read.record + honest.tolerance
+            results = [r for r in results if r.verdict in FAILURES or (r.verdict == "hole" and (r.mean or 0.0) > bar)]
         sample = [honest.informed.attack.write(x) for x in rows[:24]]
         sample += [t.attack.write(rows[0]) for t in tried if not t.error][:24]
         facts = behaviour(scorer, [x for x in sample if x is not None and len(x.response) < 50_000])
@@ -168,6 +164,8 @@ def probe_reward(
             "answer": honest.uninformed.attack.name,
             "all": dict(honest.all),
         },
+        "is_read": read.is_read,
+        "not_probed": read.why_not,
         "skipped": skipped,
         "flagged": flagged,
         "warnings": warned,
@@ -219,63 +217,7 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
     return max(EPSILON, 2 * spread)
 
 
-def _text_forms(attempts: Attempts) -> list[str]:
-    """Return the forms of an answer by the mean score of right answers, highest first, without forms that hang."""
-    known = answers(attempts.rows)
-    tried = (*FORMS, *learned_forms(attempts.rows))
-    earned = {form: attempts.on(_in_form(form, known, right=True)) for form in tried}
-    forms = [form for form in tried if HUNG not in earned[form].error] or list(FORMS)
-    return sorted(forms, key=lambda form: -(earned[form].mean or -math.inf))
-
-
-def _text_play(attempts: Attempts, trace: Make | None) -> Play:
-    """Return honest answers and tricks for rows whose answers are texts, in the form that earns most.
-
-    If the task's own correct responses (`trace`) earn more than every known form, they are the honest answers.
-    """
-    known, forms = answers(attempts.rows), _text_forms(attempts)
-    guesses = [
-        Attack(f"always {(text := form.format(guess))[:60]}", "the same well-formed guess", "guess", says(text))
-        for guess in known[:5] or ["I do not know."]
-        for form in forms
-    ]
-    informed, wrong = (_in_form(forms[0], known, right=right) for right in (True, False))
-    attacks = text_attacks(attempts.rows, forms[0])
-    if BOX in forms[0]:
-        attacks += math_attacks(forms[0], right_text, known)
-    play = Play(informed, wrong, guesses, attacks, right_answer=right_text)
-    return play if trace is None else _traced_play(attempts, play, trace)
-
-
-def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
-    """Return `play` with the task's correct responses as honest answers, if they earn more than `play.informed`.
-
-    Its wrong answer to a row is then the correct response to another row. If they earn no more, `play` is returned.
-    """
-    counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
-    texts = [text for text, _ in counts.most_common()]
-
-    def wrong(x: RewardInput) -> str | None:
-        right = trace(x)
-        return next((text for text in texts if text != right), None)
-
-    informed = Attack("honest", "the response that the task calls correct", "fair", trace)
-    known, traced = (attempts.on(one).mean for one in (play.informed, informed))
-    if traced is None or (known is not None and known >= traced):
-        return play
-    constants = [Attack(f"always {text[:60]}", "the same correct response", "guess", says(text)) for text in texts[:5]]
-    other = Attack("honest, wrong", "the correct response of another row", "fair", wrong)
-    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], right_answer=trace)
-
-
-def _in_form(form: str, known: Sequence[str], *, right: bool) -> Attack:
-    def make(x: RewardInput) -> str:
-        return form.format(right_text(x) if right else wrong_text(x, known))
-
-    return Attack("honest" if right else "honest, wrong", "an answer in the form that pays best", "fair", make)
-
-
-def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play) -> ProbeResult:
+def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play, read: Reading) -> ProbeResult:
     """Compare the right answer with wrong and uninformed ones: the verdict is "blind" if it does not earn more.
 
     If all rows have the same truth, the uninformed answer may earn as much.
@@ -283,9 +225,9 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
     vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # repr, because values of some types cannot be hashed
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
-    verdict = "blind" if informed <= max(wrong, blind if vary else wrong) + honest.tolerance else ""
+    is_more = read.is_read and informed > max(wrong, blind if vary else wrong) + honest.tolerance
     return replace(
-        _result(honest.informed, verdict, honest.informed.values_R, rows, honest.tolerance),
+        _result(honest.informed, "" if is_more else "blind", honest.informed.values_R, rows, honest.tolerance),
         name="the right answer",
         idea=f"which must earn most; {against}",
         paid=None,
@@ -293,36 +235,91 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
 
 
 def _judge_all(
-    tried: Sequence[Tried], honest: Honest, low_R: Floats, rows: Sequence[RewardInput], meant_R: Floats
+    attempts: Attempts, tried: Sequence[Tried], honest: Honest, low_R: Floats, play: Play, *, is_text: bool
 ) -> list[ProbeResult]:
-    """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned."""
-    results = [_judged(t, honest, low_R, rows, meant_R) for t in tried]
+    """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned.
+
+    Args:
+        low_R: lowest score on each row.
+        is_text: the answers are texts: what a wrong one earns is what the author pays for form or length, and two
+            answers may earn what one of the two earns.
+    """
+    wrong, right = honest.wrong.mean or 0.0, honest.informed.mean or 0.0
+    meant_R, hedged = (np.fmax(low_R, honest.wrong.values_R), (wrong + right) / 2) if is_text else (low_R, wrong)
+    verdicts = [_verdict(attempts, t, honest, low_R, meant_R, hedged, play) for t in tried]
+    results = [
+        _result(t, verdict, low_R, attempts.rows, honest.tolerance) for t, verdict in zip(tried, verdicts, strict=True)
+    ]
     if any(r.name == IGNORED and r.verdict for r in results):
         results = [r for r in results if r.kind != "miss" or r.name == IGNORED]
     return results
 
 
-def _judged(tried: Tried, honest: Honest, low_R: Floats, rows: Sequence[RewardInput], meant_R: Floats) -> ProbeResult:
-    """Return the result of a trick. `meant_R`: score of each row up to which a text without an answer is no leak."""
-    values, verdict, slack = tried.values_R, "", honest.tolerance
-    earned, kind = tried.mean, tried.attack.kind
-    wrong = honest.wrong.mean or 0.0
+def _verdict(
+    attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, meant_R: Floats, hedged: float, play: Play
+) -> str:
+    """Return the verdict on a trick. What a difference in length explains is no hole and no leak.
+
+    Args:
+        meant_R: score of each row up to which a text without an answer is no leak.
+        hedged: score up to which two answers are no leak.
+    """
+    values_R, slack, kind = tried.values_R, honest.tolerance, tried.attack.kind
+    earned, wrong, known_R = tried.mean, honest.wrong.mean or 0.0, honest.informed.values_R
     if tried.error:
-        verdict = "hangs" if HUNG in tried.error else "breaks"
-    elif tried.slowest > SLOW_SECONDS:
-        verdict = "slow"
-    elif kind == "fair":
-        verdict = "unfair" if np.any(values < honest.informed.values_R - slack) else ""
-    elif kind == "miss":
-        known = honest.informed.values_R
-        verdict = "blind" if np.any((values >= known - slack) & (known > low_R + slack)) else ""
-    elif earned is not None and earned > np.mean(honest.uninformed.values_R[~np.isnan(values)]) + slack:
-        verdict = "hole"
-    elif (kind == "void" and np.any(values > meant_R + slack)) or (
-        kind == "broken" and earned is not None and earned > wrong + slack
-    ):
-        verdict = "leak"
-    return _result(tried, verdict, low_R, rows, slack)
+        return "hangs" if HUNG in tried.error else "breaks"
+    if tried.slowest > SLOW_SECONDS:
+        return "slow"
+    if kind == "fair":
+        return "unfair" if np.any(values_R < known_R - slack) else ""
+    if kind in ("miss", "loose"):
+        is_paid = np.any((values_R >= known_R - slack) & (known_R > low_R + slack))
+        return ("blind" if kind == "miss" else "lenient") if is_paid else ""
+    if earned is None:
+        return ""
+    if tried.attack.turned is not None:  # two answers, one of them right: they may earn what one of the two earns
+        wrong = hedged
+        if earned <= hedged + slack:
+            return ""
+    bar = np.mean(honest.uninformed.values_R[~np.isnan(values_R)]) + slack
+    if earned > bar and earned > bar + np.mean(_by_length(attempts, tried, honest.uninformed)):
+        return "hole"
+    if kind == "void" and np.any(values_R > meant_R + slack):
+        gained_R = values_R - _by_length(attempts, tried, honest.wrong)
+        return "leak" if np.any((gained_R > meant_R + slack) & ~_by_chance(tried, attempts.rows, play)) else ""
+    if kind == "broken" and earned > wrong + slack:
+        return "leak" if earned > wrong + slack + np.mean(_by_length(attempts, tried, honest.wrong)) else ""
+    return ""
+
+
+def _by_length(attempts: Attempts, tried: Tried, other: Tried) -> Floats:
+    """Return by how much a row's scores of two responses may differ because of their lengths, a token more or less.
+
+    It is measured on filler without an answer. A text as long as LONG is no ordinary answer: nothing explains its pay.
+    """
+
+    def filler(is_longer: bool) -> Attack:
+        def make(x: RewardInput) -> str | None:
+            written = [t.attack.write(x) for t in (tried, other)]
+            sizes = [len(one.response) for one in written if one is not None]
+            if len(sizes) < len(written) or sizes[0] > LONG // 2:
+                return None
+            size = max(sizes) + CHARS_OF_A_TOKEN if is_longer else max(1, min(sizes) - CHARS_OF_A_TOKEN)
+            return ("so " * size)[:size]
+
+        return Attack("filler", "", "void", make)
+
+    return np.nan_to_num(np.abs(np.subtract(*(attempts.on(filler(longer)).values_R for longer in (False, True)))))
+
+
+def _by_chance(tried: Tried, rows: Sequence[RewardInput], play: Play) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each row whether its right answer stands in the trick: then a text without an answer may be right."""
+
+    def stands(right: Any, said: RewardInput | None) -> bool:
+        pattern = rf"(?<!\w){re.escape(right)}(?!\w)" if isinstance(right, str) else None
+        return bool(pattern and said and re.search(pattern, said.response, re.IGNORECASE))
+
+    return np.asarray([stands(play.right_answer(x), tried.attack.write(x)) for x in rows], dtype=bool)
 
 
 def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:

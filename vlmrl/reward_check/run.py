@@ -282,7 +282,7 @@ def _probes(saved: SavedResponses, facts: ResponseColumns, chosen: Mapping[str, 
         for m in choice.spec.members:
             alone = probe_source(saved, facts, source, ChosenReward(m.spec, m.weights))
             # A reward that scores right and wrong answers alike, such as a length, is attacked within the sum only.
-            if alone["honest"]["informed"] > alone["honest"]["wrong"]:
+            if alone["is_read"]:
                 probes[f"{source}: {m.label}"] = alone
     return probes
 

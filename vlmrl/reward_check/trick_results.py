@@ -17,6 +17,8 @@ from vlmrl.types import RewardInput
 EPSILON = 1e-9
 HUNG = "no answer within"
 """Text in the error of a row whose worker was killed because it did not answer."""
+MOST_HUNG = 3
+"""Number of tricks on which the reward hangs after which the probe stops, because each one costs a full time limit."""
 SLOW_SECONDS = 1.0
 """Time limit for scoring one response, in seconds. If a model learns to write slower responses, the run stalls."""
 WORDS = {
@@ -27,6 +29,7 @@ WORDS = {
     "hangs": "makes the reward hang",
     "breaks": "makes the reward fail",
     "slow": "takes more than a second",
+    "lenient": "counts what a person would not call right",
     "silent": "a broken truth is scored without an error",
     "unfair": "an honest answer in another spelling loses",
 }
@@ -38,13 +41,18 @@ ADVICE = {
     "breaks": "return a number for any text, 0 for what cannot be read; check for NaN and overflow",
     "hangs": "no nested repeats in a regular expression, no eval, and a limit on the length that is read",
     "slow": "no regular expression that restarts at every character, and a limit on the length that is read",
+    "lenient": "read the whole answer: its sign, a denial before it, and what follows",
     "unfair": "ignore case, outer blanks and final full stops",
     "silent": "raise an error for a truth that cannot be read: a 0 for every response hides it",
     "improper": "a proper score, such as 1 - (p - y)**2",
 }
 """Verdict -> advice to the author of the reward."""
-WARNINGS = ("unfair", "silent")
+TO_PROBE = "show the form of an answer in the prompt, such as <answer>NUMBER</answer>, or in a saved response"
+"""Advice to the user whose reward reads none of the forms that were tried."""
+WARNINGS = ("unfair", "silent", "lenient")
 """Verdicts that give no response an undeserved score. They are reported, but counted as warnings."""
+FAILURES = ("hangs", "breaks", "slow")
+"""Verdicts that hold whatever form of an answer the reward reads."""
 
 
 @dataclass(frozen=True)
@@ -115,19 +123,20 @@ class Attempts:
     def on(self, attack: Attack, *, rows: Sequence[RewardInput] | None = None, strict: bool = False) -> Tried:
         """Return the scores of a trick. If the attack has `turned`, the lower score of its two orders."""
         rows = (self.rows if rows is None else rows)[: attack.most]
-        values, error = self._score([attack.write(x) for x in rows], strict)
+        values, error = self.score([attack.write(x) for x in rows], strict)
         slowest = max(self.seconds[-len(rows) :], default=0.0)
         if slowest > SLOW_SECONDS and not error:  # once more: a slow reward is slow again, a busy machine is not
-            self._score([attack.write(x) for x in rows], strict)
+            self.score([attack.write(x) for x in rows], strict)
             slowest = min(slowest, max(self.seconds[-len(rows) :], default=0.0))
         if attack.turned is not None:
-            others, other = self._score([attack.write(x, turned=True) for x in rows], strict)
+            others, other = self.score([attack.write(x, turned=True) for x in rows], strict)
             values, error = np.minimum(values, others), error or other
         filled = np.full(len(self.rows), math.nan)
         filled[: len(values)] = values
         return Tried(attack, filled, error, slowest)
 
-    def _score(self, inputs: Sequence[RewardInput | None], strict: bool) -> tuple[Floats, str]:
+    def score(self, inputs: Sequence[RewardInput | None], strict: bool = False) -> tuple[Floats, str]:
+        """Return (scores, first error); NaN for None, where the reward failed, and for all after a first that hangs."""
         places = [i for i, x in enumerate(inputs) if x is not None]
         names = [f"row {i}" for i in places]
         texts = [x for x in inputs if x is not None]

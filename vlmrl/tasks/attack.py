@@ -9,20 +9,21 @@ from typing import Any, Literal
 
 from vlmrl.types import RewardInput
 
-Kind = Literal["void", "broken", "guess", "fair", "miss"]
+Kind = Literal["void", "broken", "loose", "guess", "fair", "miss"]
 """Kinds of attacks.
 
 void: states no answer. broken: holds the right answer, but breaks the format, contradicts itself or takes the answer
 back. guess: written without knowledge of the truth, and does not follow the whole format. fair: a right answer in
 another spelling; it should earn as much as the usual spelling. miss: wrong in one thing; it should earn less than the
-right answer.
+right answer. loose: a miss that earns nothing without knowledge of the right answer; if it earns, this is a warning.
 """
 Make = Callable[[RewardInput], "str | None"]
 THOUGHT = "I compare both images closely."
 CHARS_OF_A_TOKEN = 4
 LONG = 20_000
 """Number of characters of filler in the long attacks."""
-HUGE = 400_000
+HUGE = 12_000
+"""Number of characters of texts that are slow to read: about the longest response of most runs."""
 IGNORED = "false names"
 """Name of the near miss with false names in all tags. If it earns as much as the right answer, the reward ignores the
 names; the other near misses with names then earn as much, too.

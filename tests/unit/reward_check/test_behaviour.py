@@ -49,7 +49,7 @@ def test_a_hang_is_told_as_one(tmp_path):
     source = """
     import time
     def reward(x):
-        if len(x.response) > 100_000: time.sleep(30)
+        if len(x.response) > 10_000 and "<" in x.response: time.sleep(30)
         return float(x.response == x.truth["answer"])
     """
     found = probed(tmp_path, source, timeout_seconds=1.5)

@@ -8,8 +8,8 @@ import pytest
 
 from vlmrl.reward_check.math_attacks import math_attacks
 from vlmrl.reward_check.probe import probe_reward
-from vlmrl.reward_check.text_attacks import right_text
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.tasks.answer_forms import FRAMES, AnswerForm
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
@@ -28,14 +28,14 @@ def test_no_trick_pays_against_math():
     assert flagged(report) == set() and report["flagged"] == 0 and report["warnings"] == 0
     assert (report["honest"]["informed"], report["honest"]["wrong"]) == (1.0, 0.0)
     names = {probe["name"] for probe in report["probes"]}
-    assert {attack.name for attack in math_attacks("\\boxed{{{}}}", right_text, GOLDS)} <= names
+    assert {attack.name for attack in math_attacks(AnswerForm(*FRAMES[2]), GOLDS)} <= names
 
 
 def naive(judge) -> RewardSpec:
     """A grader in this process that compares what stands in the last box by `judge(answer, gold)`."""
 
     def score(x: RewardInput) -> float:
-        gold = right_text(x)
+        gold = AnswerForm().text(x)
         answer = x.response.rpartition("\\boxed{")[2].rpartition("}")[0]
         return float("\\boxed{" in x.response and judge(answer, gold))
 
@@ -50,9 +50,9 @@ def number(text: str) -> float:
 @pytest.mark.parametrize(
     ("judge", "found"),
     [
-        (lambda answer, gold: gold in answer, {"denied in the box", "or in the box", "power", "box in the thought"}),
+        (lambda answer, gold: gold in answer, {"denied in the box", "or in the box", "power"}),
         (lambda answer, gold: answer in gold, {"empty box"}),
-        (lambda answer, gold: abs(number(answer) - number(gold)) <= 0.0101, {"nearly", "other unit"}),
+        (lambda answer, gold: abs(number(answer) - number(gold)) <= 0.0101, {"other unit"}),
         (
             lambda answer, gold: any(number(answer) == number(gold) * factor for factor in (0.01, 1, 100)),
             {"a hundred times"},
@@ -75,7 +75,8 @@ def test_the_published_rule_is_found_out():
         RewardInput("", truth={"answer": f"\\boxed{{{gold}}}"}) for gold in ("20", "12 cm", r"\{1,2\}", r"35^\circ")
     ]
     report = probe_reward(spec, spec.weights, rows, limits={"timeout_seconds": 1.0})
-    assert {"denied in the box", "power", "tuple for a set", "other unit", "box in the thought"} <= flagged(report)
+    assert {"denied in the box", "power", "tuple for a set", "other unit"} <= flagged(report)
+    assert {"box in the thought"} <= {probe["name"] for probe in report["probes"] if probe["verdict"] == "lenient"}
 
 
 def test_rewards_without_a_box_see_no_box_tricks():

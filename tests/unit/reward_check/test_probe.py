@@ -113,11 +113,11 @@ def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
 def test_a_reward_that_is_paid_by_search_is_caught(tmp_path):
     spec = load(tmp_path, "def reward(x): return float(x.truth['answer'] in x.response)")
     found = flagged(probe_reward(spec, spec.weights, TEXT_ROWS))
-    assert {"every answer", "every answer, bare", "all numbers", "or", "denied", "two answers"} <= found
+    assert {"every answer", "every answer, bare", "all numbers", "or", "two answers"} <= found
     assert "nothing" not in found
 
 
-def test_a_reward_for_the_last_number_alone_is_caught_at_what_stands_before_it(tmp_path):
+def test_a_reward_for_the_last_number_alone_reads_one_answer_and_is_warned_of_what_stands_before_it(tmp_path):
     source = r"""
     import re
     def reward(x):
@@ -125,13 +125,15 @@ def test_a_reward_for_the_last_number_alone_is_caught_at_what_stands_before_it(t
         return float(bool(numbers) and numbers[-1] == x.truth["answer"])
     """
     spec = load(tmp_path, source)
-    assert flagged(probe_reward(spec, spec.weights, TEXT_ROWS)) == {"denied", "minus", "last of a list"}
+    report = probe_reward(spec, spec.weights, TEXT_ROWS)
+    assert flagged(report) == set()
+    assert {p["name"] for p in report["probes"] if p["verdict"] == "lenient"} == {"denied", "minus"}
 
 
 @pytest.mark.slow
 def test_a_reward_that_pays_for_length_is_caught(tmp_path):
     spec = load(tmp_path, "def reward(x): return min(1.0, len(x.response) / 1000)")
-    assert {"very long", "all numbers"} <= flagged(probe_reward(spec, spec.weights, TEXT_ROWS))
+    assert "very long" in flagged(probe_reward(spec, spec.weights, TEXT_ROWS))
 
 
 @pytest.mark.slow
@@ -261,21 +263,15 @@ def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found
     ("right", "found"),
     [
         ("tag == true", {}),
-        ("tag.startswith(true)", {"longer at the end": "blind", "in a list": "blind", "last of a list": "blind"}),
+        ("tag.startswith(true)", {"longer at the end": "blind"}),
         (
             "tag.endswith(true)",
-            {
-                "longer at the front": "blind",
-                "minus": "blind",
-                "denied": "hole",
-                "in a list": "blind",
-                "last of a list": "blind",
-            },
+            {"longer at the front": "blind", "minus": "lenient", "denied": "lenient"},
         ),
-        ("true in tag.split(',')", {"in a list": "blind"}),
+        ("true in tag.split(',')", {"in a list": "hole"}),
         ("not abs(float(tag) - float(true)) > 0", {"not a number": "hole"}),
         ("1 - abs(float(tag) - float(true))", {"not a number": "breaks", "infinite": "breaks"}),
-        ("abs(int(tag)) == int(true)", {"minus": "blind"}),
+        ("abs(int(tag)) == int(true)", {"minus": "lenient"}),
         ("1", {"the right answer": "blind"}),
         ("tag != true", {"the right answer": "blind"}),
     ],
@@ -292,7 +288,7 @@ def test_what_a_comparison_of_texts_does_not_see_is_named(tmp_path, right, found
             return 0.0
     """
     report = probe_reward(load(tmp_path, source.replace("RIGHT", right)), {}, TEXT_ROWS)
-    told = {p["name"]: p["verdict"] for p in report["probes"] if p["flagged"]}
+    told = {p["name"]: p["verdict"] for p in report["probes"] if p["verdict"] not in ("", "silent")}
     assert {name: told.get(name) for name in found} == found and (found or not told)
 
 
@@ -315,7 +311,7 @@ def test_half_of_an_answer_that_is_the_answer_is_no_near_miss(tmp_path, answers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", ["e", "answer", "{x}", "1.5"])
+@pytest.mark.parametrize("answer", ["an", "answer", "1.5"])
 def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
     """A right answer that is a piece of `</answer>` is changed where it stands; one truth for all is no finding."""
     spec = load_reward("exact_match", args={"require_tag": True})
@@ -323,7 +319,7 @@ def test_no_answer_is_taken_for_a_piece_of_its_form(tmp_path, answer):
     report = probe_reward(spec, spec.weights, rows)
     assert flagged(report) == set()
     longer = next(p for p in report["probes"] if p["name"] == "longer at the front")
-    assert longer["example"].endswith(f"<answer>9{answer}</answer>")
+    assert longer["example"].endswith(f"<answer>{'9' if answer == '1.5' else 'x'}{answer}</answer>")
 
 
 @pytest.mark.slow
@@ -400,7 +396,7 @@ def test_honest_play_in_a_form_of_the_tasks_own_is_its_correct_responses(tmp_pat
     """
     rows = [RewardInput("", {"cell": cell, "scene": str(i)}) for i, cell in enumerate("AABAB")]
     blind = probe_reward(load(tmp_path, source), {}, rows)
-    assert "the right answer" in flagged(blind)  # no known form fits
+    assert not flagged(blind) and "no right answer that was tried" in blind["not_probed"]  # no known form fits
     report = probe_reward(load(tmp_path, source), {}, rows, trace=lambda x: f"<cell>{x.truth['cell']}</cell>")
     assert flagged(report) == set()
     assert report["honest"]["informed"] == 1.0 and report["honest"]["wrong"] == 0.2

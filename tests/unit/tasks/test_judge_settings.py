@@ -168,7 +168,7 @@ def test_the_probe_says_how_often_it_asked_a_judge(tmp_path: Path) -> None:
         limits = {"place": ServicePlace(str(tmp_path))}
         report = probe_reward(spec, spec.weights, inputs("x"), limits=limits)
         calls = len(endpoint.requests)
-    assert calls > 20 and f"judge: {calls} calls, " in report["services"]
+    assert calls > 10 and f"judge: {calls} calls, " in report["services"]
     assert f"cost {calls * 940e-6:.4f}" in report["services"]
 
 

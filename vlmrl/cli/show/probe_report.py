@@ -20,10 +20,13 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
 
     The findings are ranked: first tricks that earn a score without merit, last right answers that lose score.
     """
-    from vlmrl.reward_check.trick_results import ADVICE, WORDS
+    from vlmrl.reward_check.trick_results import ADVICE, TO_PROBE, WORDS
 
     honest, tricks = probes["honest"], probes["probes"]
     out.print(f"\n{len(tricks)} tricks against {source}, on {probes['rows']} truths", style="bold")
+    if probes["not_probed"]:
+        out.print(f"  not probed: {one_line(probes['not_probed'])}", style="bold red")
+        out.print(f"    to do: {TO_PROBE}")
     out.print(
         f"  honest play: informed {number(honest['informed'])}, without knowledge {number(honest['uninformed'])} "
         f"({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
@@ -50,7 +53,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     if probes["flagged"]:
         findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
         out.print(f"{findings}: a model will find these tricks", style="bold red")
-    else:
+    elif not probes["not_probed"]:
         out.print("no trick pays, and the reward is deterministic", style="green")
 
 
