@@ -13,7 +13,7 @@ from pathlib import Path
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store import layout
-from vlmrl.store.files import remove_tree, sweep, write_json
+from vlmrl.store.files import remove_tree, require_ordinary, sweep, write_json
 from vlmrl.store.listing import list_runs
 from vlmrl.store.lock import RunLock
 from vlmrl.store.media import ShardFolder, rollout_media
@@ -60,6 +60,7 @@ def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> l
 
 def plan_prune(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
     """Return the files and folders that `prune_run` would delete. `keep_steps`: checkpoints to keep too (the best)."""
+    require_ordinary(run_dir)
     doomed = [] if rules.keep_last is None else prunable(run_dir, rules.keep_last, keep_steps)
     files = rollout_steps(run_dir)
     deleted_steps = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)

@@ -9,11 +9,11 @@ from typing import Any
 
 from vlmrl.errors import Problem, StoreError
 from vlmrl.json_text import parse_json
-from vlmrl.regular_file import read_regular
+from vlmrl.regular_file import entry_problems, read_regular
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import faults, sha256_of
 from vlmrl.store.evaluated_rows import read_summary
-from vlmrl.store.files import leftovers
+from vlmrl.store.files import ENTRY_HINT, leftovers
 from vlmrl.store.kept_recipe import resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.logger_ids import read_remote
@@ -34,6 +34,10 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
             names of a checkpoint's files are read, and no images. A changed byte in a file is not found.
     """
     verdict = MetricsVerdict()
+    for path, problem in entry_problems(run_dir):
+        verdict.error(f"this {problem}; no command opens it", path, ENTRY_HINT)
+    if verdict.errors:
+        return verdict  # the other checks would open these entries
     try:
         manifest = read_manifest(run_dir)
     except StoreError as error:
