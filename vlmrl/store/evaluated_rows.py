@@ -9,9 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Required
-
-from typing_extensions import TypedDict
+from typing import Any, Literal
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
@@ -72,39 +70,6 @@ LABELS: Mapping[Role, str] = {
 """Role -> label that is printed beside the numbers; "" if no label is needed."""
 
 
-Number = float | None
-
-
-class _Metric(TypedDict, total=False):
-    """Metric of a summary: the keys that readers use."""
-
-    value: Required[Number]
-    low: Number
-    high: Number
-    n: int
-    clusters: int
-    range: list[Number] | None
-    better: str | None
-
-
-class _Summary(TypedDict, total=False):
-    """Summary of an evaluation: the keys that readers use."""
-
-    metrics: Required[dict[str, _Metric]]
-    meta: dict[str, Any] | None
-    rows: int
-    prompts: int
-    samples: int
-    images: int
-    reward_errors: int
-    by: list[str]
-    intervals: str | None
-    baselines: dict[str, dict[str, Any]]
-    set_metrics: dict[str, Any] | None
-    positions: dict[str, Any] | None
-    figures: list[dict[str, Any]]
-
-
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return summary.json of an evaluation. Raises: StoreError when it is missing, damaged or of a newer schema."""
     path = folder / EVAL_SUMMARY
@@ -125,9 +90,19 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 @cache
 def _model() -> Any:
-    from pydantic import TypeAdapter  # at the first use: importing it is slow
+    """Return the model of a summary: the types of the keys that readers use."""
+    from pydantic import TypeAdapter, create_model  # at the first use: importing it is slow
 
-    return TypeAdapter(_Summary)
+    number, table, count = (float | None, None), (dict[str, Any] | None, None), (int, 0)
+    span: Any = (list[float | None] | None, None)
+    metric: Any = create_model("Metric", value=(float | None, ...), low=number, high=number, n=count, range=span)
+    counts: Any = dict.fromkeys(("rows", "prompts", "samples", "images", "reward_errors"), count)
+    tables: Any = dict.fromkeys(("meta", "set_metrics", "positions"), table)
+    lists: Any = {"by": (list[str], []), "figures": (list[dict[str, Any]], [])}
+    baselines = (dict[str, dict[str, Any]], {})
+    return TypeAdapter(
+        create_model("Summary", metrics=(dict[str, metric], ...), baselines=baselines, **counts, **tables, **lists)
+    )
 
 
 def rows_schema(outcomes: Iterable[str], *, shown: bool) -> Any:

@@ -72,9 +72,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def require_ordinary(run_dir: Path) -> None:
-    """Check that a run folder, which may come from anybody, holds only files and folders, and no link out of it.
-
-    All code that reads a run calls this first. So no later reader waits for a pipe or opens a file of somewhere else.
+    """Check, before anything in a run folder is read, that no reader will wait for a pipe or follow a link out of it.
 
     Raises: StoreError for the first entry that must not be opened.
     """

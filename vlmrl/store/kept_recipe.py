@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Required
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
@@ -84,26 +82,6 @@ def newest_resolved(run_dir: Path) -> Path:
     return resolved_files(run_dir)[-1]
 
 
-class _Recipe(TypedDict, total=False):
-    """Resolved recipe: the tables that readers use without a check of all keys."""
-
-    train: dict[str, Any]
-    eval: dict[str, Any]
-    model: dict[str, Any]
-    rollout: dict[str, Any]
-    algo: dict[str, Any]
-    optim: dict[str, Any]
-    reward: dict[str, Any]
-    data: list[dict[str, Any]]
-
-
-class _Resolved(TypedDict, total=False):
-    """Content of resolved.json."""
-
-    recipe: Required[_Recipe]
-    origins: dict[str, Any]
-
-
 def read_resolved(run_dir: Path) -> dict[str, Any]:
     """Return the current resolved recipe: {"schema", "recipe", "origins"}.
 
@@ -124,9 +102,13 @@ def read_resolved_file(path: Path) -> dict[str, Any]:
 
 @cache
 def _model() -> Any:
-    from pydantic import TypeAdapter  # at the first use: importing it is slow
+    """Return the model of resolved.json: the tables that readers use without a check of all keys."""
+    from pydantic import TypeAdapter, create_model  # at the first use: importing it is slow
 
-    return TypeAdapter(_Resolved)
+    names = ("train", "eval", "model", "rollout", "algo", "optim", "reward")
+    tables: Any = dict.fromkeys(names, (dict[str, Any], {}))
+    recipe: Any = create_model("Recipe", data=(list[dict[str, Any]], []), **tables)
+    return TypeAdapter(create_model("Resolved", recipe=(recipe, ...), origins=(dict[str, Any], {})))
 
 
 def kept_recipes(run_dir: Path) -> Iterator[dict[str, Any]]:

@@ -217,7 +217,6 @@ def check_record(
     """Check a record of a run against its pydantic model, and return what the model makes of it.
 
     Args:
-        what: name of the record, for the error.
         strict: whether a value of another type is wrong even if it could be converted, such as "5" to 5.
     Raises: StoreError that names the first wrong value.
     """

@@ -8,13 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from vlmrl.errors import Problem, StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.regular_file import entry_problems, read_regular
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import faults, hash_line, sha256_of
 from vlmrl.store.evaluated_rows import UNREADABLE, read_rows, read_summary
 from vlmrl.store.files import ENTRY_HINT, leftovers
-from vlmrl.store.kept_recipe import resolved_files
+from vlmrl.store.kept_recipe import read_resolved_file, resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
@@ -114,7 +113,10 @@ def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict, qui
             verdict.error(f"a file that the manifest names cannot be read: {error.strerror}", path)
     first, *later = resolved_files(run_dir)
     for path in ([first] if first.exists() else []) + later:
-        _read_json(path, verdict)
+        try:
+            read_resolved_file(path)
+        except StoreError as error:
+            verdict.error(error.message, path)
     dirty = manifest.git is not None and manifest.git.get("dirty")
     if dirty and layout.CODE_DIFF not in manifest.files and not (run_dir / layout.CODE_DIFF).is_file():
         verdict.error("the code had changes that are not committed, but code.diff is missing", run_dir)
@@ -255,21 +257,6 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
             run_dir,
             "put the dataset back where it was, or open an archive made by `vlmrl runs pack`",
         )
-
-
-def _read_json(path: Path, verdict: MetricsVerdict) -> dict[str, Any] | None:
-    try:
-        value = parse_json(read_regular(path))
-    except OSError as error:
-        verdict.error(f"cannot be read: {error.strerror}", path)
-        return None
-    except ValueError:
-        verdict.error("is not a complete JSON value", path)
-        return None
-    if not isinstance(value, dict):
-        verdict.error("does not hold a JSON object", path)
-        return None
-    return value
 
 
 MOST_LINES = 20

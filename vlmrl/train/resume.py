@@ -23,15 +23,7 @@ from vlmrl.setup.open_values import settle_for_run
 from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
-from vlmrl.store.kept_recipe import (
-    Fork,
-    Renewal,
-    Texts,
-    newest_resolved,
-    read_resolved,
-    recipe_text,
-    refuse_hidden,
-)
+from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
 from vlmrl.store.manifest import short_value
 from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.provenance import usable_threads
