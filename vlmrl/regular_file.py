@@ -35,9 +35,11 @@ def file_problem(path: Path) -> str | None:
     return None
 
 
-def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path | str, most_bytes: int = MOST_BYTES, *, last: int | None = None) -> bytes:
     """Return the content of a small file of an untrusted folder, without waiting for a pipe or reading without end.
 
+    Args:
+        last: return only so many bytes at the end; the file may then be of any size.
     Raises: OSError, also for a link, for a file that is no regular one, and for more than `most_bytes` bytes.
     """
     try:
@@ -51,6 +53,8 @@ def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
         status = os.fstat(handle)
         if problem := _kind_problem(status.st_mode):
             raise OSError(errno.EINVAL, f"it {problem}", path)
+        if last is not None:
+            return os.pread(handle, last, max(0, status.st_size - last))
         if status.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes; at most {most_bytes:,} are read", path)
         blocks = [os.read(handle, 1 << 16)]

@@ -189,10 +189,7 @@ def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: st
 def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
     """Return the last complete `train` line or, if there is none, the last line. Only the end of the file is read."""
     try:
-        with open(run_dir / layout.METRICS, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            rows = file.read().split(b"\n")
+        rows = read_regular(run_dir / layout.METRICS, last=max_bytes).split(b"\n")
     except OSError:
         return None
     lines = [line for raw in reversed(rows) if (line := parse_line(raw)) is not None]
