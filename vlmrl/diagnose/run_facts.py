@@ -224,7 +224,7 @@ class RunFacts:
     def parts(self) -> tuple[dict[str, float], dict[str, float]]:
         """(Trained, frozen) numbers of parameters by part of the model, as the run logged them at its start."""
         noted = [e for e in self.events if e.get("event") == "parts"]
-        return (dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})) if noted else ({}, {})
+        return (_numbers(noted[-1].get("trained")), _numbers(noted[-1].get("frozen"))) if noted else ({}, {})
 
     @property
     def key(self) -> str:

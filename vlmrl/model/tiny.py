@@ -14,7 +14,6 @@ from typing import Any
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.quiet_transformers import quiet_transformers
-from vlmrl.store.files import temp_path
 
 INIT_STD = 0.1
 """Standard deviation of the random weights: about one over the square root of the width, as in a model trained from
@@ -125,7 +124,7 @@ def build_tiny(
         video_processor=Qwen2VLVideoProcessor(),
         chat_template=CHAT_TEMPLATE,
     )
-    temp = temp_path(folder)
+    temp = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
     try:
         with quiet_transformers():
             model.save_pretrained(temp)

@@ -93,9 +93,11 @@ def _model() -> Any:
     """Return the model of a summary: the types of the keys that readers use."""
     from pydantic import TypeAdapter, create_model  # at the first use: importing it is slow
 
-    number, table, count = (float | None, None), (dict[str, Any] | None, None), (int, 0)
+    table, count = (dict[str, Any] | None, None), (int, 0)
     span: Any = (list[float | None] | None, None)
-    metric: Any = create_model("Metric", value=(float | None, ...), low=number, high=number, n=count, range=span)
+    metric: Any = create_model(
+        "Metric", **dict.fromkeys(("value", "low", "high"), (float | None, ...)), n=(int, ...), range=span
+    )
     counts: Any = dict.fromkeys(("rows", "prompts", "samples", "images", "reward_errors"), count)
     tables: Any = dict.fromkeys(("meta", "set_metrics", "positions"), table)
     lists: Any = {"by": (list[str], []), "figures": (list[dict[str, Any]], [])}
