@@ -93,18 +93,18 @@ def _model() -> Any:
     """Return the model of a summary: the types of the keys that readers use."""
     from pydantic import TypeAdapter, create_model  # at the first use: importing it is slow
 
-    table, count = (dict[str, Any] | None, None), (int, 0)
+    number: Any = (float | None, ...)
     span: Any = (list[float | None] | None, None)
-    metric: Any = create_model(
-        "Metric", **dict.fromkeys(("value", "low", "high"), (float | None, ...)), n=(int, ...), range=span
-    )
-    counts: Any = dict.fromkeys(("rows", "prompts", "samples", "images", "reward_errors"), count)
-    tables: Any = dict.fromkeys(("meta", "set_metrics", "positions"), table)
-    lists: Any = {"by": (list[str], []), "figures": (list[dict[str, Any]], [])}
-    baselines = (dict[str, dict[str, Any]], {})
-    return TypeAdapter(
-        create_model("Summary", metrics=(dict[str, metric], ...), baselines=baselines, **counts, **tables, **lists)
-    )
+    metric: Any = create_model("Metric", value=number, low=number, high=number, n=(int, ...), range=span)
+    fields: Any = {
+        "metrics": (dict[str, metric], ...),
+        "baselines": (dict[str, dict[str, Any]], {}),
+        "by": (list[str], []),
+        "figures": (list[dict[str, Any]], []),
+        **dict.fromkeys(("rows", "prompts", "samples", "images", "reward_errors"), (int, 0)),
+        **dict.fromkeys(("meta", "set_metrics", "positions"), (dict[str, Any] | None, None)),
+    }
+    return TypeAdapter(create_model("Summary", **fields))
 
 
 def rows_schema(outcomes: Iterable[str], *, shown: bool) -> Any:
