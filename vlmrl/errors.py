@@ -244,6 +244,12 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno in REFUSED:
         message, hint = REFUSED[error.errno]
         return 2, format_error(f"{message}: {error.strerror}", shortened(str(error.filename or "")) or None, hint)
+    if isinstance(error, UnicodeEncodeError) and "\udc80" <= error.object[error.start] <= "\udcff":
+        # Python reads a byte of a file name that is not UTF-8 as such a character.
+        path = error.object.encode("utf-8", "backslashreplace").decode()
+        return 2, format_error(
+            "a name that is not UTF-8 cannot be used here", shortened(path), "rename the file or folder"
+        )
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     report = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + report

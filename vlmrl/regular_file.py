@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 64 << 20
@@ -34,9 +35,11 @@ def file_problem(path: Path) -> str | None:
     return None
 
 
-def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path | str, most_bytes: int = MOST_BYTES, *, last: int | None = None) -> bytes:
     """Return the content of a small file of an untrusted folder, without waiting for a pipe or reading without end.
 
+    Args:
+        last: return only so many bytes at the end; the file may then be of any size.
     Raises: OSError, also for a link, for a file that is no regular one, and for more than `most_bytes` bytes.
     """
     try:
@@ -50,6 +53,8 @@ def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
         status = os.fstat(handle)
         if problem := _kind_problem(status.st_mode):
             raise OSError(errno.EINVAL, f"it {problem}", path)
+        if last is not None:
+            return os.pread(handle, last, max(0, status.st_size - last))
         if status.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes; at most {most_bytes:,} are read", path)
         blocks = [os.read(handle, 1 << 16)]
@@ -59,6 +64,30 @@ def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     finally:
         os.close(handle)
     return b"".join(blocks)
+
+
+def entry_problems(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield (path, problem) of each entry of an untrusted folder, at any depth, that must not be opened.
+
+    It is neither a file nor a folder, or it is a link out of the folder. No entry is opened, and no link is followed.
+    """
+    root, pending = os.path.realpath(folder), [os.fspath(folder)]
+    while pending:
+        path = pending.pop()
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        if not os.path.realpath(entry.path).startswith(f"{root}{os.sep}"):
+                            yield Path(entry.path), "is a link that leads outside the run"
+                    elif entry.is_dir():
+                        pending.append(entry.path)
+                    elif not entry.is_file():
+                        yield Path(entry.path), _kind_problem(entry.stat().st_mode) or "changed while it was looked at"
+        except FileNotFoundError:
+            continue  # a process that writes the run has removed it
+        except OSError as error:
+            yield Path(path), f"cannot be read: {error.strerror}"
 
 
 def _kind_problem(mode: int) -> str | None:

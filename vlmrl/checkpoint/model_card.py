@@ -16,12 +16,11 @@ from typing import Any
 from vlmrl import __version__
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
-from vlmrl.store.evaluated_rows import images_of, method_of, role_label, set_method_of
-from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.evaluated_rows import images_of, method_of, read_summary, role_label, set_method_of
+from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -58,8 +57,8 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base
 
 def _recipe(run_dir: Path) -> Mapping[str, Any]:
     try:
-        return parse_json(newest_resolved(run_dir).read_bytes()).get("recipe") or {}
-    except (OSError, ValueError, AttributeError):
+        return read_resolved(run_dir)["recipe"]
+    except StoreError:
         return {}
 
 
@@ -142,9 +141,9 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
     methods: dict[str, None] = {}
     for folder in layout.eval_dirs(run_dir):
         try:
-            summary = parse_json((folder / layout.EVAL_SUMMARY).read_bytes())
-            meta, metrics = summary.get("meta") or {}, dict(summary["metrics"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            summary = read_summary(folder)
+            meta, metrics = summary.get("meta") or {}, summary["metrics"]
+        except StoreError:
             rows.append((folder.name, "", "its summary is damaged", "", "", ""))
             continue
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):

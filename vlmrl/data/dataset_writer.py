@@ -105,7 +105,8 @@ class Build:
         files = {path.name: file_fields(path) for path in sorted(self.folder.iterdir())}
         full = {"schema": SCHEMA, **info, "splits": splits, "files": files, "fingerprint": fingerprint}
         text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        (self.folder / INFO_FILE).write_text(text, encoding="utf-8")
+        # A file name that is not UTF-8 stands in it as escapes.
+        (self.folder / INFO_FILE).write_bytes(text.encode("utf-8", "backslashreplace"))
         _sync(self.folder / INFO_FILE)
         _sync(self.folder)
         return self._publish(text, force)

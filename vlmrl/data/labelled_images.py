@@ -7,8 +7,10 @@ to a file outside it.
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import stat
+import struct
 import unicodedata
 import zipfile
 import zlib
@@ -23,12 +25,18 @@ from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
+from vlmrl.regular_file import file_problem
 from vlmrl.visible import encodable
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_TOTAL_BYTES = 1 << 40
 MAX_ENTRIES = 5_000_000
 _BAD_NAME = set(";<>")
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, RuntimeError, EOFError, ValueError, OverflowError),
+)
+"""Errors of zipfile for an archive or a file in it that is damaged or uses what Python cannot read."""
 
 
 @dataclass
@@ -149,9 +157,9 @@ def open_collection(source: Path) -> Collection:
         return _Folder(source)
     if not source.exists():
         raise DataError(f"no folder or archive at {source}", hint="check --source")
-    if zipfile.is_zipfile(source):
-        return _Archive(source)
-    raise DataError(f"{source} is neither a folder nor a zip archive", hint="unpack it and give the folder")
+    if problem := file_problem(source):
+        raise DataError(f"{source} {problem}", hint="give a folder or a zip archive")
+    return _Archive(source)
 
 
 def _labels(place: PurePosixPath, levels: Sequence[str]) -> tuple[str, ...]:
@@ -228,8 +236,9 @@ class _Archive:
         self._path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
-            raise DataError(f"the archive cannot be read: {error}", where=str(path)) from error
+        except _DAMAGE as error:
+            what = f"{path} is neither a folder nor a zip archive that can be read: {error}"
+            raise DataError(what, hint="unpack it and give the folder") from error
         self._entries: dict[str, zipfile.ZipInfo] = {}
         self._repeats: list[str] = []
         for entry in self._zip.infolist():
@@ -259,15 +268,7 @@ class _Archive:
         try:
             with self._zip.open(self._entries[path]) as file:
                 data = file.read(MAX_FILE_BYTES + 1)  # the size in the archive's entry may be wrong
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            OSError,
-            RuntimeError,
-            NotImplementedError,
-            EOFError,
-            ValueError,
-        ) as error:
+        except _DAMAGE as error:
             raise DataError(f"cannot be read from the archive: {error}") from error
         if len(data) > MAX_FILE_BYTES:
             raise DataError(f"the file has more than {MAX_FILE_BYTES:,} bytes")

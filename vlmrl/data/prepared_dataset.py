@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from vlmrl.data.dataset import Rows, decode_cached, require_split
 from vlmrl.data.images import ImageStore
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import file_problem
 from vlmrl.types import Media, Row
 
 if TYPE_CHECKING:
@@ -74,8 +76,15 @@ class PreparedDataset:
         if split not in self._tables:
             path = self._folder / f"{split}.parquet"
             try:
-                table = pq.read_table(path)
-            except (OSError, pa.ArrowInvalid) as error:
+                if problem := file_problem(path):
+                    raise OSError(f"it {problem}")
+                content = path.read_bytes()
+                # Rows that were changed since count as other data, as changed images do.
+                facts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                if self.info["files"].get(path.name) != facts:
+                    raise OSError("it was changed since dataset.json was written")
+                table = pq.read_table(pa.BufferReader(content))
+            except (OSError, pa.ArrowException) as error:
                 raise DataError(f"split `{split}` cannot be read: {error}", where=str(path), hint=_REMAKE) from error
             missing = {"prompt_id", "truth", "images"} - set(table.column_names)
             if missing or table.num_rows != self.info["splits"][split]["rows"]:
@@ -112,7 +121,7 @@ def read_info(path: Path) -> dict[str, Any]:
         raise DataError(
             f"dataset.json has schema {schema!r}; this vlmrl reads schema {SCHEMA}", where=str(file), hint=_REMAKE
         )
-    kinds = {"name": str, "task": str, "fingerprint": str, "splits": dict}
+    kinds = {"name": str, "task": str, "fingerprint": str, "splits": dict, "files": dict}
     for key, kind in kinds.items():
         if not isinstance(info.get(key), kind):
             raise DataError(f"dataset.json has no `{key}`", where=str(file), hint=_REMAKE)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import VlmrlError
-from vlmrl.json_text import parse_json
-from vlmrl.store.kept_recipe import resolved_files
+from vlmrl.store.kept_recipe import kept_recipes
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.media import RunImages
 from vlmrl.types import Media
@@ -33,13 +32,8 @@ def run_images(run_dir: Path) -> RunImages:
 def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
     """Return the `[[data]]` entries of all recipes of the run's attempts, the newest first, without damaged ones."""
     distinct: list[dict[str, Any]] = []
-    for path in reversed(resolved_files(run_dir)):
-        try:
-            data = parse_json(path.read_bytes())["recipe"]["data"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        entries = data if isinstance(data, list) else []
-        distinct += [entry for entry in entries if isinstance(entry, dict) and entry not in distinct]
+    for recipe in reversed(list(kept_recipes(run_dir))):
+        distinct += [entry for entry in recipe.get("data", ()) if entry not in distinct]
     return distinct
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vlmrl.errors import VlmrlError
+from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
+from vlmrl.store.evaluated_rows import read_rows, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import counted
@@ -223,7 +224,7 @@ class RunFacts:
     def parts(self) -> tuple[dict[str, float], dict[str, float]]:
         """(Trained, frozen) numbers of parameters by part of the model, as the run logged them at its start."""
         noted = [e for e in self.events if e.get("event") == "parts"]
-        return (dict(noted[-1].get("trained") or {}), dict(noted[-1].get("frozen") or {})) if noted else ({}, {})
+        return (_numbers(noted[-1].get("trained")), _numbers(noted[-1].get("frozen"))) if noted else ({}, {})
 
     @property
     def key(self) -> str:
@@ -286,8 +287,8 @@ def _other_coordinates(run_dir: Path) -> dict[str, Mapping[str, Any]]:
     coordinates: dict[str, Mapping[str, Any]] = {}
     for folder in layout.eval_dirs(run_dir):
         try:
-            positions = parse_json((folder / layout.EVAL_SUMMARY).read_bytes()).get("positions") or {}
-        except (OSError, ValueError, AttributeError):
+            positions = read_summary(folder).get("positions") or {}
+        except StoreError:
             continue
         if positions.get("better"):
             coordinates[folder.name] = positions
@@ -349,9 +350,6 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
 
 def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
     """Return the `identity` of every row that was validated during training."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     identities: set[tuple[str, ...]] = set()
     read_names: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
@@ -360,18 +358,18 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
             continue
         read_names.add(name)
         try:
-            table = pq.read_table(folder / layout.EVAL_ROWS, columns=["prompt_id", "images"])
+            table = read_rows(folder / layout.EVAL_ROWS, ["prompt_id", "images"])
             identities |= {identity(r["prompt_id"], [i["sha256"] for i in r["images"]]) for r in table.to_pylist()}
-        except (OSError, pa.ArrowException, KeyError, TypeError) as error:
-            notes.append(f"the validation {folder.name} cannot be read: {error}")
+        except StoreError as error:
+            notes.append(f"the validation {folder.name} cannot be read: {error.message}")
     return identities
 
 
 def _is_validation(folder: Path) -> bool:
     """Return whether training made this evaluation. `vlmrl eval` may use any rows, also those of the training."""
     try:
-        return bool(parse_json((folder / layout.EVAL_SUMMARY).read_bytes())["meta"].get("during"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return bool((read_summary(folder).get("meta") or {}).get("during"))
+    except StoreError:
         return False
 
 

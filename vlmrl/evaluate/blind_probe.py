@@ -22,14 +22,13 @@ from vlmrl.evaluate.paired import (
     paired_differences,
     shared_rows,
 )
-from vlmrl.evaluate.record_table import SHOWN_IMAGES
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.scoring_rewards import scored_alike
 from vlmrl.evaluate.share import lost_share
 from vlmrl.evaluate.tested import LEADING, tests_of
 from vlmrl.metric import metric_facts
-from vlmrl.store.evaluated_rows import images_of
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of
 from vlmrl.visible import plural
 
 NORMAL = "normal"

@@ -31,7 +31,6 @@ from vlmrl.evaluate.set_metrics import set_differences
 from vlmrl.evaluate.shown_alike import family_of, label_of_both, probe_between, require_shown_alike
 from vlmrl.evaluate.tested import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
-from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.toml_lines import dotted
 from vlmrl.rewards.identity import identity_of
@@ -47,7 +46,7 @@ from vlmrl.store.evaluated_rows import (
     set_method_of,
     without_step,
 )
-from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
@@ -218,15 +217,11 @@ def recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any
     values = []
     for side in (a, b):
         assert side.run is not None
-        path = newest_resolved(side.run.dir)
-        try:
-            recipe = with_defaults(parse_json(path.read_bytes())["recipe"])
-            values.append({dotted(key): value for key, value in leaves(recipe)})
-        except FileNotFoundError:
+        if not newest_resolved(side.run.dir).exists():
             notes.append(f"{side.title} has no resolved recipe: recipes are not compared")
             return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"the resolved recipe is damaged: {error}", where=str(path)) from error
+        recipe = with_defaults(read_resolved(side.run.dir)["recipe"])
+        values.append({dotted(key): value for key, value in leaves(recipe)})
     return _rows(values[0], values[1], only_different=True)
 
 

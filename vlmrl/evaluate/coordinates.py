@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from vlmrl.errors import VlmrlError
-from vlmrl.evaluate.record_table import SHOWN_IMAGES
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES
 from vlmrl.store.rollout_columns import seen_of
 from vlmrl.tasks.positions import MOST_FITTED
 from vlmrl.tasks.source import Source

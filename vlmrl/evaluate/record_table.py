@@ -3,50 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import hide_known, redact_text, redact_value
-from vlmrl.store.evaluated_rows import SCHEMA
+from vlmrl.store.evaluated_rows import OUTCOME, SCHEMA, SHOWN_IMAGES, UNREADABLE, read_rows, rows_schema
+from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.visible import encodable
 
 Record = Mapping[str, Any]
-COLUMNS: Mapping[str, str] = {
-    "prompt_id": "string",
-    "sample": "int32",
-    "seed": "int64",
-    "source": "string",
-    "task": "string",
-    "truth": "string",
-    "columns": "string",
-    "prompt_text": "string",
-    "text": "string",
-    "finish": "string",
-    "num_tokens": "int32",
-    "score": "double",
-    "parts": "string",
-    "note": "string",
-    "error": "string",
-    "status": "string",
-    "images": "list",
-    "detail": "string",
-    "artifacts": "list",
-}
-"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images.
-
-Evaluations of older versions lack `columns`, `prompt_text` and the sizes that the model saw.
-"""
-SHOWN_IMAGES = "shown_images"
-"""Column with the images that the model saw, only of evaluations with changed images (`vlmrl eval --images`)."""
 JSON_COLUMNS = ("truth", "parts", "columns")
 REMARKS = ("note", "error")
 """Columns that no score is computed from."""
-OUTCOME = "outcome/"
-"""Prefix of the columns with the task's outcome, in the Parquet file."""
 
 
 def outcome_names(records: Iterable[Record]) -> list[str]:
@@ -82,7 +53,7 @@ def write_records(path: Path, chunks: Iterable[Sequence[Record]], names: Sequenc
     import pyarrow.parquet as pq
 
     try:
-        schema = _schema(names, shown)
+        schema = rows_schema(names, shown=shown).with_metadata(_metadata())
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for chunk in chunks:
                 writer.write_table(_table(chunk, names, shown).cast(schema))
@@ -92,10 +63,8 @@ def write_records(path: Path, chunks: Iterable[Sequence[Record]], names: Sequenc
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], Mapping[bytes, bytes]]:
     """Return the records of a file, and its metadata. Raises: StoreError when it is missing or damaged."""
-    import pyarrow.parquet as pq
-
-    with _damage_told(path):
-        table = pq.read_table(path)
+    with damage_told(path, UNREADABLE):
+        table = read_rows(path)
         return [_record(row) for row in table.to_pylist()], table.schema.metadata or {}
 
 
@@ -103,7 +72,7 @@ def group_sizes(path: Path) -> list[int]:
     """Return the number of records in each row group of a file. Raises: StoreError when it is missing or damaged."""
     import pyarrow.parquet as pq
 
-    with _damage_told(path):
+    with damage_told(path, UNREADABLE):
         metadata = pq.read_metadata(path)
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
@@ -112,19 +81,10 @@ def read_group(path: Path, number: int) -> list[dict[str, Any]]:
     """Return the records of a row group. Raises: StoreError when the file is missing or damaged."""
     import pyarrow.parquet as pq
 
-    with _damage_told(path), pq.ParquetFile(path) as file:
-        return [_record(row) for row in file.read_row_group(number).to_pylist()]
-
-
-@contextmanager
-def _damage_told(path: Path) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"the evaluation's rows cannot be read: {reason}", where=str(path)) from error
+    with damage_told(path, UNREADABLE), pq.ParquetFile(path) as file:
+        table = file.read_row_group(number)
+        check_values(table, rows_schema((), shown=True))
+        return [_record(row) for row in table.to_pylist()]
 
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,28 +99,12 @@ def _metadata() -> dict[str, str]:
     return {"vlmrl.schema": str(SCHEMA)}
 
 
-def _kinds(shown: bool) -> dict[str, Any]:
-    import pyarrow as pa
-
-    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
-    image = [*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())]
-    lists = {"images": pa.list_(pa.struct(image)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
-    kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
-    return kinds | ({SHOWN_IMAGES: lists["images"]} if shown else {})
-
-
-def _schema(names: Sequence[str], shown: bool) -> Any:
-    import pyarrow as pa
-
-    fields = [*_kinds(shown).items(), *((OUTCOME + name, pa.float64()) for name in names)]
-    return pa.schema(fields, metadata=_metadata())
-
-
 def _table(records: Sequence[Record], names: Sequence[str], shown: bool) -> Any:
     import pyarrow as pa
 
     columns = {}
-    for name, kind in _kinds(shown).items():
+    schema = rows_schema((), shown=shown)
+    for name, kind in zip(schema.names, schema.types, strict=True):
         source = "images" if name == SHOWN_IMAGES else name  # the model saw these, unless the record says otherwise
         columns[name] = pa.array([_cell(name, row.get(name, row.get(source))) for row in records], kind)
     for name in names:

@@ -2,7 +2,8 @@
 
 <run>/eval/<name>/rows.parquet     one row per response: text, score, parts, outcome
                   media.arrow      images that rewards made for the responses, if any
-                  summary.json     metrics with intervals, what was evaluated; written last
+                  summary.json     metrics with intervals, what was evaluated
+                  SHA256SUMS       hashes of these files; written last
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from vlmrl.evaluate.record_table import (
     write_records,
 )
 from vlmrl.redaction.redact import redact_value
+from vlmrl.store.checkpoints import hash_line
 from vlmrl.store.evaluated_rows import SCHEMA, read_summary, training_name
-from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_json
-from vlmrl.store.layout import EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
+from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_atomic, write_json
+from vlmrl.store.layout import EVAL_HASHES, EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import write_shard
 from vlmrl.types import Group, ScoredSample
 
@@ -61,6 +63,8 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
         if evaluation.files:
             write_shard(temp_dir / EVAL_MEDIA, sorted(evaluation.files.items()))
         write_json(temp_dir / EVAL_SUMMARY, summary)
+        lines = [hash_line(path) for path in sorted(temp_dir.iterdir())]
+        write_atomic(temp_dir / EVAL_HASHES, b"\n".join(lines) + b"\n")
         if folder.exists():
             remove_tree(folder)
         temp_dir.rename(folder)

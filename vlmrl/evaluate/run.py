@@ -19,7 +19,6 @@ from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.measured import add_measures, measures_record
 from vlmrl.evaluate.metrics import summarise_columns
 from vlmrl.evaluate.outcomes import outcome_of
-from vlmrl.evaluate.record_table import COLUMNS, SHOWN_IMAGES
 from vlmrl.evaluate.records import (
     KEPT_BYTES,
     ArtifactLimit,
@@ -40,6 +39,7 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.store.evaluated_rows import COLUMNS, SHOWN_IMAGES
 from vlmrl.store.rollout_columns import image_fields
 from vlmrl.tasks.measures import Measurer
 from vlmrl.tasks.source import Source

@@ -14,14 +14,13 @@ from typing import Any
 
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, StoreError, VlmrlError
-from vlmrl.json_text import parse_json
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.setup.eval_sets import missing_set
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import Role
-from vlmrl.store.kept_recipe import read_resolved, resolved_files
+from vlmrl.store.kept_recipe import kept_recipes, read_resolved
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
@@ -236,19 +235,17 @@ def _lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
 
 def _entries(run_dir: Path) -> Iterator[tuple[dict[str, Any], bool]]:
     """Yield (`[[data]]` entry, whether training validates) of every recipe that a run has had; skip damaged ones."""
-    for path in resolved_files(run_dir):
+    for recipe in kept_recipes(run_dir):
+        entries, settings = recipe.get("data", ()), recipe.get("eval", {})
         try:
-            recipe = parse_json(path.read_bytes())["recipe"]
-            entries: Sequence[Any] = recipe["data"]
-            settings = recipe.get("eval", {})
             validates = settings.get("enabled", True)
             selecting = next((name for name in settings.get("sets") or () if not is_test_split(name)), None)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (TypeError, AttributeError):
             continue
         # A set that selects checkpoints takes the place of `data.validation`, which the set `validation` means.
         chosen = {} if selecting in (None, VALIDATION) else {"validation": selecting}
         selects = bool(validates) and not (settings.get("sets") and selecting is None)
-        yield from ((entry | chosen, selects) for entry in entries if isinstance(entry, dict))
+        yield from ((entry | chosen, selects) for entry in entries)
 
 
 def _is_file(named: Any) -> bool:

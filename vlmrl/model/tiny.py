@@ -6,6 +6,8 @@ Tests and the demo use it, so that they need no download. It has about 1.3 M par
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,7 @@ def build_tiny(
         min_pixels, max_pixels: bounds of the image area.
         init_std: standard deviation of the random weights.
     Returns: the folder.
-    Raises: CheckpointError when the folder exists and is not empty.
+    Raises: CheckpointError when the folder exists and is not empty, or cannot be written; it is then not there.
     """
     import torch
     from transformers import (
@@ -116,14 +118,23 @@ def build_tiny(
     generation = model.generation_config
     assert generation is not None
     generation.eos_token_id, generation.pad_token_id = ids["<|im_end|>"], ids["<|endoftext|>"]
-    with quiet_transformers():
-        model.save_pretrained(folder)
-    Qwen2_5_VLProcessor(
+    processor = Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(min_pixels=min_pixels, max_pixels=max_pixels),
         tokenizer=tokenizer,
         video_processor=Qwen2VLVideoProcessor(),
         chat_template=CHAT_TEMPLATE,
-    ).save_pretrained(folder)
+    )
+    temp = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
+    try:
+        with quiet_transformers():
+            model.save_pretrained(temp)
+        processor.save_pretrained(temp)
+        os.replace(temp, folder)
+    except Exception as error:  # on a full disk, safetensors and tokenizers raise classes of their own
+        hint = "free disk space, or name another folder; nothing was written"
+        raise CheckpointError(f"the model could not be written: {error}", where=str(folder), hint=hint) from error
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
     return folder
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from vlmrl.data.run_images import run_images
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.records import read_evaluation
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import redact_text, redact_value
 from vlmrl.report import curves
 from vlmrl.report.box_moves import Moves, view_moves
@@ -25,7 +24,7 @@ from vlmrl.report.rollout_examples import Album, GroupView, StepView, answer_vie
 from vlmrl.report.shown_pictures import shown_pictures
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
-from vlmrl.store.kept_recipe import newest_recipe, newest_resolved
+from vlmrl.store.kept_recipe import newest_resolved, read_resolved, recipe_text
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
@@ -221,20 +220,16 @@ def _recipe(run: Run, notes: list[str]) -> tuple[list[tuple[str, Any, str]], str
     from vlmrl.recipe.load import leaves
     from vlmrl.recipe.toml_lines import dotted
 
-    try:
-        text = redact_text(newest_recipe(run.dir).read_text("utf-8", "replace"))
-    except OSError:
-        text = ""
-    try:
-        resolved = redact_value(parse_json(newest_resolved(run.dir).read_bytes()))
-        origins = resolved.get("origins") or {}
-        rows = [(dotted(k), v, str(origins.get(dotted(k), ""))) for k, v in leaves(resolved["recipe"])]
-    except FileNotFoundError:
+    text = redact_text(recipe_text(run.dir))
+    if not newest_resolved(run.dir).exists():
         return [], text
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        notes.append(f"The resolved recipe is damaged: {type(error).__name__}.")
+    try:
+        resolved = redact_value(read_resolved(run.dir))
+    except StoreError as error:
+        notes.append(f"The resolved recipe is damaged: {error.message}.")
         return [], text
-    return rows, text
+    origins = resolved.get("origins", {})
+    return [(dotted(k), v, str(origins.get(dotted(k), ""))) for k, v in leaves(resolved["recipe"])], text
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:

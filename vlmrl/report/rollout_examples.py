@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.errors import DataError, StoreError
-from vlmrl.evaluate.record_table import SHOWN_IMAGES
 from vlmrl.report.drawings import answer_text, compared, fold_words
 from vlmrl.report.overlays import OverlayView, overlays_of
 from vlmrl.report.texts import marked_text
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run

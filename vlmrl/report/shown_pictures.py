@@ -8,9 +8,8 @@ from functools import cache
 from vlmrl.data.blinded import ImageChange, draw_picture, noise_key, picture_file
 from vlmrl.data.images import decode_image
 from vlmrl.errors import VlmrlError
-from vlmrl.evaluate.record_table import SHOWN_IMAGES
 from vlmrl.evaluate.records import Evaluation
-from vlmrl.store.evaluated_rows import images_of
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of
 from vlmrl.store.media import Resolver, RunImages
 from vlmrl.types import Media
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import StoreError
-from vlmrl.store.evaluated_rows import SCHEMA
+from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, rows_schema
 from vlmrl.store.layout import EVAL, EVAL_ROWS, eval_dirs
+from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.store.rollouts import arrow_schema, count_rows, read_batches
 
 if TYPE_CHECKING:
@@ -76,21 +77,19 @@ def _evaluated_batches(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    expected = rows_schema((), shown=True)
     numbers: dict[str, int] = {}
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            number = (file.schema_arrow.metadata or {}).get(b"vlmrl.schema", b"").decode("ascii", "replace")
-            if number != str(SCHEMA):
-                message = f"this evaluation has schema {number!r}; this vlmrl reads {SCHEMA}"
-                raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-            stored = [name for name in (*NEEDED, *DEFAULTS) if name in file.schema_arrow.names]
-            for batch in file.iter_batches(batch_size=rows, columns=stored, use_threads=False):
-                given = _as_rollouts(batch, numbers)
-                arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
-                yield pa.record_batch(arrays, names=list(columns))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"the evaluation's rows are damaged: {reason}", where=str(path)) from error
+    with damage_told(path, UNREADABLE), pq.ParquetFile(path, pre_buffer=False) as file:
+        number = (file.schema_arrow.metadata or {}).get(b"vlmrl.schema", b"").decode("ascii", "replace")
+        if number != str(SCHEMA):
+            message = f"this evaluation has schema {number!r}; this vlmrl reads {SCHEMA}"
+            raise StoreError(message, where=str(path), hint="upgrade vlmrl")
+        stored = [name for name in (*NEEDED, *DEFAULTS) if name in file.schema_arrow.names]
+        for batch in file.iter_batches(batch_size=rows, columns=stored, use_threads=False):
+            check_values(batch, expected)
+            given = _as_rollouts(batch, numbers)
+            arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
+            yield pa.record_batch(arrays, names=list(columns))
 
 
 def _as_rollouts(batch: pa.RecordBatch, numbers: dict[str, int]) -> dict[str, Any]:

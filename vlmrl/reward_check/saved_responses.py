@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vlmrl.errors import RecipeError, StoreError, VlmrlError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import redact_text
 from vlmrl.reward_check.evaluated_files import evaluated_files, evaluation_of, run_dir_of
 from vlmrl.reward_check.response_columns import Head, PieceReader
@@ -20,7 +19,7 @@ from vlmrl.rewards.identity import single_records
 from vlmrl.rewards.reached_code import same_code
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.store import layout
-from vlmrl.store.kept_recipe import kept_text, newest_resolved
+from vlmrl.store.kept_recipe import kept_text, newest_resolved, read_resolved
 from vlmrl.store.metrics import counted, newest
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
@@ -245,11 +244,7 @@ def _recipe_of(run: Run | None, notes: list[str]) -> Recipe | None:
         return None
     path = newest_resolved(run.dir)
     try:
-        return recipe_from_resolved(parse_json(path.read_text("utf-8")), where=str(path))
-    except OSError as error:
-        notes.append(f"the run's resolved.json cannot be read: {error.strerror}")
-    except ValueError as error:
-        notes.append(f"the run's resolved.json is damaged: {error}")
+        return recipe_from_resolved(read_resolved(run.dir), where=str(path))
     except VlmrlError as error:
         notes.append(f"the run's resolved.json cannot be used: {error.message}")
     return None

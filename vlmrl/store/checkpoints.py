@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.layout import COMPLETE, META, parse_checkpoint_name
 from vlmrl.store.manifest import Manifest
@@ -115,6 +116,16 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def hash_line(path: Path) -> bytes:
+    """Return a file's line in a table of the program `sha256sum`."""
+    return f"{sha256_of(path)}  {path.name}".encode()
+
+
+def hashes_of(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    """Return path relative to `folder` -> sha256 of the file."""
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths}
+
+
 def _read_json(folder: Path) -> dict[str, Any]:
     if not (folder / COMPLETE).is_file():
         raise CheckpointError(
@@ -123,7 +134,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
             hint="use an older one; `vlmrl runs show RUN` lists the complete ones",
         )
     try:
-        text, expected_sha256 = (folder / META).read_bytes(), (folder / COMPLETE).read_text("utf-8").strip()
+        text, expected_sha256 = read_regular(folder / META), read_regular(folder / COMPLETE).decode().strip()
         if expected_sha256 and expected_sha256 != hashlib.sha256(text).hexdigest():
             raise ValueError("it was changed since it was saved")
         meta = parse_json(text)

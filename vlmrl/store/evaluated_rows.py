@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,41 @@ from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.regular_file import read_regular
 from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
+from vlmrl.store.manifest import check_record
+from vlmrl.store.parquet import check_values, damage_told
 
 SCHEMA = 1
 """Schema number of the files of an evaluation."""
+UNREADABLE = "the rows of this evaluation cannot be read"
+COLUMNS: Mapping[str, str] = {
+    "prompt_id": "string",
+    "sample": "int32",
+    "seed": "int64",
+    "source": "string",
+    "task": "string",
+    "truth": "string",
+    "columns": "string",
+    "prompt_text": "string",
+    "text": "string",
+    "finish": "string",
+    "num_tokens": "int32",
+    "score": "double",
+    "parts": "string",
+    "note": "string",
+    "error": "string",
+    "status": "string",
+    "images": "list",
+    "detail": "string",
+    "artifacts": "list",
+}
+"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images.
+
+Evaluations of older versions lack `columns`, `prompt_text` and the sizes that the model saw.
+"""
+SHOWN_IMAGES = "shown_images"
+"""Column with the images that the model saw, only of evaluations with changed images (`vlmrl eval --images`)."""
+OUTCOME = "outcome/"
+"""Prefix of the columns with the task's outcome, in the Parquet file."""
 Role = Literal["test", "validation", "training", "held out"]
 """Role of evaluated rows.
 
@@ -51,7 +84,60 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if summary.get("schema") != SCHEMA:
         message = f"this evaluation has schema {summary.get('schema')!r}; this vlmrl reads {SCHEMA}"
         raise StoreError(message, where=str(path), hint="upgrade vlmrl")
+    check_record(_model(), summary, "the evaluation's summary", path)
     return summary
+
+
+@cache
+def _model() -> Any:
+    """Return the model of a summary: the types of the keys that readers use."""
+    from pydantic import TypeAdapter, create_model  # at the first use: importing it is slow
+
+    number: Any = (float | None, ...)
+    span: Any = (list[float | None] | None, None)
+    metric: Any = create_model("Metric", value=number, low=number, high=number, n=(int, ...), range=span)
+    fields: Any = {
+        "metrics": (dict[str, metric], ...),
+        "baselines": (dict[str, dict[str, Any]], {}),
+        "by": (list[str], []),
+        "figures": (list[dict[str, Any]], []),
+        **dict.fromkeys(("rows", "prompts", "samples", "images", "reward_errors"), (int, 0)),
+        **dict.fromkeys(("meta", "set_metrics", "positions"), (dict[str, Any] | None, None)),
+    }
+    return TypeAdapter(create_model("Summary", **fields))
+
+
+def rows_schema(outcomes: Iterable[str], *, shown: bool) -> Any:
+    """Return the Arrow schema of the rows of an evaluation.
+
+    Args:
+        outcomes: names of the outcomes.
+        shown: whether there is the column SHOWN_IMAGES.
+    """
+    import pyarrow as pa
+
+    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
+    image = [*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())]
+    lists = {"images": pa.list_(pa.struct(image)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
+    kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
+    kinds |= {SHOWN_IMAGES: lists["images"]} if shown else {}
+    return pa.schema([*kinds.items(), *((OUTCOME + name, pa.float64()) for name in outcomes)])
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Any:
+    """Return the rows of an evaluation, or some of their columns, as an Arrow table with checked values.
+
+    Raises: StoreError when the file is missing or damaged, or lacks a column of `columns`.
+    """
+    import pyarrow.parquet as pq
+
+    with damage_told(path, UNREADABLE):
+        table = pq.read_table(path, columns=columns)
+        for name in columns or ():
+            table.schema.field(name)  # `read_table` leaves out a column that is not there
+        outcomes = [n.removeprefix(OUTCOME) for n in table.schema.names if n.startswith(OUTCOME)]
+        check_values(table, rows_schema(outcomes, shown=True))
+        return table
 
 
 def role_of(meta: Mapping[str, Any]) -> Role:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
+from vlmrl.regular_file import entry_problems
 
 TEMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
@@ -68,6 +69,18 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def require_ordinary(run_dir: Path) -> None:
+    """Check, before anything in a run folder is read, that no reader will wait for a pipe or follow a link out of it.
+
+    Raises: StoreError for the first entry that must not be opened.
+    """
+    for path, problem in entry_problems(run_dir):
+        raise StoreError(f"this {problem}; no command opens it", where=str(path), hint=ENTRY_HINT)
+
+
+ENTRY_HINT = "remove it from the run, or put a copy of the file in its place"
 
 
 def link_tree(source: Path, target: Path) -> None:

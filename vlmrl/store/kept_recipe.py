@@ -7,18 +7,21 @@ between has no effect. Reward files and prompt templates are kept under their ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import hidden_keys, redact_text, redact_value
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
-from vlmrl.store.checkpoints import sha256_of
+from vlmrl.store.checkpoints import hashes_of
 from vlmrl.store.files import write_atomic, write_json
-from vlmrl.store.manifest import read_raw
+from vlmrl.store.manifest import check_record, read_raw
 from vlmrl.store.metrics import encode
 
 Texts = Mapping[tuple[str, str], str]
@@ -84,24 +87,48 @@ def read_resolved(run_dir: Path) -> dict[str, Any]:
 
     Raises: StoreError when it is missing or damaged.
     """
-    path = newest_resolved(run_dir)
+    return read_resolved_file(newest_resolved(run_dir))
+
+
+def read_resolved_file(path: Path) -> dict[str, Any]:
+    """Return the resolved recipe of a file of `resolved_files`. Raises: StoreError when it is missing or damaged."""
     try:
-        value = parse_json(path.read_bytes())
-        if not isinstance(value, dict):
-            raise ValueError("it does not hold a JSON object")
-        return value
+        value = parse_json(read_regular(path))
     except (OSError, ValueError) as error:
         raise StoreError(f"the run's recipe cannot be read: {error}", where=str(path)) from error
+    check_record(_model(), value, "the run's recipe", path)
+    return value
+
+
+@cache
+def _model() -> Any:
+    """Return the model of resolved.json: the tables that readers use without a check of all keys."""
+    from pydantic import TypeAdapter, create_model  # at the first use: importing it is slow
+
+    names = ("train", "eval", "model", "rollout", "algo", "optim", "reward")
+    tables: Any = dict.fromkeys(names, (dict[str, Any], {}))
+    recipe: Any = create_model("Recipe", data=(list[dict[str, Any]], []), **tables)
+    return TypeAdapter(create_model("Resolved", recipe=(recipe, ...), origins=(dict[str, Any], {})))
+
+
+def kept_recipes(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the resolved recipe of every attempt that changed it, oldest first. Damaged ones are left out."""
+    for path in resolved_files(run_dir):
+        with contextlib.suppress(StoreError):
+            yield read_resolved_file(path)["recipe"]
+
+
+def recipe_text(run_dir: Path) -> str:
+    """Return the newest recipe as the user gave it; "" if there is none, or it cannot be read."""
+    try:
+        return read_regular(newest_recipe(run_dir)).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def planned_steps(run_dir: Path) -> int | None:
     """Return the planned number of steps: the largest in any recipe of the run, or None if no recipe has one."""
-    steps_per_recipe = []
-    for path in resolved_files(run_dir):
-        try:
-            steps_per_recipe.append(parse_json(path.read_bytes())["recipe"]["train"]["steps"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    steps_per_recipe = [recipe.get("train", {}).get("steps") for recipe in kept_recipes(run_dir)]
     return max((steps for steps in steps_per_recipe if type(steps) is int and steps > 0), default=None)
 
 
@@ -135,7 +162,7 @@ def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | 
     if resolved is not None:
         written.append(layout.resolved_path(run_dir, attempt))
         write_json(written[-1], redact_value(encode(resolved)))
-    return _hashes(run_dir, written)
+    return hashes_of(run_dir, written)
 
 
 def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> Files:
@@ -151,13 +178,13 @@ def keep_texts(run_dir: Path, texts: Texts) -> Files:
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             write_text(path, text)
-    return _hashes(run_dir, paths)
+    return hashes_of(run_dir, paths)
 
 
 def keep_diff(run_dir: Path, diff: str) -> Files:
     """Write code.diff: the changes of the code since its commit."""
     write_text(run_dir / layout.CODE_DIFF, diff)
-    return _hashes(run_dir, [run_dir / layout.CODE_DIFF])
+    return hashes_of(run_dir, [run_dir / layout.CODE_DIFF])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -165,14 +192,10 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, redact_text(text).encode("utf-8", "backslashreplace"))
 
 
-def _hashes(run_dir: Path, paths: Iterable[Path]) -> Files:
-    return {path.relative_to(run_dir).as_posix(): sha256_of(path) for path in paths}
-
-
 def kept_text(run_dir: Path, kind: str, sha256: str) -> str | None:
     """Return the kept text with this hash, or None if the run did not keep it."""
     try:
-        return layout.kept_path(run_dir, kind, sha256).read_text("utf-8")
+        return read_regular(layout.kept_path(run_dir, kind, sha256)).decode()
     except (OSError, UnicodeDecodeError):
         return None
 

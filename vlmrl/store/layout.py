@@ -7,7 +7,7 @@
       judge.sqlite (verdicts of a judge, and what it has cost)
       metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
       sinks.json (records of its loggers); tensorboard/, wandb/ (files of loggers)
-      eval/<name>/rows.parquet, summary.json
+      eval/<name>/rows.parquet, summary.json, SHA256SUMS
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log, logs/eval-<name>/rank-0.log          media/*.arrow          report.html
     <runs root>/queue-<group>/<run name>.log                  of `train --seeds`, `--grid`
@@ -41,6 +41,8 @@ EVAL_ROWS = "rows.parquet"
 EVAL_MEDIA = "media.arrow"
 """File of an evaluation with images that rewards made, such as renders and overlays."""
 EVAL_SUMMARY = "summary.json"
+EVAL_HASHES = "SHA256SUMS"
+"""File of an evaluation with the hashes of its other files; `sha256sum --check` reads it."""
 CHECKPOINTS = "checkpoints"
 META = "meta.json"
 COMPLETE = "COMPLETE"

@@ -9,6 +9,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import redact_value
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.files import write_json
 from vlmrl.store.metrics import encode
@@ -23,7 +24,7 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
     """
     path = run_dir / layout.SINKS
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_regular(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

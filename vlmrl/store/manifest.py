@@ -208,15 +208,27 @@ def _model() -> Any:
 
 
 def _checked(value: dict[str, Any], path: Path | str) -> Manifest:
+    return check_record(_model(), value, "the manifest", path, strict=False, hint="restore manifest.json from a copy")
+
+
+def check_record(
+    model: Any, value: Any, what: str, path: Path | str, *, strict: bool = True, hint: str | None = None
+) -> Any:
+    """Check a record of a run against its pydantic model, and return what the model makes of it.
+
+    Args:
+        strict: whether a value of another type is wrong even if it could be converted, such as "5" to 5.
+    Raises: StoreError that names the first wrong value.
+    """
     from pydantic import ValidationError
 
     try:
-        return _model().validate_python(value)
+        return model.validate_python(value, strict=strict)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        message = f"the manifest has a wrong value at `{shortened(key)}`: {first['msg']}"
-        raise StoreError(message, where=str(path), hint="restore manifest.json from a copy") from None
+        message = f"{what} has a wrong value at `{shortened(key)}`: {first['msg']}"
+        raise StoreError(message, where=str(path), hint=hint) from None
 
 
 def read_raw(run_dir: Path | str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import write_atomic
+from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.types import Media
 
 Resolver = Callable[[Media], "bytes | None"]
@@ -56,15 +57,14 @@ class ShardFolder:
     def _open(self, path: Path) -> None:
         import pyarrow as pa
 
-        try:
+        with damage_told(path, "image shard cannot be read"):
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
+                check_values(batch.select(["sha256", "bytes"]), _shard_schema())
                 for row, sha256 in enumerate(batch.column("sha256").to_pylist()):
                     self._index.setdefault(sha256, (len(self._batches), row))
                 self._batches.append(batch)
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise StoreError(f"image shard cannot be read: {error}", where=str(path)) from error
 
 
 class RunImages:
@@ -149,7 +149,7 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
     """
     import pyarrow as pa
 
-    schema = pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
+    schema = _shard_schema()
     sink = pa.BufferOutputStream()
     seen: set[str] = set()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -176,6 +176,12 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, sink.getvalue().to_pybytes())
     return len(seen)
+
+
+def _shard_schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
 
 
 def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +25,15 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 
 KINDS = ("train", "validation", "event")
 LINE_HEAD = b'{"step": '
 """First bytes of every line: `Run.log` writes the step first."""
+SEAL = re.compile(rb', "crc32": "[0-9a-f]{8}"}$')
+"""End of a line with a checksum: CRC-32 of the bytes before it."""
+MOST_BYTES = 1 << 32
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -76,8 +82,8 @@ class MetricsWriter:
             os.write(self._handle, b"\n")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        content = json.dumps(encode(line), ensure_ascii=False, allow_nan=False) + "\n"
-        data = content.encode("utf-8", "backslashreplace")
+        content = json.dumps(encode(line), ensure_ascii=False, allow_nan=False)
+        data = sealed(content.encode("utf-8", "backslashreplace")) + b"\n"
         try:
             written = os.write(self._handle, data)
             os.fsync(self._handle)
@@ -90,6 +96,11 @@ class MetricsWriter:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def sealed(line: bytes) -> bytes:
+    """Return a line with its checksum as the last value, so that a changed byte is noticed."""
+    return line[:-1] + b', "crc32": "%08x"}' % zlib.crc32(line[:-1])
 
 
 def encode(value: Any) -> Any:
@@ -128,6 +139,7 @@ class MetricsFile:
         lines: whole lines in file order.
         torn: line numbers of the other lines; a kill during a write leaves such a line.
         numbers: line numbers of `lines`.
+        unsealed: numbers of `lines` without a checksum, as versions before it wrote them.
         foreign: numbers in `torn` whose text is not even the beginning of a line; a kill does not leave such lines.
     """
 
@@ -135,13 +147,14 @@ class MetricsFile:
     torn: tuple[int, ...] = ()
     numbers: tuple[int, ...] = field(default=(), repr=False)
     foreign: tuple[int, ...] = ()
+    unsealed: frozenset[int] = frozenset()
 
 
 def read_file(run_dir: Path) -> MetricsFile:
     """Read all lines of all attempts. An incomplete line (a kill during a write) is skipped; its number is kept."""
     path = run_dir / layout.METRICS
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MOST_BYTES)
     except FileNotFoundError:
         return MetricsFile()
     except OSError as error:
@@ -150,6 +163,7 @@ def read_file(run_dir: Path) -> MetricsFile:
     numbers: list[int] = []
     torn: list[int] = []
     foreign: list[int] = []
+    unsealed: list[int] = []
     for number, raw in enumerate(content.split(b"\n"), start=1):
         if not raw.strip():
             continue
@@ -160,7 +174,8 @@ def read_file(run_dir: Path) -> MetricsFile:
         else:
             lines.append(line)
             numbers.append(number)
-    return MetricsFile(tuple(lines), tuple(torn), tuple(numbers), tuple(foreign))
+            unsealed += [] if SEAL.search(raw) else [number]
+    return MetricsFile(tuple(lines), tuple(torn), tuple(numbers), tuple(foreign), frozenset(unsealed))
 
 
 def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: str) -> list[dict[str, Any]]:
@@ -174,10 +189,7 @@ def current(lines: Iterable[dict[str, Any]], starts: Mapping[int, int], kind: st
 def read_tail(run_dir: Path, max_bytes: int = 16_384) -> dict[str, Any] | None:
     """Return the last complete `train` line or, if there is none, the last line. Only the end of the file is read."""
     try:
-        with open(run_dir / layout.METRICS, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            rows = file.read().split(b"\n")
+        rows = read_regular(run_dir / layout.METRICS, last=max_bytes).split(b"\n")
     except OSError:
         return None
     lines = [line for raw in reversed(rows) if (line := parse_line(raw)) is not None]
@@ -204,6 +216,9 @@ def is_beginning(raw: bytes) -> bool:
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
+    """Return the values of a line; None if it is cut or damaged."""
+    if (seal := SEAL.search(raw)) and raw != sealed(raw[: seal.start()] + b"}"):
+        return None
     try:
         line = parse_json(raw)
     except ValueError:
@@ -212,4 +227,6 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
         return None
     if type(line.get("step")) is not int or type(line.get("attempt")) is not int:
         return None
-    return {key: decode(value) for key, value in line.items()}
+    line = {key: decode(value) for key, value in line.items() if key != "crc32"}
+    measured = (v for key, v in line.items() if "/" in key and line["kind"] != "event")
+    return line if all(v is None or isinstance(v, (int, float)) for v in measured) else None

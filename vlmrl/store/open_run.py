@@ -18,7 +18,7 @@ from vlmrl.redaction.redact import learn, learn_argv, redact_argv
 from vlmrl.store import kept_recipe, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store.clock import now
-from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, sweep, sync_folder, temp_path
+from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, require_ordinary, sweep, sync_folder, temp_path
 from vlmrl.store.listing import find
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import Best, Manifest
@@ -129,6 +129,7 @@ def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
     Raises: StoreError if no run or several runs match `ref` (the error lists them), or if the manifest is damaged.
     """
     run_dir = find(root, ref, trained=trained)
+    require_ordinary(run_dir)
     return Run(run_dir, manifests.read_manifest(run_dir))
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import redact_text
 from vlmrl.store import layout
-from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, sync_folder, temp_path
+from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, require_ordinary, sync_folder, temp_path
 from vlmrl.store.media import RunImages, ShardFolder, rollout_media, write_shard
 
 Checkpoints = Literal["none", "last", "all"]
@@ -54,6 +54,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         raise StoreError(
             "the archive cannot be inside the run it packs", where=str(target), hint="choose another place: -o"
         )
+    require_ordinary(run_dir)
     complete = layout.complete_checkpoints(run_dir)
     kept = {"none": [], "last": complete[-1:], "all": complete}[checkpoints]
     paths = list(_files(run_dir, kept))
@@ -138,10 +139,5 @@ def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
         )
         for name in files:
             path = here / name
-            if path.is_symlink() and run_dir.resolve() not in path.resolve().parents:
-                hint = "remove the link, or put a copy of the file in its place"
-                raise StoreError(
-                    "this is a link to a file outside the run, which is not packed", where=str(path), hint=hint
-                )
             if name != layout.LOCK and not name.startswith((TEMP_PREFIX, TRASH_PREFIX)) and path.is_file():
                 yield path

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
-from vlmrl.store.files import remove_tree, sweep, write_json
+from vlmrl.store.evaluated_rows import read_rows
+from vlmrl.store.files import remove_tree, require_ordinary, sweep, write_json
 from vlmrl.store.listing import list_runs
 from vlmrl.store.lock import RunLock
 from vlmrl.store.media import ShardFolder, rollout_media
@@ -60,6 +62,7 @@ def prunable(run_dir: Path, keep_last: int, keep_steps: Iterable[int] = ()) -> l
 
 def plan_prune(run_dir: Path, rules: Rules, keep_steps: Iterable[int] = ()) -> list[Path]:
     """Return the files and folders that `prune_run` would delete. `keep_steps`: checkpoints to keep too (the best)."""
+    require_ordinary(run_dir)
     doomed = [] if rules.keep_last is None else prunable(run_dir, rules.keep_last, keep_steps)
     files = rollout_steps(run_dir)
     deleted_steps = [] if rules.rollouts is None else rules.rollouts.doomed(step for step, _ in files)
@@ -120,7 +123,7 @@ def pruned_ranges(run_dir: Path) -> list[range]:
     if not path.is_file():
         return []
     try:
-        return [range(first, last + 1) for first, last in parse_json(path.read_bytes())["steps"]]
+        return [range(first, last + 1) for first, last in parse_json(read_regular(path))["steps"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"the record of deleted rollouts is damaged: {error}", where=str(path)) from error
 
@@ -158,14 +161,5 @@ def _unnamed_shards(run_dir: Path, rollouts: Sequence[Path]) -> list[Path]:
 
 
 def _evaluated_images(path: Path) -> set[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        if "images" not in pq.read_schema(path).names:
-            return set()
-        rows = pq.read_table(path, columns=["images"]).column("images").to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        message = f"the rows of this evaluation cannot be read: {str(error).splitlines()[0]}"
-        raise StoreError(message, where=str(path), hint="`vlmrl runs verify` shows what is damaged") from error
+    rows = read_rows(path, ["images"]).column("images").to_pylist()
     return {image["sha256"] for images in rows for image in images or ()}

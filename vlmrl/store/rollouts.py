@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.errors import StoreError
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
+from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.store.rollout_columns import group_columns, row_of, sample_columns, sample_of
 from vlmrl.types import Group, ScoredSample
 
@@ -127,14 +128,12 @@ def read_rollouts(path: Path) -> list[Group]:
     groups: list[Group] = []
     samples: list[ScoredSample] = []
     rows: list[dict[str, Any]] = table.to_pylist()
-    try:
+    with damage_told(path, "rollouts have a value of the wrong type"):
         for position, row in enumerate(rows):
             samples.append(sample_of(row))
             if position + 1 == len(rows) or rows[position + 1]["group"] != row["group"]:
                 groups.append(Group(row_of(row), row["prompt_text"], tuple(samples)))
                 samples = []
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"rollouts have a value of the wrong type: {error}", where=str(path)) from error
     return groups
 
 
@@ -146,6 +145,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     with _opened(path, columns) as (file, lacking):
         stored = None if columns is None else [name for name in columns if name not in lacking]
         table = file.read(columns=stored)
+        check_values(table, arrow_schema())
         for name in lacking:
             table = table.append_column(name, _default(name, len(table)))
         return table if columns is None else table.select(list(columns))
@@ -161,6 +161,7 @@ def read_batches(
     with _opened(path, columns, repeated) as (file, lacking):
         stored = [name for name in columns if name not in lacking]
         for batch in file.iter_batches(batch_size=rows, columns=stored, use_threads=False):
+            check_values(batch, arrow_schema())
             for name in lacking:
                 values = _default(name, batch.num_rows)
                 batch = batch.append_column(name, values.dictionary_encode() if name in repeated else values)
@@ -186,16 +187,15 @@ def _opened(
 
     Errors of Arrow become a StoreError.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with damage_told(path, "the rollout file is damaged"):
         # Files of an earlier schema lack some columns, and a missing column cannot be dictionary-encoded.
         encoded_columns = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
         with pq.ParquetFile(path, read_dictionary=encoded_columns, pre_buffer=False) as file:
             schema = file.schema_arrow
-            number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode()
-            if not number.isdigit():
+            number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode("ascii", "replace")
+            if not (number.isascii() and number.isdigit()):
                 raise StoreError("this Parquet file has no rollouts of vlmrl", where=str(path))
             if int(number) > SCHEMA:
                 message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
@@ -212,11 +212,6 @@ def _opened(
                     template.format(*file_step, *name_step), where=str(path), hint="it was renamed or copied"
                 )
             yield file, lacking
-    except FileNotFoundError:
-        raise StoreError("there is no such rollout file", where=str(path)) from None
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"the rollout file is damaged: {reason}", where=str(path)) from error
 
 
 def _default(name: str, rows: int) -> Any:

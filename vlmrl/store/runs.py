@@ -16,7 +16,7 @@ from vlmrl.store import layout
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
-from vlmrl.store.checkpoints import choose_checkpoint
+from vlmrl.store.checkpoints import choose_checkpoint, hashes_of
 from vlmrl.store.clock import now
 from vlmrl.store.files import remove_tree
 from vlmrl.store.listing import status_of
@@ -47,6 +47,7 @@ class Run:
         self.attempt = manifest.attempts[-1].number if manifest.attempts else 1
         self._lock = lock
         self._metrics: metrics_.MetricsWriter | None = None
+        self._written: dict[str, str] = {}
 
     @property
     def writable(self) -> bool:
@@ -74,7 +75,10 @@ class Run:
         if self._metrics is None:
             self._own()
             self._metrics = metrics_.MetricsWriter(self.dir / layout.METRICS)
-        self._metrics.write({"step": int(step), "attempt": self.attempt, "kind": kind, "time": now(), **metrics})
+        files, self._written = {"files": self._written} if self._written else {}, {}
+        self._metrics.write(
+            {"step": int(step), "attempt": self.attempt, "kind": kind, "time": now(), **metrics, **files}
+        )
 
     def event(self, step: int, event: str, **details: Any) -> None:
         """Record an event (saved, resumed, early stop ...): an `event` line in metrics.jsonl and a line in the log."""
@@ -95,9 +99,11 @@ class Run:
         samples = [sample for group in groups for sample in group.samples]
         images = {sha: content for s in samples for sha, content in (*s.files.items(), *s.score.files.items())}
         if images:
-            write_shard(layout.media_path(self.dir, step, self.attempt), sorted(images.items()))
+            write_shard(shard := layout.media_path(self.dir, step, self.attempt), sorted(images.items()))
+            self._written |= hashes_of(self.dir, [shard])
         path = layout.rollout_path(self.dir, step, self.attempt)
         rollouts_.write_rollouts(path, groups, step=step, attempt=self.attempt)
+        self._written |= hashes_of(self.dir, [path])  # the next line of metrics holds them
         return path
 
     def update(self, **changes: Any) -> None:

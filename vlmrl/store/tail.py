@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vlmrl.json_text import parse_json
+from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.clock import seconds_between
-from vlmrl.store.kept_recipe import newest_resolved
+from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.metrics import current, parse_line
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
@@ -98,7 +98,7 @@ def phase_seconds(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 def _steps(run_dir: Path) -> int | None:
     try:
-        steps = parse_json(newest_resolved(run_dir).read_bytes())["recipe"]["train"]["steps"]
-    except (OSError, ValueError, KeyError, TypeError):
+        steps = read_resolved(run_dir)["recipe"].get("train", {}).get("steps")
+    except StoreError:
         return None
     return steps if isinstance(steps, int) else None

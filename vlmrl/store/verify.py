@@ -8,18 +8,19 @@ from statistics import fmean
 from typing import Any
 
 from vlmrl.errors import Problem, StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import HIDDEN
-from vlmrl.regular_file import read_regular
+from vlmrl.regular_file import entry_problems, read_regular
 from vlmrl.store import layout
-from vlmrl.store.checkpoints import faults, sha256_of
-from vlmrl.store.evaluated_rows import read_summary
-from vlmrl.store.files import leftovers
-from vlmrl.store.kept_recipe import resolved_files
+from vlmrl.store.checkpoints import faults, hash_line, sha256_of
+from vlmrl.store.evaluated_rows import UNREADABLE, read_rows, read_summary
+from vlmrl.store.files import ENTRY_HINT, leftovers
+from vlmrl.store.kept_recipe import read_resolved_file, resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.logger_ids import read_remote
 from vlmrl.store.manifest import Manifest, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
+from vlmrl.store.metrics import read_file
+from vlmrl.store.parquet import damage_told
 from vlmrl.store.rollouts import count_rows, read_rollouts
 from vlmrl.store.verify_metrics import Held, MetricsVerdict, check_metrics
 from vlmrl.types import policy_versions
@@ -34,13 +35,17 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
             names of a checkpoint's files are read, and no images. A changed byte in a file is not found.
     """
     verdict = MetricsVerdict()
+    for path, problem in entry_problems(run_dir):
+        verdict.error(f"this {problem}; no command opens it", path, ENTRY_HINT)
+    if verdict.errors:
+        return verdict  # the other checks would open these entries
     try:
         manifest = read_manifest(run_dir)
     except StoreError as error:
         verdict.error(error.message, error.where or run_dir, error.hint)
         manifest = None
     if manifest is not None:
-        _check_texts(run_dir, manifest, verdict)
+        _check_texts(run_dir, manifest, verdict, quick)
     _check_places(run_dir, verdict)
     alive = manifest is not None and status_of(run_dir, manifest.status) == "running"
     rollouts = _check_rollouts(run_dir, verdict, quick)
@@ -94,9 +99,10 @@ def _named(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
-def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> None:
-    """Check recipes, code.diff and kept rewards and prompts against the hashes in the manifest."""
-    for name, sha256 in _written_once(run_dir, manifest).items():
+def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict, quick: bool) -> None:
+    """Check the files that were written once against their hashes: recipes, code.diff, kept texts, rollouts, images."""
+    later = {} if quick else _written_later(run_dir)
+    for name, sha256 in {**_written_once(run_dir, manifest), **later}.items():
         path = run_dir / name
         try:
             if not path.is_file():
@@ -107,7 +113,10 @@ def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict) -> 
             verdict.error(f"a file that the manifest names cannot be read: {error.strerror}", path)
     first, *later = resolved_files(run_dir)
     for path in ([first] if first.exists() else []) + later:
-        _read_json(path, verdict)
+        try:
+            read_resolved_file(path)
+        except StoreError as error:
+            verdict.error(error.message, path)
     dirty = manifest.git is not None and manifest.git.get("dirty")
     if dirty and layout.CODE_DIFF not in manifest.files and not (run_dir / layout.CODE_DIFF).is_file():
         verdict.error("the code had changes that are not committed, but code.diff is missing", run_dir)
@@ -133,6 +142,15 @@ def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
             known = HIDDEN.encode() not in text
             sha256_by_file[path.relative_to(run_dir).as_posix()] = str(record.get("sha256")) if known else ""
     return sha256_by_file
+
+
+def _written_later(run_dir: Path) -> dict[str, str]:
+    """Return file -> its sha256 for rollouts and images, from the lines of metrics, without those that were deleted."""
+    try:
+        tables = [line["files"] for line in read_file(run_dir).lines if isinstance(line.get("files"), dict)]
+    except StoreError:
+        return {}  # `check_metrics` reports it
+    return {name: str(sha256) for table in tables for name, sha256 in table.items() if (run_dir / name).is_file()}
 
 
 def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
@@ -186,7 +204,6 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
 
     An evaluation gets its final name only when it is complete. So an incomplete one is damaged.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     folders = layout.eval_folders(run_dir)
@@ -202,13 +219,27 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
             summary = {}
         path = folder / layout.EVAL_ROWS
         try:
-            rows = pq.read_metadata(path).num_rows if quick else pq.read_table(path).num_rows
-        except (OSError, pa.ArrowException) as error:
-            verdict.error(f"the rows of this evaluation cannot be read: {str(error).splitlines()[0]}", path)
+            with damage_told(path, UNREADABLE):
+                rows = pq.read_metadata(path).num_rows if quick else read_rows(path).num_rows
+        except StoreError as error:
+            verdict.error(error.message, path)
             continue
+        if not quick and (folder / layout.EVAL_HASHES).is_file():
+            _check_hashes(folder, verdict)
         summary_rows = summary.get("rows")
         if isinstance(summary_rows, int) and summary_rows != rows:
             verdict.error(f"the summary has {summary_rows} rows, but the file has {rows}", path)
+
+
+def _check_hashes(folder: Path, verdict: MetricsVerdict) -> None:
+    """Check the files of an evaluation against its table of hashes, in the form of the program `sha256sum`."""
+    table = read_regular(folder / layout.EVAL_HASHES)
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != layout.EVAL_HASHES)
+    for path in paths:
+        if hash_line(path) not in table.splitlines():
+            verdict.error("this file of an evaluation, or its hash, was changed after it was written", path)
+    if len(table.splitlines()) != len(paths):
+        verdict.error("the evaluation has files without a hash, or hashes without a file", folder / layout.EVAL_HASHES)
 
 
 def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: MetricsVerdict) -> None:
@@ -226,21 +257,6 @@ def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages
             run_dir,
             "put the dataset back where it was, or open an archive made by `vlmrl runs pack`",
         )
-
-
-def _read_json(path: Path, verdict: MetricsVerdict) -> dict[str, Any] | None:
-    try:
-        value = parse_json(read_regular(path))
-    except OSError as error:
-        verdict.error(f"cannot be read: {error.strerror}", path)
-        return None
-    except ValueError:
-        verdict.error("is not a complete JSON value", path)
-        return None
-    if not isinstance(value, dict):
-        verdict.error("does not hold a JSON object", path)
-        return None
-    return value
 
 
 MOST_LINES = 20

@@ -79,7 +79,7 @@ def check_metrics(
         verdict.error(error.message, error.where or path)
         return
     verdict.counts["metrics lines"] = len(content.lines)
-    _check_lines(content, starts, path, verdict)
+    _check_lines(content, manifest, path, verdict)
     train = {line["step"]: line for line in metrics.current(content.lines, starts, "train")}
     files = rollout_files(run_dir, starts)
     sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
@@ -97,17 +97,22 @@ def check_metrics(
         _check_no_step_is_missing(run_dir, manifest, content, sorted(within), sorted(files), planned, alive, verdict)
 
 
-def _check_lines(content: metrics.MetricsFile, starts: Mapping[int, int], path: Path, verdict: MetricsVerdict) -> None:
+def _check_lines(content: metrics.MetricsFile, manifest: Manifest | None, path: Path, verdict: MetricsVerdict) -> None:
     """Check each incomplete line. A kill may leave one at the end of an attempt; any other one is damage."""
+    starts = manifest.attempt_starts if manifest else {}
+    ended = {a.number for a in manifest.attempts if a.status in ("done", "interrupted")} if manifest else set()
     attempts = dict(zip(content.numbers, (line["attempt"] for line in content.lines), strict=True))
     for number in content.torn:
         before = next((attempts[n] for n in sorted(attempts, reverse=True) if n < number), min(starts, default=1))
         after = next((attempts[n] for n in sorted(attempts) if n > number), before + 1)
-        if number in content.foreign or after == before:
+        if number in content.foreign or after == before or before in ended:
             verdict.error("a line of metrics is damaged", f"{path}:{number}")
         else:
             verdict.warn("a line of metrics was cut by a kill; readers skip it", f"{path}:{number}")
     _check_order(content, path, verdict)
+    checked = {attempts[number] for number in attempts.keys() - content.unsealed}
+    if lost := [number for number in sorted(content.unsealed) if attempts[number] in checked]:
+        verdict.error("a line of metrics has no checksum, but other lines of its attempt have", f"{path}:{lost[0]}")
     unknown = sorted(set(attempts.values()) - set(starts)) if starts else []
     if unknown:
         verdict.error(f"metrics of attempt {unknown[0]}, which is not in the manifest", path)

@@ -24,7 +24,7 @@ from vlmrl.setup.open_values import settle_for_run
 from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
-from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_recipe, newest_resolved, read_resolved, refuse_hidden
+from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
 from vlmrl.store.manifest import short_value
 from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.provenance import usable_threads
@@ -214,9 +214,10 @@ def _plan(run: Run, checkpoint: Path | None, request: ResumeRequest) -> ResumePl
     if request.recipe is not None:
         loaded = load_recipe(request.recipe, overrides=request.overrides)
     else:
-        text = newest_recipe(run.dir).read_text("utf-8", "replace") if newest_recipe(run.dir).is_file() else ""
         cwd = Path(run.manifest.cwd) if run.manifest.cwd else None
-        loaded = reload_recipe(old_resolved, newest_resolved(run.dir), text, overrides=request.overrides, cwd=cwd)
+        loaded = reload_recipe(
+            old_resolved, newest_resolved(run.dir), recipe_text(run.dir), overrides=request.overrides, cwd=cwd
+        )
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
     loaded, warnings = settle_for_run(keep_settled(loaded, old_resolved), run.dir.parent, request.target)
     sources, validation = open_sources(loaded.recipe)

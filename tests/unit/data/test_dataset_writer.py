@@ -237,3 +237,21 @@ def test_rows_and_images_come_back_as_written(tmp_path: Path) -> None:
     )
     assert dataset.image_bytes(row.media[0]) == png(7) and dataset.image(row.media[0]).getpixel((0, 0)) == (7, 0, 0)
     assert os.fspath(dataset.path) == str(tmp_path / "a")
+
+
+def test_rows_that_were_exchanged_are_no_rows_of_the_dataset(tmp_path: Path) -> None:
+    """As many rows of the same columns, with other truths: dataset.json still names the fingerprint of the old ones."""
+    import pyarrow.parquet as pq
+
+    make(tmp_path / "set")
+    path = next((tmp_path / "set").glob("*.parquet"))
+    opened = PreparedDataset(tmp_path / "set")
+    assert len(list(opened.rows(path.stem)))
+    table = pq.read_table(path)
+    pq.write_table(table.take(list(range(len(table)))[::-1]).replace_schema_metadata({b"a": b"b"}), path)
+    with pytest.raises(DataError, match=r"was changed since dataset.json was written"):
+        PreparedDataset(tmp_path / "set").rows(path.stem)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="is a named pipe"):
+        PreparedDataset(tmp_path / "set").rows(path.stem)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
+import struct
 import zipfile
 from pathlib import Path
 
@@ -143,3 +145,41 @@ def test_a_path_that_is_in_an_archive_more_than_once_is_taken_once_and_said(tmp_
     assert [image.media.sha256 for image in found.images] == [image_hash(png(1)), image_hash(png(2))]
     assert [drop["origin"] for drop in found.dropped] == ["a/b/1.png"] * 2
     assert "twice: the first of these files is used" in found.dropped[0]["reason"]
+
+
+def _packed(path: Path, method: int) -> bytes:
+    with zipfile.ZipFile(path, "w", method) as out:
+        for seed in range(3):
+            out.writestr(f"a/b/{seed}.png", png(seed))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_with_any_damage_is_read_as_far_as_it_goes_or_refused(tmp_path: Path, method: int) -> None:
+    path, rng = tmp_path / "set.zip", random.Random(method)
+    whole = _packed(path, method)
+    directory, end = whole.find(b"PK\1\2"), whole.find(b"PK\5\6")
+    contents = [bytearray(whole) for _ in range(60)]
+    for content in contents:
+        for _ in range(rng.choice((1, 4))):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+    for offset, value in ((6, 99), (10, 99), (8, 0x20)):  # the version that is needed, the method, patched data
+        contents.append(bytearray(whole))
+        contents[-1][directory + offset] = value
+    for disks in (1, 9):  # a locator of a 64-bit directory that is not there
+        contents.append(whole[:end] + b"PK\6\7" + struct.pack("<LQL", disks - 1, 1 << 60, disks) + whole[end:])
+    for content in contents:
+        path.write_bytes(content)
+        try:
+            read = read_labelled(path, LEVELS, workers=1)
+        except DataError:
+            continue
+        assert len(read.images) + len(read.dropped) + sum(read.ignored.values()) <= 3
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_never_opened_as_an_archive(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "set.zip"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_labelled(path, LEVELS)

@@ -69,7 +69,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path):
 def test_damaged_rows_are_told(tmp_path: Path):
     write_evaluation(tmp_path / "test", evaluation(), {})
     (tmp_path / "test" / "rows.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(StoreError, match="rows cannot be read"):
+    with pytest.raises(StoreError, match="rows of this evaluation cannot be read"):
         read_evaluation(tmp_path / "test")
 
 

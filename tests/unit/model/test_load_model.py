@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -97,3 +99,13 @@ def test_the_tiny_model_is_the_same_for_the_same_seed_and_leaves_the_random_stat
     assert (a / "model.safetensors").read_bytes() != (c / "model.safetensors").read_bytes()
     with pytest.raises(CheckpointError, match="not empty"):
         build_tiny(a, ["one two"])
+
+
+def test_a_tiny_model_that_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
+    with pytest.raises(CheckpointError, match=r"could not be written.*No space left"):
+        build_tiny(tmp_path / "model", ["one two"], vocabulary=280, hidden=64, layers=1, vision_layers=1)
+    assert list(tmp_path.iterdir()) == []

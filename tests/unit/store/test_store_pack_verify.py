@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tarfile
 import tracemalloc
@@ -21,14 +22,16 @@ from store_builders import make_checkpoint, make_group, make_run
 
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
+from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
-from vlmrl.store.open_run import open_run
+from vlmrl.store.metrics import SEAL, sealed
+from vlmrl.store.open_run import open_run, resume_run
 from vlmrl.store.pack import pack_run
 from vlmrl.store.rollouts import write_rollouts
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.store.verify_metrics import _gaps
-from vlmrl.types import Media, Segment
+from vlmrl.types import Group, Media, Segment
 
 REWARD = "def score(x):\n    return 1\n"
 CONTENT = {hashlib.sha256(c).hexdigest(): c for c in (b"image one", b"image two")}
@@ -105,7 +108,14 @@ def append(run: Run, line: dict) -> None:
 
 
 def rewrite(path: Path, change: Callable[[list[str]], list[str]]) -> None:
-    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    """Edit the lines of a file. A line with a checksum gets the one of its new text."""
+    path.write_text("".join(map(resealed, change(path.read_text().splitlines(keepends=True)))))
+
+
+def resealed(line: str) -> str:
+    raw = line.removesuffix("\n").encode()
+    end = SEAL.search(raw)
+    return line if end is None else sealed(raw[: end.start()] + b"}").decode() + "\n"
 
 
 def metrics(run: Run) -> Path:
@@ -167,7 +177,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "manifest cut off": ("manifest.json is cut off", lambda r: (r.dir / "manifest.json").write_text('{"schema": 1, ')),
     "recipe changed": ("this file was changed", lambda r: (r.dir / "recipe.toml").write_text("x = 2\n")),
     "recipe gone": ("a file that the manifest names is missing", lambda r: (r.dir / "recipe.toml").unlink()),
-    "resolved cut": ("is not a complete JSON value", lambda r: (r.dir / "resolved.json").write_text("{")),
+    "resolved cut": ("the run's recipe cannot be read", lambda r: (r.dir / "resolved.json").write_text("{")),
     "resolved changed": ("this file was changed", lambda r: (r.dir / "resolved.json").write_text("{}")),
     "kept gone": ("a file that the manifest names is missing", lambda r: shutil.rmtree(r.dir / layout.KEPT)),
     "kept changed": ("this file was changed", lambda r: kept(r).write_text("def score(x):\n    return 2\n")),
@@ -256,7 +266,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         lambda r: rewrite(metrics(r), lambda n: [n[0].replace("{", '{"x": ' + "[" * 500 + "]" * 500 + ", ", 1), n[1]]),
     ),
     "manifest deep": ("manifest.json is cut off or damaged", lambda r: (r.dir / "manifest.json").write_text(DEEP_JSON)),
-    "resolved deep": ("is not a complete JSON value", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
+    "resolved deep": ("the run's recipe cannot be read", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
     "metrics doubled": (
         "2 line(s) of metrics are repeated or out of order; the first is of step 0",
         lambda r: rewrite(metrics(r), lambda lines: lines * 2),
@@ -346,14 +356,88 @@ def test_gaps_are_the_steps_that_have_no_line(first: int, end: int, steps: list[
     assert all(gap.start < gap.stop for gap in gaps)
 
 
+def drawn(group: Group, media: Media) -> Group:
+    """The group with an image that the reward of each sample made."""
+    files = {media.sha256: CONTENT[media.sha256]}
+    samples = [replace(s, score=replace(s.score, artifacts={"drawing": media}, files=files)) for s in group.samples]
+    return replace(group, samples=tuple(samples))
+
+
+def test_every_changed_byte_of_metrics_rollouts_images_and_evaluations_is_seen(tmp_path: Path):
+    """Each file: its ends, and bytes all over it; each byte with another bit changed."""
+    run = make_run(tmp_path)
+    for step in range(2):
+        run.write_rollouts(step, [drawn(make_group(step, media=(MEDIA[step],)), MEDIA[step])])
+        run.log(step, "train", {"rollout/samples": 2})
+    evaluate_run(run.dir, "test", [0.1, 0.2, 0.9])
+    run.event(2, "ended", reason="all steps done")
+    run.finish()
+    assert verify_run(run.dir, RunImages(run.dir)).problems == []
+    paths = [metrics(run), *(p for n in ("rollouts", "media", "eval") for p in (run.dir / n).rglob("*") if p.is_file())]
+    assert {path.name for path in paths} == {
+        *("metrics.jsonl", "step-000000.parquet", "step-000001.parquet", "step-000000.arrow", "step-000001.arrow"),
+        *("rows.parquet", "summary.json", "SHA256SUMS"),
+    }
+    for path in paths:
+        whole = path.read_bytes()
+        places = {*range(0, len(whole), len(whole) // 12), len(whole) - 2, len(whole) - 1}
+        places |= {*range(0, len(whole), 3)} if path.name == "metrics.jsonl" else set()
+        for place in places:
+            content = bytearray(whole)
+            content[place] ^= 1 << place % 8
+            path.write_bytes(content)
+            assert verify_run(run.dir, RunImages(run.dir)).errors, (path.name, place)
+        path.write_bytes(whole)
+
+
+def test_hashes_of_rollouts_survive_a_kill_and_a_resume(tmp_path: Path):
+    """The rollouts of a step whose line a kill prevented have no hash, and do not count after the resume."""
+    run = make_run(tmp_path)
+    run.write_rollouts(0, [make_group(0, media=())])
+    run.log(0, "train", {"rollout/samples": 2})
+    run.write_rollouts(1, [make_group(1, media=())])
+    run.close()
+    make_checkpoint(run.dir, 1)
+    with open(run.dir / layout.METRICS, "a") as file:
+        file.write('{"step": 1, "attempt": 1, "ki')
+    again = resume_run(tmp_path, run.id)
+    again.write_rollouts(1, [make_group(1, media=())])
+    again.log(1, "train", {"rollout/samples": 2})
+    again.finish()
+    assert verify_run(run.dir).errors == []
+    tables = [line["files"] for line in again.metrics("train")]
+    assert [[*table] for table in tables] == [["rollouts/step-000000.parquet"], ["rollouts/step-000001-a2.parquet"]]
+    damage_byte(run.dir / "rollouts/step-000001-a2.parquet")
+    assert any("was changed after" in e.message for e in verify_run(run.dir).errors)
+
+
+def test_a_line_of_metrics_that_lost_its_checksum_is_seen_and_old_runs_have_none(tmp_path: Path):
+    run = make_run(tmp_path)
+    for step in range(3):
+        run.log(step, "train", {})
+    run.finish()
+    whole = metrics(run).read_bytes()
+    metrics(run).write_bytes(whole.replace(b"crc32", b"crc33", 1))
+    assert any("no checksum" in e.message for e in verify_run(run.dir).errors)
+    metrics(run).write_bytes(re.sub(rb', "crc32": "[0-9a-f]+"', b"", whole))
+    assert verify_run(run.dir).errors == []
+    assert len(open_run(tmp_path, run.id).metrics()) == 3
+
+
 def test_images_that_are_gone_are_counted(run: Run):
     next(run.dir.parent.parent.glob("data/*.arrow")).unlink()
     assert any(IMAGES_GONE in e.message for e in verify_run(run.dir).errors)
 
 
 def test_a_run_of_overlapped_steps_holds_samples_of_the_step_before(run: Run):
+    path = layout.rollout_path(run.dir, 1)
+    before = sha256_of(path)
     overwrite_stale(run)
-    rewrite(metrics(run), lambda lines: [lines[0], lines[1].replace("{", '{"rollout/version_lag": 1, ', 1)])
+    lag = '{"rollout/version_lag": 1, '
+    rewrite(
+        metrics(run),
+        lambda lines: [lines[0], lines[1].replace("{", lag, 1).replace(before, sha256_of(path))],
+    )
     assert [e.message for e in verify_run(run.dir).errors] == []
 
 

@@ -13,6 +13,7 @@ from store_builders import make_checkpoint, make_group, make_run
 
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
+from vlmrl.store.evaluated_rows import rows_schema
 from vlmrl.store.media import write_shard
 from vlmrl.store.prune import RolloutRule, Rules, children, plan_prune, prune_run, pruned_ranges
 from vlmrl.store.runs import Run
@@ -114,7 +115,9 @@ def test_an_image_that_an_evaluation_names_stays(tmp_path):
     write_shard(run.dir / "media" / "0.arrow", [("a" * 64, b"png")])
     folder = layout.eval_dir(run.dir, "test")
     folder.mkdir(parents=True)
-    pq.write_table(pa.table({"images": [[{"sha256": "a" * 64}]]}), folder / layout.EVAL_ROWS)
+    images = pa.schema([rows_schema((), shown=False).field("images")])
+    rows = pa.table({"images": [[Media("a" * 64, 8, 6).fields()]]}, schema=images)
+    pq.write_table(rows, folder / layout.EVAL_ROWS)
     (folder / layout.EVAL_SUMMARY).write_text("{}")
     run.finish()
     assert plan_prune(run.dir, Rules(media=True)) == []
