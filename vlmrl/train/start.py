@@ -6,13 +6,16 @@ Importing this module does not import torch: the launching process imports it, t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
+from vlmrl.errors import VlmrlError
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.read_only_run import FollowedRun
+from vlmrl.store.removal import describe_aside, set_aside
 from vlmrl.store.runs import Run
 
 if TYPE_CHECKING:
@@ -40,7 +43,21 @@ def share_run(world: World, make: Callable[[], tuple[Run, Recipe, Path | None]])
 def run_session(
     run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World = ALONE
 ) -> str:
-    """Train a run to its end and return how it ended: "done" or "interrupted". An error ends it as failed."""
+    """Train a run to its end and return how it ended: "done" or "interrupted". An error ends it as failed.
+
+    A run of one process that fails before its first step is set aside. Of several processes, the launcher does this.
+    """
+    try:
+        return _run_session(run, recipe, root, watcher, resume, world)
+    except Exception:
+        # If the disk refuses this, the first error is raised all the same.
+        with suppress(VlmrlError, OSError):
+            if world.size == 1 and not rank_process.launched() and (aside := set_aside(run.dir)) is not None:
+                watcher.message(describe_aside(aside))
+        raise
+
+
+def _run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World) -> str:
     # Imported here, since these modules import torch.
     from vlmrl.checkpoint.checked_files import compared_once
     from vlmrl.train.checkpointing import finish_failed
