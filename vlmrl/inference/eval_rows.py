@@ -134,7 +134,8 @@ def seen_by(run_dir: Path) -> SeenRows:
             validation = entry.get("validation")
             if validates and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
-                validated |= {(key, str(validation or VALIDATION)) for key in (path, *prints)}
+                split = validation if isinstance(validation, str) else VALIDATION
+                validated |= {(key, split) for key in (path, *prints)}
     return SeenRows(frozenset(trained), frozenset(validated))
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -113,9 +114,9 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
 
     train = None
     reward = recipe.reward
-    reward_ok = True
+    reward_ok, scored = True, scores_responses(recipe)
     try:
-        train = open_source(data, reward, scored=scores_responses(recipe))
+        train = open_source(data, reward, scored=scored)
         reward_ok = train.reward is not NO_REWARD
     except VlmrlError as error:
         problems += problems_in(error, where)
@@ -128,7 +129,8 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem]) -> En
     opened: dict[str, Source] = {}
     for name in (recipe.eval.sets or [VALIDATION]) if recipe.eval.enabled else ():
         try:
-            source = open_set(data, reward, name) if recipe.eval.sets else open_validation(data, reward)
+            opens = partial(open_set, name=name) if recipe.eval.sets else open_validation
+            source = opens(data, reward, scored=scored)
         except VlmrlError as error:
             problems += problems_in(error, where)
             continue

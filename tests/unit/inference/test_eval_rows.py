@@ -20,6 +20,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.model_origin import origin_of as first_origin
 from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.evaluated_rows import read_summary, role_label, role_of, training_name
@@ -65,7 +66,8 @@ def table(file: Path, rows: Sequence[int]) -> None:
 def run_of(data: str, settings: str = "", kind: str = "rl") -> Run:
     """A run of a recipe over this data, as its folder stands when the first step begins."""
     Path("mine.toml").write_text(f'kind = "{kind}"\n{SETTINGS}{settings}\n{data}')
-    with start_run(load_recipe("mine.toml"), Path("runs"), ["vlmrl"], Labels()) as run:
+    loaded, _ = settle_for_run(load_recipe("mine.toml"), Path("runs"))
+    with start_run(loaded, Path("runs"), ["vlmrl"], Labels()) as run:
         pass
     return run
 
