@@ -32,7 +32,7 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
             key = ".".join(waiting[0])
             message = f"`{key}` waits for a validation, and no source has validation rows"
             return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
-        hint = "name a split with data.validation, or prepare the data with one; training runs without validation"
+        hint = "name a split or hold out a share: data.validation = 0.1; training runs without validation"
         where = loaded.where(("eval", "sets"), ("eval", "metric"), ("data", 0))
         lacks = "`eval.sets` has test splits alone" if settings.sets else "no source has validation rows"
         return [Problem(f"{lacks}: no best checkpoint, no early stop", where, hint, "warning")]

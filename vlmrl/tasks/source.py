@@ -197,17 +197,19 @@ def make_source(
 def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Source | None:
     """Open the validation rows of an entry: the split or file that it names, else the split `validation`, if any.
 
+    A share of the rows that is held out is the split `validation`, too.
+
     Args:
         scored: as for `open_source`.
     Returns: None if the entry names no validation rows and the dataset has no split `validation`.
     Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
     named = data.validation
-    if named is not None and is_table_file(named):
+    if isinstance(named, str) and is_table_file(named):
         return open_rows_file(data, reward, named, VALIDATION, scored=scored)
     if named is None and VALIDATION not in open_dataset(data).splits:
         return None
-    return open_source(data, reward, split=named or VALIDATION, scored=scored)
+    return open_source(data, reward, split=named if isinstance(named, str) else VALIDATION, scored=scored)
 
 
 def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored: bool = True) -> Source:
@@ -218,7 +220,7 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
         scored: as for `open_source`.
     Raises: as `open_source`.
     """
-    other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "name": data.name})
+    other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
     return replace(open_source(other, reward, scored=scored), name=data.name or open_dataset(data).name, split=split)
 
 

@@ -5,8 +5,8 @@ Importing this module does not import torch: the launching process imports it, t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import VlmrlError
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.read_only_run import FollowedRun
-from vlmrl.store.removal import describe_aside, set_aside
+from vlmrl.store.removal import set_aside
 from vlmrl.store.runs import Run
 
 if TYPE_CHECKING:
@@ -47,17 +47,6 @@ def run_session(
 
     A run of one process that fails before its first step is set aside. Of several processes, the launcher does this.
     """
-    try:
-        return _run_session(run, recipe, root, watcher, resume, world)
-    except Exception:
-        # If the disk refuses this, the first error is raised all the same.
-        with suppress(VlmrlError, OSError):
-            if world.size == 1 and not rank_process.launched() and (aside := set_aside(run.dir)) is not None:
-                watcher.message(describe_aside(aside))
-        raise
-
-
-def _run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World) -> str:
     # Imported here, since these modules import torch.
     from vlmrl.checkpoint.checked_files import compared_once
     from vlmrl.train.checkpointing import finish_failed
@@ -67,7 +56,7 @@ def _run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume:
     from vlmrl.train.session import open_session
     from vlmrl.train.sft import train_sft
 
-    with run, explaining(recipe):
+    with _setting_aside(run, watcher, world), run, explaining(recipe):
         rank_process.join_run(run.dir, run.attempt)
         rank_process.phase("load")
         with loggers_of(run, recipe, root, watcher.message) as loggers:
@@ -86,3 +75,15 @@ def _run_session(run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume:
             rank_process.phase("closing the loggers")
         run.finish("interrupted" if status == "interrupted" else "done")
         return status
+
+
+@contextmanager
+def _setting_aside(run: Run, watcher: Watcher, world: World) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        if world.size == 1 and not rank_process.launched():
+            with suppress(VlmrlError, OSError):  # such as a full disk: the first error is raised
+                if line := set_aside(run.dir):
+                    watcher.message(line)
+        raise

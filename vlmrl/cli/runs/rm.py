@@ -13,9 +13,7 @@ from vlmrl.cli.output import emit, say, tell
 
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: ids, unique prefixes of ids, or names.")],
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Remove without a question; without a terminal, nothing is removed else.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without a question.")] = False,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -28,7 +26,7 @@ def rm(
     """
     from vlmrl.cli.show.runs_tables import size_text
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.removal import removable, remove_run
+    from vlmrl.store.removal import removable, remove_runs
     from vlmrl.store.summary import tree_bytes
 
     folders = removable(runs_root(runs), names)
@@ -36,8 +34,8 @@ def rm(
     lines = [f"{name} ({size_text(size)})" for name, size in sizes.items()]
     if not yes and sys.stdin.isatty() and not as_json:
         yes = typer.confirm(f"remove {', '.join(lines)}?", err=True)
-    for folder in folders if yes else ():
-        remove_run(folder)
+    if yes:
+        remove_runs(folders)
     emit({"removed" if yes else "would_remove": list(sizes), "bytes": sum(sizes.values())}, as_json)
     if not as_json:
         tell(f"{'removed' if yes else 'would remove'} {', '.join(lines)}: {size_text(sum(sizes.values()))} in all")
