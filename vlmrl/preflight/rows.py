@@ -349,7 +349,7 @@ def _scored(
         x = responding(source.reward_input(row, text, "stop", 0, ""), text)
         inputs.append(replace(x, media=row.media, seen_sizes=tuple((m.width, m.height) for m in row.media)))
     with open_scorer(source.reward, source.weights, **scorer_limits(loaded), place=place) as scorer:
-        scores = scorer.score(inputs, strict=True)
+        scores = scorer.score(inputs, strict=True, rows=[row.place for row in rows])
     if not scores:
         raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")
     if hung := sum(map(earned_on_timeout, scores)):

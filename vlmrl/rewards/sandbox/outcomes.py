@@ -125,6 +125,19 @@ def failure_of(error: Exception) -> Failure:
     return Failure(type(error).__name__, str(error), lines)
 
 
+def advised(failure: Failure, truth: Mapping[str, Any], columns: Mapping[str, Any]) -> Failure:
+    """Return a failure; that of a key which the row lacks says what the row has, and how a column becomes its truth."""
+    key = failure.message.strip("'\"")
+    if failure.kind != KeyError.__name__ or key in truth:
+        return failure
+    has, names = ", ".join(truth) or "nothing", ", ".join(columns) or "none"
+    hint = (
+        f"the truth of this row has {has}, and no `{key}`; columns: {names}. Name the one with the answer in [[data]]: "
+        'columns = { answer = "..." }; of a conversation, the last turn is the answer if it is that of gpt or assistant'
+    )
+    return replace(failure, hint=failure.hint or hint)
+
+
 def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
     """Return a failure as the error for the user: the exception, the user's lines, the output.
 
