@@ -105,9 +105,11 @@ def test_a_share_is_held_out_and_a_resume_uses_the_same(place, tiny_folder):
     held_out = this_process("eval", "share", *reward, cwd=place)
     assert held_out.code == 0 and "3 rows, split validation" in held_out.err and "training rows" not in held_out.err
     # With another seed, held-out rows are rows that the run was trained on.
-    mixed = this_process("eval", "share", *reward, "--set", "data.0.validation_seed=1", cwd=place)
+    seed = ("--set", "data.0.validation_seed=1", "--name", "seed")
+    mixed = this_process("eval", "share", *reward, *seed, cwd=place)
     assert mixed.code == 0 and "(training rows)" in mixed.err
-    assert "no problems" in this_process("check", "recipe.toml", cwd=place).out
+    checked = this_process("check", "recipe.toml", cwd=place)
+    assert "train 9 rows, validation 3" in checked.out and "are training" not in checked.out + checked.err
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ STYLES: Mapping[str, str] = {
     "LLaVA, ShareGPT": "`conversations` of {from, value}, from human and gpt, `image`: a path below the table's folder "
     "or `images_root`; the last turn of gpt is the truth `answer`, and what `vlmrl sft` learns",
 }
-"""Whose tables are read as they are -> their columns, as Markdown."""
+"""Library whose tables are read as they are -> the columns of these, as Markdown."""
 RESPONSES: Spellings = {
     "response": (
         "response",

@@ -319,8 +319,7 @@ class Scorer:
             score, seconds = call.here[place] if place in call.here else self._score_of(call.outcomes[place])
             if isinstance(score, Failure):
                 if call.strict and is_bug(score, {}, call.on_outage):
-                    x = call.inputs[place]
-                    raise as_error(advised(score, x.truth, x.columns), self.spec.name, call.rows[place])
+                    raise as_error(advised(score, call.inputs[place]), self.spec.name, call.rows[place])
                 self.ended = self.ended or (score if score.ends_run else None)
                 self.failures += not score.is_outage
                 status = "unavailable" if score.is_outage else "failed"

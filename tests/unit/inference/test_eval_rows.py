@@ -16,6 +16,7 @@ from vlmrl.evaluate.records import Evaluation, training_folder, write_evaluation
 from vlmrl.inference.eval_recipe import choose_recipe
 from vlmrl.inference.eval_rows import EvalRows, only_training_rows, rows_to_evaluate
 from vlmrl.inference.evaluation import EvalSettings, plan
+from vlmrl.launch.request import EvalRequest
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.model_origin import origin_of as first_origin
@@ -232,6 +233,15 @@ max_new_tokens = 99
 temperature = 1.0
 samples = 8
 """
+
+
+def test_a_task_is_named_for_all_sources_and_goes_to_the_ranks(place: Path):
+    run = run_of(entry("no_test"))
+    chosen = choose_recipe(origin_of(run), Path("runs"), task="counting")
+    assert [data.task for data in chosen.recipe.data] == ["counting"]
+    assert [data.task for data in choose_recipe(origin_of(run), Path("runs")).recipe.data] == ["table"]
+    words = EvalRequest(model="last", task="own.py:task").rank_words()
+    assert words[words.index("--task") + 1] == "own.py:task"
 
 
 def test_a_file_without_data_overrides_the_runs_own_recipe_key_by_key(place: Path):
