@@ -99,7 +99,7 @@ def test_the_seed_and_the_rows_decide_and_the_fingerprint_says_which(tmp_path: P
     }
     assert choices[0] != choices[1] and all(len(chosen) == 12 for chosen in choices.values())
     prints = [
-        open_dataset(Data(path=path, **more)).fingerprint
+        open_dataset(Data.model_validate({"path": path, **more})).fingerprint
         for more in ({}, {"validation": 0.2}, {"validation": 0.2, "validation_seed": 1}, {"validation": 0.3})
     ]
     assert len(set(prints)) == 4
