@@ -57,6 +57,8 @@ METRICS: Mapping[str, Metric] = {
     "precision": Metric("higher"),
     "recall": Metric("higher"),
     "f1": Metric("higher"),
+    "loss": Metric("lower"),
+    "perplexity": Metric("lower"),
     "parse_failure": Metric("lower", SHARE),
     "parse_failures": Metric("lower"),
     "parse_failure_rate": Metric("lower"),

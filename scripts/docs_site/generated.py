@@ -151,6 +151,43 @@ def recipes() -> str:
     return "\n".join(_table(("recipe", "kind", "what it trains"), rows))
 
 
+def columns() -> str:
+    """Return the columns of other trainers' tables."""
+    from vlmrl.data.columns import STYLES
+
+    return "\n".join(_table(("library", "columns"), [(name, _cell(text)) for name, text in STYLES.items()]))
+
+
+def new_row() -> str:
+    """Return the fields of a row that a task's `prep` makes."""
+    from vlmrl import NewRow
+
+    return "\n".join(_table(("field of `NewRow`", "meaning", "default"), _fields(NewRow)))
+
+
+def attack() -> str:
+    """Return the fields of an attack, and the kinds of attacks."""
+    from vlmrl import Attack
+    from vlmrl.tasks.attack import KINDS
+
+    kinds = _table(("kind", "what it is"), [(f'`"{name}"`', _cell(text)) for name, text in KINDS.items()])
+    return "\n".join([*_table(("field of `Attack`", "meaning", "default"), _fields(Attack)), "", *kinds])
+
+
+def _fields(of: type[Any]) -> list[tuple[str, str, str]]:
+    """Return (name, text of the docstring, default) of each field of a dataclass. Raises: KeyError without a text."""
+    from dataclasses import MISSING, fields
+    from inspect import cleandoc
+
+    section = cleandoc(of.__doc__ or "").partition("Args:\n")[2]
+    texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, flags=re.M))
+    rows = []
+    for field in fields(of):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        rows.append((f"`{field.name}`", _cell(texts[field.name]), "" if default is MISSING else f"`{default!r}`"))
+    return rows
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "recipe": recipe,
@@ -158,6 +195,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "differences": differences,
     "tasks": tasks,
     "recipes": recipes,
+    "columns": columns,
+    "new_row": new_row,
+    "attack": attack,
 }
 """Name in a marker -> the function that makes the part."""
 DRAWINGS: dict[str, Callable[[], str]] = {"levels": draw_levels, "life": draw_life}

@@ -419,3 +419,19 @@ def test_every_command_of_the_store_has_help_with_an_example(root: Path):
     for command in [*(("runs", c) for c in commands), ("compare",)]:
         done = vlmrl(*command, "--help", runs=root)
         assert done.code == 0 and "Example: vlmrl" in done.out, command
+
+
+def test_rm_asks_for_yes_and_says_what_it_freed(tmp_path: Path):
+    runs = tmp_path / "runs"
+    for name in ("one", "two"):
+        make(runs, name=name).finish()
+    wished = as_json("runs", "rm", "one", "two", runs=runs)
+    assert len(wished["would_remove"]) == 2 and wished["bytes"] > 1000 and len(list(runs.iterdir())) == 2
+    done = vlmrl("runs", "rm", "one", runs=runs)
+    assert done.code == 0 and "would remove" in done.out and "add --yes" in done.err
+    done = vlmrl("runs", "rm", "one", "--yes", runs=runs)
+    assert done.code == 0 and "removed 2" in done.out and " in all" in done.out
+    assert [run["name"] for run in as_json("runs", "list", runs=runs)["runs"]] == ["two"]
+    refused = vlmrl("runs", "rm", "two", "missing", "--yes", runs=runs)
+    assert refused.code == 2 and "no run `missing`" in refused.err
+    assert [run["name"] for run in as_json("runs", "list", runs=runs)["runs"]] == ["two"]

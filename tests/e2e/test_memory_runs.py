@@ -28,6 +28,7 @@ from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
 from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.store.listing import list_runs
 from vlmrl.store.open_run import open_run
 from vlmrl.store.runs import Run
 from vlmrl.train import prompt_feed, rl, session
@@ -171,7 +172,7 @@ def test_a_rehearsal_that_fits_nowhere_near_ends_the_run_with_a_value_that_was_t
     assert rows == [264, 132, 96]
     assert caught.value.hint == "set train.tokens_per_row = 66: this value was tried and fits"
     assert caught.value.message.startswith("out of memory in phase `rehearsal` of step 0 on rank 0 with ")
-    assert not open_run(tmp_path, "last").metrics("train")
+    assert not open_run(tmp_path / "unfinished", "last").metrics("train")
     train(place, tmp_path, "train.tokens_per_row=66")
 
 
@@ -229,7 +230,10 @@ def test_memory_that_runs_out_elsewhere_names_the_phase_and_a_key(
         begin(place, tmp_path, *overrides)
     assert caught.value.message.startswith(f"out of memory in phase `{phase}` of step ")
     assert f"set {key}" in caught.value.hint
-    assert open_run(tmp_path, "last").status == "failed"
+    [run] = [*list_runs(tmp_path), *list_runs(tmp_path / "unfinished")]
+    kept = open_run(tmp_path, str(run.dir))
+    assert run.status == "failed"
+    assert (run.dir.parent == tmp_path) == bool(kept.metrics() or kept.metrics("validation"))
 
 
 @pytest.mark.slow

@@ -94,8 +94,8 @@ def train(place: Path, model: Path, data: str, more: str = ""):
     return this_process("train", "recipe.toml", "--json", cwd=place)
 
 
-def only_run(place: Path) -> Run:
-    (folder,) = (place / "runs").iterdir()
+def only_run(place: Path, within: str = "runs") -> Run:
+    (folder,) = (place / within).iterdir()
     return open_run(folder.parent, folder.name)
 
 
@@ -145,7 +145,7 @@ def test_every_table_of_ours_shows_the_model_its_picture_and_the_reward_its_trut
     (place / "verl.py").write_text(REWARDS["verl"].replace('"mine"', '"other"'))
     done = train(place, tiny_folder, source("verl", "verl.py"))
     assert done.code == 2 and "AssertionError" in done.err
-    run = only_run(place)
+    run = only_run(place, "runs/unfinished")
     assert run.status == "failed"
 
 
@@ -172,9 +172,9 @@ def test_a_broken_reward_ends_the_run_with_the_row_and_no_traceback_of_ours(plac
     assert done.out == "" and "Traceback" not in done.err and "internal error" not in done.err
     message = done.err[done.err.index("error: ") :]
     assert "broken.py" in message and told in message and "row" in message
-    run = only_run(place)
+    run = only_run(place, "runs/unfinished")
     assert run.status == "failed" and run.manifest.error
-    verified = this_process("runs", "verify", run.id, "--json", cwd=place)
+    verified = this_process("runs", "verify", f"runs/unfinished/{run.id}", "--json", cwd=place)
     assert verified.json["ok"]
 
 

@@ -30,6 +30,7 @@ from small_runs import (
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.errors import CheckpointError, RewardError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
+from vlmrl.store.listing import list_runs
 from vlmrl.store.open_run import open_run
 from vlmrl.store.verify import verify_run
 
@@ -128,7 +129,7 @@ def test_a_reward_that_raises_at_once_stops_with_the_row(place, broken, tmp_path
     with pytest.raises(RewardError, match="divisor is gone") as caught:
         begin(place, tmp_path, broken)
     assert "row" in str(caught.value)
-    assert open_run(tmp_path, "last").status == "failed"
+    assert list_runs(tmp_path) == [] and open_run(tmp_path / "unfinished", "last").status == "failed"
 
 
 @pytest.mark.slow

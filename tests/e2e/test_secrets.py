@@ -135,6 +135,6 @@ def test_a_resume_wants_the_secret_again_and_sees_no_change_in_it(run, place: Pa
 def test_an_exception_that_quotes_a_secret_is_recorded_without_it(place: Path):
     done = command(place, "train", "r.toml", "--name", "failing", "--set", "reward.args.late=true")
     assert done.code == 2
-    run = open_run(place / "runs", "failing")
+    run = open_run(place / "runs/unfinished", "failing")
     assert run.status == "failed" and "the judge at https://j.x/?token=<redacted> refused" in (run.manifest.error or "")
     assert leaks(run.dir) == []

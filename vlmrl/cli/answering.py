@@ -73,6 +73,7 @@ def open_answering(
         root,
         recipe=request.recipe,
         data=request.data,
+        task=None if request.has_images else request.task,
         images=request.has_images,
         overrides=list(request.overrides),
     )

@@ -80,6 +80,7 @@ def eval_(
     data: options.OtherData = None,
     split: Split = None,
     source: options.OneSource = None,
+    task: options.PromptTask = None,
     checkpoint: options.EvalCheckpoint = "best",
     sample: options.Sample = None,
     n: options.Samples = 1,
@@ -153,6 +154,7 @@ def eval_(
         data=data,
         split=split,
         source=source,
+        task=task,
         checkpoint=checkpoint,
         temperature=sample,
         samples=n,
@@ -184,7 +186,7 @@ def eval_(
     if not launched():
         say_origin(request.model, origin.parent)
         _announce(planned)
-        if chosen.run_dir is not None and recipe is None and data is None and not overrides:
+        if chosen.run_dir is not None and not (recipe or data or task or overrides):
             _warn_of_changes(chosen.run_dir, planned)
         if gpus is not None and (evaluated := _launch(gpus, request, settled, planned, chosen.run_dir, root)):
             _show(*evaluated, others, as_json)

@@ -89,7 +89,7 @@ ModelGpus = Annotated[
     ),
 ]
 
-# Options of the commands of `vlmrl data`
+# Options of the commands of `vlmrl data`; `eval` has the second one, too
 Dataset = Annotated[
     str, typer.Argument(help="The dataset: a prepared folder, a table file, a folder of tables, or hub:name.")
 ]
@@ -97,8 +97,8 @@ PromptTask = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="Task that makes the prompts, a name or file.py:function; default: the dataset's own task, unless that "
-        "is a file.",
+        help="Task that makes the prompts, a name or file.py:function; default: that of the recipe if there is one, "
+        "else the dataset's own, unless that is a file.",
     ),
 ]
 

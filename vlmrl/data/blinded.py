@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vlmrl.data.bounded_cache import BoundedCache
-from vlmrl.data.dataset import Dataset
+from vlmrl.data.dataset import Dataset, WrappedDataset
 from vlmrl.data.image_swap import ImagePlace
 from vlmrl.data.images import image_hash
 from vlmrl.errors import RecipeError, listed
@@ -134,40 +134,12 @@ def picture_file(image: PILImage) -> bytes:
     return b"P6\n%d %d\n255\n" % image.size + image.tobytes()
 
 
-class BlindedDataset:
+class BlindedDataset(WrappedDataset):
     """Dataset whose images are changed: it returns a picture for each `ShownMedia`, else the image as it is."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+        super().__init__(dataset)
         self._pictures: BoundedCache[PILImage] = BoundedCache(SHOWN_BYTES, lambda image: 3 * image.width * image.height)
-
-    @property
-    def name(self) -> str:
-        return self.dataset.name
-
-    @property
-    def path(self) -> str:
-        return self.dataset.path
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        return self.dataset.info
-
-    @property
-    def splits(self) -> Mapping[str, int]:
-        return self.dataset.splits
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return self.dataset.notes
-
-    @property
-    def fingerprint(self) -> str:
-        return self.dataset.fingerprint
-
-    def rows(self, split: str) -> Sequence[Row]:
-        """Return the rows of a split, with their own images."""
-        return self.dataset.rows(split)
 
     def image_bytes(self, media: Media) -> bytes:
         return picture_file(self.image(media)) if isinstance(media, ShownMedia) else self.dataset.image_bytes(media)

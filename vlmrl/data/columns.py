@@ -24,6 +24,15 @@ TRAINING: Spellings = {
     "response": ("response", "completion"),
 }
 """Columns of a table to train on."""
+STYLES: Mapping[str, str] = {
+    "TRL": "`prompt`, `image` or `images`, `solution`; prompts are texts or lists of {role, content}",
+    "verl": "`prompt`, `images`, `reward_model` with {style, ground_truth}",
+    "EasyR1": "`problem`, `images`, `answer`",
+    "ms-swift": "`messages` of {role, content}, `images`, `solution`",
+    "LLaVA, ShareGPT": "`conversations` of {from, value}, from human and gpt, `image`: a path below the table's folder "
+    "or `images_root`; the last turn of gpt is the truth `answer`, and what `vlmrl sft` learns",
+}
+"""Library whose tables are read as they are -> the columns of these, as Markdown."""
 RESPONSES: Spellings = {
     "response": (
         "response",

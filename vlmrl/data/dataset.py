@@ -70,6 +70,30 @@ class Dataset(Protocol):
         ...
 
 
+class WrappedDataset:
+    """Dataset around another one: all that a subclass does not change is that of the other, `dataset`."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset, self.name, self.path = dataset, dataset.name, dataset.path
+        self.info, self.splits, self.notes = dataset.info, dataset.splits, dataset.notes
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dataset.fingerprint
+
+    def rows(self, split: str) -> Sequence[Row]:
+        return self.dataset.rows(split)
+
+    def image_bytes(self, media: Media) -> bytes:
+        return self.dataset.image_bytes(media)
+
+    def image(self, media: Media) -> PILImage:
+        return self.dataset.image(media)
+
+    def place_of(self, media: Media) -> str:
+        return self.dataset.place_of(media)
+
+
 def decode_cached(dataset: Dataset, media: Media) -> PILImage:
     """Return a decoded image of a dataset, from the process's cache if it is there.
 

@@ -178,6 +178,9 @@ class TableDataset:
             response = read_messages(fields[mapped.prompt], where)[1]
             if not truth and response is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
                 truth = {"answer": response}
+            if not truth and response is None and self.info["response_column"] == mapped.prompt:
+                hint = "other rows end with a turn of gpt or assistant: add it to this row, or remove the row"
+                raise DataError("the conversation has no answer as its last turn", where=where, hint=hint)
             fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
         columns = {}
         for name, value in fields.items():

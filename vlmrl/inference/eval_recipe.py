@@ -54,6 +54,7 @@ def choose_recipe(
     *,
     recipe: str | None = None,
     data: str | None = None,
+    task: str | None = None,
     images: bool = False,
     overrides: Sequence[str] = (),
 ) -> ChosenRecipe:
@@ -66,6 +67,7 @@ def choose_recipe(
     When a run is evaluated, the table `model` is always the run's own: its pixels and dtype belong to its weights.
 
     Args:
+        task: task of all sources, instead of the recipe's.
         images: whether the user's own images take the place of rows. A recipe without `[[data]]` is enough then.
     Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
         errors of the recipe.
@@ -94,6 +96,8 @@ def choose_recipe(
         )
     if data is not None:
         values["data"] = [_data_entry(data, values.get("data") or [{}])]
+    if task is not None:
+        values["data"] = [{**entry, "task": task} for entry in values["data"]]
     problems = []
     for text in overrides:
         parsed = parse_override(text)

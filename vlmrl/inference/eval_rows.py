@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlmrl.data.held_out import HeldOutDataset
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, StoreError, VlmrlError
 from vlmrl.recipe.eval_table import is_test_split
@@ -74,11 +75,11 @@ class SeenRows:
 
     def role(self, source: Source) -> Role:
         """Return the role of a source's rows by these records, else by the name of their split."""
-        keys = _keys(source)
-        if keys & self.trained:
-            return "training"
-        if keys & self.validated:
-            return "validation"
+        for key in _keys(source):
+            if key in self.trained:
+                return "training"
+            if key in self.validated:
+                return "validation"
         return "test" if source.split == TEST and TEST in source.dataset.splits else "held out"
 
 
@@ -133,7 +134,8 @@ def seen_by(run_dir: Path) -> SeenRows:
             validation = entry.get("validation")
             if validates and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
-                validated |= {(key, str(validation or VALIDATION)) for key in (path, *prints)}
+                split = validation if isinstance(validation, str) else VALIDATION
+                validated |= {(key, split) for key in (path, *prints)}
     return SeenRows(frozenset(trained), frozenset(validated))
 
 
@@ -205,11 +207,15 @@ def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRow
     return EvalRows(source, seen.role(source), None, f"all of {data.path}" if only else f"split {split} of {data.path}")
 
 
-def _keys(source: Source) -> set[RowsKey]:
-    """Return the keys that a source's rows may have in a record."""
+def _keys(source: Source) -> tuple[RowsKey, RowsKey]:
+    """Return the keys that a source's rows may have in a record, the more precise one first.
+
+    Rows that are held out are known by their fingerprint alone: with another share or seed they were trained on.
+    """
     dataset = source.dataset
     split = source.split if source.split in dataset.splits else ONLY
-    return {(place, split) for place in (dataset.fingerprint, _place(dataset.path))}
+    at_place = dataset.divided if isinstance(dataset, HeldOutDataset) and split == VALIDATION else split
+    return (dataset.fingerprint, split), (_place(dataset.path), at_place)
 
 
 def _place(path: str, base: Path = Path()) -> str:

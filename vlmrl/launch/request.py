@@ -163,6 +163,7 @@ class AnswerRequest:
         model: run, model folder, hub name, or name at an endpoint.
         temperature: sampling temperature; None = greedy.
         samples: responses per prompt.
+        task: task of the rows instead of the recipe's; of `generate`, the task whose prompt images get.
         gpus: value of `--gpus`; None = this process alone answers.
         argv: words that the user typed after `vlmrl`, for the record.
     """
@@ -172,6 +173,7 @@ class AnswerRequest:
     data: str | None = None
     split: str | None = None
     source: str | None = None
+    task: str | None = None
     checkpoint: str = "best"
     temperature: float | None = None
     samples: int = 1
@@ -195,6 +197,7 @@ class AnswerRequest:
             "--data": self.data,
             "--split": self.split,
             "--source": self.source,
+            "--task": self.task,
             "--checkpoint": self.checkpoint,
             "--sample": self.temperature,
             "--n": self.samples,
@@ -249,14 +252,12 @@ class GenerateRequest(AnswerRequest):
     Args:
         out: file or folder to write.
         image_paths: images and folders of them that are answered instead of rows; () = rows are.
-        task: task whose prompt images get.
         prompt: text of their prompt.
         template: file with the template of their prompt.
     """
 
     out: Path
     image_paths: tuple[str, ...] = ()
-    task: str | None = None
     prompt: str | None = None
     template: str | None = None
 
@@ -285,7 +286,6 @@ class GenerateRequest(AnswerRequest):
             {
                 "--out": self.out,
                 "--images": self.image_paths,
-                "--task": self.task,
                 "--prompt": self.prompt,
                 "--template": self.template,
             },

@@ -21,6 +21,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.setup.open_values import choices_of
 from vlmrl.store.manifest import read_manifest, settle
 from vlmrl.store.printed_names import command_line
+from vlmrl.store.removal import set_aside
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
     run_dir = run_dir or ranks.run_dir
     if ending.message:
         say(ending.message)
+    if ending.code and run_dir is not None and job.nnodes == 1 and (line := set_aside(run_dir)):
+        say(line)
+        return ending.code
     if ending.code == 1 and job.nnodes > 1:
         say("the cause may be an earlier failure on another machine: see the terminals of the other machines")
     if ending.code and run_dir is not None:

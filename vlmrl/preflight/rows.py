@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -134,9 +135,9 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem], bad_r
 
     train = None
     reward = recipe.reward
-    reward_ok = True
+    reward_ok, scored = True, scores_responses(recipe)
     try:
-        train = open_source(data, reward, scored=scores_responses(recipe))
+        train = open_source(data, reward, scored=scored)
         reward_ok = train.reward is not NO_REWARD
     except VlmrlError as error:
         reward_ok = False
@@ -150,7 +151,8 @@ def _open(data: Data, recipe: Recipe, where: str, problems: list[Problem], bad_r
     opened: dict[str, Source] = {}
     for name in (recipe.eval.sets or [VALIDATION]) if recipe.eval.enabled else ():
         try:
-            source = open_set(data, reward, name) if recipe.eval.sets else open_validation(data, reward)
+            opens = partial(open_set, name=name) if recipe.eval.sets else open_validation
+            source = opens(data, reward, scored=scored)
         except VlmrlError as error:
             problems += problems_in(error, where)
             continue
@@ -369,7 +371,7 @@ def _scored(
         x = responding(source.reward_input(row, text, "stop", 0, ""), text)
         inputs.append(replace(x, media=row.media, seen_sizes=tuple((m.width, m.height) for m in row.media)))
     with open_scorer(source.reward, source.weights, **scorer_limits(loaded), place=place) as scorer:
-        scores = scorer.score(inputs, strict=True)
+        scores = scorer.score(inputs, strict=True, rows=[row.place for row in rows])
     if not scores:
         raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")
     if hung := sum(map(earned_on_timeout, scores)):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from vlmrl.errors import Problem, listed
 from vlmrl.metric import metric_facts
-from vlmrl.preflight.rows import Opened, scorer_limits
+from vlmrl.preflight.rows import Opened, check_traces, scorer_limits
+from vlmrl.recipe.eval_table import AUTO
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
@@ -31,11 +32,16 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
             key = ".".join(waiting[0])
             message = f"`{key}` waits for a validation, and no source has validation rows"
             return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
-        hint = "name a split with data.validation, or prepare the data with one; training runs without validation"
+        hint = "name a split or hold out a share: data.validation = 0.1; training runs without validation"
         where = loaded.where(("eval", "sets"), ("eval", "metric"), ("data", 0))
         lacks = "`eval.sets` has test splits alone" if settings.sets else "no source has validation rows"
         return [Problem(f"{lacks}: no best checkpoint, no early stop", where, hint, "warning")]
+    if loaded.recipe.kind == "sft" and (settings.by_loss or not all(e.reward_ok for e in opened.entries)):
+        measured = [(e.where, e.validation) for e in opened.entries if e.validation is not None]
+        return [problem for where, source in measured for problem in check_traces(source, where)]
     setting_name, metric = settings.selecting
+    if metric == AUTO:
+        return []
     for source in sources:
         wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
         if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it

@@ -10,6 +10,10 @@ from pydantic import Field
 from vlmrl.recipe.key_rules import CADENCE, FILE_OR_NAME, LENGTH, MEASURE
 from vlmrl.recipe.table import Count, NotNegative, PositiveFraction, PositiveInt, RecipeTable, Tokens
 
+AUTO = "auto"
+"""Value of `eval.metric` of a supervised run that leaves the choice open: loss or reward."""
+LOSSES = ("loss", "perplexity")
+"""Metrics of a validation by loss: no response is generated and no reward is needed."""
 TEST_SPLITS = ("test", "testing")
 """Names of splits that need `eval.allow_test_split`, and that never select a checkpoint as one of `eval.sets`."""
 SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,39}$")]
@@ -56,7 +60,9 @@ class Eval(RecipeTable):
     metric: Annotated[str, MEASURE] = "reward"
     """Metric that decides which checkpoint is the best: reward, accuracy, or any key of the evaluation summary. With
     `[eval.settings.<name>]` it is that of the first setting; `<name>/<metric>`, such as `pass8/pass@8`, is that of
-    another one."""
+    another one. In `vlmrl sft` also loss, the mean negative log-likelihood of the tokens of the rows' own responses, or
+    perplexity, its exponential (goal = "min"): nothing is generated and no reward is needed. auto, the default there =
+    loss if a source has no reward, else reward."""
     goal: Annotated[Literal["max", "min"], MEASURE] = "max"
     """Direction in which the metric improves: max = it rises, min = it falls."""
     patience: Annotated[PositiveInt | None, LENGTH] = None
@@ -105,6 +111,11 @@ class Eval(RecipeTable):
         if slash and name in self.settings:
             return name, metric
         return next(iter(self.named_settings)), self.metric
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether a validation measures the loss of given responses, and generates none."""
+        return self.metric in LOSSES
 
     @property
     def validates_between(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
+from vlmrl.recipe.eval_table import AUTO
 from vlmrl.recipe.files import Layer, find_recipe, read_layers
 from vlmrl.recipe.key_fields import key_name, table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
@@ -34,6 +35,8 @@ MAX_TABLE_DEPTH = 2
 MAX_NAME_BYTES = 255
 """Maximum length of the name of a file or folder, in bytes, on usual file systems."""
 RESOLVED_SCHEMA = 1
+SFT_METRIC_ORIGIN = "default of a supervised run"
+"""Origin of `eval.metric = "auto"` of a supervised recipe that sets no metric."""
 LORA_LR, LORA_LR_ORIGIN = 1e-5, "default with [lora]"
 """Learning rate, and its origin, of a recipe that has a `[lora]` table and sets no learning rate."""
 
@@ -114,6 +117,9 @@ def load_recipe(
     if recipe.lora is not None and ("optim", "lr") not in places and under is None:
         recipe = recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"lr": LORA_LR})})
         derived["optim.lr"] = LORA_LR_ORIGIN
+    if recipe.kind == "sft" and ("eval", "metric") not in places and under is None:
+        recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"metric": AUTO})})
+        derived["eval.metric"] = SFT_METRIC_ORIGIN
     dump = recipe.model_dump(mode="json")
     origins = {dotted(key): _origin(key, raw, places) for key, _ in leaves(dump)} | derived
     resolved = {"schema": RESOLVED_SCHEMA, "recipe": dump, "origins": origins}

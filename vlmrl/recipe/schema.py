@@ -137,8 +137,13 @@ class Data(RecipeTable):
     """Relative share of the prompts of each step that come from this source."""
     split: Annotated[str, ROWS] = "train"
     """Split that training draws from."""
-    validation: Annotated[str | None, MEASURE, FILE_OR_NAME] = None
-    """Validation rows: the name of a split, or a file; default: the split `validation` if the source has one."""
+    validation: Annotated[Annotated[float, Field(gt=0, lt=1)] | str | None, MEASURE, FILE_OR_NAME] = None
+    """Validation rows: the name of a split, a file, or a share of the rows such as 0.1, which is held out of training;
+    default: the split `validation` if the source has one. A share is held out in groups: no image of a held-out row is
+    in a training row, and no text of its prompt, unless too many rows have the same text. Every row is read first."""
+    validation_seed: Annotated[int, Field(ge=0, lt=2**63), ROWS] = 0
+    """Seed of a share that is held out. It is no part of `train.seed`: runs with other seeds validate on the same
+    rows."""
     prompt: Annotated[str | None, MOVED, FILE] = None
     """Jinja template file of the user message (columns are its variables, `<image>` marks an image); default:
     the task's."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError
+from vlmrl.recipe.eval_table import AUTO
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe, leaves
 from vlmrl.recipe.schema import Recipe
@@ -19,6 +20,8 @@ from vlmrl.recipe.step_counts import COUNTED
 from vlmrl.recipe.toml_lines import dotted
 
 OPEN: Mapping[str, Callable[[Recipe], bool]] = {
+    "eval.metric": lambda recipe: recipe.kind == "sft" and recipe.eval.metric == AUTO,
+    "eval.goal": lambda recipe: recipe.kind == "sft" and recipe.eval.by_loss and recipe.eval.goal == "max",
     "train.steps": lambda recipe: recipe.train.epochs is not None and recipe.train.steps == 0,
     "optim.warmup_steps": lambda recipe: recipe.optim.warmup_ratio is not None and recipe.optim.warmup_steps == 0,
     "model.dtype": lambda recipe: recipe.model.dtype == "auto",
@@ -61,9 +64,10 @@ def choose(recipe: Recipe, choosers: Mapping[str, Chooser]) -> list[Choice]:
         choosers: key of `OPEN` -> function that chooses its value.
     """
     choices: list[Choice] = []
-    for key in open_keys(recipe):
-        choices.append(choosers[key](recipe))
-        recipe = with_values(recipe, choices[-1:])
+    for key, is_open in OPEN.items():
+        if is_open(recipe):
+            choices.append(choosers[key](recipe))
+            recipe = with_values(recipe, choices[-1:])
     return choices
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
@@ -108,7 +108,8 @@ def _place(finding: Mapping[str, Any], root: type[BaseModel]) -> Key:
     """Return the key of an error record, without pydantic's names for members of a union (`list[str]`, `bool`)."""
     key = tuple(p for p in finding["loc"] if not (isinstance(p, str) and p.startswith(_BRANCHES)))
     field = field_at(root, key[:-1])
-    has_words = field is not None and literal_choices(field.annotation) and not table_class(root, key[:-1])
+    is_dict = field is not None and get_origin(field.annotation) is dict
+    has_words = field is not None and not is_dict and not table_class(root, key[:-1])
     return key[:-1] if has_words and isinstance(key[-1], str) else key
 
 
@@ -122,11 +123,14 @@ def _words_of_branches(
     """
     value = group[0].get("input")
     word = next((f for f in group if f["type"] == "literal_error"), None)
-    if len(group) == 1 or word is None:
+    kinds = {f["type"] for f in group}
+    if len(group) == 1 or (word is None and not kinds & {"string_type"}):
         yield from (_words(finding, key, root) for finding in group)
-    elif isinstance(value, str) and nearest(value, _choices(root, key)):
+    elif word is not None and isinstance(value, str) and nearest(value, _choices(root, key)):
         yield _words(word, key, root)
-    elif not all(f is word or f["type"] in _NUMBERS or f["type"] in _LIMITS for f in group):
+    elif not all(
+        f is word or f["type"] in _NUMBERS or f["type"] in _LIMITS or f["type"] == "string_type" for f in group
+    ):
         yield from (_words(finding, key, root) for finding in group if finding is not word)
     else:
         hints = [hint for f in group if (hint := _words(f, key, root)[1]) and f["type"] == "bool_type"]

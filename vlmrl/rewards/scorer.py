@@ -23,7 +23,7 @@ from vlmrl.rewards.base import (
 from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
 from vlmrl.rewards.outage import OnOutage, Outage
 from vlmrl.rewards.sandbox.frames import CONTRACT
-from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, as_error, failure_of
+from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, advised, as_error, failure_of
 from vlmrl.rewards.sandbox.pool import WorkerPool
 from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
 from vlmrl.rewards.scoring_call import Call, Scored, is_lost, requests_of
@@ -319,7 +319,7 @@ class Scorer:
             score, seconds = call.here[place] if place in call.here else self._score_of(call.outcomes[place])
             if isinstance(score, Failure):
                 if call.strict and is_bug(score, {}, call.on_outage):
-                    raise as_error(score, self.spec.name, call.rows[place])
+                    raise as_error(advised(score, call.inputs[place]), self.spec.name, call.rows[place])
                 self.ended = self.ended or (score if score.ends_run else None)
                 self.failures += not score.is_outage
                 status = "unavailable" if score.is_outage else "failed"

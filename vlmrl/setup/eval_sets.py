@@ -11,7 +11,7 @@ from vlmrl.evaluate.over_checkpoints import ON_TEST
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.evaluated_rows import Role
-from vlmrl.tasks.source import Source, open_set, open_validation, set_label
+from vlmrl.tasks.source import Source, open_set, open_validation, scores_responses, set_label
 
 SEES_TEST = "evaluated on the test split during training"
 """Label of a run that saw test rows, but selected no checkpoint by them."""
@@ -48,15 +48,17 @@ def open_eval_sets(recipe: Recipe) -> list[EvalSet]:
     """
     if not recipe.eval.enabled:
         return []
+    scored = scores_responses(recipe)
     if not recipe.eval.sets:
-        usual = tuple(v for d in recipe.data if (v := open_validation(d, recipe.reward)) is not None)
+        opened = [open_validation(data, recipe.reward, scored=scored) for data in recipe.data]
+        usual = tuple(source for source in opened if source is not None)
         for source in usual:
             _check_permission(recipe, source, "choosing a checkpoint by it would spoil the test")
         return [EvalSet("", usual, True)] if usual else []
     sets: list[EvalSet] = []
     is_selected = False
     for name in recipe.eval.sets:
-        opened = [open_set(data, recipe.reward, name) for data in recipe.data]
+        opened = [open_set(data, recipe.reward, name, scored=scored) for data in recipe.data]
         sources = tuple(source for source in opened if source is not None)
         if not sources:
             raise missing_set(recipe, name)

@@ -59,11 +59,28 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
         return Choice("model.dtype", "float32", "no GPU is used")
 
     return {
+        "eval.metric": choose_metric,
+        "eval.goal": lambda recipe: Choice("eval.goal", "min", f"{recipe.eval.metric} is better when lower"),
         "train.steps": count_steps,
         "optim.warmup_steps": count_warmup,
         "model.dtype": dtype,
         "rollout.engine": engine,
     }
+
+
+def choose_metric(recipe: Recipe) -> Choice:
+    """Choose what selects the best checkpoint of a supervised run: the loss if a source has no reward."""
+    from vlmrl.rewards.base import NO_REWARD
+    from vlmrl.tasks.source import open_source
+
+    try:
+        for data in recipe.data:
+            source = open_source(data, recipe.reward, scored=False)
+            if source.reward is NO_REWARD:
+                return Choice("eval.metric", "loss", f"source `{source.name}` has no reward")
+    except VlmrlError as error:  # the check of the data reports the same problem as an error
+        return Choice("eval.metric", "loss", f"the rewards cannot be read: {first_line(error)}")
+    return Choice("eval.metric", "reward", "every source has a reward")
 
 
 def count_steps(recipe: Recipe) -> Choice:
@@ -140,7 +157,7 @@ def settle_for_run(
         return loaded, []
     launcher_choices = {c["key"]: Choice(**c) for c in rank_process.choices()}
     if all(key in launcher_choices for key in keys):
-        return settle(loaded, [launcher_choices[key] for key in keys]), []
+        return settle(loaded, list(launcher_choices.values())), []
 
     def files() -> str:
         from vlmrl.setup.model_origin import find_model
@@ -159,7 +176,13 @@ def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem
     Args:
         files: folder or hub name with the model's configuration.
     """
-    values = {"train.steps": 1, "optim.warmup_steps": 1, RECOMPUTATION: False}
+    values = {
+        "eval.metric": "reward",
+        "eval.goal": "max",
+        "train.steps": 1,
+        "optim.warmup_steps": 1,
+        RECOMPUTATION: False,
+    }
     untrained = {key: _without_effect(key, value) for key, value in values.items()}
     choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})
     return with_values(recipe, choices), [c.problem for c in choices if c.problem is not None]

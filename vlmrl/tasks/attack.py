@@ -10,13 +10,15 @@ from typing import Any, Literal
 from vlmrl.types import RewardInput
 
 Kind = Literal["void", "broken", "loose", "guess", "fair", "miss"]
-"""Kinds of attacks.
-
-void: states no answer. broken: holds the right answer, but breaks the format, contradicts itself or takes the answer
-back. guess: written without knowledge of the truth, and does not follow the whole format. fair: a right answer in
-another spelling; it should earn as much as the usual spelling. miss: wrong in one thing; it should earn less than the
-right answer. loose: a miss that earns nothing without knowledge of the right answer; if it earns, this is a warning.
-"""
+KINDS: Mapping[Kind, str] = {
+    "void": "states no answer",
+    "broken": "holds the right answer, but breaks the format, contradicts itself or takes the answer back",
+    "guess": "written without knowledge of the truth, and does not follow the whole format",
+    "fair": "a right answer in another spelling; it should earn as much as the usual spelling",
+    "miss": "wrong in one thing; it should earn less than the right answer",
+    "loose": "a miss that earns nothing without knowledge of the right answer; if it earns, this is a warning",
+}
+"""Kind of an attack -> what it is."""
 Make = Callable[[RewardInput], "str | None"]
 THOUGHT = "I compare both images closely."
 CHARS_OF_A_TOKEN = 4
@@ -37,7 +39,7 @@ class Attack:
     Args:
         name: a few words.
         idea: description of the trick.
-        kind: determines how much the trick may earn; see `Kind`.
+        kind: a key of `KINDS`: it determines how much the trick may earn.
         make: returns the response to a row; None = the trick cannot be used on this row.
         cut: whether the response counts as cut at the token limit.
         turned: the same trick in the other order. The lower of both values counts, because a trick that works only in

@@ -52,7 +52,7 @@ class NewRow:
             `SoundImage`.
         columns: variables of the prompt's template; all rows of a split have the same column names.
         id: the prompt id; None = made from the content of the row.
-        origin: place in the user's source, for messages.
+        origin: place in the user's source, for messages; "" = unknown.
     """
 
     truth: Mapping[str, Any]

@@ -12,6 +12,7 @@ from vlmrl.algo.inputs import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, Rows, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
+from vlmrl.recipe.eval_table import AUTO, LOSSES
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
@@ -122,8 +123,11 @@ class Source:
 
 
 def scores_responses(recipe: Recipe) -> bool:
-    """Return whether a run of the recipe scores responses: every run except supervised training without validation."""
-    return recipe.kind == "rl" or recipe.eval.enabled
+    """Return whether a run of the recipe needs a reward.
+
+    Supervised training needs none, unless its validation measures something else than the loss.
+    """
+    return recipe.kind == "rl" or (recipe.eval.enabled and recipe.eval.metric not in (AUTO, *LOSSES))
 
 
 def open_source(data: Data, reward: Reward, *, split: str | None = None, scored: bool = True) -> Source:
@@ -190,41 +194,48 @@ def make_source(
     )
 
 
-def open_validation(data: Data, reward: Reward) -> Source | None:
+def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Source | None:
     """Open the validation rows of an entry: the split or file that it names, else the split `validation`, if any.
 
+    A share of the rows that is held out is the split `validation`, too.
+
+    Args:
+        scored: as for `open_source`.
     Returns: None if the entry names no validation rows and the dataset has no split `validation`.
     Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
     named = data.validation
-    if named is not None and is_table_file(named):
-        return open_rows_file(data, reward, named, VALIDATION)
+    if isinstance(named, str) and is_table_file(named):
+        return open_rows_file(data, reward, named, VALIDATION, scored=scored)
     if named is None and VALIDATION not in open_dataset(data).splits:
         return None
-    return open_source(data, reward, split=named or VALIDATION)
+    return open_source(data, reward, split=named if isinstance(named, str) else VALIDATION, scored=scored)
 
 
-def open_rows_file(data: Data, reward: Reward, file: str, split: str) -> Source:
+def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored: bool = True) -> Source:
     """Open another table file as a source with the prompt and reward of an entry.
 
     Args:
         split: name of the split that the file's rows get.
+        scored: as for `open_source`.
     Raises: as `open_source`.
     """
-    other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "name": data.name})
-    return replace(open_source(other, reward), name=data.name or open_dataset(data).name, split=split)
+    other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
+    return replace(open_source(other, reward, scored=scored), name=data.name or open_dataset(data).name, split=split)
 
 
-def open_set(data: Data, reward: Reward, name: str) -> Source | None:
+def open_set(data: Data, reward: Reward, name: str, *, scored: bool = True) -> Source | None:
     """Open the rows of one of `eval.sets` for an entry; None if the entry does not have it.
 
+    Args:
+        scored: as for `open_source`.
     Raises: as `open_source`.
     """
     if is_table_file(name):
-        return open_rows_file(data, reward, name, set_label(name))
+        return open_rows_file(data, reward, name, set_label(name), scored=scored)
     if name == VALIDATION:
-        return open_validation(data, reward)
-    return open_source(data, reward, split=name) if name in open_dataset(data).splits else None
+        return open_validation(data, reward, scored=scored)
+    return open_source(data, reward, split=name, scored=scored) if name in open_dataset(data).splits else None
 
 
 def is_table_file(name: str) -> bool:

@@ -78,7 +78,7 @@ def _no_reward(task: Task, data: Data) -> RecipeError:
         f"task `{task.name}` has no reward of its own",
         where=data.path,
         hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`); '
-        "a supervised start needs none with eval.enabled = false",
+        "a supervised start needs none where eval.metric is left out or is loss",
     )
 
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from functools import partial
 
-from vlmrl.data.packing import PromptTokens, TrainItem
-from vlmrl.errors import DataError
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.tasks.source import Source
 from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
 from vlmrl.train.objectives import CrossEntropy
 from vlmrl.train.optim import learning_rate
 from vlmrl.train.out_of_memory import keep_batches
-from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.step_metrics import Clock, memory_metrics
+from vlmrl.train.targets import target_item, trace_text
 from vlmrl.train.update import update
 from vlmrl.train.validation import validate_at_start
-from vlmrl.types import Row, Segment, Size, hash64, name_row
-
-RESPONSE_COLUMN = "response"
+from vlmrl.types import name_row
 
 
 def train_sft(session: Session) -> str:
@@ -35,7 +28,7 @@ def train_sft(session: Session) -> str:
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress
     generator = TorchEngine(policy, feed.encoder.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
     keep_batches(learner.budgets, generator)
-    scan = partial(heaviest_rows, feed, progress.step, partial(_item, feed), _trace)
+    scan = partial(heaviest_rows, feed, progress.step, partial(target_item, feed), trace_text)
     rehearse(learner, CrossEntropy(), scan, progress.step, journal.run, journal.watcher.message)
     generator.load_weights(progress.step)
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
@@ -44,7 +37,7 @@ def train_sft(session: Session) -> str:
             step, clock = progress.step, Clock()
             with clock("encode"):
                 drawn = feed.draw(recipe.train.rows_per_step)
-                items = [_item(feed, *drawn[index], index) for index in feed.world.mine(len(drawn))]
+                items = [target_item(feed, *drawn[index], index) for index in feed.world.mine(len(drawn))]
             names = [name_row(source.name, row.prompt_id) for source, row, _ in drawn]
             # Cross-entropy does not use the advantages: they are 0.
             batch = StepBatch(items, [0.0] * len(drawn), names, world=learner.world, filler=learner.filler)
@@ -74,47 +67,3 @@ def train_sft(session: Session) -> str:
             after_step(session, generator)
         return end(session, generator, reason)
     return end(session, generator, left.reason, validates=False)
-
-
-def _item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
-    """Return a dataset row's prompt with the response to learn."""
-    prompt = feed.encode(source, row, occurrence)
-    rng = random.Random(hash64(feed.recipe.train.seed, row.prompt_id, occurrence))
-    text = target_text(source, row, rng, prompt.encoded.seen_sizes)
-    return TrainItem(
-        PromptTokens.of(prompt.encoded), index, (Segment("assistant", response_ids(feed, text), True),), index
-    )
-
-
-def _trace(source: Source, row: Row) -> str:
-    """Return one of the responses that a row may be trained on, to estimate its length."""
-    return target_text(source, row, random.Random(0))
-
-
-def target_text(source: Source, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
-    """Return the response to learn: the row's `response` column if it has one, else a templated trace of the task.
-
-    Args:
-        rng: chooses among the task's templates.
-        seen_sizes: (width, height) of each image as the model sees it; () = unknown, for an estimate of the length.
-    Raises: DataError when there is neither.
-    """
-    response = row.columns.get(RESPONSE_COLUMN)
-    if isinstance(response, str) and response:
-        return response
-    if source.task.trace is None:
-        raise DataError(
-            f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",
-            where=row.place,
-            hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
-        )
-    return source.task.correct_response(row, rng, seen_sizes)
-
-
-def response_ids(feed: PromptFeed, text: str) -> tuple[int, ...]:
-    """Return the token ids of a response, with its end token as the last trained token.
-
-    Control tokens that are typed in the text are encoded as plain letters.
-    """
-    end_id = feed.encoder.tokenizer.eos_token_id
-    return (*feed.encoder.encode_text(text), end_id if end_id is not None else feed.sampling.stop_ids[0])

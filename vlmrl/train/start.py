@@ -5,14 +5,17 @@ Importing this module does not import torch: the launching process imports it, t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
+from vlmrl.errors import VlmrlError
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.read_only_run import FollowedRun
+from vlmrl.store.removal import set_aside
 from vlmrl.store.runs import Run
 
 if TYPE_CHECKING:
@@ -40,7 +43,10 @@ def share_run(world: World, make: Callable[[], tuple[Run, Recipe, Path | None]])
 def run_session(
     run: Run, recipe: Recipe, root: Path, watcher: Watcher, resume: Path | None, world: World = ALONE
 ) -> str:
-    """Train a run to its end and return how it ended: "done" or "interrupted". An error ends it as failed."""
+    """Train a run to its end and return how it ended: "done" or "interrupted". An error ends it as failed.
+
+    A run of one process that fails before its first step is set aside. Of several processes, the launcher does this.
+    """
     # Imported here, since these modules import torch.
     from vlmrl.checkpoint.checked_files import compared_once
     from vlmrl.train.checkpointing import finish_failed
@@ -50,7 +56,7 @@ def run_session(
     from vlmrl.train.session import open_session
     from vlmrl.train.sft import train_sft
 
-    with run, explaining(recipe):
+    with _setting_aside(run, watcher, world), run, explaining(recipe):
         rank_process.join_run(run.dir, run.attempt)
         rank_process.phase("load")
         with loggers_of(run, recipe, root, watcher.message) as loggers:
@@ -69,3 +75,15 @@ def run_session(
             rank_process.phase("closing the loggers")
         run.finish("interrupted" if status == "interrupted" else "done")
         return status
+
+
+@contextmanager
+def _setting_aside(run: Run, watcher: Watcher, world: World) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        if world.size == 1 and not rank_process.launched():
+            with suppress(VlmrlError, OSError):  # such as a full disk: the first error is raised
+                if line := set_aside(run.dir):
+                    watcher.message(line)
+        raise

@@ -1,4 +1,7 @@
-"""Evaluations during training: when they are due, every set under every setting, and the choice of the best step."""
+"""Validations during training: when they are due, every set under every setting, and the choice of the best step.
+
+Responses are generated and scored, or the loss of given responses is measured (`eval.metric = "loss"`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from vlmrl.tasks.source import Source
 from vlmrl.train.journal import Journal
 from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.session import Session
+from vlmrl.train.targets import loss_metrics, loss_sum
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,27 @@ def validate(session: Session, generator: Generator) -> None:
     if not feed.validation or journal.progress.validated == step:
         return
     rank_process.phase("validation", step)
+    if feed.recipe.eval.by_loss:
+        validate_by_loss(session)
+        return
     evaluation_of = partial(answer, feed, generator, step)
     write_validation(journal, feed.recipe, feed.validation, feed.training_rows, evaluation_of)
+
+
+def validate_by_loss(session: Session) -> None:
+    """Measure the loss of the rows' own responses on every set: the mean over the target tokens of all its rows."""
+    feed, recipe = session.feed, session.recipe
+    setting, metric = recipe.eval.selecting
+    metrics: dict[str, Any] = {}
+    sums = [0.0, 0]
+    for one in planned(recipe, feed.validation):
+        if one.setting_name == setting:  # settings are about sampling, and nothing is sampled
+            nats, tokens = loss_sum(session.learner, feed, one.source)
+            metrics |= loss_metrics(one.prefix, nats, tokens)
+            sums = [sums[0] + nats, sums[1] + tokens] if one.selects else sums
+    if sums[1]:
+        metrics |= loss_metrics("eval", *sums)
+    _count(session.journal, recipe, metrics, metrics.get(f"eval/{metric}", math.nan), feed.training_rows)
 
 
 def validate_at_start(session: Session, generator: Generator) -> None:
@@ -163,8 +186,6 @@ def write_validation(
     settings, metric = recipe.eval, recipe.eval.selecting[1]
     values: list[float] = []
     metrics: dict[str, Any] = {}
-    if settings.every_epochs is not None:
-        metrics["eval/epoch"] = float(epochs_at(recipe, training_rows, step))
     for one in planned(recipe, sets):
         evaluation = evaluation_of(one)
         for problem in task_problems(evaluation.summary):
@@ -185,7 +206,14 @@ def write_validation(
         problem = f"validation has no metric `{settings.metric}` (eval.metric)" if values else "no set selects"
         journal.watcher.message(f"{problem}: no step can be the best")
     # The mean over the sources decides which step is the best; NaN (no such metric) is never the best.
-    value = sum(values) / len(values) if values else math.nan
+    _count(journal, recipe, metrics, sum(values) / len(values) if values else math.nan, training_rows)
+
+
+def _count(journal: Journal, recipe: Recipe, metrics: dict[str, Any], value: float, training_rows: int) -> None:
+    """Write the metrics of a validation, and record whether the policy is the best so far. `value`: what selects it."""
+    step, settings = journal.progress.step, recipe.eval
+    if settings.every_epochs is not None:
+        metrics = {"eval/epoch": float(epochs_at(recipe, training_rows, step)), **metrics}
     best = journal.progress.count_validation(value, settings.goal)
     if best:
         journal.run.set_best(step, settings.metric, value)

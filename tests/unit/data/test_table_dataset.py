@@ -398,3 +398,20 @@ def test_a_guess_between_two_columns_is_said_and_naming_one_settles_it(tmp_path:
     assert row.truth == {"answer": "long"} and "`solution`, not from `answer`" in dataset.notes[0]
     dataset, (row,) = open_rows(path, columns={"answer": "answer"})
     assert row.truth == {"answer": "short"} and not dataset.notes
+
+
+def test_a_conversation_without_its_answer_among_others_is_an_error_with_row_and_column(tmp_path: Path) -> None:
+    talk = [[{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": str(i)}] for i in range(3)]
+    talk[1].pop()
+    path = write_jsonl(tmp_path / "t.jsonl", [{"conversations": turns} for turns in talk])
+    rows = open_dataset(Data(path=str(path))).rows("train")
+    assert [rows[i].truth for i in (0, 2)] == [{"answer": "0"}, {"answer": "2"}]
+    with pytest.raises(DataError) as caught:
+        rows[1]
+    assert caught.value.where == f"{path}:2, column `conversations`"
+    assert "add it to this row" in (caught.value.hint or "")
+    # With an answer column, or where no row has an answer in its conversation, nothing is missing.
+    named = write_jsonl(tmp_path / "named.jsonl", [{"conversations": turns, "answer": "x"} for turns in talk])
+    assert [row.truth for row in open_dataset(Data(path=str(named))).rows("train")] == [{"answer": "x"}] * 3
+    bare = write_jsonl(tmp_path / "bare.jsonl", [{"conversations": turns[:1]} for turns in talk])
+    assert [row.truth for row in open_dataset(Data(path=str(bare))).rows("train")] == [{}] * 3

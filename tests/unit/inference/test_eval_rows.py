@@ -16,10 +16,12 @@ from vlmrl.evaluate.records import Evaluation, training_folder, write_evaluation
 from vlmrl.inference.eval_recipe import choose_recipe
 from vlmrl.inference.eval_rows import EvalRows, only_training_rows, rows_to_evaluate
 from vlmrl.inference.evaluation import EvalSettings, plan
+from vlmrl.launch.request import EvalRequest
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.model_origin import origin_of as first_origin
 from vlmrl.setup.new_run import Labels, start_run
+from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.evaluated_rows import read_summary, role_label, role_of, training_name
@@ -65,7 +67,8 @@ def table(file: Path, rows: Sequence[int]) -> None:
 def run_of(data: str, settings: str = "", kind: str = "rl") -> Run:
     """A run of a recipe over this data, as its folder stands when the first step begins."""
     Path("mine.toml").write_text(f'kind = "{kind}"\n{SETTINGS}{settings}\n{data}')
-    with start_run(load_recipe("mine.toml"), Path("runs"), ["vlmrl"], Labels()) as run:
+    loaded, _ = settle_for_run(load_recipe("mine.toml"), Path("runs"))
+    with start_run(loaded, Path("runs"), ["vlmrl"], Labels()) as run:
         pass
     return run
 
@@ -230,6 +233,15 @@ max_new_tokens = 99
 temperature = 1.0
 samples = 8
 """
+
+
+def test_a_task_is_named_for_all_sources_and_goes_to_the_ranks(place: Path):
+    run = run_of(entry("no_test"))
+    chosen = choose_recipe(origin_of(run), Path("runs"), task="counting")
+    assert [data.task for data in chosen.recipe.data] == ["counting"]
+    assert [data.task for data in choose_recipe(origin_of(run), Path("runs")).recipe.data] == ["table"]
+    words = EvalRequest(model="last", task="own.py:task").rank_words()
+    assert words[words.index("--task") + 1] == "own.py:task"
 
 
 def test_a_file_without_data_overrides_the_runs_own_recipe_key_by_key(place: Path):

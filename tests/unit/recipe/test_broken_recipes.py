@@ -549,6 +549,13 @@ BROKEN = [
         "remove it",
     ),
     ("numbers without a source", "[paper.numbers]\naccuracy = 0.9\n", "does not name their source", 9, "source"),
+    (
+        "a share that is none",
+        "[[data]]\npath = 'x.jsonl'\nvalidation = 1.5\n",
+        "`data.1.validation` is 1.5; it must be a number less than 1 or a string",
+        11,
+        "a share of the rows such as 0.1",
+    ),
     # Parents
     (
         "a parent that is not there",

@@ -311,3 +311,15 @@ def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
     with scorer(source, options={"timeout_seconds": 1.0}) as s:
         s.score(inputs[:1], strict=False)
     assert_all_gone([int((tmp_path / "child").read_text())], 10)
+
+
+@pytest.mark.slow
+def test_a_truth_that_the_row_lacks_says_what_the_row_has(scorer):
+    x = RewardInput("b", {"label": "red"}, {"picture": 1, "label": "red"})
+    code = "def reward(x):\n    return float(x.truth['answer'] == x.response)\n"
+    with scorer(code) as s, pytest.raises(RewardError) as caught:
+        s.score([x], strict=True, rows=["rows.jsonl:7"])
+    assert "KeyError: 'answer'" in caught.value.message and caught.value.where == "rows.jsonl:7"
+    hint = caught.value.hint or ""
+    assert "the truth of this row has label, and no `answer`; columns: picture, label." in hint
+    assert 'columns = { answer = "..." }' in hint

@@ -56,7 +56,7 @@ class ConsoleWatcher:
 
     def validation(self, step: int, summary: Mapping[str, Any], best: bool, metric: str) -> None:
         cells = by_cell(summary)
-        shown = ("reward", "accuracy", "brier", "auc", "parse_failure")
+        shown = ("reward", "accuracy", "brier", "auc", "parse_failure", "loss", "perplexity")
         parts = (
             [] if cells else [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
         )

@@ -44,6 +44,7 @@ def closing_lines(done: Run) -> str:
     # If there are no test or validation rows, eval would score training rows.
     rows = ("--split", "ROWS.jsonl") if only_training_rows(done.dir) else ()
     verbs = {"eval": (*which, *rows), "merge": which, "report": ()}
+    verbs = verbs if done.manifest.rewards else {"merge": which, "report": ()}  # without a reward, eval scores nothing
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
     missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
     end = f"{_outcome(done)}: {done.dir}{best_text}{_warnings(done)}"

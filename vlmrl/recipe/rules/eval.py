@@ -29,6 +29,9 @@ USELESS_WITHOUT_VALIDATION = (
 def _validation(loaded: LoadedRecipe) -> Iterator[Problem]:
     settings = loaded.recipe.eval
     yield from wrong_goal(loaded, metric_facts(settings.selecting[1]))
+    if settings.by_loss and loaded.recipe.kind != "sft":
+        message = f"`eval.metric` is {settings.metric}, which only `vlmrl sft` measures"
+        yield Problem(message, loaded.where(("eval", "metric")), "name another metric, such as reward")
     if settings.patience and not settings.validates_between:
         message = f"`eval.patience` is {settings.patience}, but `eval.every_steps` is 0: no validation is counted"
         where = loaded.where(("eval", "patience"))

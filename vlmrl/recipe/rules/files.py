@@ -70,7 +70,12 @@ def _is_dataset_folder(path: Path) -> bool:
 def _validation_files(loaded: LoadedRecipe) -> Iterator[Problem]:
     for i, data in enumerate(loaded.recipe.data):
         value = data.validation
-        if value and (Path(value).suffix.lower() in TABLE_ENDINGS or "/" in value) and not Path(value).exists():
+        if (
+            isinstance(value, str)
+            and value
+            and (Path(value).suffix.lower() in TABLE_ENDINGS or "/" in value)
+            and not Path(value).exists()
+        ):
             yield _missing(loaded, ("data", i, "validation"), value)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.rewards.file_limit import LEFT_OUT
 from vlmrl.rewards.sandbox.frames import CONTRACT, UNAVAILABLE
-from vlmrl.types import Media
+from vlmrl.types import Media, RewardInput
 
 Place = tuple[int, int]
 """Input of a call: (key of its group, index within the group). Places sort in the order of the call's rows."""
@@ -123,6 +123,19 @@ def failure_of(error: Exception) -> Failure:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     lines = tuple(f"{Path(at.filename).name}:{at.lineno} in {at.name}: {at.line}" for at in last)
     return Failure(type(error).__name__, str(error), lines)
+
+
+def advised(failure: Failure, x: RewardInput) -> Failure:
+    """Return a failure; that of a key which the row lacks says what the row has, and how a column becomes its truth."""
+    key = failure.message.strip("'\"")
+    if failure.kind != KeyError.__name__ or key in x.truth:
+        return failure
+    has, names = ", ".join(x.truth) or "nothing", ", ".join(x.columns) or "none"
+    hint = (
+        f"the truth of this row has {has}, and no `{key}`; columns: {names}. Name the one with the answer in [[data]]: "
+        'columns = { answer = "..." }; of a conversation, the last turn is the answer if it is that of gpt or assistant'
+    )
+    return replace(failure, hint=failure.hint or hint)
 
 
 def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:

@@ -14,11 +14,11 @@ from vlmrl.data.doctor import RowFacts, Verdict
 from vlmrl.data.image_scan import examined
 from vlmrl.data.image_shards import Examined
 from vlmrl.data.row_images import RowPlace
+from vlmrl.data.validation_cut import RowUnits, cut_rows
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Assembly, PlannedRow, PromptLengths, is_few, leave_out
 from vlmrl.tasks.geometry.problem_rows import ChosenPiece, TablePlace
 from vlmrl.tasks.geometry.task import Collection, geometry_task
-from vlmrl.tasks.pairs.validation_cut import PairUnits, cut_rows
 
 MAX_CUT = 0.1
 """Largest share of the training rows that is cut off for validation."""
@@ -156,7 +156,7 @@ def cut_validation(assembly: Assembly, num_rows: int, seed: int) -> None:
     train = rows["train"]
     cut = cut_rows(
         # a row without images shares nothing with others
-        [PairUnits(row.facts.images or (f"row {i}",), None) for i, row in enumerate(train)],
+        [RowUnits(row.facts.images or (f"row {i}",), None) for i, row in enumerate(train)],
         min(num_rows, int(MAX_CUT * len(train))),
         seed=seed,
     )

@@ -17,6 +17,7 @@ from vlmrl.data.image_shards import Examined
 from vlmrl.data.parallel_parts import make_parts
 from vlmrl.data.row_images import RowPlace, RowReader
 from vlmrl.data.table_pieces import RowFiles, locate_rows, open_row_files
+from vlmrl.data.validation_cut import Cut, RowUnits, cut_rows
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import (
     Assembly,
@@ -30,7 +31,6 @@ from vlmrl.tasks.dataset_assembly import (
     short_source,
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
-from vlmrl.tasks.pairs.validation_cut import Cut, PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain import Domain, classes_of, known_fields
 from vlmrl.tasks.taxonrl.domain_rows import RowColumns, ScanRows, checked_rows, find_columns
 from vlmrl.tasks.taxonrl.domain_task import domain_task
@@ -268,16 +268,16 @@ def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> N
     assembly.notes[check] = ("look", note)
 
 
-def _units(rows: Sequence[PlannedRow], by: str) -> list[PairUnits]:
+def _units(rows: Sequence[PlannedRow], by: str) -> list[RowUnits]:
     """Return the units of each row that must not be in two splits: the names of its group, or its images.
 
     The result is [] if a name is unknown.
     """
     if by == "image":
-        return [PairUnits(row.facts.images, row.facts.label) for row in rows]
+        return [RowUnits(row.facts.images, row.facts.label) for row in rows]
     if any(len(row.facts.groups) < 2 for row in rows):
         return []
-    return [PairUnits(row.facts.groups, row.facts.label) for row in rows]
+    return [RowUnits(row.facts.groups, row.facts.label) for row in rows]
 
 
 def row_fields(

@@ -10,10 +10,10 @@ from typing import Any
 
 from vlmrl.data.image_scan import scan_files
 from vlmrl.data.splits import LabelledImage
+from vlmrl.data.validation_cut import RowUnits, cut_rows
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.pairs.draw import Pair
-from vlmrl.tasks.pairs.validation_cut import PairUnits, cut_rows
 from vlmrl.tasks.taxonrl.domain_images import RootedFiles, Specimens
 
 LISTS = {"pairsDevTrain.txt": "train", "pairsDevTest.txt": "test"}
@@ -211,7 +211,7 @@ def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[Fa
         return out, []
     out, rest, between = {}, every, list[dict[str, Any]]()
     for split in ("test", "validation"):
-        units = [PairUnits((person_of(pair.first), person_of(pair.second)), pair.same) for pair in rest]
+        units = [RowUnits((person_of(pair.first), person_of(pair.second)), pair.same) for pair in rest]
         cut = cut_rows(units, int(CUT_SHARE * len(every)), seed=0)
         gone = {*cut.taken, *cut.lost}
         out[split] = [rest[i] for i in cut.taken]

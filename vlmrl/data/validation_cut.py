@@ -1,4 +1,4 @@
-"""Separation of a validation split from training pairs: no image (or, on request, no species) is in both splits."""
+"""Separation of a validation split from training rows: nothing that rows share (an image, a text) is in both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_LOST = 0.1
 """Largest share of the training rows that may be left out because their images would be in both splits."""
 
 
-class PairUnits(NamedTuple):
-    """Units of a row (its images, species or individuals), and its label."""
+class RowUnits(NamedTuple):
+    """Units of a row (such as its images and its text), and its label."""
 
     units: tuple[Hashable, ...]
     label: Hashable
@@ -31,7 +31,7 @@ class Cut:
     lost: list[int]
 
 
-def cut_rows(rows: Sequence[PairUnits], num_rows: int, *, seed: int) -> Cut:
+def cut_rows(rows: Sequence[RowUnits], num_rows: int, *, seed: int) -> Cut:
     """Select about `num_rows` rows for a new split, so that no unit is both in it and in the rows that stay.
 
     If the rows form groups that share no unit, whole groups are selected, and no row is lost. Otherwise units are drawn
@@ -50,7 +50,7 @@ def cut_rows(rows: Sequence[PairUnits], num_rows: int, *, seed: int) -> Cut:
     return _drawn_units(rows, num_rows, seed)
 
 
-def _whole_groups(rows: Sequence[PairUnits], num_rows: int, seed: int) -> list[int]:
+def _whole_groups(rows: Sequence[RowUnits], num_rows: int, seed: int) -> list[int]:
     """Go through the groups in a random order, select each that keeps the total within `num_rows`; return the rows."""
     parent: dict[Hashable, Hashable] = {}
 
@@ -77,7 +77,7 @@ def _whole_groups(rows: Sequence[PairUnits], num_rows: int, seed: int) -> list[i
     return sorted(taken)
 
 
-def _drawn_units(rows: Sequence[PairUnits], num_rows: int, seed: int) -> Cut:
+def _drawn_units(rows: Sequence[RowUnits], num_rows: int, seed: int) -> Cut:
     units = sorted({unit for row in rows for unit in row.units}, key=lambda unit: (hash64(seed, "unit", unit), unit))
     rank = {unit: number for number, unit in enumerate(units)}
     first = [min(rank[unit] for unit in row.units) for row in rows]
@@ -98,7 +98,7 @@ def _drawn_units(rows: Sequence[PairUnits], num_rows: int, seed: int) -> Cut:
 
 
 def _cut_at(
-    rows: Sequence[PairUnits],
+    rows: Sequence[RowUnits],
     first: Sequence[int],
     last: Sequence[int],
     drawn: int,

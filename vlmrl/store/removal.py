@@ -1,0 +1,73 @@
+"""Removal of whole runs: those that a user names, and those that failed before their first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from vlmrl.errors import StoreError
+from vlmrl.store import layout
+from vlmrl.store.files import remove_tree, sync_folder
+from vlmrl.store.listing import find
+from vlmrl.store.lock import RunLock
+from vlmrl.store.manifest import read_manifest
+from vlmrl.store.metrics import read_file
+from vlmrl.store.prune import children
+from vlmrl.store.runs import rollout_files
+
+
+def removable(root: Path, refs: Sequence[str]) -> list[Path]:
+    """Return the folders of runs that may all be removed.
+
+    Args:
+        root: folder of the runs; a run elsewhere is never removed.
+        refs: the runs, as for `find`, but not `last`: that name means another run after every removal.
+    Raises: StoreError for `last`, a link, a run outside the root, or one with a checkpoint that another run, which
+        stays, began with.
+    """
+    if "last" in refs:
+        raise StoreError("`last` is another run after each removal", hint="name the run: `vlmrl runs list` shows it")
+    folders = {ref: find(root, ref) for ref in refs}
+    for ref, folder in folders.items():
+        if folder.is_symlink() or folder.resolve().parent != root.resolve():
+            message, hint = f"`{ref}` is no folder in {root}: only runs there are removed", "name it with --runs DIR"
+            raise StoreError(message, where=str(folder), hint=hint)
+        if used := {*children(folder).values()} - {other.name for other in folders.values()}:
+            message = f"{min(used)} began with a checkpoint of run {folder.name}"
+            raise StoreError(message, where=str(folder), hint="name both to remove both")
+    return list(dict.fromkeys(folders.values()))
+
+
+def remove_runs(folders: Sequence[Path]) -> None:
+    """Delete the folders of runs. Links in them are removed, and what they lead to stays.
+
+    Raises: StoreError if a process writes one of them; none is deleted then.
+    """
+    with ExitStack() as stack:
+        for folder in folders:
+            lock = RunLock(folder)
+            lock.acquire()
+            stack.callback(lock.release)
+        for folder in folders:
+            remove_tree(folder)
+
+
+def set_aside(folder: Path) -> str:
+    """Move a run that failed before its first step to the folder `unfinished`: its name is then free.
+
+    Such a run has no step, no validation, no rollouts and no checkpoint.
+
+    Returns: a line that says so; "" = the run began or did not fail, and stays.
+    """
+    manifest = read_manifest(folder)
+    worked = any(line.get("kind") != "event" for line in read_file(folder).lines)
+    worked = worked or layout.complete_checkpoints(folder) or rollout_files(folder, manifest.attempt_starts)
+    if worked or manifest.status != "failed" or len(manifest.attempts) > 1:
+        return ""
+    target = folder.parent / layout.UNFINISHED / folder.name
+    target.parent.mkdir(exist_ok=True)
+    os.replace(folder, target)
+    sync_folder(folder.parent)
+    return f"the run failed before its first step: its files are now in {target}, and its name is free"
