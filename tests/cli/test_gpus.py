@@ -205,56 +205,6 @@ def test_one_gpu_trains_in_this_process(place: Path) -> None:
     assert done.err.count("warning: `algo.kl_horizon` does nothing") == done.err.count("warning: ") == 1, done.err
 
 
-def test_a_dry_run_of_a_queue_prints_the_command_of_every_run(place: Path) -> None:
-    done = this_process(
-        "train",
-        "tiny.toml",
-        "--seeds",
-        "1,2",
-        "--grid",
-        "optim.lr=1e-6,3e-6",
-        "--gpus-per-run",
-        "2",
-        "--dry-run",
-        cwd=place,
-    )
-    lines = done.out.splitlines()
-    assert done.code == 0 and len(lines) == 4, done.err
-    assert lines[1].startswith("vlmrl train tiny.toml --set optim.lr=1e-6 --set train.seed=2 --name tiny-lr1e-6-seed2-")
-    assert lines[1].endswith(" --gpus 2 --runs runs")
-
-
-def test_the_runs_of_a_queue_are_one_group_for_their_loggers(place: Path) -> None:
-    def group(*more: str) -> list[str]:
-        words = ["train", "tiny.toml", "--seeds", "1,2", "--dry-run", *settings(*more)]
-        lines = this_process(*words, cwd=place).out.splitlines()
-        assert len(lines) == 2
-        return [word for word in shlex.split(lines[0]) if word.startswith("log.group=")]
-
-    (found,) = group('log.sinks=["tensorboard"]')
-    assert found.startswith('log.group="tiny-')
-    assert group('log.sinks=["wandb"]', "log.group=mine") == ["log.group=mine"]
-    assert group() == []
-
-
-def test_a_grid_over_a_key_that_does_not_exist_is_refused_before_any_run(place: Path) -> None:
-    done = this_process("train", "tiny.toml", "--grid", "optim.lrr=1,2", cwd=place)
-    assert done.code == 2 and "lrr" in done.err and not (place / "runs").exists()
-
-
-@pytest.mark.slow
-def test_a_queue_of_real_runs_ends_in_a_table_and_is_not_repeated(place: Path) -> None:
-    words = ["train", "tiny.toml", "--seeds", "1,2", "--gpus", "2", "--runs", "queued", *SHORT]
-    done = own_process(*words, cwd=place)
-    assert done.code == 0, done.err
-    table = [line.split("\t") for line in done.out.splitlines()]
-    assert table[0][:4] == ["run", "train.seed", "status", "steps"]
-    assert [row[1:4] for row in table[1:]] == [["1", "done", "1"], ["2", "done", "1"]]
-    again = own_process(*words, "--json", cwd=place)
-    assert "2 of 2 runs are already done" in again.err
-    assert [run["status"] for run in again.json["runs"]] == ["done", "done"]
-
-
 def test_a_batch_file_is_written_for_a_recipe_that_holds(place: Path) -> None:
     done = this_process(
         "launch",

@@ -235,7 +235,6 @@ def test_a_reward_is_debugged_on_saved_rollouts(place, at_terminal, tmp_path_fac
         (("--gpus", "2", "--debug-rank", "2"), "--debug-rank 2 does not exist: there are 2 processes"),
         (("--debug-rank", "1"), "--debug-rank 1 does not exist: there is one process"),
         (("--debug-rank", "0", "--json"), "--debug-rank uses the terminal"),
-        (("--seeds", "1,2", "--debug-rank", "0"), "--debug-rank"),
         (("--nnodes", "2", "--rdzv-endpoint", "h:1", "--debug-rank", "0"), "--debug-rank works on one machine only"),
     ],
 )

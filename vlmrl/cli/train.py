@@ -1,33 +1,11 @@
-"""`vlmrl train`: reinforcement learning; with `--seeds` or `--grid` a queue of runs."""
+"""`vlmrl train`: reinforcement learning."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.sweep import run_sweep
 from vlmrl.cli.training import run_training
-
-Seeds = Annotated[str | None, typer.Option("--seeds", help="One run per seed: --seeds 1,2,3.", show_default=False)]
-Grid = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--grid",
-        help="One run per value: --grid optim.lr=1e-6,3e-6. May be repeated: one run per combination.",
-        show_default=False,
-    ),
-]
-GpusPerRun = Annotated[
-    int, typer.Option("--gpus-per-run", min=1, help="Number of GPUs of each run of --seeds and --grid.")
-]
-Group = Annotated[
-    str | None,
-    typer.Option(
-        "--group", help="Tag of the runs of --seeds and --grid; default: derived from the recipe.", show_default=False
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,10 +29,6 @@ def train(
     rdzv_endpoint: options.RendezvousEndpoint = None,
     debug_rank: options.DebugRank = None,
     dry_run: options.DryRun = False,
-    seeds: Seeds = None,
-    grid: Grid = None,
-    gpus_per_run: GpusPerRun = 1,
-    group: Group = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
@@ -68,12 +42,8 @@ def train(
     validations and checkpoints, the GPUs and the engine's memory may change freely. A change of the algorithm, a reward
     file, a prompt or a dataset is shown, and needs --accept-changes. A change that does not fit the checkpoint is
     refused. --from RUN@100 --set optim.lr=1e-6 begins a new run with everything in that checkpoint.
-
-    --seeds and --grid make a queue of runs. It trains as many runs at a time as fit on the GPUs of --gpus. The same
-    command, given again, continues a queue that was stopped.
     """
     from vlmrl.launch.request import Machines, TrainRequest
-    from vlmrl.launch.sweep import Sweep
 
     request = TrainRequest(
         "rl",
@@ -92,7 +62,4 @@ def train(
         dry_run,
         options.typed_words(ctx),
     )
-    sweep = Sweep(seeds, tuple(grid or ()), gpus_per_run, group)
-    if sweep.has_runs:
-        run_sweep(request, sweep)
     run_training(request)

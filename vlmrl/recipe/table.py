@@ -67,6 +67,6 @@ class Log(RecipeTable):
     """Team or user that owns the wandb project. Left out = WANDB_ENTITY, else your default there. trackio's Space is
     named by TRACKIO_SPACE_ID."""
     group: Annotated[Text | None, DISPLAY] = None
-    """Group of runs in wandb and trackio. Left out = the group of `--seeds` and `--grid`; none for a single run."""
+    """Group of runs in wandb and trackio. Left out = none."""
     name: Annotated[Text | None, DISPLAY] = None
     """Name of the run in wandb and trackio. Left out = the run's `--name`, else its id."""

@@ -10,7 +10,6 @@
       eval/<name>/rows.parquet, summary.json, SHA256SUMS
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
       logs/attempt-1/rank-0.log, logs/eval-<name>/rank-0.log          media/*.arrow          report.html
-    <runs root>/queue-<group>/<run name>.log                  of `train --seeds`, `--grid`
     <runs root>/unfinished/<name>-<16 hex>.jsonl              responses of an evaluation until it is finished
     <runs root>/checked/<source>/boxes-0.png                  of `check`: truth and a correct response over an image
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vlmrl.errors import RecipeError
 from vlmrl.recipe.imports.draft import Draft, number
 from vlmrl.recipe.imports.rllava_keys import EXAMPLES, LEFT, MIXED_LOSSES, SAME
 from vlmrl.recipe.imports.shared import (
@@ -32,7 +33,6 @@ from vlmrl.recipe.imports.shared import (
     updates_of,
 )
 from vlmrl.recipe.imports.steps import schedule_keys, steps_of
-from vlmrl.recipe.imports.tinyllava import from_tinyllava
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 DEFAULTS: dict[str, Any] = {
@@ -89,8 +89,7 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
     """Fill a draft from RLLaVA's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
     program = str(draft.given.pop("__program__", "")).rpartition(".")[2]
     if program == "py":
-        from_tinyllava(draft, rows, processes)
-        return
+        raise RecipeError("scripts of TinyLLaVA's training are not imported", hint="write a recipe for `vlmrl sft`")
     config = Path(str(draft.given.pop("__config__", ""))).name
     if config in EXAMPLES:
         draft.defaults = DEFAULTS | EXAMPLES[config]
