@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlmrl.svg.build import Images, build_scene
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.limits import SvgLimits, SvgRefused, Work
 from vlmrl.svg.paint import paint
 from vlmrl.svg.parse import parse_svg
 from vlmrl.svg.scene import Scene
@@ -63,7 +63,7 @@ def draw_svg(job: DrawJob, limits: SvgLimits | None = None, *, images: Images = 
     if job.size is not None:
         _check_size(job.size, limits)
     scene = build_scene(parse_svg(job.svg, limits), limits, images=images, size=job.size)
-    pixels = paint(scene, *(job.size or own_size(scene, limits)))
+    pixels = paint(scene, *(job.size or own_size(scene, limits)), Work(limits.steps))
     return Drawing(pixels, pixels_digest(pixels), time.perf_counter() - begin)
 
 

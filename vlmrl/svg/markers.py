@@ -87,7 +87,7 @@ def _add(
     walk: Walk,
     items: list[Item],
 ) -> None:
-    walk.count()
+    walk.count(node)
     attributes = {"markerWidth": "3", "markerHeight": "3", **node.attributes}
     lengths = place.lengths
     size = lengths.read(attributes, "markerWidth"), lengths.read(attributes, "markerHeight")

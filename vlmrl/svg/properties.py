@@ -44,7 +44,9 @@ OWN = {
     "display": "inline",
     "dominant-baseline": "auto",
     "filter": "none",
+    "isolation": "auto",
     "mask": "none",
+    "mix-blend-mode": "normal",
     "opacity": "1",
     "overflow": "visible",
     "stop-color": "black",
@@ -57,3 +59,10 @@ OWN = {
 PROPERTIES = frozenset(INHERITED | OWN)
 SHORTHANDS = {"marker": ("marker-start", "marker-mid", "marker-end"), "background": ("background-color",)}
 """Shorthand -> the properties that it sets to its value."""
+BLENDS = {
+    "multiply": "MULTIPLY", "screen": "SCREEN", "overlay": "OVERLAY", "darken": "DARKEN", "lighten": "LIGHTEN",
+    "color-dodge": "COLOR_DODGE", "color-burn": "COLOR_BURN", "hard-light": "HARD_LIGHT", "soft-light": "SOFT_LIGHT",
+    "difference": "DIFFERENCE", "exclusion": "EXCLUSION", "hue": "HSL_HUE", "saturation": "HSL_SATURATION",
+    "color": "HSL_COLOR", "luminosity": "HSL_LUMINOSITY", "plus-lighter": "ADD",
+}  # fmt: skip
+"""Value of `mix-blend-mode` -> name of cairo's operator."""

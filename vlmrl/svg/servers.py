@@ -38,6 +38,12 @@ def _merged(chain: Sequence[Node]) -> dict[str, str]:
     return attributes
 
 
+def parts_of(node: Node, ids: Mapping[str, Node]) -> int:
+    """Return the number of elements that are looked at for a gradient or a pattern."""
+    chain = linked(node, ids, GRADIENTS if node.tag in GRADIENTS else PATTERN)
+    return sum(1 + len(link.children[:MOST_STOPS]) for link in chain)
+
+
 def gradient(node: Node, ids: Mapping[str, Node], box: Box, lengths: Lengths, alpha: float) -> Source | None:
     """Return a gradient for a shape; a colour where it is the same everywhere; None where nothing is painted.
 

@@ -272,7 +272,7 @@ def test_equal_texts_have_equal_digests():
 
 
 def test_a_leaf_alone_is_what_it_is_in_the_whole():
-    from vlmrl.svg.paint import Painter
+    from vlmrl.svg.paint import Painter, view_of
 
     scene = build_scene(
         parse_svg(
@@ -281,7 +281,7 @@ def test_a_leaf_alone_is_what_it_is_in_the_whole():
             )
         )
     )
-    painter = Painter.of_scene(scene, 40, 40)
+    painter = Painter(40, 40, view_of(scene, 40, 40))
     painter.background(1, 1, 1)
     for leaf, groups in scene.leaves():
         painter.draw_leaf(leaf, groups)
