@@ -31,7 +31,7 @@ JOINS = {"round": cairo.LINE_JOIN_ROUND, "bevel": cairo.LINE_JOIN_BEVEL}
 EXTENDS = {"pad": cairo.EXTEND_PAD, "reflect": cairo.EXTEND_REFLECT, "repeat": cairo.EXTEND_REPEAT}
 PLAIN, SHADED, MASKED = 0.005, 0.1, 0.15
 """Steps of work of a pixel: of a colour or a layer, of a gradient, a pattern or a picture, and of a mask."""
-CURVE, DASH = 30, 40
+CURVE, DASH = 30, 20
 """Steps of work of a curve, and of a dash."""
 CACHED = 5_000
 """Number of lines beside each other that a processor's cache holds. With more, each of them takes more time."""
@@ -197,6 +197,7 @@ class Painter:
         """Add an outline, in pixels, to the path. Return the number of rows of the picture that its lines cross."""
         context, (a, b, c, d, e, f), height = self.context, m, self.height
         x0 = y0 = row = crossed = 0.0
+        curves = sum(command.letter in "CQ" for command in commands)
 
         def point(x: float, y: float) -> tuple[float, float]:
             nonlocal row, crossed
@@ -225,7 +226,7 @@ class Painter:
                 context.curve_to(*first, x + 2 * (px - x) / 3, y + 2 * (py - y) / 3, x, y)
                 x0, y0 = x, y
         self.work.spend(ELEMENT + CURVE * len(commands))
-        return 2 * crossed + len(commands)
+        return crossed * (2 if curves else 1) + len(commands)
 
     def _shape(self, shape: Shape) -> None:
         m = self.view.times(shape.matrix)
@@ -265,7 +266,7 @@ class Painter:
             return
         period, dashes = sum(stroke.dashes), 0.0
         if period * scale >= 0.1:
-            dashes = length_of(commands) / period * len(stroke.dashes)
+            dashes = length_of(commands) / period * len(stroke.dashes) / 2
         is_solid = not 0 < dashes <= MOST_DASHES
         pen = min(stroke.width * scale, self.height)
         pieces = len(commands) + (0 if is_solid else dashes)
