@@ -48,12 +48,11 @@ def build_scene(
         size: width and height of the picture that will be drawn; relative sizes of the document refer to them.
     Raises: SvgRefused (`forbidden`, `limit`).
     """
-    limits = limits or SvgLimits()
-    work = Work(limits.steps)
+    work = Work((limits or SvgLimits()).steps)
     try:
         _check(root)
         apply_styles(root, work)
-        return _Builder(root, limits, images, work).scene(root, size)
+        return _Builder(root, images, work).scene(root, size)
     except RecursionError:  # brackets of CSS, of any depth
         raise SvgRefused("limit", "its styles or elements are nested too deep") from None
 
@@ -85,9 +84,8 @@ def _check(root: Node) -> None:
 class _Builder:
     """Walk over the tree that makes items, with the counts of the limits."""
 
-    def __init__(self, root: Node, limits: SvgLimits, images: Images, work: Work) -> None:
-        self.limits, self.images, self.work = limits, images, work
-        self.drawn = 0
+    def __init__(self, root: Node, images: Images, work: Work) -> None:
+        self.images, self.work = images, work
         self.ids: dict[str, Node] = {}
         self.above: dict[int, Node] = {}
         self.elements = 0
@@ -101,9 +99,6 @@ class _Builder:
     def count(self, node: Node) -> None:
         """Count an element that is drawn. Raises: SvgRefused (`limit`)."""
         self.work.spend(ELEMENT + LETTER * sum(map(len, node.attributes.values())))
-        self.drawn += 1
-        if self.drawn > self.limits.drawn_elements:
-            raise SvgRefused("limit", f"it draws more than {self.limits.drawn_elements:,} elements")
 
     def scene(self, root: Node, size: tuple[int, int] | None) -> Scene:
         view = read_view_box(root.attributes.get("viewBox", ""))
@@ -307,13 +302,17 @@ class _Builder:
 
     def defined(self, node: Node, place: Place) -> Place:
         """Return the place within an element that is shown by reference: it inherits from where it is defined."""
-        chain = [node]
-        while (above := self.above.get(chain[-1].number)) is not None:
-            chain.append(above)
         inner = Place({}, Matrix(), place.lengths._replace(em=16.0))
-        for element in reversed(chain):
+        for element in (*reversed(self._around(node)), node):
             inner = inherit(element, inner)
         return inner
+
+    def _around(self, node: Node) -> list[Node]:
+        """Return the elements around one, the nearest first."""
+        around: list[Node] = []
+        while (above := self.above.get(node.number)) is not None:
+            around.append(node := above)
+        return around
 
     # --- text, images, references ------------------------------------------------------------------------------------
     def _text(self, node: Node, place: Place, items: list[Item]) -> None:
@@ -347,7 +346,7 @@ class _Builder:
 
     def _use(self, node: Node, place: Place, items: list[Item]) -> None:
         target = self.ids.get(node.attributes.get("href", "").strip().removeprefix("#"))
-        if target is None or target.number in place.uses or self._is_above(target, node):
+        if target is None or target.number in place.uses or target in self._around(node):
             return
         x, y = place.lengths.read(node.attributes, "x"), place.lengths.read(node.attributes, "y")
         place = place._replace(matrix=place.matrix.times(Matrix(e=x, f=y)), uses=(*place.uses, target.number))
@@ -359,14 +358,6 @@ class _Builder:
                 self._wrapped(target, inner, items, lambda n, p, to: self._viewport(n, p, to, sizes))
         else:
             self.add(target, place, items)
-
-    def _is_above(self, target: Node, node: Node) -> bool:
-        above = self.above.get(node.number)
-        while above is not None:
-            if above is target:
-                return True
-            above = self.above.get(above.number)
-        return False
 
     def _viewport(self, node: Node, place: Place, items: list[Item], sizes: dict[str, str] | None = None) -> None:
         """Add the content of a nested `svg`, or of a `symbol`: scaled to its viewport, and cut at it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import time
 import xml.etree.ElementTree as ET
+from itertools import zip_longest
 
 import numpy as np
 from cairosvg.surface import PNGSurface
@@ -33,11 +34,11 @@ def draw_with_cairosvg(job: DrawJob, limits: SvgLimits | None = None, *, images:
     """
     begin = time.perf_counter()
     height, width = draw_svg(job, limits, images="refuse" if images == "refuse" else "drop").pixels.shape[:2]
-    content = ET.tostring(_element(parse_svg(job.svg, limits)))
+    builder = ET.TreeBuilder()
+    _write(parse_svg(job.svg, limits), builder)
+    content, sizes = ET.tostring(builder.close()), {"output_width": width, "output_height": height}
     try:
-        png = PNGSurface.convert(
-            bytestring=content, output_width=width, output_height=height, url_fetcher=lambda url, kind: b"<svg/>"
-        )
+        png = PNGSurface.convert(content, **sizes, url_fetcher=lambda url, kind: b"<svg/>")
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # it raises whatever a wrong value leads to
@@ -49,18 +50,12 @@ def draw_with_cairosvg(job: DrawJob, limits: SvgLimits | None = None, *, images:
     return Drawing(pixels, pixels_digest(pixels), time.perf_counter() - begin)
 
 
-def _element(node: Node) -> ET.Element:
-    """Return an element of a tree that can be written, with the known ones within it."""
+def _write(node: Node, builder: ET.TreeBuilder) -> None:
+    """Write an element with the known ones within it."""
     attributes = {f"{{{XML}}}space" if name == "space" else name: value for name, value in node.attributes.items()}
-    element = ET.Element(f"{{{SVG}}}{node.tag}", attributes)
-    element.text, last = node.texts[0], None
-    for child, text in zip(node.children, node.texts[1:], strict=True):
-        if child.tag in KNOWN:
-            last = _element(child)
-            last.tail = text
-            element.append(last)
-        elif last is None:
-            element.text += text
-        else:
-            last.tail = (last.tail or "") + text
-    return element
+    builder.start(f"{{{SVG}}}{node.tag}", attributes)
+    for text, child in zip_longest(node.texts, node.children):
+        builder.data(text)
+        if child is not None and child.tag in KNOWN:
+            _write(child, builder)
+    builder.end(f"{{{SVG}}}{node.tag}")

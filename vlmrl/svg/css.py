@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import tinycss2
 
-from vlmrl.svg.limits import SvgRefused, Work
+from vlmrl.svg.limits import Work
 from vlmrl.svg.parse import Node
 from vlmrl.svg.properties import INHERITED, PROPERTIES, SHORTHANDS
 from vlmrl.svg.selectors import Selector, Tree, read_selectors
 
-MOST_RULES = 500
 LETTER, SETTING = 16, 5
 """Steps of work of a character of CSS, and of a declaration that an element has."""
 MOST_ROUNDS, MOST_VALUE_CHARS = 8, 1000
@@ -54,7 +53,7 @@ def apply_styles(root: Node, work: Work | None = None) -> None:
 
     A property whose value is `inherit`, `initial` or `unset` gets the value that this means, or none.
 
-    Raises: SvgRefused (`limit`) for too many rules or too much work.
+    Raises: SvgRefused (`limit`) for too much work.
     """
     work = work or Work()
     rules = sorted(_rules(root, work), key=lambda rule: rule.weight)
@@ -183,8 +182,6 @@ def _rules(root: Node, work: Work) -> Iterator[Rule]:
             if rule.type != "qualified-rule":
                 continue
             position += 1
-            if position > MOST_RULES:
-                raise SvgRefused("limit", f"it has more than {MOST_RULES} style rules")
             content = tinycss2.parse_blocks_contents(rule.content, skip_comments=True, skip_whitespace=True)
             declarations = tuple(_declarations(content))
             for compounds in read_selectors(rule.prelude):

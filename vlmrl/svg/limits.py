@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ELEMENT, LETTER, POINT, STOP, GLYPH = 500, 10, 10, 100, 150
+ELEMENT, LETTER, POINT, STOP, GLYPH = 1000, 10, 10, 100, 150
 """Steps of work of an element, of a character of its attributes, of a point of an outline, of a colour of a gradient,
 and of a character of text."""
 
@@ -18,7 +18,6 @@ class SvgLimits:
         elements: elements, those that are not drawn included.
         depth: nested elements.
         attribute_chars: characters of one attribute. Paths of traced figures are the longest.
-        drawn_elements: elements after every `use` is replaced by what it shows.
         pixels: width times height of the picture.
         steps: work of reading what is drawn, and again of painting it; see `Work`.
         cpu_seconds, seconds: processor time and wall clock of a worker: backstops, far above what `steps` allow.
@@ -29,7 +28,6 @@ class SvgLimits:
     elements: int = 20_000
     depth: int = 100
     attribute_chars: int = 200_000
-    drawn_elements: int = 50_000
     pixels: int = 16_777_216
     steps: int = 50_000_000
     cpu_seconds: float = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.svg.geometry import fitted, length_of
+from vlmrl.svg.geometry import Box, fitted, length_of, rectangle
 from vlmrl.svg.limits import ELEMENT, SvgRefused, Work
 from vlmrl.svg.paths import Command
 from vlmrl.svg.properties import BLENDS
@@ -342,7 +342,7 @@ class Painter:
         pattern.set_extend(cairo.EXTEND_PAD)  # edges are not mixed with what is around
         pattern.set_matrix(_cairo(m.inverted()))
         self.context.save()
-        self._path([Command(*c) for c in _frame(columns, rows)], m)
+        self._path(rectangle(Box(0, 0, columns, rows)), m)
         self.context.clip()
         self.context.set_source(pattern)
         self.context.paint_with_alpha(item.alpha)
@@ -356,10 +356,6 @@ def _is_upright_box(commands: Sequence[Command], m: Matrix) -> bool:
     points = [m.apply(*command.numbers) for command in commands[:4]]
     (ax, ay), (bx, by), (cx, cy), (dx, dy) = ((round(x, 6), round(y, 6)) for x, y in points)
     return (ay, bx, cy, dx) == (by, cx, dy, ax) or (ax, by, cx, dy) == (bx, cy, dx, ay)
-
-
-def _frame(columns: int, rows: int) -> list[tuple[str, tuple[float, ...]]]:
-    return [("M", (0, 0)), ("L", (columns, 0)), ("L", (columns, rows)), ("L", (0, rows)), ("Z", ())]
 
 
 def _cairo(m: Matrix) -> Any:

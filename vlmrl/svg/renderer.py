@@ -96,7 +96,8 @@ class SvgRenderer:
             while waiting or any(worker.busy is not None for worker in self._workers):
                 for worker in self._workers:
                     while waiting and worker.ready and worker.busy is None:
-                        self._begin(worker, *waiting.popleft(), results)
+                        place, job = waiting.popleft()
+                        worker.send(place, job, self.limits.seconds)
                 left = min(worker.deadline for worker in self._workers) - time.monotonic()
                 for key, _ in selector.select(max(0.0, min(left, 1.0))):
                     self._take(key.data, results)
@@ -111,12 +112,6 @@ class SvgRenderer:
                             results[place] = refusal
                         self._workers[position] = _Worker(self._settings)
                         selector.register(self._workers[position].output, selectors.EVENT_READ, self._workers[position])
-
-    def _begin(self, worker: _Worker, position: int, job: DrawJob, results: list[Drawing | SvgRefused | None]) -> None:
-        if len(job.svg) > self.limits.chars:
-            results[position] = SvgRefused("limit", f"it has more than {self.limits.chars:,} characters")
-            return
-        worker.send(position, job, self.limits.seconds)
 
     def _take(self, worker: _Worker, results: list[Drawing | SvgRefused | None]) -> None:
         answer = worker.receive()

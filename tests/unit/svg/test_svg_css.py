@@ -10,7 +10,7 @@ import tinycss2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.svg.css import MOST_RULES, apply_styles, read_declarations
+from vlmrl.svg.css import apply_styles, read_declarations
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.parse import parse_svg
 
@@ -99,10 +99,8 @@ def test_shorthands_and_values() -> None:
 
 
 def test_too_many_rules_are_refused() -> None:
-    with pytest.raises(SvgRefused, match="style rules"):
-        styled(f"<svg><style>{'a{fill:red}' * (MOST_RULES + 1)}</style></svg>")
     with pytest.raises(SvgRefused, match="steps of work"):
-        styled(f"<svg><style>{'a{fill:red}' * MOST_RULES}</style>{'<g/>' * 10_000}</svg>")
+        styled(f"<svg><style>{'a{fill:red}' * 500}</style>{'<g/>' * 10_000}</svg>")
 
 
 EXTRA = st.sampled_from(
