@@ -17,7 +17,7 @@ from vlmrl.svg.parse import parse_svg
 from vlmrl.svg.scene import Scene
 
 Drawer = Literal["vlmrl", "cairosvg"]
-"""Who draws: vlmrl's own painter, or cairosvg, for the sake of a published reward."""
+"""Painter: vlmrl's own painter, or cairosvg, for the sake of a published reward."""
 FONT_SAMPLE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>'
 """SVG text whose drawing loads the fonts: one letter is not in the first of them."""
 
