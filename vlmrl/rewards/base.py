@@ -69,6 +69,8 @@ class RewardSpec:
         worker: how workers make a built-in that runs there; None = it runs in this process, or is a user's.
         service: how a built-in is opened that asks a service and answers later; None = it is none.
         timeout_seconds: a built-in's own limit for one response, in seconds; it holds where the recipe's is longer.
+        counts_work: it refuses a response by counted work, the same on every machine. Its own limit of time is then a
+            backstop, which holds also where the recipe's is shorter.
         members: the rewards of which this one is the sum (see several.py); () = it is a single reward. `weights` then
             has the weight of each reward by its label, and `fn` is never called.
     """
@@ -91,6 +93,7 @@ class RewardSpec:
     worker: WorkerFunction | None = None
     service: ServiceFunction | None = None
     timeout_seconds: float = inf
+    counts_work: bool = False
     members: tuple[Member, ...] = ()
 
     def __call__(self, x: RewardInput) -> Parts:

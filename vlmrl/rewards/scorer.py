@@ -77,7 +77,7 @@ class Scorer:
         if spec.in_worker is not None:
             if spec.on_timeout and isinstance(price := self._valued(spec.on_timeout, ""), Failure):
                 raise RewardError(f"on_timeout cannot be used: {price.message}", where=spec.name, hint=price.hint)
-            seconds = min(timeout_seconds, spec.timeout_seconds)
+            seconds = spec.timeout_seconds if spec.counts_work else min(timeout_seconds, spec.timeout_seconds)
             self._pool = WorkerPool(spec.in_worker, size=workers, memory_mb=memory_mb, timeout_seconds=seconds)
         elif spec.service is not None:
             self._pool = ServicePool(spec.service, place)

@@ -11,25 +11,28 @@ from vlmrl.svg.bitmap import read_bitmap
 from vlmrl.svg.css import apply_styles
 from vlmrl.svg.effects import clip_of, mask_of
 from vlmrl.svg.geometry import SHAPES, Box, Lengths, bounds, fitted, outline, rectangle
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.limits import ELEMENT, LETTER, POINT, STOP, SvgLimits, SvgRefused, Work
 from vlmrl.svg.markers import MOST_REFERENCES, Line, add_markers, markers_of
 from vlmrl.svg.parse import Node
 from vlmrl.svg.paths import Command
+from vlmrl.svg.properties import BLENDS
 from vlmrl.svg.scene import Bitmap, ClipPart, Group, Item, Scene, Shape, Source, Stroke
-from vlmrl.svg.servers import GRADIENTS, Content, faded, gradient, number_of, opacity_of, pattern
-from vlmrl.svg.styles import OF_CONTEXT, Place, inherit, page_of
+from vlmrl.svg.servers import GRADIENTS, Content, faded, gradient, number_of, opacity_of, parts_of, pattern
+from vlmrl.svg.styles import OF_CONTEXT, Place, fails, inherit, is_hidden, page_of
 from vlmrl.svg.text import lay_out
 from vlmrl.svg.values import Matrix, Paint, read_length, read_origin, read_paint, read_transform, read_view_box
 
 Images = Literal["refuse", "drop", "draw"]
 """Policy for embedded pictures (data URIs): the document is refused, the picture is left out, or it is drawn."""
 CONTAINERS = ("svg", "g", "a", "switch")
+DRAWN = (*SHAPES, *CONTAINERS, "use", "text", "image")
+"""Elements that paint something where they stand."""
 REFUSED = ("script", "foreignObject", "iframe", "object", "embed", "audio", "video", "canvas")
 """Elements that no figure needs, and that other renderers run or load."""
 MOST_NESTING = 200
 """Largest number of elements around one that is drawn, those of `use` included."""
-MOST_COMMANDS = 1_000_000
 MOST_DASHES = 64
+BLACK = (0.0, 0.0, 0.0, 1.0)
 Draw = Callable[[Node, Place, list[Item]], object]
 """Adder of what an element paints, without its own opacity, clip path and mask."""
 DEFAULT_SIZE = (300.0, 150.0)
@@ -45,10 +48,11 @@ def build_scene(
         size: width and height of the picture that will be drawn; relative sizes of the document refer to them.
     Raises: SvgRefused (`forbidden`, `limit`).
     """
+    work = Work((limits or SvgLimits()).steps)
     try:
         _check(root)
-        apply_styles(root)
-        return _Builder(root, limits or SvgLimits(), images).scene(root, size)
+        apply_styles(root, work)
+        return _Builder(root, images, work).scene(root, size)
     except RecursionError:  # brackets of CSS, of any depth
         raise SvgRefused("limit", "its styles or elements are nested too deep") from None
 
@@ -80,9 +84,8 @@ def _check(root: Node) -> None:
 class _Builder:
     """Walk over the tree that makes items, with the counts of the limits."""
 
-    def __init__(self, root: Node, limits: SvgLimits, images: Images) -> None:
-        self.limits, self.images = limits, images
-        self.drawn = self.commands = 0
+    def __init__(self, root: Node, images: Images, work: Work) -> None:
+        self.images, self.work = images, work
         self.ids: dict[str, Node] = {}
         self.above: dict[int, Node] = {}
         self.elements = 0
@@ -93,11 +96,9 @@ class _Builder:
                 self.above[child.number] = node
         self.ids.pop("", None)
 
-    def count(self) -> None:
+    def count(self, node: Node) -> None:
         """Count an element that is drawn. Raises: SvgRefused (`limit`)."""
-        self.drawn += 1
-        if self.drawn > self.limits.drawn_elements:
-            raise SvgRefused("limit", f"it draws more than {self.limits.drawn_elements:,} elements")
+        self.work.spend(ELEMENT + LETTER * sum(map(len, node.attributes.values())))
 
     def scene(self, root: Node, size: tuple[int, int] | None) -> Scene:
         view = read_view_box(root.attributes.get("viewBox", ""))
@@ -127,12 +128,13 @@ class _Builder:
     def add(self, node: Node, place: Place, items: list[Item]) -> None:
         """Add what an element paints."""
         tag = node.tag
-        if tag not in SHAPES and tag not in CONTAINERS and tag not in ("use", "text", "image"):
+        self.work.spend(POINT)
+        if tag not in DRAWN:
             return
-        self.count()
+        self.count(node)
         if place.depth >= MOST_NESTING:
             raise SvgRefused("limit", f"elements are nested deeper than {MOST_NESTING}")
-        if node.attributes.get("display", "").strip() == "none":
+        if is_hidden(node):
             return
         place = inherit(node, place)._replace(depth=place.depth + 1)
         space = node.attributes.get("space")
@@ -158,7 +160,7 @@ class _Builder:
         elif tag == "svg":
             self._wrapped(node, place, items, self._viewport)
         elif tag == "switch":
-            chosen = [c for c in node.children if c.tag and c.tag != "foreignObject"][:1]
+            chosen = [child for child in node.children if child.tag in DRAWN and not fails(child)][:1]
             self._wrapped(node, place, items, lambda _, p, to: [self.add(c, p, to) for c in chosen])
         else:
             self._wrapped(node, place, items, self.children)
@@ -176,27 +178,31 @@ class _Builder:
         mask = mask_of(node, place, inner, self)
         if clip == ():
             return
-        if clip is None and mask is None and len(inner) == 1:
-            single = _faded(inner[0], opacity)
-            if single is not None:
-                items.append(single)
-                return
-        if clip is None and mask is None and opacity >= 1:
+        blend, isolation = (node.attributes.get(n, "").strip().lower() for n in ("mix-blend-mode", "isolation"))
+        blend = blend if blend in BLENDS else "normal" if isolation == "isolate" else ""
+        group = Group(tuple(inner), opacity, clip, mask, blend)
+        if clip is not None or mask is not None or blend:
+            items.append(group)
+            return
+        single = _faded(inner[0], opacity) if len(inner) == 1 else None
+        if single is not None:
+            items.append(single)
+        elif opacity >= 1:
             items.extend(inner)
         else:
-            items.append(Group(tuple(inner), opacity, clip, mask))
+            items.append(group)
 
     # --- shapes ------------------------------------------------------------------------------------------------------
     def _shape(self, node: Node, place: Place, items: list[Item]) -> None:
         commands = outline(node.tag, node.attributes, place.lengths)
         if len(commands) < 2:
             return
-        self._count_commands(commands)
+        self.work.spend(POINT * len(commands))
         markers = markers_of(place, self)
         fill, stroke = self._paints(commands, place, filled=node.tag != "line")
         if fill is not None or stroke is not None:
             items.append(self._styled(commands, place, fill, stroke, node, heads=markers.heads))
-        if any(markers) and place.get("visibility") == "visible":
+        if any(markers) and place.get("visibility") == "visible" and not place.clip:
             line = Line(commands, stroke.width if stroke else 1.0, (fill, stroke.source if stroke else None))
             add_markers(markers, line, place, self, items)
 
@@ -218,7 +224,7 @@ class _Builder:
             stroke,
             node.tag,
             node.number,
-            even_odd=place.get("fill-rule") == "evenodd" and not text,
+            even_odd=place.get("clip-rule" if place.clip else "fill-rule") == "evenodd" and not text,
             text=text,
             heads=heads,
             marker=place.marker,
@@ -226,24 +232,21 @@ class _Builder:
             crisp=place.get("shape-rendering") in ("crispEdges", "optimizeSpeed") and not text,
         )
 
-    def _count_commands(self, commands: Sequence[Command]) -> None:
-        self.commands += len(commands)
-        if self.commands > MOST_COMMANDS:
-            raise SvgRefused("limit", f"its outlines have more than {MOST_COMMANDS:,} commands")
-
     def _paints(
         self, commands: Sequence[Command], place: Place, *, filled: bool = True
     ) -> tuple[Source | None, Stroke | None]:
         """Return the fill and the stroke of an outline; None for what paints nothing."""
         if place.get("visibility") != "visible":
             return None, None
+        if place.clip:
+            return BLACK, None
         fill = self._source("fill", commands, place) if filled else None
         width = read_length(place.get("stroke-width"), whole=place.lengths.diagonal, em=place.lengths.em)
         width = 1.0 if width is None or width < 0 else width
         source = self._source("stroke", commands, place) if width > 0 else None
         if source is None:
             return fill, None
-        words = place.get("stroke-dasharray").replace(",", " ").split()[:MOST_DASHES]
+        words = place.get("stroke-dasharray").replace(",", " ").split(None, MOST_DASHES)[:MOST_DASHES]
         values = [read_length(w, whole=place.lengths.diagonal, em=place.lengths.em) for w in words]
         dashes = tuple(v for v in values if v is not None)
         if len(dashes) != len(values) or any(v < 0 for v in dashes) or sum(dashes) <= 0:
@@ -266,6 +269,7 @@ class _Builder:
         server = self.ids.get(paint.server) if paint.server else None
         if server is not None and server.tag in (*GRADIENTS, "pattern"):
             box = bounds(commands) or Box(0, 0, 0, 0)
+            self.work.spend(POINT * len(commands) + STOP * parts_of(server, self.ids))
             if server.tag != "pattern":
                 source = gradient(server, self.ids, box, place.lengths, alpha)
             elif server.number in place.uses:
@@ -298,20 +302,23 @@ class _Builder:
 
     def defined(self, node: Node, place: Place) -> Place:
         """Return the place within an element that is shown by reference: it inherits from where it is defined."""
-        chain = [node]
-        while (above := self.above.get(chain[-1].number)) is not None:
-            chain.append(above)
         inner = Place({}, Matrix(), place.lengths._replace(em=16.0))
-        for element in reversed(chain):
+        for element in (*reversed(self._around(node)), node):
             inner = inherit(element, inner)
         return inner
 
+    def _around(self, node: Node) -> list[Node]:
+        """Return the elements around one, the nearest first."""
+        around: list[Node] = []
+        while (above := self.above.get(node.number)) is not None:
+            around.append(node := above)
+        return around
+
     # --- text, images, references ------------------------------------------------------------------------------------
     def _text(self, node: Node, place: Place, items: list[Item]) -> None:
-        for run in lay_out(node, place, self.ids, self.count):
+        for run in lay_out(node, place, self):
             if not run.commands:
                 continue
-            self._count_commands(run.commands)
             fill, stroke = self._paints(run.commands, run.place)
             if fill is not None or stroke is not None:
                 within = run.place._replace(matrix=place.matrix)
@@ -327,6 +334,7 @@ class _Builder:
             return
         pixels = read_bitmap(href)
         rows, columns = pixels.shape[:2]
+        self.work.spend(rows * columns)
         box = Box(*(place.lengths.read(node.attributes, name) for name in ("x", "y", "width", "height")))
         width = box.width if box.width > 0 else float(columns)
         height = box.height if box.height > 0 else float(rows)
@@ -338,26 +346,18 @@ class _Builder:
 
     def _use(self, node: Node, place: Place, items: list[Item]) -> None:
         target = self.ids.get(node.attributes.get("href", "").strip().removeprefix("#"))
-        if target is None or target.number in place.uses or self._is_above(target, node):
+        if target is None or target.number in place.uses or target in self._around(node):
             return
         x, y = place.lengths.read(node.attributes, "x"), place.lengths.read(node.attributes, "y")
         place = place._replace(matrix=place.matrix.times(Matrix(e=x, f=y)), uses=(*place.uses, target.number))
         if target.tag in ("symbol", "svg"):
-            self.count()
-            if target.attributes.get("display", "").strip() != "none":
+            self.count(target)
+            if not is_hidden(target):
                 sizes = {n: node.attributes[n] for n in ("width", "height") if n in node.attributes}
                 inner = inherit(target, place)._replace(depth=place.depth + 1)
                 self._wrapped(target, inner, items, lambda n, p, to: self._viewport(n, p, to, sizes))
         else:
             self.add(target, place, items)
-
-    def _is_above(self, target: Node, node: Node) -> bool:
-        above = self.above.get(node.number)
-        while above is not None:
-            if above is target:
-                return True
-            above = self.above.get(above.number)
-        return False
 
     def _viewport(self, node: Node, place: Place, items: list[Item], sizes: dict[str, str] | None = None) -> None:
         """Add the content of a nested `svg`, or of a `symbol`: scaled to its viewport, and cut at it."""

@@ -12,21 +12,20 @@ from typing import Any, NamedTuple
 
 import tinycss2
 
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.limits import Work
 from vlmrl.svg.parse import Node
-from vlmrl.svg.properties import PROPERTIES, SHORTHANDS
+from vlmrl.svg.properties import INHERITED, PROPERTIES, SHORTHANDS
 from vlmrl.svg.selectors import Selector, Tree, read_selectors
 
-MOST_RULES = 500
-MOST_CHECKS = 2_000_000
-"""Largest number of selectors times elements."""
+LETTER, SETTING = 16, 5
+"""Steps of work of a character of CSS, and of a declaration that an element has."""
 MOST_ROUNDS, MOST_VALUE_CHARS = 8, 1000
 """Largest depth of custom properties in each other, and longest value with them. A value beyond is left out."""
 VARIABLE = re.compile(r"var\(\s*(--[^\s,()]+)\s*(?:,((?:[^()]|\([^()]*\))*))?\)", re.IGNORECASE)
 
 
 Variables = Mapping[str, str]
-"""Custom property -> value."""
+"""Custom property -> value, and the value of `color`."""
 
 
 class Rule(NamedTuple):
@@ -49,46 +48,79 @@ class Declaration(NamedTuple):
     important: bool
 
 
-def apply_styles(root: Node) -> None:
+def apply_styles(root: Node, work: Work | None = None) -> None:
     """Replace `style` attributes and rules of `style` elements by attributes, in place. `class` attributes stay.
 
-    Raises: SvgRefused (`limit`) for too many rules or too much work.
+    A property whose value is `inherit`, `initial` or `unset` gets the value that this means, or none.
+
+    Raises: SvgRefused (`limit`) for too much work.
     """
-    rules = sorted(_rules(root), key=lambda rule: rule.weight)
-    elements = sum(1 for _ in root.walk())
-    if len(rules) * elements > MOST_CHECKS:
-        raise SvgRefused("limit", f"{len(rules):,} style rules for {elements:,} elements are too many")
-    tree = Tree(root)
-    waiting: list[tuple[Node, Variables]] = [(root, {})]
+    work = work or Work()
+    rules = sorted(_rules(root, work), key=lambda rule: rule.weight)
+    tree = Tree(root, work)
+    waiting: list[tuple[Node, Variables, Mapping[str, str]]] = [(root, {}, {})]
     while waiting:
-        node, variables = waiting.pop()
-        variables = _apply(node, variables, rules, tree)
-        waiting += [(child, variables) for child in node.children]
+        node, variables, around = waiting.pop()
+        variables = _apply(node, variables, around, _declared(node, rules, tree, work), work)
+        waiting += [(child, variables, node.attributes) for child in node.children]
 
 
-def _apply(node: Node, variables: Variables, rules: Sequence[Rule], tree: Tree) -> Variables:
-    """Set the attributes of an element. Return the custom properties within it."""
-    declarations = [d for rule in rules if tree.selects(rule.compounds, node) for d in rule.declarations]
-    declarations += read_declarations(node.attributes.pop("style", ""))
+def _declared(node: Node, rules: Sequence[Rule], tree: Tree, work: Work) -> list[Declaration]:
+    """Return the declarations for an element, the strongest last."""
+    declarations: list[Declaration] = []
+    for rule in rules:
+        if tree.selects(rule.compounds, node):
+            work.spend(SETTING * len(rule.declarations))
+            declarations += rule.declarations
+    style = node.attributes.pop("style", "")
+    work.spend(LETTER * len(style))
+    declarations += read_declarations(style)
     declarations.sort(key=lambda declaration: declaration.important)  # stable: the others keep their order
+    return declarations
+
+
+def _apply(
+    node: Node, variables: Variables, around: Mapping[str, str], declarations: Sequence[Declaration], work: Work
+) -> Variables:
+    """Set the attributes of an element. Return the custom properties within it.
+
+    Args:
+        around: attributes of the element around it.
+    """
     own = {name: value for name, value, _ in declarations if name.startswith("--")}
     variables = {**variables, **own} if own else variables
-    for name, value, _ in declarations:
-        if not name.startswith("--"):
-            node.attributes[name] = value
-    for name, value in list(node.attributes.items()):
-        if name in PROPERTIES and "var(" in value:
-            replaced = _replaced(value, variables)
-            if replaced is None:
-                del node.attributes[name]
-            else:
-                node.attributes[name] = replaced
+    attributes = node.attributes
+    attributes |= {name: value for name, value, _ in declarations if not name.startswith("--")}
+    for name in PROPERTIES & attributes.keys():
+        value: str | None = attributes[name]
+        if "var(" in value:
+            value = _replaced(value, variables, work)
+        value = _meant(name, value, around) if value is not None else None
+        if value is None:
+            del attributes[name]
+        else:
+            attributes[name] = value
+    if attributes.get("color", "currentcolor").lower() != "currentcolor":
+        variables = {**variables, "color": attributes["color"]}
+    if attributes.get("stop-color", "").strip().lower() == "currentcolor":
+        attributes["stop-color"] = variables.get("color", "black")
     return variables
 
 
-def _replaced(value: str, variables: Variables) -> str | None:
+def _meant(name: str, value: str, around: Mapping[str, str]) -> str | None:
+    """Return what a value means that every property can have, such as `inherit`; None for the value without it."""
+    word = value.strip().lower() if len(value) < 20 else ""
+    if word == "inherit" and name not in INHERITED:
+        return around.get(name)
+    if word == "initial":
+        return INHERITED.get(name)
+    return None if word in ("inherit", "unset", "revert", "revert-layer") else value
+
+
+def _replaced(value: str, variables: Variables, work: Work) -> str | None:
     """Return a value with custom properties in place of `var()`; None if they refer to each other, or are too long."""
     for _ in range(MOST_ROUNDS):
+        work.spend(len(value))
         if len(value) > MOST_VALUE_CHARS:
             return None
         if "var(" not in value:
@@ -113,7 +145,8 @@ def _declarations(nodes: Sequence[Any]) -> list[Declaration]:
             continue
         names = (node.name,) if node.name.startswith("--") else SHORTHANDS.get(node.lower_name, (node.lower_name,))
         for name in names:
-            if (name in PROPERTIES or name.startswith("--")) and value:
+            # A long custom property may stand many times in a value.
+            if (name.startswith("--") and len(value) <= MOST_VALUE_CHARS) or (name in PROPERTIES and value):
                 declarations.append(Declaration(name, value, node.important))
     return declarations
 
@@ -138,17 +171,17 @@ def _font(value: str) -> list[tuple[str, str]]:
     return [("font-style", style), ("font-weight", weight), ("font-size", match["size"]), ("font-family", family)]
 
 
-def _rules(root: Node) -> Iterator[Rule]:
+def _rules(root: Node, work: Work) -> Iterator[Rule]:
     position = 0
     for node in root.walk():
         if node.tag != "style" or node.attributes.get("type", "text/css").strip().lower() not in ("", "text/css"):
             continue
-        for rule in tinycss2.parse_stylesheet("".join(node.texts), skip_comments=True, skip_whitespace=True):
+        sheet = "".join(node.texts)
+        work.spend(LETTER * len(sheet))
+        for rule in tinycss2.parse_stylesheet(sheet, skip_comments=True, skip_whitespace=True):
             if rule.type != "qualified-rule":
                 continue
             position += 1
-            if position > MOST_RULES:
-                raise SvgRefused("limit", f"it has more than {MOST_RULES} style rules")
             content = tinycss2.parse_blocks_contents(rule.content, skip_comments=True, skip_whitespace=True)
             declarations = tuple(_declarations(content))
             for compounds in read_selectors(rule.prelude):

@@ -6,15 +6,18 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from vlmrl.svg.build import Images, build_scene
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.limits import SvgLimits, SvgRefused, Work
 from vlmrl.svg.paint import paint
 from vlmrl.svg.parse import parse_svg
 from vlmrl.svg.scene import Scene
 
+Drawer = Literal["vlmrl", "cairosvg"]
+"""Painter: vlmrl's own painter, or cairosvg, for the sake of a published reward."""
 FONT_SAMPLE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a\u2713</text></svg>'
 """SVG text whose drawing loads the fonts: one letter is not in the first of them."""
 
@@ -63,7 +66,7 @@ def draw_svg(job: DrawJob, limits: SvgLimits | None = None, *, images: Images = 
     if job.size is not None:
         _check_size(job.size, limits)
     scene = build_scene(parse_svg(job.svg, limits), limits, images=images, size=job.size)
-    pixels = paint(scene, *(job.size or own_size(scene, limits)))
+    pixels = paint(scene, *(job.size or own_size(scene, limits)), Work(limits.steps))
     return Drawing(pixels, pixels_digest(pixels), time.perf_counter() - begin)
 
 

@@ -6,7 +6,6 @@ from a font with many symbols. Licences: fonts/LICENSES.md.
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,12 +124,3 @@ def face_for(families: str, weight: str, style: str) -> Face:
         family = "serif"
     bold = weight.strip() in ("bold", "bolder") or (weight.strip().isdecimal() and int(weight.strip()[:5]) >= 550)
     return _face(family, bold, style.strip() in ("italic", "oblique"))
-
-
-@cache
-def fonts_digest() -> str:
-    """Return a sha256 of the font files. Pictures with text are equal where it is."""
-    digest = hashlib.sha256()
-    for path in sorted(FOLDER.glob("*.ttf")):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

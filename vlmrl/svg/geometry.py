@@ -17,7 +17,6 @@ ROUND = 4 / 3 * (math.sqrt(2) - 1)
 """Distance of the control points of a quarter circle from its ends, in radii."""
 SHAPES = ("rect", "circle", "ellipse", "line", "polyline", "polygon", "path")
 """Elements that have an outline."""
-MOST_POINTS = 100_000
 
 
 class Box(NamedTuple):
@@ -93,12 +92,11 @@ def outline(tag: str, attributes: Mapping[str, str], lengths: Lengths) -> list[C
 
     Args:
         tag: one of SHAPES.
-    Raises: SvgRefused as `read_path`.
     """
     if tag == "path":
         return read_path(attributes.get("d", ""))
     if tag in ("polyline", "polygon"):
-        return _polygon(read_numbers(attributes.get("points", ""), 2 * MOST_POINTS), closed=tag == "polygon")
+        return _polygon(read_numbers(attributes.get("points", "")), closed=tag == "polygon")
     if tag == "line":
         x1, y1, x2, y2 = (lengths.read(attributes, name) for name in ("x1", "y1", "x2", "y2"))
         return [Command("M", (x1, y1)), Command("L", (x2, y2))]

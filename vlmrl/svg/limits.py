@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ELEMENT, LETTER, POINT, STOP, GLYPH = 1000, 10, 10, 100, 150
+"""Steps of work of an element, of a character of its attributes, of a point of an outline, of a colour of a gradient,
+and of a character of text."""
+
 
 @dataclass(frozen=True)
 class SvgLimits:
@@ -14,9 +18,9 @@ class SvgLimits:
         elements: elements, those that are not drawn included.
         depth: nested elements.
         attribute_chars: characters of one attribute. Paths of traced figures are the longest.
-        drawn_elements: elements after every `use` is replaced by what it shows.
         pixels: width times height of the picture.
-        seconds: wall clock of drawing.
+        steps: work of reading what is drawn, and again of painting it; see `Work`.
+        cpu_seconds, seconds: processor time and wall clock of a worker: backstops, far above what `steps` allow.
         memory_mb: address space of a worker beyond what it has at its start, in MiB.
     """
 
@@ -24,9 +28,10 @@ class SvgLimits:
     elements: int = 20_000
     depth: int = 100
     attribute_chars: int = 200_000
-    drawn_elements: int = 50_000
     pixels: int = 16_777_216
-    seconds: float = 5.0
+    steps: int = 50_000_000
+    cpu_seconds: float = 60.0
+    seconds: float = 600.0
     memory_mb: int = 384
 
 
@@ -41,3 +46,22 @@ class SvgRefused(Exception):
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.kind, self.reason = kind, reason
+
+
+class Work:
+    """Counter of the work that a text asks for: elements, characters, points, pixels. It is the same on every machine.
+
+    A step is about 0.1 microseconds of one core.
+
+    Args:
+        most: number of steps from which on the text is refused.
+    """
+
+    def __init__(self, most: int = SvgLimits.steps) -> None:
+        self.most = self.left = most
+
+    def spend(self, steps: float) -> None:
+        """Count steps. Raises: SvgRefused (`limit`) when there were more than `most`."""
+        self.left -= steps
+        if self.left < 0:
+            raise SvgRefused("limit", f"drawing it takes more than {self.most:,} steps of work")

@@ -17,8 +17,6 @@ from vlmrl.svg.styles import Place
 from vlmrl.svg.values import Matrix, read_numbers, read_reference, read_view_box
 from vlmrl.svg.walk import Walk
 
-MOST_MARKERS = 2_000
-"""Largest number of vertices of a line with markers. On a longer line none is drawn."""
 MOST_REFERENCES = 20
 """Largest number of references that lead to each other."""
 
@@ -64,8 +62,6 @@ class Line(NamedTuple):
 def add_markers(markers: Markers, line: Line, place: Place, walk: Walk, items: list[Item]) -> None:
     """Add the markers of a line: at its begin, at the vertices between, at its end."""
     points = vertices(line.commands)
-    if len(points) > MOST_MARKERS:
-        return
     for index, point in enumerate(points):
         node, directions = markers.middle, (point.before, point.after)
         if index == 0:
@@ -87,7 +83,7 @@ def _add(
     walk: Walk,
     items: list[Item],
 ) -> None:
-    walk.count()
+    walk.count(node)
     attributes = {"markerWidth": "3", "markerHeight": "3", **node.attributes}
     lengths = place.lengths
     size = lengths.read(attributes, "markerWidth"), lengths.read(attributes, "markerHeight")

@@ -15,7 +15,7 @@ SEPARATOR = "\x1f"
 """Character between namespace and name in expat's names: no XML text can hold it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """Element of an SVG document.
 

@@ -9,15 +9,12 @@ import math
 import re
 from typing import NamedTuple
 
-from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.values import GAP, LARGEST, NUMBER, numbers_text
 
 ARGUMENTS = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "S": 4, "Q": 4, "T": 2, "A": 7, "Z": 0}
 """Command -> number of its arguments."""
 COMMAND = re.compile(r"[\s,]*([MmLlHhVvCcSsQqTtAaZz])")
 FLAG = re.compile(r"[01]")
-MOST_COMMANDS = 50_000
-"""Largest number of commands of a path."""
 
 
 class Command(NamedTuple):
@@ -32,10 +29,7 @@ class Command(NamedTuple):
 
 
 def read_path(text: str) -> list[Command]:
-    """Return the commands of the `d` attribute, up to the first fault. H, V, S, T and A become L, C and Q.
-
-    Raises: SvgRefused (`limit`) for more than MOST_COMMANDS commands.
-    """
+    """Return the commands of the `d` attribute, up to the first fault. H, V, S, T and A become L, C and Q."""
     pen, place, letter = _Pen(), 0, ""
     while True:
         match = COMMAND.match(text, place)
@@ -51,8 +45,6 @@ def read_path(text: str) -> list[Command]:
         arguments, place = read
         if not pen.draw(letter, arguments):
             return pen.commands
-        if len(pen.commands) > MOST_COMMANDS:
-            raise SvgRefused("limit", f"a path has more than {MOST_COMMANDS:,} commands")
         if letter in "Mm":
             letter = "L" if letter == "M" else "l"  # further pairs of a moveto are lines
 

@@ -1,4 +1,4 @@
-"""Presentation properties of SVG: which are read, which are inherited, and their first values.
+"""Presentation properties of SVG: which are read, which are inherited, and the first values of those.
 
 Source: SVG 1.1 (second edition), appendix N, and SVG 2, section 6.6.
 """
@@ -36,24 +36,19 @@ INHERITED = {
     "word-spacing": "normal",
 }
 """Property that children take from their parent -> its first value."""
-OWN = {
-    "alignment-baseline": "auto",
-    "background-color": "transparent",
-    "baseline-shift": "baseline",
-    "clip-path": "none",
-    "display": "inline",
-    "dominant-baseline": "auto",
-    "filter": "none",
-    "mask": "none",
-    "opacity": "1",
-    "overflow": "visible",
-    "stop-color": "black",
-    "stop-opacity": "1",
-    "text-decoration": "none",
-    "transform": "none",
-    "transform-origin": "0 0",
-}
-"""Property of one element alone -> its first value."""
-PROPERTIES = frozenset(INHERITED | OWN)
+OWN = frozenset((
+    "alignment-baseline", "background-color", "baseline-shift", "clip-path", "display", "dominant-baseline", "filter",
+    "isolation", "mask", "mix-blend-mode", "opacity", "overflow", "stop-color", "stop-opacity", "text-decoration",
+    "transform", "transform-origin",
+))  # fmt: skip
+"""Properties of one element alone."""
+PROPERTIES = OWN | INHERITED.keys()
 SHORTHANDS = {"marker": ("marker-start", "marker-mid", "marker-end"), "background": ("background-color",)}
 """Shorthand -> the properties that it sets to its value."""
+BLENDS = {
+    "multiply": "MULTIPLY", "screen": "SCREEN", "overlay": "OVERLAY", "darken": "DARKEN", "lighten": "LIGHTEN",
+    "color-dodge": "COLOR_DODGE", "color-burn": "COLOR_BURN", "hard-light": "HARD_LIGHT", "soft-light": "SOFT_LIGHT",
+    "difference": "DIFFERENCE", "exclusion": "EXCLUSION", "hue": "HSL_HUE", "saturation": "HSL_SATURATION",
+    "color": "HSL_COLOR", "luminosity": "HSL_LUMINOSITY", "plus-lighter": "ADD",
+}  # fmt: skip
+"""Value of `mix-blend-mode` -> name of cairo's operator."""

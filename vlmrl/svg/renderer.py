@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -19,12 +21,14 @@ import numpy as np
 from vlmrl.errors import VlmrlError
 from vlmrl.json_text import parse_json
 from vlmrl.svg.build import Images
-from vlmrl.svg.draw import Drawing, DrawJob
+from vlmrl.svg.draw import Drawer, Drawing, DrawJob
 from vlmrl.svg.limits import SvgLimits, SvgRefused
 from vlmrl.svg.worker import LENGTH, frame
 
 START_SECONDS = 60.0
 """Longest time that a worker may need to start."""
+FIGURE_SECONDS = 20
+"""Processor time that is enough for every text within the limits of work."""
 __all__ = ["DrawJob", "Drawing", "SvgRenderer"]
 
 
@@ -35,13 +39,20 @@ class SvgRenderer:
         workers: number of processes.
         limits: limits of one text. One that needs more time or memory is refused, and its process replaced.
         images: what happens to embedded pictures.
+        drawer: who draws; the checks and the limits are the same.
     """
 
-    def __init__(self, workers: int = 1, limits: SvgLimits | None = None, images: Images = "refuse") -> None:
+    def __init__(
+        self,
+        workers: int = 1,
+        limits: SvgLimits | None = None,
+        images: Images = "refuse",
+        drawer: Drawer = "vlmrl",
+    ) -> None:
         if workers < 1:
             raise ValueError(f"{workers} workers")
         self.limits = limits or SvgLimits()
-        self._settings = json.dumps({"limits": asdict(self.limits), "images": images}).encode()
+        self._settings = json.dumps({"limits": asdict(self.limits), "images": images, "drawer": drawer}).encode()
         self._wanted, self._workers, self._lock = workers, list[_Worker](), threading.Lock()
 
     def __enter__(self) -> SvgRenderer:
@@ -62,7 +73,7 @@ class SvgRenderer:
     def draw(self, jobs: Sequence[DrawJob]) -> list[Drawing | SvgRefused]:
         """Return the picture of each text, or why there is none.
 
-        Raises: VlmrlError if no process starts.
+        Raises: VlmrlError if no process starts, or the shell's limit of processor time is too low for a text.
         """
         results: list[Drawing | SvgRefused | None] = [None] * len(jobs)
         with self._lock:
@@ -85,21 +96,22 @@ class SvgRenderer:
             while waiting or any(worker.busy is not None for worker in self._workers):
                 for worker in self._workers:
                     while waiting and worker.ready and worker.busy is None:
-                        self._begin(worker, *waiting.popleft(), results)
+                        place, job = waiting.popleft()
+                        worker.send(place, job, self.limits.seconds)
                 left = min(worker.deadline for worker in self._workers) - time.monotonic()
                 for key, _ in selector.select(max(0.0, min(left, 1.0))):
                     self._take(key.data, results)
                 for position, worker in enumerate(self._workers):
                     if worker.failed or time.monotonic() > worker.deadline:
                         selector.unregister(worker.output)
-                        self._workers[position] = self._replaced(worker, results)
+                        place = worker.busy
+                        refusal = self._refusal(worker)
+                        if place is not None and refusal is None:
+                            waiting.appendleft((place, jobs[place]))
+                        elif place is not None:
+                            results[place] = refusal
+                        self._workers[position] = _Worker(self._settings)
                         selector.register(self._workers[position].output, selectors.EVENT_READ, self._workers[position])
-
-    def _begin(self, worker: _Worker, position: int, job: DrawJob, results: list[Drawing | SvgRefused | None]) -> None:
-        if len(job.svg) > self.limits.chars:
-            results[position] = SvgRefused("limit", f"it has more than {self.limits.chars:,} characters")
-            return
-        worker.send(position, job, self.limits.seconds)
 
     def _take(self, worker: _Worker, results: list[Drawing | SvgRefused | None]) -> None:
         answer = worker.receive()
@@ -107,23 +119,34 @@ class SvgRenderer:
             return
         head, pixels = answer
         results[worker.busy] = _result(head, pixels)
-        worker.busy = None
+        worker.busy, worker.has_answered = None, True
         worker.deadline = float("inf")
 
-    def _replaced(self, worker: _Worker, results: list[Drawing | SvgRefused | None]) -> _Worker:
-        """Return a new process for one that died or takes too long."""
+    def _refusal(self, worker: _Worker) -> SvgRefused | None:
+        """End a process that died or takes too long. Return the refusal of its text; None = a new one tries it.
+
+        A process that has drawn other texts may have used up what the shell allows: that is not the fault of a text.
+
+        Raises: VlmrlError if it did not start, or if the shell allows too little.
+        """
+        ending, allowed = worker.end(), resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if worker.busy is not None and not worker.failed:
+            return SvgRefused("limit", f"drawing takes longer than {self.limits.seconds:g} s")
+        if worker.busy is not None and worker.has_answered:
+            return None
+        if ending in (-signal.SIGXCPU, -signal.SIGKILL) and 0 <= allowed < FIGURE_SECONDS:
+            raise VlmrlError(
+                f"the process that draws SVG was ended: this shell allows it {allowed} s of processor time",
+                hint=f"`ulimit -t` must be {FIGURE_SECONDS} or more; a new shell has the system's limit",
+            )
         if worker.busy is None:
             raise VlmrlError(
-                f"the process that draws SVG did not start{worker.last_words()}",
+                f"the process that draws SVG did not start (it ended with status {ending})",
                 hint="see whether `python -m vlmrl.svg.worker < /dev/null` reports an error",
             )
-        if worker.failed:
-            reason = f"drawing ended its process; the limit of memory is {self.limits.memory_mb} MB"
-        else:
-            reason = f"drawing takes longer than {self.limits.seconds:g} s"
-        results[worker.busy] = SvgRefused("limit", reason)
-        worker.end()
-        return _Worker(self._settings)
+        if ending == -signal.SIGXCPU:
+            return SvgRefused("limit", f"drawing takes more than {self.limits.cpu_seconds:g} s of processor time")
+        return SvgRefused("limit", f"drawing ended its process; the limit of memory is {self.limits.memory_mb} MB")
 
 
 def _result(head: dict, pixels: bytes) -> Drawing | SvgRefused:
@@ -141,6 +164,7 @@ class _Worker:
         busy: position of the text that it draws; None = none.
         deadline: time at which it is killed, of `time.monotonic`.
         failed: it has ended by itself.
+        has_answered: it has answered a request.
     """
 
     def __init__(self, settings: bytes) -> None:
@@ -159,7 +183,7 @@ class _Worker:
         assert self._process.stdout is not None and self._process.stdin is not None
         self.output, self._input = self._process.stdout, self._process.stdin
         self._received = bytearray()
-        self.ready, self.failed, self.busy = False, False, None
+        self.ready, self.failed, self.busy, self.has_answered = False, False, None, False
         self.deadline = time.monotonic() + START_SECONDS
         self._write(frame(settings))
 
@@ -204,14 +228,10 @@ class _Worker:
         end = begin + LENGTH.unpack(self._received[place:begin])[0]
         return bytes(self._received[begin:end]) if len(self._received) >= end else None
 
-    def last_words(self) -> str:
-        """Return how the process ended, for a message."""
-        code = self._process.poll()
-        return "" if code is None else f" (it ended with status {code})"
-
-    def end(self) -> None:
-        """Kill the process."""
-        self._process.kill()
+    def end(self) -> int:
+        """Kill the process, if it has not ended. Return its status."""
+        if not self.failed:
+            self._process.kill()
         for stream in (self._input, self.output):
             stream.close()
-        self._process.wait()
+        return self._process.wait()

@@ -135,12 +135,15 @@ class Group:
 
     Args:
         clip: the parts of the clip path; () = nothing shows; None = no clip path.
+        blend: mode in which they are mixed with what is below (see properties.BLENDS); "normal" = they cover it, and
+            blend with each other alone; "" = they cover it, one by one.
     """
 
     items: tuple[Item, ...]
     opacity: float = 1.0
     clip: tuple[ClipPart, ...] | None = None
     mask: Mask | None = None
+    blend: str = ""
 
 
 Item = Shape | Bitmap | Group

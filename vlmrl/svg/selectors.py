@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from tinycss2.nth import parse_nth
 
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.limits import Work
 from vlmrl.svg.parse import Node
 
 MOST_PARTS = 8
 """Largest number of compounds in a selector. A rule with a longer one has no effect."""
-MOST_STEPS = 2_000_000
-"""Largest number of comparisons of a compound with an element, for all selectors of a document."""
+COMPARISON = 12
+"""Steps of work of a comparison of a compound with an element."""
 JOINS = (">", "+", "~")
 ALWAYS_FALSE = (
     "hover", "active", "focus", "focus-within", "focus-visible", "visited", "link", "any-link", "target", "checked",
@@ -182,14 +182,15 @@ def _pseudo(compound: Compound, token: Any) -> Compound | None:
 
 
 class Tree:
-    """Elements of a document with their places. It counts the work of all selectors.
+    """Elements of a document with their places.
 
     Args:
         root: the outermost element.
+        work: counter of the comparisons.
     """
 
-    def __init__(self, root: Node) -> None:
-        self._steps = 0
+    def __init__(self, root: Node, work: Work) -> None:
+        self._work = work
         self._places: dict[int, tuple[Node | None, int]] = {root.number: (None, 0)}
         for node in root.walk():
             for index, child in enumerate(node.children):
@@ -204,8 +205,9 @@ class Tree:
             return True
         above, index = self._places[node.number]
         if compound.join in ("+", "~"):
-            before = above.children[:index] if above is not None else []
-            return any(self.selects(rest, one) for one in (before[-1:] if compound.join == "+" else before))
+            first = max(0, index - 1) if compound.join == "+" else 0
+            before = above.children[first:index] if above is not None else []
+            return any(self.selects(rest, one) for one in before)
         while above is not None:
             if self.selects(rest, above):
                 return True
@@ -213,9 +215,7 @@ class Tree:
         return False
 
     def _fits(self, compound: Compound, node: Node) -> bool:
-        self._steps += 1
-        if self._steps > MOST_STEPS:
-            raise SvgRefused("limit", f"its style rules need more than {MOST_STEPS:,} comparisons")
+        self._work.spend(COMPARISON + len(node.attributes.get("class", "")) if compound.classes else COMPARISON)
         if compound.is_never or (compound.tag and compound.tag != node.tag):
             return False
         attributes = node.attributes

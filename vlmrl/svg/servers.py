@@ -13,7 +13,6 @@ from vlmrl.svg.values import Matrix, read_colour, read_number, read_share, read_
 
 MOST_LINKS = 10
 """Longest chain of gradients or patterns that refer to each other."""
-MOST_STOPS = 200
 SPREADS: Mapping[str, Spread] = {"pad": "pad", "reflect": "reflect", "repeat": "repeat"}
 PATTERN = ("pattern",)
 GRADIENTS = ("linearGradient", "radialGradient")
@@ -36,6 +35,12 @@ def _merged(chain: Sequence[Node]) -> dict[str, str]:
     for node in reversed(chain):
         attributes |= node.attributes
     return attributes
+
+
+def parts_of(node: Node, ids: Mapping[str, Node]) -> int:
+    """Return the number of elements that are looked at for a gradient or a pattern."""
+    chain = linked(node, ids, GRADIENTS if node.tag in GRADIENTS else PATTERN)
+    return sum(1 + len(link.children) for link in chain)
 
 
 def gradient(node: Node, ids: Mapping[str, Node], box: Box, lengths: Lengths, alpha: float) -> Source | None:
@@ -80,7 +85,7 @@ def gradient(node: Node, ids: Mapping[str, Node], box: Box, lengths: Lengths, al
 
 def _stops(node: Node, alpha: float) -> tuple[tuple[float, Colour], ...]:
     stops: list[tuple[float, Colour]] = []
-    for child in node.children[:MOST_STOPS]:
+    for child in node.children:
         if child.tag != "stop":
             continue
         text = child.attributes.get("stop-color", "black")

@@ -19,6 +19,12 @@ OF_CONTEXT = ("context-fill", "context-stroke")
 """Paints of a marker that are those of the line it stands on."""
 MOST_FONT = 100_000.0
 """Largest size of a font, in user units."""
+MOST_VALUE_CHARS = 10_000
+"""Longest value of a property that is inherited. A longer one is left out: it would be read again in each element."""
+LANGUAGE = "en"
+"""Language of whoever looks at a picture, for `systemLanguage`."""
+EXTENSIONS = frozenset(("http://www.w3.org/1999/xhtml", "http://www.w3.org/1998/Math/MathML"))
+"""Values of `requiredExtensions` that browsers know."""
 
 
 AROUND = 100.0
@@ -46,6 +52,7 @@ class Place(NamedTuple):
         uses: positions of the elements that are being shown by `use` or another reference.
         context: fill and stroke of the line that a marker stands on.
         marker: whether it is within a marker.
+        clip: whether it is within a clip path, of which the outlines alone count.
     """
 
     style: Mapping[str, str]
@@ -55,16 +62,35 @@ class Place(NamedTuple):
     uses: tuple[int, ...] = ()
     context: tuple[Source | None, Source | None] = (None, None)
     marker: bool = False
+    clip: bool = False
 
     def get(self, name: str) -> str:
         """Return the value of an inherited property."""
         return self.style.get(name) or INHERITED[name]
 
 
+def is_hidden(node: Node) -> bool:
+    """Return whether an element is left out with all that is within it."""
+    return node.attributes.get("display", "").strip().lower() == "none" or fails(node)
+
+
+def fails(node: Node) -> bool:
+    """Return whether an element has a condition that is not met, of languages or of extensions.
+
+    Source: SVG 2, section 5.7. No language and no extension is a condition that nobody meets.
+    """
+    extensions, languages = (node.attributes.get(name) for name in ("requiredExtensions", "systemLanguage"))
+    if extensions is not None and not (extensions.strip() and EXTENSIONS.issuperset(extensions.split())):
+        return True
+    if languages is None:
+        return False
+    return not any(word.strip().lower().split("-")[0] == LANGUAGE for word in languages.split(","))
+
+
 def inherit(node: Node, place: Place) -> Place:
     """Return the place within an element, with its own values of inherited properties. A wrong value is left out."""
     own = {name: value.strip() for name, value in node.attributes.items() if name in INHERITED}
-    own = {name: value for name, value in own.items() if value and value not in ("inherit", "unset")}
+    own = {name: value for name, value in own.items() if 0 < len(value) <= MOST_VALUE_CHARS}
     if not own:
         return place
     for name in ("fill", "stroke"):

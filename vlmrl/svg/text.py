@@ -7,18 +7,20 @@ order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vlmrl.svg.fonts import Face, face_for
 from vlmrl.svg.geometry import moved, outline, polyline
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.limits import GLYPH, LETTER, POINT, SvgRefused
 from vlmrl.svg.parse import Node
 from vlmrl.svg.paths import Command
-from vlmrl.svg.styles import Place, inherit
+from vlmrl.svg.styles import Place, inherit, is_hidden
 from vlmrl.svg.values import Matrix, read_length, read_numbers
+from vlmrl.svg.walk import Walk
 
 MOST_CHARACTERS = 50_000
 SPANS = ("tspan", "a", "tref")
@@ -67,34 +69,33 @@ class _Character:
 
 @dataclass(slots=True)
 class _TextPath:
-    """Line that text follows. `start`: length along it where the text begins."""
+    """Line that text follows. `lengths`: of the line up to each point; `start`: length where the text begins."""
 
     points: list[tuple[float, float]]
+    lengths: list[float]
     start: float
 
     def at(self, length: float) -> tuple[float, float, float] | None:
         """Return x, y and direction at a length along the line; None beyond its ends."""
-        for (x1, y1), (x2, y2) in pairwise(self.points):
-            piece = math.hypot(x2 - x1, y2 - y1)
-            if 0 <= length <= piece and piece > 0:
-                share = length / piece
-                return x1 + (x2 - x1) * share, y1 + (y2 - y1) * share, math.atan2(y2 - y1, x2 - x1)
-            length -= piece
-        return None
+        end = bisect_left(self.lengths, length) or bisect_right(self.lengths, 0.0)
+        if length < 0 or end == len(self.points):
+            return None
+        (x1, y1), (x2, y2) = self.points[end - 1 : end + 1]
+        share = (length - self.lengths[end - 1]) / (self.lengths[end] - self.lengths[end - 1])
+        return x1 + (x2 - x1) * share, y1 + (y2 - y1) * share, math.atan2(y2 - y1, x2 - x1)
 
 
 @dataclass
 class _Reader:
     """Walk over a `text` element that gathers its characters."""
 
-    ids: Mapping[str, Node]
-    count: Callable[[], None]
+    walk: Walk
     characters: list[_Character] = field(default_factory=list)
     spans: int = 0
     after_space: bool = True
 
     def read(self, node: Node, place: Place, rise: float, path: _TextPath | None) -> None:
-        self.count()
+        self.walk.count(node)
         if place.depth > 100:
             raise SvgRefused("limit", "text elements are nested deeper than 100")
         attributes, lengths, begin = node.attributes, place.lengths, len(self.characters)
@@ -104,7 +105,7 @@ class _Reader:
             if index == len(node.children):
                 break
             child = node.children[index]
-            if child.attributes.get("display", "").strip() == "none":
+            if is_hidden(child):
                 continue
             inner = inherit(child, place)._replace(depth=place.depth + 1)
             if child.tag in SPANS:
@@ -147,16 +148,18 @@ class _Reader:
             self.characters.append(_Character(character, face, place, span, spacing=gap, rise=rise, path=path))
 
     def _line(self, node: Node, place: Place) -> _TextPath | None:
-        target = self.ids.get(node.attributes.get("href", "").strip().removeprefix("#"))
+        target = self.walk.ids.get(node.attributes.get("href", "").strip().removeprefix("#"))
         if target is None or target.tag != "path":
             return None
+        self.walk.work.spend(LETTER * len(target.attributes.get("d", "")))
         lines = polyline(outline("path", target.attributes, place.lengths), 24)
+        self.walk.work.spend(POINT * sum(map(len, lines)))
         if not lines:
             return None
         points = lines[0]
-        whole = sum(math.dist(a, b) for a, b in pairwise(points))
-        start = read_length(node.attributes.get("startOffset", "0"), whole=whole, em=place.lengths.em) or 0.0
-        return _TextPath(points, start)
+        lengths = [0.0, *accumulate(math.dist(a, b) for a, b in pairwise(points))]
+        start = read_length(node.attributes.get("startOffset", "0"), whole=lengths[-1], em=place.lengths.em) or 0.0
+        return _TextPath(points, lengths, start)
 
 
 def _shift(node: Node, place: Place) -> float:
@@ -167,15 +170,15 @@ def _shift(node: Node, place: Place) -> float:
     return read_length(text, whole=place.lengths.em, em=place.lengths.em) or 0.0
 
 
-def lay_out(node: Node, place: Place, ids: Mapping[str, Node], count: Callable[[], None]) -> list[Run]:
+def lay_out(node: Node, place: Place, walk: Walk) -> list[Run]:
     """Return the runs of a `text` element, in order.
 
     Args:
         place: the place within the element.
-        count: called for each element; it raises at the limit.
+        walk: counter of elements and of work.
     Raises: SvgRefused (`limit`).
     """
-    reader = _Reader(ids, count)
+    reader = _Reader(walk)
     reader.read(node, place, _shift(node, place), None)
     characters = reader.characters
     while characters and characters[-1].text == " " and characters[-1].place.style.get("space") != "preserve":
@@ -186,6 +189,8 @@ def lay_out(node: Node, place: Place, ids: Mapping[str, Node], count: Callable[[
         end = begin + 1
         while end < len(characters) and not _begins_line(characters[end], characters[end - 1]):
             end += 1
+        for character in characters[begin:end]:
+            walk.work.spend(GLYPH + POINT * len(character.face.glyph(character.text).commands))
         x, y = _place_line(characters[begin:end], x, y, node, runs)
         begin = end
     return runs

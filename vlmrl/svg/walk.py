@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from vlmrl.svg.limits import Work
 from vlmrl.svg.parse import Node
 from vlmrl.svg.scene import Item
 from vlmrl.svg.styles import Place
@@ -18,7 +19,12 @@ class Walk(Protocol):
         """Elements by their `id`."""
         ...
 
-    def count(self) -> None:
+    @property
+    def work(self) -> Work:
+        """Counter of the work."""
+        ...
+
+    def count(self, node: Node) -> None:
         """Count an element that is drawn. Raises: SvgRefused (`limit`)."""
         ...
 

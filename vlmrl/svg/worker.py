@@ -11,11 +11,13 @@ import math
 import resource
 import struct
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlmrl.json_text import parse_json
-from vlmrl.svg.draw import FONT_SAMPLE, DrawJob, draw_svg
+from vlmrl.svg.draw import FONT_SAMPLE, Drawing, DrawJob, draw_svg
 from vlmrl.svg.limits import SvgLimits, SvgRefused
 
 LENGTH = struct.Struct(">I")
@@ -41,8 +43,11 @@ def main() -> None:
     if first is None:
         return
     settings = parse_json(first)
-    limits, images = SvgLimits(**settings["limits"]), settings["images"]
-    draw_svg(DrawJob(FONT_SAMPLE))  # what is loaded once is not a request's memory
+    limits = SvgLimits(**settings["limits"])
+    draw = draw_svg
+    if settings["drawer"] == "cairosvg":
+        from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg as draw
+    draw(DrawJob(FONT_SAMPLE))  # what is loaded once is not a request's memory
     _limit(limits)
     sink.write(frame(b"ready"))
     sink.flush()
@@ -52,14 +57,15 @@ def main() -> None:
             return
         size = parse_json(head)["size"]
         _limit_cpu(limits)
-        answer, pixels = _answer(text.decode("utf-8", "surrogatepass"), size, limits, images)
+        job = DrawJob(text.decode("utf-8", "surrogatepass"), (size[0], size[1]) if size else None)
+        answer, pixels = _answer(partial(draw, job, limits, images=settings["images"]), limits)
         sink.write(frame(json.dumps(answer).encode()) + frame(pixels))
         sink.flush()
 
 
-def _answer(text: str, size: list[int] | None, limits: SvgLimits, images: Any) -> tuple[dict[str, Any], bytes]:
+def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, Any], bytes]:
     try:
-        drawing = draw_svg(DrawJob(text, (size[0], size[1]) if size else None), limits, images=images)
+        drawing = draw()
     except SvgRefused as error:
         return {"kind": error.kind, "reason": error.reason}, b""
     except MemoryError:
@@ -81,10 +87,10 @@ def _limit(limits: SvgLimits) -> None:
 
 
 def _limit_cpu(limits: SvgLimits) -> None:
-    """Limit the time of the next request. It ends a process whose parent is gone; the parent has a clock of its own."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(used.ru_utime + used.ru_stime + 2 * limits.seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    """Limit the processor time of the next request, as far as a limit of the shell leaves some."""
+    used, most = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    seconds = math.ceil(used.ru_utime + used.ru_stime + limits.cpu_seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds if most < 0 else min(seconds, most), most))
 
 
 if __name__ == "__main__":

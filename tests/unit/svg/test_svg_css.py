@@ -10,7 +10,7 @@ import tinycss2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.svg.css import MOST_RULES, apply_styles, read_declarations
+from vlmrl.svg.css import apply_styles, read_declarations
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.parse import parse_svg
 
@@ -76,7 +76,7 @@ def test_custom_properties_that_refer_to_each_other_or_grow_are_left_out() -> No
 
 def test_selectors_that_need_too_much_work_are_refused() -> None:
     sheet = ".none " + "g " * 6 + "rect{fill:red}"
-    with pytest.raises(SvgRefused, match="comparisons"):
+    with pytest.raises(SvgRefused, match="steps of work"):
         styled(f"<svg><style>{sheet}</style>{'<g>' * 60}<rect/>{'</g>' * 60}</svg>")
 
 
@@ -99,10 +99,8 @@ def test_shorthands_and_values() -> None:
 
 
 def test_too_many_rules_are_refused() -> None:
-    with pytest.raises(SvgRefused, match="style rules"):
-        styled(f"<svg><style>{'a{fill:red}' * (MOST_RULES + 1)}</style></svg>")
-    with pytest.raises(SvgRefused, match="too many"):
-        styled(f"<svg><style>{'a{fill:red}' * MOST_RULES}</style>{'<g/>' * 10_000}</svg>")
+    with pytest.raises(SvgRefused, match="steps of work"):
+        styled(f"<svg><style>{'a{fill:red}' * 500}</style>{'<g/>' * 10_000}</svg>")
 
 
 EXTRA = st.sampled_from(

@@ -88,6 +88,32 @@ CASES: list[tuple[str, str, dict[tuple[int, int], tuple[int, int, int]]]] = [
     ("dashes", '<path d="M0 20 H40" stroke="red" stroke-width="4" stroke-dasharray="10"/>', {(5, 20): RED, (15, 20): WHITE, (25, 20): RED}),
     ("dashes without end", '<path d="M0 20 H40" stroke="red" stroke-width="4" stroke-dasharray="0.0000001"/>', {(5, 20): RED}),
     ("first fitting child of a switch", f'<switch><foreignObject/>{RED_BOX}<rect width="40" height="40" fill="blue"/></switch>', {(20, 20): RED}),
+    ("switch by language", f'<switch><g systemLanguage="de"><rect width="40" height="40"/></g><g systemLanguage="fr, en-GB">{RED_BOX}</g></switch>', {(20, 20): RED}),
+    ("switch by extension", f'<switch><g requiredExtensions="http://localhost/none"><rect width="40" height="40"/></g>{RED_BOX}</switch>', {(20, 20): RED}),
+    ("extension of browsers", f'<g requiredExtensions="http://www.w3.org/1999/xhtml">{RED_BOX}</g>', {(20, 20): RED}),
+    ("chosen child that is not displayed", f'<switch><g display="none"/>{RED_BOX}</switch>', {(20, 20): WHITE}),
+    ("title in a switch", f'<switch><title>a</title>{RED_BOX}</switch>', {(20, 20): RED}),
+    ("other language", f'<g systemLanguage="de">{RED_BOX}</g>', {(20, 20): WHITE}),
+    ("language that begins alike", f'<g systemLanguage="enx">{RED_BOX}</g>', {(20, 20): WHITE}),
+    ("no language", f'<g systemLanguage="">{RED_BOX}</g>', {(20, 20): WHITE}),
+    ("no extension", f'<g requiredExtensions="">{RED_BOX}</g>', {(20, 20): WHITE}),
+    ("symbol of another language", f'<symbol id="s" systemLanguage="de">{RED_BOX}</symbol><use href="#s"/>', {(20, 20): WHITE}),
+    ("tspan of another language", '<text y="36" font-size="40" fill="red"><tspan systemLanguage="de">&#x2588;</tspan></text>', {(10, 20): WHITE}),
+    ("inherit by style", '<g fill="red"><rect width="40" height="40" fill="blue" style="fill:inherit"/></g>', {(20, 20): RED}),
+    ("inherit of opacity", '<g opacity="0.5"><rect width="40" height="40" fill="red" opacity="inherit"/></g>', {(20, 20): (255, 191, 191)}),
+    ("inherit of clip-path", f'<clipPath id="c"><rect width="20" height="40"/></clipPath><g transform="translate(20)" clip-path="url(#c)"><g clip-path="inherit" transform="translate(-20)">{RED_BOX}</g></g>', {(10, 20): WHITE, (30, 20): WHITE}),
+    ("inherit of a stop", '<linearGradient id="a" stop-color="red"><stop stop-color="inherit"/></linearGradient><rect width="40" height="40" fill="url(#a)"/>', {(20, 20): RED}),
+    ("current colour of a stop", '<g color="red"><linearGradient id="a"><stop stop-color="currentColor"/></linearGradient></g><rect width="40" height="40" fill="url(#a)"/>', {(20, 20): RED}),
+    ("initial", '<g fill="red"><rect width="40" height="40" fill="initial"/></g>', {(20, 20): BLACK}),
+    ("unset", '<g fill="red"><rect width="40" height="40" style="fill:unset;opacity:unset" opacity="0"/></g>', {(20, 20): RED}),
+    ("multiply", '<rect width="40" height="40" fill="#8080ff"/><rect width="40" height="40" fill="#ff8000" style="mix-blend-mode:multiply"/>', {(20, 20): (128, 64, 0)}),
+    ("screen", '<rect width="40" height="40" fill="blue"/><rect width="40" height="40" fill="red" style="mix-blend-mode:screen"/>', {(20, 20): (255, 0, 255)}),
+    ("difference", '<rect width="40" height="40" fill="#ff0080"/><rect width="40" height="40" fill="red" style="mix-blend-mode:difference"/>', {(20, 20): (0, 0, 128)}),
+    ("isolated", f'{RED_BOX}<g style="isolation:isolate"><rect width="40" height="40" fill="blue" style="mix-blend-mode:multiply"/></g>', {(20, 20): BLUE}),
+    ("not isolated", f'{RED_BOX}<g><rect width="40" height="40" fill="blue" style="mix-blend-mode:multiply"/></g>', {(20, 20): BLACK}),
+    ("clip path without a fill", f'<clipPath id="c"><circle cx="20" cy="20" r="10" fill="none"/></clipPath><g clip-path="url(#c)">{RED_BOX}</g>', {(20, 20): RED, (8, 8): WHITE}),
+    ("clip rule from a group", f'<clipPath id="c"><g clip-rule="evenodd"><path d="M0 0H40V40H0z M10 10H30V30H10z"/></g></clipPath><g clip-path="url(#c)">{RED_BOX}</g>', {(5, 5): RED, (20, 20): WHITE}),
+    ("clip path of two parts", f'<clipPath id="c"><path d="M0 0H20V40H0z M5 5H15V35H5z" clip-rule="evenodd"/><circle cx="30" cy="20" r="8"/></clipPath><g clip-path="url(#c)">{RED_BOX}</g>', {(2, 2): RED, (10, 20): WHITE, (30, 20): RED, (38, 2): WHITE}),
     ("font shorthand", '<text x="0" y="36" style="font: bold 40px Arial; fill: red">&#x2588;&#x2588;</text>', {(10, 20): RED}),
 ]  # fmt: skip
 
@@ -272,7 +298,7 @@ def test_equal_texts_have_equal_digests():
 
 
 def test_a_leaf_alone_is_what_it_is_in_the_whole():
-    from vlmrl.svg.paint import Painter
+    from vlmrl.svg.paint import Painter, view_of
 
     scene = build_scene(
         parse_svg(
@@ -281,7 +307,7 @@ def test_a_leaf_alone_is_what_it_is_in_the_whole():
             )
         )
     )
-    painter = Painter.of_scene(scene, 40, 40)
+    painter = Painter(40, 40, view_of(scene, 40, 40))
     painter.background(1, 1, 1)
     for leaf, groups in scene.leaves():
         painter.draw_leaf(leaf, groups)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 
 import pytest
 
+from vlmrl.errors import VlmrlError
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
 from vlmrl.svg.limits import SvgLimits, SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
@@ -64,8 +66,53 @@ def test_a_process_that_is_killed_is_replaced():
         renderer.draw([box(1)])
         os.kill(renderer._workers[0]._process.pid, signal.SIGKILL)
         time.sleep(0.2)
-        refused, fine = renderer.draw([box(2), box(3)])
-        assert isinstance(refused, SvgRefused) and isinstance(fine, Drawing)
+        assert all(isinstance(one, Drawing) for one in renderer.draw([box(2), box(3)]))
+
+
+def test_a_text_is_refused_by_its_work_and_not_by_the_clock():
+    heavy = DrawJob(HEAD + '<path d="M0 0H20V20Z"/>' * 900 + "</svg>")
+    with SvgRenderer(limits=SvgLimits(steps=200_000)) as renderer:
+        refused, fine = renderer.draw([heavy, box(4)])
+        (process,) = [worker._process for worker in renderer._workers]
+        assert isinstance(refused, SvgRefused) and "more than 200,000 steps of work" in refused.reason
+        assert isinstance(fine, Drawing) and process.poll() is None
+    with SvgRenderer() as renderer:
+        assert isinstance(renderer.draw([heavy])[0], Drawing)
+
+
+def test_a_shells_limit_of_processor_time_is_no_fault_of_a_text():
+    with SvgRenderer() as renderer:
+        renderer.draw([box(1)])
+        pid = renderer._workers[0]._process.pid
+        resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1))  # as `ulimit -t 1`, of which drawing other texts used a part
+        assert isinstance(renderer.draw([DrawJob(SLOW)])[0], Drawing)
+        assert renderer._workers[0]._process.pid != pid
+
+
+class Ended:
+    """Process that ended in a way."""
+
+    def __init__(self, ending: int, busy: int | None = 0) -> None:
+        self.ending, self.busy, self.failed, self.has_answered = ending, busy, True, False
+
+    def end(self) -> int:
+        return self.ending
+
+
+@pytest.mark.parametrize("busy", [None, 0])
+def test_a_shell_that_allows_too_little_processor_time_is_named(monkeypatch: pytest.MonkeyPatch, busy: int | None):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3, 3))
+    for ending in (-signal.SIGXCPU, -signal.SIGKILL):
+        with pytest.raises(VlmrlError, match="this shell allows it 3 s of processor time") as caught:
+            SvgRenderer()._refusal(Ended(ending, busy))  # pyright: ignore[reportArgumentType]
+        assert "ulimit -t" in str(caught.value.hint)
+
+
+def test_a_text_that_ends_a_new_process_is_refused_with_the_cause():
+    renderer = SvgRenderer(limits=SvgLimits(cpu_seconds=7))
+    for ending, words in ((-signal.SIGXCPU, "7 s of processor time"), (-signal.SIGSEGV, "ended its process")):
+        refusal = renderer._refusal(Ended(ending))  # pyright: ignore[reportArgumentType]
+        assert isinstance(refusal, SvgRefused) and words in refusal.reason
 
 
 def test_no_process_remains():

@@ -7,11 +7,13 @@ code stopped with an error, and its batch counts zeros. `shapes` and `arrows` ar
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,7 @@ from vlmrl.tasks.vfig.published.arrow_metrics import ARROW_METRICS
 from vlmrl.tasks.vfig.published.arrows import marker_key, tip
 from vlmrl.tasks.vfig.published.cleanliness import published_cleanliness
 from vlmrl.tasks.vfig.published.colours import colour_score
+from vlmrl.tasks.vfig.published.document import Unscorable, parse
 from vlmrl.tasks.vfig.published.outlines import path_end, path_length, path_points
 from vlmrl.tasks.vfig.published.paints import dash_style
 from vlmrl.tasks.vfig.published.score import RulesScore, published_rules
@@ -238,12 +241,58 @@ def test_responses_over_a_limit_score_zero_with_a_reason(name: str) -> None:
     assert time.perf_counter() - begin < 20
 
 
-def test_declarations_of_entities_are_refused_but_a_document_type_is_not() -> None:
+TYPES = [
+    "",
+    "\ufeff",
+    " ",
+    *(
+        f'<?xml version="1.0" encoding="{name}"?>'
+        for name in ("utf-8", "UTF-16", "iso-8859-1", "us-ascii", "big5", "none")
+    ),
+    "<!DOCTYPE svg>",
+    '<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd">',
+    '<!DOCTYPE svg [<!ENTITY a "b">]>',
+    '<!DOCTYPE svg [<!ENTITY a "<g>b</g>"><!ENTITY a "c">]>',
+    '<!DOCTYPE svg [<!ENTITY a "&b;&b;"><!ENTITY b "&#65;">]>',
+    '<!DOCTYPE svg [<!ENTITY a SYSTEM "file:///etc/passwd">]>',
+    '<!DOCTYPE svg [<!ENTITY % p "x"> %p; <!ENTITY a "b">]>',
+    '<!DOCTYPE svg [<!ENTITY % p SYSTEM "x"> %p; <!ENTITY a "b">]>',
+    '<!DOCTYPE svg [<!ATTLIST svg c CDATA "d">]>',
+    '<?xml version="1.0" standalone="yes"?><!DOCTYPE svg SYSTEM "x" [<!ENTITY a "b">]>',
+]
+
+
+@pytest.mark.parametrize("content", ["", "\u00e9", "&a;", "&amp;", "&nbsp;"])
+@pytest.mark.parametrize("before", TYPES)
+def test_documents_are_read_as_files_are_by_the_parser_of_the_published_code(before: str, content: str) -> None:
+    for text in (f"{before}<svg>{content}</svg>", f'{before}<svg a="{content}"/>'):
+        try:
+            wanted = ElementTree.tostring(ElementTree.parse(io.BytesIO(text.encode())).getroot())
+        except (ElementTree.ParseError, ValueError, LookupError):
+            with pytest.raises(Unscorable):
+                parse(text)
+        else:
+            assert ElementTree.tostring(parse(text)) == wanted
+
+
+def test_figures_with_entities_and_another_encoding_score_as_published() -> None:
     figure = BY_NAME["self: equal heads"]["truth"]
-    dtd = '<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd">'
-    assert published_rules(figure, dtd + figure).overall == 1
-    bomb = '<!DOCTYPE svg [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>'
-    assert "declarations" in published_rules(figure, bomb + figure).note
+    entity = '<!DOCTYPE svg [<!ENTITY a "Input">]>' + figure.replace(">Input<", ">&a;<")
+    assert "&a;" in entity and published_rules(entity, figure).overall == 1
+    assert published_rules('<?xml version="1.0" encoding="UTF-16"?>' + figure, figure).overall == 0
+
+
+BOMBS = {
+    "grows": "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10)) + '<!ENTITY a0 "ha">',
+    "is long": f'<!ENTITY a9 "{"x" * 100_000}">',
+    "is deep": "".join(f'<!ENTITY a{i} "&a{i - 1};">' for i in range(9, 9_000)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_entities_cannot_make_a_document_long(name: str) -> None:
+    result = published_rules(f"<!DOCTYPE svg [{BOMBS[name]}]><svg a='{'&a9;' * 50}'/>", "<svg/>")
+    assert result.overall == 0 and "entities" in result.note
 
 
 SLOW = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from vlmrl.errors import RewardError, unknown
@@ -14,7 +15,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.service_pool import first_result
 from vlmrl.rewards.worker_code import ServiceFunction
 
-RENDERS = ("svg", "none")
+RENDERS = ("svg", "cairosvg", "none")
 RENDER = "render"
 """Part that says whether the response could be drawn."""
 
@@ -30,15 +31,15 @@ def judge(
 
     Its parts are the axes of the rubric, with the rubric's weights. With `render = "svg"`, the picture is drawn from
     the SVG code of the response, at the size of the prompt's first image, which is the true one; part `render` is 1 if
-    it can be drawn. Otherwise all parts are 0, and the judge is not asked. With "none", the judge reads the text of the
-    response beside the prompt's image.
+    it can be drawn. Otherwise all parts are 0, and the judge is not asked. With "cairosvg", that package draws it, with
+    the fonts of the machine. With "none", the judge reads the text of the response beside the prompt's image.
 
     If the judge does not answer, the response has no score; it is never 0, except with `outage = "zero"`.
 
     Args:
         judge: the table `[judge]` of the recipe. A recipe may give one reward other values: they take priority.
         rubric: name of a built-in rubric, a TOML file, or the rubric itself; None = that of `[judge]`.
-        render: "svg" or "none".
+        render: "svg", "cairosvg" or "none".
         key: for "none": truth field with a text that the judge sees as the expected answer; None = no text.
     Raises: RewardError without `[judge]`, or for an unknown value; RecipeError for wrong settings.
     """
@@ -48,13 +49,14 @@ def judge(
 def vfig(*, judge: Mapping[str, Any] | None = None) -> RewardSpec:
     """Return the reward that VFig published: presence, layout, connectivity and details, 0.25 each, by a judge.
 
-    A response whose SVG code cannot be drawn earns 0, and the judge is not asked. Unlike there, an outage is no 0.
+    The judge sees what cairosvg draws. A response whose SVG code cannot be drawn earns 0, and the judge is not asked.
+    Unlike there, an outage is no 0.
 
     Args:
         judge: as for the reward `judge`.
     Raises: as `judge`.
     """
-    return _spec("vfig", judge, "vfig", "svg", None)
+    return _spec("vfig", judge, "vfig", "cairosvg", None)
 
 
 def _spec(
@@ -67,6 +69,10 @@ def _spec(
         )
     if render not in RENDERS:
         raise unknown("render", str(render), RENDERS, error=RewardError)
+    if render == "cairosvg" and find_spec("cairosvg") is None:
+        raise RewardError(
+            f"reward `{name}` draws with cairosvg, and that package is not installed", hint="pip install cairosvg"
+        )
     settings = read_settings({**table, **({"rubric": rubric} if isinstance(rubric, str) else {})})
     axes = read_rubric(rubric, "rubric") if isinstance(rubric, Mapping) else load_rubric(settings.rubric)
     # The record holds a rubric of one's own as a whole: its file may change, and is not there on another machine.
@@ -80,7 +86,7 @@ def _spec(
     free_args = {k: v for k, v in values.items() if k not in OF_SCORE}
     opening = {"judge": values, "rubric": chosen, "render": render, "key": key}
     service = ServiceFunction(name, "vlmrl.tasks.judged.service", "open_judged", opening)
-    ranges = {**({RENDER: SHARE} if render == "svg" else {}), **dict.fromkeys(axes.names, SHARE)}
+    ranges = {**({RENDER: SHARE} if render != "none" else {}), **dict.fromkeys(axes.names, SHARE)}
     return RewardSpec(
         name,
         first_result(service),

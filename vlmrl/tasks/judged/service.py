@@ -33,7 +33,7 @@ from vlmrl.visible import plural
 
 OFFLINE = "VLMRL_JUDGE_OFFLINE"
 """Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""
-DRAWERS = 2
+DRAWERS, LIMITS = 2, SvgLimits(cpu_seconds=30.0)
 COUNTS = {
     "judge/calls": "calls",
     "judge/cached": "cached",
@@ -91,8 +91,9 @@ class JudgedService:
 
     def __init__(self, judge: JudgeService, *, render: str, key: str | None) -> None:
         self._judge = judge
-        self._renders, self._key = render == "svg", key
-        self._renderer = SvgRenderer(DRAWERS) if self._renders else None
+        self._key = key
+        drawer = "cairosvg" if render == "cairosvg" else "vlmrl"
+        self._renderer = None if render == "none" else SvgRenderer(DRAWERS, LIMITS, drawer=drawer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judged")
 
     @property

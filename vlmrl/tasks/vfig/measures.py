@@ -173,5 +173,6 @@ def _spec(pictures: bool) -> RewardSpec:
         {RENDERED: 1.0},
         on_timeout={RENDERED: 0.0},
         worker=worker,
-        timeout_seconds=2 * SECONDS,
+        timeout_seconds=SECONDS,
+        counts_work=True,
     )

@@ -8,8 +8,8 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.worker_code import WorkerFunction, in_this_process
 
 NAME = "svg"
-SECONDS = 5.0
-"""Time limit of one response, in seconds."""
+SECONDS = 120.0
+"""Time limit of one response, in seconds. It is far above what the counted work of a response takes."""
 WEIGHTS = {"elements": 0.5, "picture": 0.35, "clean": 0.1, "length": 0.05}
 PARTS = ("render", *WEIGHTS, "shapes", "lines", "texts", "accuracy")
 POLICIES = ("refuse", "drop", "draw")
@@ -46,6 +46,7 @@ def svg_figure(*, key: str | None = None, images: str = "refuse", pictures: bool
         on_timeout=dict.fromkeys(PARTS, 0.0),
         worker=worker,
         timeout_seconds=SECONDS,
+        counts_work=True,
     )
 
 
@@ -55,8 +56,6 @@ def _require_policy(images: str) -> None:
 
 
 MODELS = "svg_models"
-MODEL_SECONDS = 60.0
-"""Time limit of one response of `svg_models`, in seconds: large models take seconds on a processor."""
 
 
 def svg_models(
@@ -109,7 +108,8 @@ def svg_models(
         {name: 1 / len(models) for name in models},
         on_timeout=dict.fromkeys(parts, 0.0),
         worker=worker,
-        timeout_seconds=MODEL_SECONDS,
+        timeout_seconds=SECONDS,
+        counts_work=True,
     )
 
 
@@ -138,4 +138,5 @@ def vfig_rules(*, key: str | None = None, metadata: str | None = None) -> Reward
         on_timeout=dict.fromkeys(RULES, 0.0),
         worker=worker,
         timeout_seconds=SECONDS,
+        counts_work=True,
     )

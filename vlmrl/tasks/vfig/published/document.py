@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
@@ -15,8 +17,11 @@ MOST_ATTRIBUTE = 10_000
 LINK = "{http://www.w3.org/1999/xlink}href"
 LONG = ("d", "points", "href", LINK)
 """Attributes that may be as long as the document: outlines, and images that are written into a reference."""
+DEEPEST_ENTITY = 20
+"""Largest depth of entities in each other."""
 DEEPEST = 150
 """Largest depth of nested elements. The published code stops at Python's limit of recursion, at about 900."""
+REFERENCE = re.compile(r"&([^\s;&<]{1,200});")
 MOST_WORK = 3_000_000
 """Largest number of comparisons and visits for one pair. 150 shapes and 120 arrows need about 400,000."""
 
@@ -50,9 +55,10 @@ class Work:
 class _Reader:
     """Handlers of expat that build a tree and stop at the limits while they read, not after it."""
 
-    def __init__(self) -> None:
-        self.builder = TreeBuilder()
+    def __init__(self, text: str) -> None:
+        self.builder, self.text = TreeBuilder(), text
         self.elements = self.depth = 0
+        self.entities: dict[str, str] = {}
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         self.elements += 1
@@ -70,12 +76,35 @@ class _Reader:
         self.depth -= 1
         self.builder.end(_full(name))
 
-    def doctype(self, name: str, system: str | None, public: str | None, has_declarations: bool) -> None:
-        if has_declarations:
-            refuse("declarations in a document type are not read")
+    def declared(self, name: str, is_parameter: bool, value: str | None, *_: object) -> None:
+        """Note an entity of the document type. Those of files have no value, and are unknown."""
+        if not is_parameter and value is not None:
+            self.entities.setdefault(name, value)
 
-    def entity(self, name: str, is_parameter: bool) -> None:
-        refuse(f"the entity {name[:80]!r} is unknown")
+    def declared_all(self) -> None:
+        """Stop if the text is too long with all entities in their places: expat would write them out."""
+        sizes: dict[str, int] = {}
+        for _ in range(DEEPEST_ENTITY):
+            grown = {name: _written(value, sizes) for name, value in self.entities.items()}
+            if grown == sizes:
+                break
+            sizes = grown
+        else:
+            refuse(f"entities are nested deeper than {DEEPEST_ENTITY}")
+        if _written(self.text, sizes) > MOST_CHARACTERS:
+            refuse(f"more than {MOST_CHARACTERS:,} characters with its entities")
+
+    def unknown(self, name: str, is_parameter: bool) -> None:
+        if not is_parameter:
+            refuse(f"the entity {name[:80]!r} is unknown")
+
+    def outside(self, context: str, *_: object) -> NoReturn:
+        refuse(f"the entity {context[:80]!r} is not in the document")
+
+
+def _written(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the length of a text with entities of these lengths in their places."""
+    return len(text) + sum(sizes.get(name, 0) for name in REFERENCE.findall(text))
 
 
 def _full(name: str) -> str:
@@ -84,24 +113,27 @@ def _full(name: str) -> str:
 
 
 def parse(text: str) -> Element:
-    """Return the root of a document. No file and no address is read; a document type may stand there, but is not used.
+    """Return the root of a document, as if its text were a file in UTF-8. No other file and no address is read.
 
-    Raises: Unscorable for text that is no XML, for declarations of entities and the like, or beyond a limit.
+    Raises: Unscorable for text that is no XML, declares an encoding that it does not have, or is beyond a limit.
     """
     if len(text) > MOST_CHARACTERS:
         refuse(f"more than {MOST_CHARACTERS:,} characters")
-    reader = _Reader()
-    parser = expat.ParserCreate(encoding="utf-8", namespace_separator="}")
+    reader = _Reader(text)
+    parser = expat.ParserCreate(namespace_separator="}")
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler = reader.start, reader.end
     parser.CharacterDataHandler = reader.builder.data
-    parser.StartDoctypeDeclHandler, parser.SkippedEntityHandler = reader.doctype, reader.entity
+    parser.EntityDeclHandler, parser.EndDoctypeDeclHandler = reader.declared, reader.declared_all
+    parser.SkippedEntityHandler, parser.ExternalEntityRefHandler = reader.unknown, reader.outside
     try:
         parser.Parse(text.encode("utf-8"), True)
     except expat.ExpatError as error:
         refuse(f"no XML: {expat.ErrorString(error.code)} in line {error.lineno}, column {error.offset + 1}")
     except UnicodeEncodeError:
         refuse("no XML: half of a surrogate pair")
+    except (LookupError, ValueError) as error:
+        refuse(f"no XML: {error}")
     return reader.builder.close()
 
 

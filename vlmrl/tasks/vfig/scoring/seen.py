@@ -139,6 +139,6 @@ def _is_background(leaf: Shape | Bitmap, groups: Sequence[Group], painter: Paint
     seen = box.common(Box(0, 0, width, height)) if box is not None else None
     if seen is None or seen.width < COVER * width or seen.height < COVER * height:
         return False
-    alone = Painter(width, height, painter.view)
+    alone = Painter(width, height, painter.view, painter.work)
     alone.draw_leaf(leaf, groups)
     return float((alone.bgra()[:, :, 3] > 0).mean()) >= COVERED
