@@ -6,10 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-DYNAMIC = re.compile(r"\b(?:globals|locals|vars|eval|exec|getattr|__import__)\s*\(")
-"""Calls that reach code by a name that is not written out."""
+DYNAMIC = re.compile(
+    r"\b(?:globals|locals|vars|eval|exec|compile|getattr|attrgetter|importlib|import_module|modules|inspect|gc"
+    r"|__(?:import|dict|getattr|getattribute|getitem|globals|builtins|code|class|subclasses)__)\b"
+)
+"""Words with which code is reached by a name that is not written out."""
 UNUSED_IN_RUNS = ("attacks", "prep")
-"""Arguments of a task that no run uses: the attacks of the probe, and the function that makes the dataset."""
+"""Arguments of `Task` that no run uses: the attacks of the probe, and the function that makes the dataset."""
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -45,17 +48,22 @@ class _Kept(ast.NodeTransformer):
     """Removes arguments that no run uses from calls."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        node.keywords = [one for one in node.keywords if one.arg not in UNUSED_IN_RUNS]
+        node.keywords = _used(node)
         return self.generic_visit(node)
+
+
+def _used(node: ast.Call) -> list[ast.keyword]:
+    """Return the named arguments of a call that a run uses."""
+    is_task = getattr(node.func, "attr", getattr(node.func, "id", "")) == "Task"
+    return [one for one in node.keywords if not (is_task and one.arg in UNUSED_IN_RUNS)]
 
 
 def _names(node: ast.AST) -> Iterator[str]:
     """Yield the names that a statement uses, also those in `:score`, but for arguments that no run uses."""
-    if isinstance(node, ast.keyword) and node.arg in UNUSED_IN_RUNS:
-        return
     if isinstance(node, ast.Name):
         yield node.id
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value.rpartition(":")[2]
-    for child in ast.iter_child_nodes(node):
+    children = [node.func, *node.args, *_used(node)] if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+    for child in children:
         yield from _names(child)

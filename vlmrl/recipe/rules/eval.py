@@ -57,7 +57,7 @@ def _validation_off(loaded: LoadedRecipe) -> Iterator[Problem]:
                 message = f"`{name}` is {value}, but `eval.enabled` is false: it would never be used"
                 yield Problem(message, loaded.where(tuple(name.split("."))), "leave one of the two out")
         set_here = [
-            n for n in USELESS_WITHOUT_VALIDATION if loaded.origins.get(n, "default") not in ("default", "--set")
+            n for n in USELESS_WITHOUT_VALIDATION if loaded.is_set(tuple(n.split("."))) and loaded.origins[n] != "--set"
         ]
         # If --set turns validation off for one run, the recipe may keep its keys about validation for other runs.
         if set_here and loaded.origins.get("eval.enabled") != "--set":
