@@ -200,7 +200,7 @@ def same_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -
 def history(run: Run) -> list[dict[str, Any]]:
     """Everything a run measured of its model and data, step by step."""
     lines = sorted([*run.metrics("train"), *run.metrics("validation")], key=lambda m: (m["step"], m["kind"]))
-    dropped = ("attempt", "time")
+    dropped = ("attempt", "time", "files")  # hashes of files that hold seconds
     return [{k: v for k, v in m.items() if k not in dropped and not k.startswith(MEASURED)} for m in lines]
 
 

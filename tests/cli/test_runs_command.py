@@ -157,7 +157,7 @@ def test_show_says_how_to_go_on(root: Path):
         "interrupted",
         "3: reward/mean 0.2",
         "accuracy 0.5 -> 0.8",
-        "3 steps, 1 to 3 (files step-000000 to step-000002)",
+        "3 steps, 1 to 3",
         "vlmrl train --resume night",
         str(run.dir),
     ):
@@ -181,10 +181,10 @@ def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
     with make(root, datasets=[{"name": "d", "path": str(tmp_path / "data"), "fingerprint": "f"}]) as run:
         pass
     assert vlmrl("runs", "verify", "last", runs=root).code == 0
-    (run.dir / "rollouts/step-000001.parquet").unlink()
+    (run.dir / "rollouts/000002.parquet").unlink()
     (run.dir / "resolved.json").write_text("{")
     done = vlmrl("runs", "verify", "last", runs=root)
-    assert done.code == 2 and "have metrics but no rollouts: 1" in done.err and "not a complete JSON value" in done.err
+    assert done.code == 2 and "have metrics but no rollouts: 2" in done.err and "not a complete JSON value" in done.err
     result = as_json("runs", "verify", "last", runs=root, code=2)
     assert result["ok"] is False and len(result["problems"]) == 3
 
@@ -238,7 +238,7 @@ def test_prune_of_rollouts_says_first_what_would_go(root: Path):
     assert nothing.code == 2 and "no option says what to delete" in nothing.err
     rules = ("--keep-rollouts", "2", "--keep-rollouts-every", "3")
     plan = as_json("runs", "prune", "last", *rules, "--yes", "--dry-run", runs=root)
-    gone = [n for n in files[:-2] if int(n[5:11]) % 3]
+    gone = [n for n in files[:-2] if (int(n[:6]) - 1) % 3]
     assert gone and plan["would_delete"] == [f"rollouts/{n}" for n in gone] and plan["bytes"] > 0
     assert [p.name for p in sorted((run.dir / "rollouts").glob("*.parquet"))] == files
     told = vlmrl("runs", "prune", "last", *rules, "--yes", runs=root)

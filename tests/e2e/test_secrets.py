@@ -102,7 +102,7 @@ def test_no_file_of_a_run_holds_a_secret_and_every_kind_of_file_had_one(run):
     kept = {p.relative_to(run.dir).as_posix() for p in (run.dir / "kept").iterdir()}
     evaluated = {p.relative_to(run.dir).as_posix() for p in run.dir.glob("eval/*/*")}
     given = {"manifest.json", "recipe.toml", "resolved.json", "code.diff"}
-    assert given | kept | evaluated | {"rollouts/step-000000.parquet", "report.html"} <= hidden
+    assert given | kept | evaluated | {"rollouts/000001.parquet", "report.html"} <= hidden
     assert len(kept) == len(evaluated) == 2
 
 

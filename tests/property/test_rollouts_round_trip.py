@@ -93,7 +93,7 @@ def groups(draw) -> Group:
 
 def round_trip(written: list[Group]) -> list[Group]:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rollouts", "step-000000.parquet")
+        path = Path(folder, "rollouts", "000001.parquet")
         write_rollouts(path, written, step=0)
         return read_rollouts(path)
 

@@ -91,7 +91,7 @@ def test_an_engine_that_is_killed_ends_the_run_in_words_and_leaves_nothing(place
         "train", "rl.toml", "--runs", "killed", "--gpus", "2", *more, cwd=place, env=env, stdout=subprocess.DEVNULL
     )
     end = time.monotonic() + 150
-    while not (steps := list((place / "killed").glob("*/rollouts/step-000001.parquet"))):
+    while not (steps := list((place / "killed").glob("*/rollouts/000002.parquet"))):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.2)
     [engine] = [p for p in below(process.pid) if "vlmrl.rollout.vllm.host" in command_of(p)]

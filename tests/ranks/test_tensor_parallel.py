@@ -133,7 +133,7 @@ def going(tmp_path, small_folder) -> Iterator[tuple[subprocess.Popen[str], Path]
     words = ("train", "rl.toml", "--runs", "runs", "--gpus", "2", *settings(*SHARED))
     process = started(*words, cwd=tmp_path, stdout=subprocess.DEVNULL)
     end = time.monotonic() + 200
-    while not (steps := list((tmp_path / "runs").glob("*/rollouts/step-000002.parquet"))):
+    while not (steps := list((tmp_path / "runs").glob("*/rollouts/000003.parquet"))):
         assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=30)[1][-3000:]
         time.sleep(0.2)
     yield process, steps[0].parent.parent

@@ -5,7 +5,7 @@
       recipe-a2.toml, resolved-a2.json (of attempt 2, if it changed something)
       kept/reward-<16 hex>.py, task-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
       judge.sqlite (verdicts of a judge, and what it has cost)
-      metrics.jsonl  rollouts/step-000010.parquet, step-000021-a2.parquet (by attempt 2), pruned.json
+      metrics.jsonl  rollouts/000010.parquet, 000021-a2.parquet (by attempt 2), pruned.json
       sinks.json (records of its loggers); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json, SHA256SUMS
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
@@ -66,7 +66,7 @@ MOST_WORD_BYTES = 64
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
 _KEPT_SUFFIX = {"task": ".py", "reward": ".py", "prompt": ".jinja"}
-_ROLLOUT = re.compile(r"step-(\d{6,})(?:-a(\d+))?\.parquet")
+_ROLLOUT = re.compile(r"(step-)?(\d{6,})((?:-a(\d+))?)\.parquet")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
@@ -97,27 +97,36 @@ def kept_path(run_dir: Path, kind: str, sha256: str) -> Path:
 
 
 def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
-    """Return `rollouts/step-000010.parquet`. Attempts after the first add `-a2`: nothing is ever overwritten."""
-    suffix = "" if attempt == 1 else f"-a{attempt}"
-    return run_dir / ROLLOUTS / f"{step_name(step)}{suffix}.parquet"
+    """Return `rollouts/000011.parquet` for the policy version 10, which samples in step 11 (`metrics.counted`).
+
+    Attempts after the first add `-a2`: nothing is ever overwritten. Earlier runs have `step-000010.parquet` instead.
+    """
+    return run_dir / ROLLOUTS / f"{step + 1:06d}{_suffix(attempt)}.parquet"
 
 
 def media_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
-    """Return `media/step-000010.arrow`, the images that were made during a step (they are in no dataset row)."""
+    """Return `media/000011.arrow`, the images that were made during a step (they are in no dataset row)."""
     return run_dir / MEDIA / rollout_path(run_dir, step, attempt).with_suffix(".arrow").name
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step in file names: `step-000010`. The number is the policy version that samples."""
+    """Return the name of a policy version in file names: `step-000010`, made by step 10."""
     return f"{STEP_PREFIX}{step:06d}"
 
 
 def parse_rollout_name(name: str) -> tuple[int, int] | None:
-    """Return (step, attempt) of a rollout file's name, or None if `rollout_path` cannot have made the name."""
+    """Return (policy version, attempt) of a rollout file's name, or None if `rollout_path` never made such a name."""
     match = _ROLLOUT.fullmatch(name)
-    parsed = (int(match[1]), int(match[2] or 1)) if match else None
+    if match is None:
+        return None
+    number, attempt = int(match[2]), int(match[4] or 1)
     # Only the exact name is accepted: otherwise two files could belong to one step.
-    return parsed if parsed and rollout_path(Path(), *parsed).name == name else None
+    exact = match[2] == f"{number:06d}" and match[3] == _suffix(attempt) and (match[1] or number)
+    return (number if match[1] else number - 1, attempt) if exact else None
+
+
+def _suffix(attempt: int) -> str:
+    return "" if attempt == 1 else f"-a{attempt}"
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -161,11 +170,6 @@ def log_path(run_dir: Path, attempt: int, rank: int = 0) -> Path:
 def eval_log_path(run_dir: Path, name: str, process: str) -> Path:
     """Return `logs/eval-<name>/<process>.log`, the log of a process of `vlmrl eval --gpus`."""
     return run_dir / LOGS / f"eval-{name}" / f"{process}.log"
-
-
-def queue_log(root: Path, group: str, name: str) -> Path:
-    """Return the file for the output of a run that a queue started. Its folder is beside the runs' folders."""
-    return root / f"queue-{re.sub(r'[^A-Za-z0-9._-]+', '-', group)}" / f"{name}.log"
 
 
 def unfinished_path(root: Path, name: str, key: str) -> Path:

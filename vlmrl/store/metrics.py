@@ -51,10 +51,10 @@ def counts(step: int, attempt: int, starts: Mapping[int, int], kind: str = "trai
 
 
 def counted(step: int) -> int:
-    """Return the number of a step in output for users, who count from 1, for a train line or a rollout file.
+    """Return the number of a step in output for users, who count from 1, for a train line.
 
-    Files contain the policy version that sampled, from 0. Example: step 24 of 24 is `"step": 23` and
-    `rollouts/step-000023`. It made version 24, and its validation and its checkpoint have the step 24.
+    Train lines have the policy version that sampled, from 0. Example: step 24 of 24 is `"step": 23` there, and
+    `rollouts/000024.parquet`. It made version 24, and its validation and its checkpoint have the step 24.
     """
     return step + 1
 

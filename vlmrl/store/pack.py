@@ -60,7 +60,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
     paths = list(_files(run_dir, kept))
     merged = layout.merged_dirs(run_dir)
     left_out = tuple(path.name for path in [*complete, *merged] if path not in kept)
-    named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("step-*.parquet")))
+    named = rollout_media(sorted((run_dir / layout.ROLLOUTS).glob("*.parquet")))
     own = ShardFolder(run_dir / layout.MEDIA)
     needed = [named[sha256] for sha256 in sorted(named) if sha256 not in own]
     contents = {media.sha256: content for media in needed if (content := images.find(media)) is not None}

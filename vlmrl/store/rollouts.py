@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.errors import StoreError
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
+from vlmrl.store.metrics import counted
 from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.store.rollout_columns import group_columns, row_of, sample_columns, sample_of
 from vlmrl.types import Group, ScoredSample
@@ -207,10 +208,9 @@ def _opened(
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
             name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
             if name_step is not None and file_step is not None and file_step != name_step:
-                template = "the rollouts are of step {} (attempt {}), the file's name says step {} (attempt {})"
-                raise StoreError(
-                    template.format(*file_step, *name_step), where=str(path), hint="it was renamed or copied"
-                )
+                made, said = (f"step {counted(step)} (attempt {attempt})" for step, attempt in (file_step, name_step))
+                message = f"the rollouts are of {made}, the file's name says {said}"
+                raise StoreError(message, where=str(path), hint="it was renamed or copied")
             yield file, lacking
 
 

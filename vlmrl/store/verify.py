@@ -86,7 +86,7 @@ def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
         for path in _named(folder):
             if parse(path.name) is not None:
                 paths += [path] if folder.name == layout.CHECKPOINTS else []
-            elif path.name.startswith(layout.STEP_PREFIX):
+            elif path.name.removeprefix(layout.STEP_PREFIX)[:1].isdigit():
                 hint = "it was renamed or copied: restore its name, or move it out of the run"
                 verdict.error("this is not the name of a step, so nothing reads it", path, hint)
     for path in paths:

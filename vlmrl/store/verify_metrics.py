@@ -85,7 +85,7 @@ def check_metrics(
     sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
     lost = [step for step in sampled if not any(step in steps for steps in pruned)]
     if lost:
-        message = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(lost, len(lost))}"
+        message = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(map(metrics.counted, lost), len(lost))}"
         verdict.error(message, run_dir / layout.ROLLOUTS)
     for step in sorted(train.keys() & files.keys()):
         _check_step(train[step], files[step], rollouts.get(files[step]), verdict)
@@ -131,7 +131,8 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
             last = line["step"]
     if wrong:
         number, line = wrong[0]
-        message = f"{len(wrong)} line(s) of metrics are repeated or out of order; the first is of step {line['step']}"
+        step = _number(line)
+        message = f"{len(wrong)} line(s) of metrics are repeated or out of order; the first is of step {step}"
         verdict.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
@@ -141,7 +142,9 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         return
     step, num_samples, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
     if isinstance(num_samples, int) and num_samples != held.samples:
-        verdict.error(f"step {step}: metrics say {num_samples} samples, but the rollouts have {held.samples}", path)
+        verdict.error(
+            f"step {_number(line)}: metrics say {num_samples} samples, but the rollouts have {held.samples}", path
+        )
     mean = line.get("reward/mean")
     stored = held.mean_score
     if (
@@ -150,10 +153,10 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         and not math.isclose(mean, stored, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN)
     ):
         scores = f"but the scores of the rollouts have the mean {stored:.6g}"
-        verdict.error(f"step {step}: metrics say a mean reward of {mean:.6g}, {scores}", path)
+        verdict.error(f"step {_number(line)}: metrics say a mean reward of {mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
-        verdict.error(f"the rollouts of step {step} have samples of policy version {min(stale)}", path)
+        verdict.error(f"the rollouts of step {_number(line)} have samples of policy version {min(stale)}", path)
 
 
 def _check_no_step_is_beyond(
@@ -166,15 +169,15 @@ def _check_no_step_is_beyond(
     """
     ends = {"train": planned - 1}
     placed = [
-        (step, f"{run_dir / layout.METRICS}:{number}")
+        (_number(line), f"{run_dir / layout.METRICS}:{number}")
         for number, line in zip(content.numbers, content.lines, strict=True)
-        if not 0 <= (step := line["step"]) <= ends.get(line["kind"], planned)
+        if not 0 <= line["step"] <= ends.get(line["kind"], planned)
     ]
-    placed += [(step, str(path)) for step, path in files.items() if step >= planned]
+    placed += [(metrics.counted(step), str(path)) for step, path in files.items() if step >= planned]
     saved = [(layout.parse_checkpoint_name(path.name) or 0, path) for path in layout.complete_checkpoints(run_dir)]
     placed += [(step, str(path)) for step, path in saved if step > planned]
     for step, where in placed[:MOST_STEPS]:
-        side = "below 0" if step < 0 else f"beyond the run, which has {planned} steps"
+        side = "before the first" if step < 1 else f"beyond the run, which has {planned} steps"
         verdict.error(f"step {step} is {side}", where)
     if len(placed) > MOST_STEPS:
         verdict.error(f"{len(placed) - MOST_STEPS} more lines and files are of steps beyond the run", run_dir)
@@ -206,7 +209,9 @@ def _check_no_step_is_missing(
     gaps = list(_gaps(first, reached, steps))
     if gaps:
         number = sum(gap.stop - gap.start for gap in gaps)
-        verdict.error(f"{number} step(s) have no line of metrics: {_shown(chain(*gaps), number)}", path)
+        verdict.error(
+            f"{number} step(s) have no line of metrics: {_shown(map(metrics.counted, chain(*gaps)), number)}", path
+        )
 
 
 def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:
@@ -215,6 +220,11 @@ def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:
         if step > first:
             yield range(first, step)
         first = step + 1
+
+
+def _number(line: Mapping[str, Any]) -> int:
+    """Return the number of a line's step as users count it."""
+    return metrics.counted(line["step"]) if line["kind"] == "train" else line["step"]
 
 
 def _shown(steps: Iterable[int], number: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vlmrl.errors import RewardError
+from vlmrl.json_text import parse_json
 from vlmrl.rewards.math.answer_text import last_box
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.types import RewardInput
@@ -80,7 +81,7 @@ class AnswerForm(NamedTuple):
         """Return the members of all rows' sets in one answer; None if the answers are no sets."""
         texts = self.known(rows)
         try:
-            sets = [json.loads(text) for text in texts]
+            sets = [parse_json(text) for text in texts]
         except ValueError:
             sets = [text.split(", ") for text in texts] if any(", " in text for text in texts) else []
         if not sets or not all(isinstance(one, list) for one in sets):

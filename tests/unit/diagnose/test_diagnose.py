@@ -595,9 +595,9 @@ def test_a_run_without_steps_says_so(tmp_path):
 
 def test_a_damaged_rollout_file_is_left_out_and_said(tmp_path):
     run = make_run(tmp_path, plan())
-    (run.dir / "rollouts" / "step-000002.parquet").write_bytes(b"PAR1 no")
+    (run.dir / "rollouts" / "000003.parquet").write_bytes(b"PAR1 no")
     found = look(run)
-    assert len(found.notes) == 1 and "step-000002.parquet was left out" in found.notes[0] and found.healthy
+    assert len(found.notes) == 1 and "000003.parquet was left out" in found.notes[0] and found.healthy
 
 
 @pytest.mark.parametrize(

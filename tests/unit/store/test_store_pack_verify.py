@@ -150,7 +150,7 @@ def replace_with_file(path: Path) -> None:
 
 
 def change_rollouts(run: Run, change: Callable[[Any], Any]) -> None:
-    path = run.dir / "rollouts/step-000001.parquet"
+    path = run.dir / "rollouts/000002.parquet"
     pq.write_table(change(pq.read_table(path)), path)
 
 
@@ -169,7 +169,7 @@ def cut_rows(run: Run) -> None:
 
 
 FAR = 900_000_000_000
-BEYOND = f"step {FAR} is beyond the run, which has 2 steps"
+BEYOND = "is beyond the run, which has 2 steps"
 NO_FOLDER = "this is a file, but should be a folder"
 NO_STEP = "this is not the name of a step, so nothing reads it"
 DEEP_JSON = "[" * 200_000
@@ -199,27 +199,27 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         "a line of metrics is damaged",
         lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0}\n', *lines]),
     ),
-    "a metrics line gone": ("1 step(s) have no line of metrics: 0", lambda r: rewrite(metrics(r), lambda n: n[1:])),
-    "metrics cut short": ("1 step(s) have no line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[:1])),
-    "metrics gone": ("2 step(s) have no line of metrics: 0, 1", lambda r: metrics(r).unlink()),
+    "a metrics line gone": ("1 step(s) have no line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[1:])),
+    "metrics cut short": ("1 step(s) have no line of metrics: 2", lambda r: rewrite(metrics(r), lambda n: n[:1])),
+    "metrics gone": ("2 step(s) have no line of metrics: 1, 2", lambda r: metrics(r).unlink()),
     "unknown attempt": (
         "which is not in the manifest",
         lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
     ),
     "rollouts damaged": (
         "the rollout file is damaged",
-        lambda r: (r.dir / "rollouts/step-000000.parquet").write_bytes(b"PAR1 no"),
+        lambda r: (r.dir / "rollouts/000001.parquet").write_bytes(b"PAR1 no"),
     ),
-    "rollouts cut": ("the rollout file is damaged", lambda r: halve(r.dir / "rollouts/step-000000.parquet")),
-    "rollouts gone": ("have metrics but no rollouts: 1", lambda r: (r.dir / "rollouts/step-000001.parquet").unlink()),
-    "all rollouts gone": ("have metrics but no rollouts: 0, 1", lambda r: shutil.rmtree(r.dir / "rollouts")),
+    "rollouts cut": ("the rollout file is damaged", lambda r: halve(r.dir / "rollouts/000001.parquet")),
+    "rollouts gone": ("have metrics but no rollouts: 2", lambda r: (r.dir / "rollouts/000002.parquet").unlink()),
+    "all rollouts gone": ("have metrics but no rollouts: 1, 2", lambda r: shutil.rmtree(r.dir / "rollouts")),
     "rollouts of another step": (
-        "the rollouts are of step 0 (attempt 1), the file's name says step 1",
-        lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", r.dir / "rollouts/step-000001.parquet"),
+        "the rollouts are of step 1 (attempt 1), the file's name says step 2",
+        lambda r: shutil.copy(r.dir / "rollouts/000001.parquet", r.dir / "rollouts/000002.parquet"),
     ),
     "fewer samples": ("metrics say 9 samples, but the rollouts have 2", lambda r: append(r, samples_line(9))),
-    "stale samples": ("the rollouts of step 1 have samples of policy version 0", lambda r: overwrite_stale(r)),
-    "a stale segment": ("the rollouts of step 1 have samples of policy version 0", overwrite_stale_segment),
+    "stale samples": ("the rollouts of step 2 have samples of policy version 0", lambda r: overwrite_stale(r)),
+    "a stale segment": ("the rollouts of step 2 have samples of policy version 0", overwrite_stale_segment),
     "shard changed": (
         "model/a.safetensors was changed since it was saved",
         lambda r: damage_byte(checkpoint(r) / "model/a.safetensors"),
@@ -254,11 +254,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "checkpoint beyond the run": (BEYOND, lambda r: copy_checkpoint(r, f"step-{FAR}")),
     "trained line beyond the run": (BEYOND, lambda r: append(r, line_of(FAR))),
     "event beyond the run": (BEYOND, lambda r: append(r, line_of(FAR, "event"))),
-    "the last step trained twice": ("step 2 is beyond the run, which has 2 steps", lambda r: append(r, line_of(2))),
-    "line below 0": ("step -1 is below 0", lambda r: append(r, line_of(-1, "validation"))),
+    "the last step trained twice": ("step 3 is beyond the run, which has 2 steps", lambda r: append(r, line_of(2))),
+    "line below 0": ("step -1 is before the first", lambda r: append(r, line_of(-1, "validation"))),
     "rollouts beyond the run": (
         BEYOND,
-        lambda r: shutil.copy(r.dir / "rollouts/step-000000.parquet", layout.rollout_path(r.dir, FAR)),
+        lambda r: shutil.copy(r.dir / "rollouts/000001.parquet", layout.rollout_path(r.dir, FAR)),
     ),
     "metrics deep": ("a line of metrics is damaged", lambda r: rewrite(metrics(r), lambda n: [DEEP_JSON + "\n", *n])),
     "metrics deep within": (
@@ -268,15 +268,15 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "manifest deep": ("manifest.json is cut off or damaged", lambda r: (r.dir / "manifest.json").write_text(DEEP_JSON)),
     "resolved deep": ("the run's recipe cannot be read", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
     "metrics doubled": (
-        "2 line(s) of metrics are repeated or out of order; the first is of step 0",
+        "2 line(s) of metrics are repeated or out of order; the first is of step 1",
         lambda r: rewrite(metrics(r), lambda lines: lines * 2),
     ),
     "metrics reversed": (
-        "1 line(s) of metrics are repeated or out of order; the first is of step 0",
+        "1 line(s) of metrics are repeated or out of order; the first is of step 1",
         lambda r: rewrite(metrics(r), lambda lines: lines[::-1]),
     ),
     "another mean": (
-        "step 0: metrics say a mean reward of 0.999, but the scores of the rollouts have the mean 0.05",
+        "step 1: metrics say a mean reward of 0.999, but the scores of the rollouts have the mean 0.05",
         lambda r: rewrite(metrics(r), lambda lines: [n.replace("0.05", "0.999") for n in lines]),
     ),
     "checkpoint is a file": (NO_FOLDER, lambda r: replace_with_file(checkpoint(r))),
@@ -285,7 +285,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "an evaluation is a file": (NO_FOLDER, lambda r: replace_with_file(layout.eval_dir(r.dir, "test"))),
     "checkpoint of a short name": (NO_STEP, lambda r: copy_checkpoint(r, "step-5")),
     "copy of a checkpoint": (NO_STEP, lambda r: copy_checkpoint(r, "step-000002 (copy)")),
-    "copy of rollouts": (NO_STEP, lambda r: (r.dir / "rollouts/step-000001 (copy).parquet").write_bytes(b"")),
+    "copy of rollouts": (NO_STEP, lambda r: (r.dir / "rollouts/000002 (copy).parquet").write_bytes(b"")),
     "rollouts of fewer rows": (
         "metrics say 2 samples, but the rollouts have 1",
         lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
@@ -345,8 +345,8 @@ def test_a_large_step_number_costs_no_memory_where_no_recipe_says_how_long_the_r
     finally:
         tracemalloc.stop()
     assert peak < 20 << 20, "a number for each step was made"
-    gap = f"{steps - 1} step(s) have no line of metrics: 1, 2, 3, 4, 5 ..."
-    assert messages == ["1 step(s) have metrics but no rollouts: 0", *([gap] if where == "checkpoint" else [])]
+    gap = f"{steps - 1} step(s) have no line of metrics: 2, 3, 4, 5, 6 ..."
+    assert messages == ["1 step(s) have metrics but no rollouts: 1", *([gap] if where == "checkpoint" else [])]
 
 
 @given(st.integers(0, 6), st.integers(0, 20), st.lists(st.integers(-3, 25), unique=True).map(sorted))
@@ -375,7 +375,7 @@ def test_every_changed_byte_of_metrics_rollouts_images_and_evaluations_is_seen(t
     assert verify_run(run.dir, RunImages(run.dir)).problems == []
     paths = [metrics(run), *(p for n in ("rollouts", "media", "eval") for p in (run.dir / n).rglob("*") if p.is_file())]
     assert {path.name for path in paths} == {
-        *("metrics.jsonl", "step-000000.parquet", "step-000001.parquet", "step-000000.arrow", "step-000001.arrow"),
+        *("metrics.jsonl", "000001.parquet", "000002.parquet", "000001.arrow", "000002.arrow"),
         *("rows.parquet", "summary.json", "SHA256SUMS"),
     }
     for path in paths:
@@ -406,8 +406,8 @@ def test_hashes_of_rollouts_survive_a_kill_and_a_resume(tmp_path: Path):
     again.finish()
     assert verify_run(run.dir).errors == []
     tables = [line["files"] for line in again.metrics("train")]
-    assert [[*table] for table in tables] == [["rollouts/step-000000.parquet"], ["rollouts/step-000001-a2.parquet"]]
-    damage_byte(run.dir / "rollouts/step-000001-a2.parquet")
+    assert [[*table] for table in tables] == [["rollouts/000001.parquet"], ["rollouts/000002-a2.parquet"]]
+    damage_byte(run.dir / "rollouts/000002-a2.parquet")
     assert any("was changed after" in e.message for e in verify_run(run.dir).errors)
 
 
@@ -476,7 +476,7 @@ def test_a_run_without_a_table_of_files_is_checked_as_far_as_its_manifest_goes(r
 
 def test_several_damages_are_told_at_once(run: Run):
     (run.dir / "recipe.toml").unlink()
-    (run.dir / "rollouts/step-000001.parquet").unlink()
+    (run.dir / "rollouts/000002.parquet").unlink()
     damage_byte(run.dir / "checkpoints/step-000002/model/a.safetensors")
     assert len(verify_run(run.dir).errors) == 3
 
@@ -518,7 +518,7 @@ def test_a_merged_model_stays_behind_and_is_named(run: Run, tmp_path: Path):
     assert not list(opened.rglob("model.safetensors")) and (opened / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize("place", ["notes.txt", "rollouts/step-000099.parquet", "logs/rank-9.log"])
+@pytest.mark.parametrize("place", ["notes.txt", "rollouts/000100.parquet", "logs/rank-9.log"])
 def test_a_link_out_of_the_run_is_not_packed(run: Run, tmp_path: Path, place: str):
     outside = tmp_path / "private"
     outside.write_text("private")

@@ -49,9 +49,9 @@ def test_rollouts_pruned_as_the_run_goes_are_not_lost_ones(tmp_path):
     run.finish()
     assert kept_steps(run.dir) == [0, 3, 5, 6] and pruned_ranges(run.dir) == [range(1, 3), range(4, 5)]
     assert verify_run(run.dir).errors == []
-    (run.dir / "rollouts" / "step-000003.parquet").unlink()
+    (run.dir / "rollouts" / "000004.parquet").unlink()
     (error,) = verify_run(run.dir).errors
-    assert "1 step(s) have metrics but no rollouts: 3" in error.message
+    assert "1 step(s) have metrics but no rollouts: 4" in error.message
 
 
 def test_a_damaged_note_is_told(tmp_path):
@@ -71,7 +71,7 @@ def test_all_attempts_of_a_step_go_together(tmp_path):
     again = layout.rollout_path(run.dir, 0, attempt=2)
     again.write_bytes(layout.rollout_path(run.dir, 0).read_bytes())
     run.finish()
-    assert {p.name for p in prune_run(run.dir, Rules(rollouts=RolloutRule(2)))} == {again.name, "step-000000.parquet"}
+    assert {p.name for p in prune_run(run.dir, Rules(rollouts=RolloutRule(2)))} == {again.name, "000001.parquet"}
 
 
 def test_the_newest_the_best_and_what_another_run_began_with_stay(tmp_path):
@@ -142,7 +142,7 @@ from vlmrl.store import prune
 unlink, left = Path.unlink, int(sys.argv[2])
 def killed(path, missing_ok=False):
     global left
-    if "step-" in path.name:
+    if path.parent.name in ("rollouts", "checkpoints"):
         if left == 0:
             os._exit(137)
         left -= 1

@@ -226,14 +226,14 @@ def test_rollouts_follow_the_same_rule_and_older_files_stay(tmp_path: Path):
     second = resume_run(tmp_path, run.id)
     assert list(second.rollout_files()) == [0, 1]
     path = second.write_rollouts(2, [make_group(2, "new")])
-    assert path.name == "step-000002-a2.parquet"
+    assert path.name == "000003-a2.parquet"
     assert [p.name for p in second.rollout_files().values()] == [
-        "step-000000.parquet",
-        "step-000001.parquet",
+        "000001.parquet",
+        "000002.parquet",
         path.name,
     ]
     assert second.read_rollouts(2) == [make_group(2, "new")]
-    assert (run.dir / "rollouts/step-000003.parquet").exists()
+    assert (run.dir / "rollouts/000004.parquet").exists()
     with pytest.raises(StoreError, match="no rollouts of step 3"):
         second.read_rollouts(3)
     second.close()

@@ -78,18 +78,13 @@ def numbers(line: dict[str, Any] | None, lead: tuple[str, ...] = LEAD, *, train:
 
 
 def _rollouts(steps: list[int]) -> str:
-    """Return the number of steps with rollouts and the names of their files; "" for none.
-
-    Example: `24 steps, 1 to 24 (files step-000000 to step-000023)`.
-    """
-    from vlmrl.store.layout import step_name
+    """Return the number of steps with rollouts: `24 steps, 1 to 24`; "" for none."""
     from vlmrl.store.metrics import counted
 
     if not steps:
         return ""
     first, last = min(steps), max(steps)
-    files = f"files {step_name(first)} to {step_name(last)}"
-    return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {counted(first)} to {counted(last)} ({files})"
+    return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {counted(first)} to {counted(last)}"
 
 
 def _judge(accounts: dict[str, dict[str, Any]]) -> str:
