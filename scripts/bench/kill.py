@@ -273,7 +273,8 @@ def record(run_dir: Path) -> dict[str, Any]:
     run = open_run(run_dir.parent, run_dir.name)
     lines = sorted([*run.metrics("train"), *run.metrics("validation")], key=lambda m: (m["step"], m["kind"]))
     history = [
-        {k: v for k, v in m.items() if k not in ("attempt", "time") and not k.startswith(MEASURED)} for m in lines
+        {k: v for k, v in m.items() if k not in ("attempt", "time", "files") and not k.startswith(MEASURED)}
+        for m in lines
     ]
     rollouts = {
         step: [
