@@ -184,7 +184,11 @@ def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
     (run.dir / "rollouts/000002.parquet").unlink()
     (run.dir / "resolved.json").write_text("{")
     done = vlmrl("runs", "verify", "last", runs=root)
-    assert done.code == 2 and "have metrics but no rollouts: 2" in done.err and "not a complete JSON value" in done.err
+    assert (
+        done.code == 2
+        and "have metrics but no rollouts: 2" in done.err
+        and "the run's recipe cannot be read" in done.err
+    )
     result = as_json("runs", "verify", "last", runs=root, code=2)
     assert result["ok"] is False and len(result["problems"]) == 3
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vlmrl.errors import RecipeError, StoreError, VlmrlError
-from vlmrl.redaction.redact import redact_text
 from vlmrl.reward_check.evaluated_files import evaluated_files, evaluation_of, run_dir_of
 from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
@@ -114,7 +113,7 @@ class SavedResponses:
         path = str(Path(self.run.manifest.cwd or "") / file) if self.run is not None else file
         try:
             before = kept_text(self.run.dir, "task", str(record.get("task_sha256"))) if self.run is not None else None
-            same = before is not None and same_code(redact_text(before), redact_text(read_own(path).text), function)
+            same = before is not None and same_code(before, read_own(path).text, function)
         except RecipeError:
             same = False
         if same:

@@ -1,69 +1,77 @@
-"""Code of a user's file that one of its functions depends on. The rest of the file may change while a run continues."""
+"""Code of a user's file that a run can depend on. The rest of the file may change while a run continues."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 DYNAMIC = re.compile(
-    r"\b(?:globals|locals|vars|eval|exec|compile|getattr|attrgetter|importlib|import_module|modules|inspect|gc"
-    r"|__(?:import|dict|getattr|getattribute|getitem|globals|builtins|code|class|subclasses)__)\b"
+    r"\b(?:globals|locals|vars|dir|eval|exec|compile|getattr|attrgetter|importlib|import_module|modules|inspect|gc)\b"
+    r"|__(?!(?:future|init|post_init|call|name|main)__)\w+__|coding[:=]"
 )
-"""Words with which code is reached by a name that is not written out."""
+"""Words with which code is reached by a name that is not written out, or a file is read in another encoding."""
 UNUSED_IN_RUNS = ("attacks", "prep")
 """Arguments of `Task` that no run uses: the attacks of the probe, and the function that makes the dataset."""
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def same_code(before: str, after: str, function: str) -> bool:
-    """Return whether two texts of a file give `function` the same code; comments and formatting do not count."""
-    return before == after or reached_code(before, function) == reached_code(after, function)
+    """Return whether two texts of a file give `function` the same code: see `used_code`."""
+    return before == after or used_code(before, function) == used_code(after, function)
 
 
-def reached_code(text: str, function: str) -> str:
-    """Return a function with all that it reaches in its file: functions, classes, and the file's other statements.
+def used_code(text: str, function: str) -> str:
+    """Return a file without comments and formatting, `attacks` and `prep` of `Task`, and functions that nothing names.
 
-    The whole text is returned if it cannot be parsed, or if it reaches code by computed names.
+    Only plain functions are left out: a decorator, or a call as a default, may do something when the file is imported.
+    The whole text is returned if it cannot be parsed, or if it may reach code by computed names.
     """
     try:
-        tree = ast.parse(text)
+        tree = _Kept().visit(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError):
         return text
-    definitions = {node.name: node for node in tree.body if isinstance(node, Definition)}
-    if function not in definitions or DYNAMIC.search(text):
+    if DYNAMIC.search(text):
         return text
-    others = [node for node in tree.body[bool(ast.get_docstring(tree)) :] if not isinstance(node, Definition)]
-    reached, waiting = set[str](), [function, *(name for node in others for name in _names(node))]
-    while waiting:
-        name = waiting.pop()
-        if name in definitions and name not in reached:
-            reached.add(name)
-            waiting += _names(definitions[name])
-    kept = [node for node in tree.body if node in others or getattr(node, "name", None) in reached]
-    return "\n".join(ast.unparse(_Kept().visit(node)) for node in kept)
+    while True:
+        uses = Counter(_names(tree))
+        unused = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+            and _is_plain(node)
+            and node.name != function
+            and uses[node.name] == Counter(_names(node))[node.name]  # only in itself, where its definition counts, too
+        ]
+        if not unused:
+            return ast.unparse(tree)
+        tree.body = [node for node in tree.body if node not in unused]
 
 
 class _Kept(ast.NodeTransformer):
-    """Removes arguments that no run uses from calls."""
+    """Removes the arguments that no run uses from calls of `Task`."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        node.keywords = _used(node)
+        if getattr(node.func, "attr", getattr(node.func, "id", "")) == "Task":
+            node.keywords = [one for one in node.keywords if one.arg not in UNUSED_IN_RUNS]
         return self.generic_visit(node)
 
 
-def _used(node: ast.Call) -> list[ast.keyword]:
-    """Return the named arguments of a call that a run uses."""
-    is_task = getattr(node.func, "attr", getattr(node.func, "id", "")) == "Task"
-    return [one for one in node.keywords if not (is_task and one.arg in UNUSED_IN_RUNS)]
+def _is_plain(node: ast.FunctionDef) -> bool:
+    """Return whether the definition of a function does nothing but define it."""
+    evaluated = [*node.args.defaults, *node.args.kw_defaults, node.returns]
+    evaluated += [one.annotation for one in ast.walk(node.args) if isinstance(one, ast.arg)]
+    simple = all(one is None or isinstance(one, (ast.Constant, ast.Name)) for one in evaluated)
+    return simple and not node.decorator_list
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement uses, also those in `:score`, but for arguments that no run uses."""
-    if isinstance(node, ast.Name):
-        yield node.id
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value.rpartition(":")[2]
-    children = [node.func, *node.args, *_used(node)] if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
-    for child in children:
-        yield from _names(child)
+    """Yield all names in a tree, as often as they stand there: of variables, attributes, definitions, and in texts."""
+    for one in ast.walk(node):
+        for field in ("id", "attr", "name", "asname", "arg"):
+            if isinstance(name := getattr(one, field, None), str):
+                yield name
+        if isinstance(one, (ast.Global, ast.Nonlocal)):
+            yield from one.names
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield from re.findall(r"\w+", one.value)

@@ -33,12 +33,39 @@ def test_only_what_the_function_reaches_counts(before: str, after: str, same: bo
         assert same_code(TASK, TASK.replace(before, after), name) is same
 
 
+REGISTERED = """
+RULES = {}
+def rule(f):
+    RULES[f.__name__] = f
+    return f
+@rule
+def exact(x): return 1.0
+def score(x): return sum(r(x) for r in RULES.values())
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        (REGISTERED, "return 1.0", "return 0.25"),
+        (REGISTERED.replace("f.__name__", "len(RULES)"), "return 1.0", "return 0.25"),
+        (
+            "def score(x): return inner(x)\ndef inner(x): return 1\nplain = score\ndef score(x): return plain(x)",
+            "1",
+            "2",
+        ),
+        ("W = {}\nclass Unused: W['a'] = 1\ndef score(x): return W['a']", "1", "2"),
+        ("W = {}\ndef unused(a=W.update(a=1)): return a\ndef score(x): return W['a']", "a=1", "a=2"),
+        ("import sys\nme = sys.modules['__main__']\ndef score(x): return me.rule(x)\ndef rule(x): return 1", "1", "2"),
+        ("def score(x): return graded(x, attacks=near)\ndef near(x): return 1", "1", "2"),
+        ("def score(x): return graded(x, attacks=1)", "1", "2"),
+        ("def score(x): return x.fields['rule']\ndef rule(x): return 1", "1", "2"),
+        ("# -*- coding: latin-1 -*-\ndef score(x): return 1", "latin-1", "utf-8"),
+    ],
+)
+def test_whatever_may_change_a_score_counts(text: str, before: str, after: str) -> None:
+    assert before in text and not same_code(text, text.replace(before, after), "score")
+
+
 def test_texts_that_cannot_be_read_count_whole() -> None:
     assert same_code("def broken(", "def broken(", "broken") and not same_code("def broken(", "def broken((", "broken")
-    assert not same_code("a = 1", "a = 1 ", "no_such_function")
-
-
-def test_arguments_of_other_calls_count_whatever_their_names() -> None:
-    before = "def reward(x): return graded(x, attacks=near)\ndef near(x): return 0.5\n"
-    assert not same_code(before, before.replace("0.5", "1.0"), "reward")
-    assert not same_code(before, before.replace("attacks=near", "attacks=None"), "reward")
