@@ -10,6 +10,10 @@ from pathlib import Path
 
 MOST_BYTES = 64 << 20
 """Maximum size of a small file, such as a manifest of a few KB."""
+RUN_RECORD = "manifest.json"
+"""File that every run has."""
+RUN_PARTS = ("rollouts", "checkpoints", "eval", "resolved.json", "metrics.jsonl")
+"""Further files and folders of runs: a folder with one of them beside the record counts as a run."""
 LFS_START = b"version https://git-lfs.github.com/spec/"
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -33,6 +37,15 @@ def file_problem(path: Path) -> str | None:
         if file.read(len(LFS_START)) == LFS_START:
             return "is a Git LFS pointer: run git lfs pull"
     return None
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the run in whose folder a file lies, links followed; None if it lies in no run.
+
+    A run may be a stranger's, so no code in it is ever run: neither the copies in `kept/` nor any other file.
+    """
+    runs = (one for one in path.resolve().parents if os.path.lexists(one / RUN_RECORD))
+    return next((one for one in runs if any(os.path.lexists(one / part) for part in RUN_PARTS)), None)
 
 
 def read_regular(path: Path | str, most_bytes: int = MOST_BYTES, *, last: int | None = None) -> bytes:

@@ -11,6 +11,7 @@ from vlmrl.data.dataset import Dataset, Rows, WrappedDataset, canonical_json, re
 from vlmrl.data.validation_cut import Cut, RowUnits, cut_rows
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
+from vlmrl.recipe.template import parse_template, read_template
 from vlmrl.types import Row, hash64
 
 VALIDATION = "validation"
@@ -34,7 +35,11 @@ class HeldOutDataset(WrappedDataset):
             message = f"there is a split `{VALIDATION}`, and `validation = {data.validation}` would make another one"
             raise DataError(message, where=data.path, hint="leave `validation` out")
         self.divided, self.task = data.split, getattr(dataset, "task", data.task)
-        files = [Path(data.path), *(Path(data.path).iterdir() if Path(data.path).is_dir() else ())]
+        files = [
+            Path(data.path),
+            *(Path(data.path).iterdir() if Path(data.path).is_dir() else ()),
+            Path(data.prompt or "."),
+        ]
         states = sorted((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.exists())
         key = f"{data.model_dump_json()} {states}"
         rows = min(dataset.splits[data.split], data.max_rows or dataset.splits[data.split])
@@ -65,12 +70,12 @@ def _cut(dataset: Dataset, data: Data, count: int) -> Cut:
 
     Raises: DataError if too many rows share their images.
     """
-    rows, num_rows = dataset.rows(data.split), max(1, round(float(data.validation or 0) * count))
+    rows, num_rows, shown = dataset.rows(data.split), max(1, round(float(data.validation or 0) * count)), _shown(data)
     images: list[tuple[str, ...]] = [()] * count
     texts = [f"row {index}" for index in range(count)]
     for index in range(count):
         with suppress(DataError):  # the checks report a row that cannot be read; it shares nothing with others
-            texts[index], images[index] = _text(dataset, rows[index]), tuple(m.sha256 for m in rows[index].media)
+            texts[index], images[index] = _text(dataset, rows[index], shown), tuple(m.sha256 for m in rows[index].media)
     both = [RowUnits((*own, text), "") for own, text in zip(images, texts, strict=True)]
     cut = cut_rows(both, num_rows, seed=data.validation_seed)
     if 2 * len(cut.taken) < num_rows:
@@ -85,11 +90,22 @@ def _cut(dataset: Dataset, data: Data, count: int) -> Cut:
     return cut
 
 
-def _text(dataset: Dataset, row: Row) -> str:
-    """Return the text of a row's prompt with single spaces. Without a prompt column, it is all but the answers."""
+def _shown(data: Data) -> frozenset[str] | None:
+    """Return the columns that the entry's prompt template shows; None if there is none, or it may show any."""
+    if data.prompt is None:
+        return None
+    from jinja2.meta import find_undeclared_variables
+
+    names = find_undeclared_variables(parse_template(read_template(Path(data.prompt)), data.prompt))
+    return None if "columns" in names else frozenset(names)
+
+
+def _text(dataset: Dataset, row: Row, shown: frozenset[str] | None) -> str:
+    """Return the text of a row's prompt: the columns `shown`, the prompt column, or all columns but the answers."""
     roles = dataset.info.get("columns") or {}
-    if roles.get("prompt") in row.columns:
+    if shown is None and roles.get("prompt") in row.columns:
         turns = read_messages(row.columns[roles["prompt"]], row.place)[0]
         return " ".join(word for turn in turns for word in (turn.role, *turn.content.split()))
-    answers = {roles.get("answer"), roles.get("response")}
-    return canonical_json({name: value for name, value in row.columns.items() if name not in answers}).decode()
+    names = row.columns.keys() - {roles.get("answer"), roles.get("response")} if shown is None else shown
+    values = {name: row.columns[name] for name in sorted(names & row.columns.keys())}
+    return " ".join(canonical_json(values).decode().split())

@@ -28,6 +28,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
+from vlmrl.regular_file import run_around
 from vlmrl.rewards.accuracy_part import FUNCTION
 from vlmrl.rewards.base import VALUE_PART, RewardSpec, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
@@ -51,6 +52,8 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     if not path_text.endswith(".py") or not function.isidentifier():
         raise RewardError(f"reward `{name}` does not name a function", hint="write it as path/to/file.py:function")
     path = _find(path_text, base_dir)
+    if (run := run_around(path)) is not None:
+        raise RewardError(f"{path_text} lies in the run {run.name}: code there is never run", hint="copy it out first")
     try:
         source = path.read_bytes()
     except OSError as error:

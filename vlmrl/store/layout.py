@@ -26,8 +26,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from vlmrl.errors import StoreError, shortened
+from vlmrl.regular_file import RUN_RECORD
 
-MANIFEST = "manifest.json"
+MANIFEST = RUN_RECORD
 RECIPE = "recipe.toml"
 RESOLVED = "resolved.json"
 CODE_DIFF = "code.diff"

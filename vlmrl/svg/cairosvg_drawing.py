@@ -15,6 +15,7 @@ import numpy as np
 from cairosvg.surface import PNGSurface
 from PIL import Image
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.build import DRAWN, Images
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg, pixels_digest
 from vlmrl.svg.limits import SvgLimits, SvgRefused
@@ -42,7 +43,9 @@ def draw_with_cairosvg(job: DrawJob, limits: SvgLimits | None = None, *, images:
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # it raises whatever a wrong value leads to
-        raise SvgRefused("drawing", f"cairosvg cannot draw it: {type(error).__name__}: {str(error)[:100]}") from None
+        raise SvgRefused(
+            "drawing", f"cairosvg cannot draw it: {type(error).__name__}: {excerpt(str(error), 100)}"
+        ) from None
     with Image.open(io.BytesIO(png or b""), formats=["PNG"]) as picture:
         page = Image.new("RGBA", picture.size, "white")
         page.alpha_composite(picture.convert("RGBA"))

@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from vlmrl.errors import DataError, RecipeError, VlmrlError
+from vlmrl.regular_file import run_around
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.own_checks import (
@@ -128,6 +129,9 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
 def read_own(path_text: str) -> OwnFile:
     """Read the file of a user's own task. Raises: RecipeError when it cannot be read."""
     path = Path(path_text).expanduser()
+    if (run := run_around(path)) is not None:
+        message = f"{path_text} lies in the run {run.name}: code there is never run"
+        raise RecipeError(message, hint="copy it out, and name the copy")
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
             raise RecipeError(f"the task file has more than {MAX_SOURCE_BYTES:,} bytes", where=path_text)

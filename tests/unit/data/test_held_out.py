@@ -133,3 +133,12 @@ def test_a_row_that_cannot_be_read_is_left_to_the_checks(tmp_path: Path):
     rows = [{"question": f"question {i}", "image": f"{i}.png"} for i in range(20)]  # 12 to 19 have no file
     dataset = open_dataset(Data(path=str(table(tmp_path, rows)), validation=0.25))
     assert dataset.splits == {"train": 15, "validation": 5}
+
+
+def test_the_columns_of_the_prompt_template_are_the_prompt(tmp_path: Path) -> None:
+    rows = [{"id": f"r{i}", "claim": f"{i // 2} is odd", "note": f"n{i}", "label": "01"[i % 2]} for i in range(40)]
+    prompt = tmp_path / "p.jinja"
+    prompt.write_text("Is it true? {{ claim }}")
+    data = Data(path=str(table(tmp_path, rows)), prompt=str(prompt), columns={"answer": "label"}, validation=0.2)  # pyright: ignore
+    train, held_out = parts(data)
+    assert len(held_out) == 8 and not {r.columns["claim"] for r in train} & {r.columns["claim"] for r in held_out}
