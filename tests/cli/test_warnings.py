@@ -70,6 +70,23 @@ def test_the_line_of_a_step_warns_soon_after_the_change_and_not_before(hacked):
     assert shown[-1].endswith("digits 4% -> 100%")
 
 
+@pytest.mark.parametrize(
+    ("values", "best", "expected"),
+    [
+        ([0.35, 0.3], 0, "0.3500 at step 0, the model it started from: no later validation was better than the start"),
+        ([0.35, 0.35], 1, "0.3500 at step 1 (not kept), as at step 0: no later validation was better than the start"),
+        ([0.35, 0.4], 1, "0.4000 at step 1 (not kept)"),
+        ([0.35], 0, "0.3500 at step 0, the model it started from"),
+    ],
+)
+def test_the_last_line_says_when_no_validation_was_better_than_the_start(tmp_path, values, best, expected):
+    with create_run(tmp_path, kind="rl", recipe_name="r") as run:
+        for step, value in enumerate(values):
+            run.log(step, "validation", {"eval/metric": value})
+        run.set_best(best, "reward", values[best])
+    assert closing_lines(run).splitlines()[0].partition("; best reward ")[2] == expected
+
+
 @pytest.mark.slow
 def test_an_attempt_that_goes_on_knows_the_steps_before_it(hacked, tmp_path):
     _, shown = hacked

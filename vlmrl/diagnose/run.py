@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     scores.no_contrast,
     prompts.few_answers,
     updates.validation,
+    updates.no_better_validation,
     signs.lasting_changes,
 )
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
@@ -181,7 +182,7 @@ def diagnose(run: Run) -> Diagnosis:
     series = {name: facts.series(metric) for name, metric in FIGURES.items()}
     third = {name: max(1, len(values) // 3) for name, values in series.items()}
     figures = {n: [fmean(v[: third[n]]), fmean(v[-third[n] :])] for n, v in series.items() if v}
-    return Diagnosis(run.id, run.manifest.status, len(facts.train), causes, figures, _read(facts), facts.notes)
+    return Diagnosis(run.id, run.status, len(facts.train), causes, figures, _read(facts), facts.notes)
 
 
 def _read(facts: RunFacts) -> str:

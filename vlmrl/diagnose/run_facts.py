@@ -111,6 +111,18 @@ def with_update(train: Sequence[Line]) -> list[Line]:
     return [line for line in train if line.get(GRADIENT) is not None]
 
 
+def unbeaten_start(run: Run) -> Line | None:
+    """Return the validation of the start weights (step 0) if there are later ones, and none of them is better.
+
+    A checkpoint that equals the start is the best of the run (train/progress.py), but it shows no progress. A start
+    that was validated by something else, before a change of the recipe, is not comparable.
+    """
+    lines, best = run.metrics("validation"), run.manifest.best
+    if best is None or len(lines) < 2 or "best" in run.manifest.restarts_since(1):
+        return None
+    return next((line for line in lines if line["step"] == 0 and line.get("eval/metric") == best.value), None)
+
+
 @dataclass
 class RunFacts:
     """Facts of a run for the rules of `diagnose/run.py`. They come from its folder alone; no model or reward is loaded.

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from vlmrl.diagnose.run_facts import GRADIENT, RunFacts, identity
+from vlmrl.diagnose.run_facts import GRADIENT, RunFacts, identity, unbeaten_start
 from vlmrl.diagnose.thresholds import (
     Cause,
     again,
@@ -188,6 +188,18 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
         ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"],
         rows,
     )
+
+
+def no_better_validation(facts: RunFacts) -> Iterator[Cause]:
+    """Note that no validation was better than that of the start weights."""
+    start, best, last = unbeaten_start(facts.run), facts.manifest.best, facts.validation[-1:]
+    if start is None or best is None or not last:
+        return
+    what = f"no validation was better than the start: {best.metric} {best.value:.3f} at step 0"
+    later = last[0].get("eval/metric")
+    if isinstance(later, (int, float)):
+        what += f", {later:.3f} at step {last[0]['step']}, the last"
+    yield Cause("no_better_validation", "note", what, shlex.join(["vlmrl", "report", facts.key]), 0.9)
 
 
 def _unmoved(facts: RunFacts) -> str:

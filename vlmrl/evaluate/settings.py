@@ -355,7 +355,7 @@ def _sentence(d: Mapping[str, Any], setting: Setting) -> str:
     begin = {
         "better": f"{setting.letter} is better than A",
         "worse": f"{setting.letter} is worse than A",
-        "same": f"A and {setting.letter} score the same",
+        "no difference shown": f"No difference between A and {setting.letter} is shown",
     }.get(d["verdict"], f"It is not clear whether {setting.letter} is better than A")
     ends = "no interval" if d["low"] is None else f"[{d['low']:+.3f}, {d['high']:+.3f}]"
     runs = f"{d['runs'][1]} against {d['runs'][0]} run{'s' if d['runs'][0] != 1 else ''}"

@@ -11,8 +11,8 @@ from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.metric import metric_facts
 from vlmrl.store.evaluated_rows import ROLES
 
-Verdict = Literal["better", "worse", "differs", "not clear", "same", "other reward"]
-Answer = Literal["better", "worse", "mixed", "not clear", "same", "not known"]
+Verdict = Literal["better", "worse", "differs", "not clear", "no difference shown", "other reward"]
+Answer = Literal["better", "worse", "mixed", "not clear", "no difference shown", "same", "not known"]
 
 OTHER_REWARDS = "A and B were scored by different rewards"
 OF_THE_REWARD = ("reward", "part")
@@ -29,7 +29,8 @@ def verdict(
 ) -> Verdict:
     """Return the verdict on B for a difference (B - A) of a metric: better or worse if its 95% interval excludes 0.
 
-    If it is not known whether higher is better, B only differs.
+    If it is not known whether higher is better, B only differs. Equal values do not prove that A and B are equally
+    good (the interval says how far apart they may be), so the verdict is that no difference is shown.
 
     Args:
         difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" if the
@@ -41,7 +42,8 @@ def verdict(
     if not scored_alike and (name in OF_THE_REWARD or (accuracy_of_reward and name.startswith(OF_THE_ACCURACY))):
         return "other reward"
     if not excludes_zero(difference["low"], difference["high"]):
-        return "same" if difference["value"] == 0 and difference["a"] == difference["b"] else "not clear"
+        equal = difference["value"] == 0 and difference["a"] == difference["b"]
+        return "no difference shown" if equal else "not clear"
     better = difference.get("better") or metric_facts(metric).better
     if better not in ("higher", "lower"):
         return "differs"
@@ -81,7 +83,7 @@ def conclude(
         "better": "B is better than A",
         "worse": "B is worse than A",
         "mixed": "B is better than A only in part",
-        "same": "A and B score the same",
+        "no difference shown": "No difference between A and B is shown",
         "not clear": "It is not clear whether B is better than A",
     }[answer]
     if not all(e["scored_alike"] for e in usable):
@@ -99,7 +101,7 @@ def overall(verdicts: set[Verdict]) -> Answer:
         return "mixed"
     if clear:
         return "better" if "better" in clear else "worse"
-    return "same" if verdicts == {"same"} else "not clear"
+    return "no difference shown" if verdicts == {"no difference shown"} else "not clear"
 
 
 def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:

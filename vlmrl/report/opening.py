@@ -21,7 +21,7 @@ BEGINNINGS = {
     "better": "It learned",
     "worse": "It became worse",
     "mixed": "It learned only in part",
-    "same": "It did not change",
+    "no difference shown": "No change is shown",
     "not clear": "It is not clear whether it learned",
 }
 """Answer of the paired comparison -> beginning of the sentence about it."""
@@ -71,7 +71,7 @@ def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
     """Return (sentence, colour) of the paired difference between the first and the last validation."""
     ends = [pair for metric in LEADING if (pair := validated_ends(lines, metric)) is not None]
     if not ends:
-        return "It is not known whether it learned: there is no validation.", ""
+        return _by_loss(lines), ""
     first, last = ends[0]
     if first["step"] == last["step"]:
         return "It is not known whether it learned: there is only one validation.", ""
@@ -86,6 +86,19 @@ def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
         f"{BEGINNINGS[answer]}: validation {numbers}, paired on {rows:,} rows, step {first['step']} to {last['step']}."
     )
     return text, COLOURS.get(answer, "")
+
+
+def _by_loss(lines: RunCurves) -> str:
+    """Return how the validation loss changed. It has no paired interval: validation keeps only its mean."""
+    ends = validated_ends(lines, "loss")
+    if ends is None:
+        return "It is not known whether it learned: there is no validation."
+    (start, first), (end, last) = ((line["step"], float(line["eval/loss"])) for line in ends)
+    if start == end:
+        return f"It is not known whether it learned: there is only one validation, with loss {first:.3g}."
+    change = "stayed at" if first == last else f"{'fell' if last < first else 'rose'} from {first:.3g} to"
+    where = f"step {start} to {end}; there are no losses of single rows, so no paired interval"
+    return f"The validation loss {change} {last:.3g}, {where}."
 
 
 def _causes(run: Run) -> list[str]:

@@ -214,12 +214,14 @@ def _count(journal: Journal, recipe: Recipe, metrics: dict[str, Any], value: flo
     step, settings = journal.progress.step, recipe.eval
     if settings.every_epochs is not None:
         metrics = {"eval/epoch": float(epochs_at(recipe, training_rows, step)), **metrics}
+    best_before = journal.progress.best_value
     best = journal.progress.count_validation(value, settings.goal)
     if best:
         journal.run.set_best(step, settings.metric, value)
     metrics |= {"eval/metric": value, "eval/is_best": best}
     journal.log(step, "validation", metrics)
-    journal.watcher.validation(step, metrics, best, settings.metric)
+    # A tie with the start is kept as the best checkpoint, but it is no progress.
+    journal.watcher.validation(step, metrics, best and value != best_before, settings.metric)
 
 
 def _numbers(prefix: str, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -313,6 +313,33 @@ def test_a_healthy_run_is_called_healthy(tmp_path):
     assert found.causes == [] and found.healthy and found.notes == []
 
 
+@pytest.mark.parametrize(
+    ("values", "best", "words"),
+    [
+        ([0.35, 0.3], 0, "reward 0.350 at step 0, 0.300 at step 1, the last"),
+        ([0.35, 0.3, 0.35], 2, "reward 0.350 at step 0, 0.350 at step 2, the last"),  # a tie is no progress
+        ([0.35, 0.4, 0.3], 1, None),
+        ([0.35], 0, None),
+    ],
+)
+def test_a_run_whose_start_is_its_best_has_a_note(values, best, words, tmp_path):
+    run = make_run(tmp_path, plan(validations={step: {"eval/metric": v} for step, v in enumerate(values)}))
+    file = run.dir / "manifest.json"
+    record = {"step": best, "metric": "reward", "value": values[best]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"best": record}))
+    found = look(run)
+    expected = [("note", f"no validation was better than the start: {words}")] if words else []
+    assert [(c.level, c.what) for c in found.causes] == expected and found.healthy
+
+
+def test_the_status_of_a_killed_run_is_killed(tmp_path):
+    run = make_run(tmp_path, plan())
+    file = run.dir / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "running"}))
+    killed = open_run(run.dir.parent, run.id)
+    assert killed.manifest.status == "running" and look(run).status == killed.status == "killed"
+
+
 def test_ids_given_by_the_user_count_as_a_whole():
     assert identity("train-0001", ["aa"]) != identity("validation-0001", ["aa"])
     assert identity("one-00000000000000ff", ["aa"]) == identity("two-00000000000000ff", ["aa"])

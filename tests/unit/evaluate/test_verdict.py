@@ -10,6 +10,7 @@ from vlmrl.evaluate.verdict import conclude, verdict
 from vlmrl.store.evaluated_rows import LABELS
 
 TITLES = ("before", "after")
+NO_DIFFERENCE = "no difference shown"
 
 
 def difference(value: float, low: float | None, high: float | None) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def difference(value: float, low: float | None, high: float | None) -> dict[str,
         ("pass@4", difference(0.1, 0.05, 0.2), "better"),
         ("reward", difference(-0.1, -0.2, 0.01), "not clear"),
         ("reward", difference(0.1, None, None), "not clear"),
-        ("reward", difference(0.0, -0.1, 0.1), "same"),
+        ("reward", difference(0.0, -0.358, 0.358), "no difference shown"),
     ],
 )
 def test_a_difference_is_better_or_worse_only_where_its_interval_excludes_zero(metric, found, expected):
@@ -98,6 +99,8 @@ def test_the_sentence_has_the_answer_the_interval_and_the_rows():
         "B is better than A: reward +0.250 [+0.150, +0.350] (0.500 -> 0.750), paired on 8 rows of test-digits "
         "(4 clusters)."
     )
+    equal = conclude([evaluation("test-digits", reward=(0.0, NO_DIFFERENCE))], TITLES)["text"]
+    assert equal.startswith("No difference between A and B is shown: reward +0.000 [-0.100, +0.100]")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_the_sentence_has_the_answer_the_interval_and_the_rows():
         ([evaluation("t", reward=(0.2, "better"), accuracy=(0.0, "not clear"))], "better"),
         ([evaluation("t", reward=(0.2, "better"), accuracy=(-0.2, "worse"))], "mixed"),
         ([evaluation("t", reward=(0.05, "not clear"), brier=(-0.2, "better"))], "not clear"),
-        ([evaluation("t", reward=(0.0, "same"), accuracy=(0.0, "same"))], "same"),
+        ([evaluation("t", reward=(0.0, NO_DIFFERENCE), accuracy=(0.0, NO_DIFFERENCE))], NO_DIFFERENCE),
         ([evaluation("t", reward=(0.2, "better"), scored_alike=False)], "not known"),
         ([evaluation("t", reward=(0.2, "better"), accuracy=(-0.2, "worse"), scored_alike=False)], "worse"),
         ([evaluation("v", "validation", reward=(0.2, "better")), evaluation("t", reward=(-0.2, "worse"))], "worse"),

@@ -14,6 +14,7 @@ from vlmrl.report.curves import RunCurves, health_charts
 from vlmrl.report.page import render_report
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import training_name
+from vlmrl.store.open_run import create_run
 from vlmrl.store.runs import Run
 
 
@@ -56,6 +57,25 @@ def test_the_page_opens_with_whether_the_run_learned(tmp_path: Path, last, colou
 def test_without_rows_to_compare_it_is_not_known_whether_it_learned(tmp_path: Path):
     expected = "It is not known whether it learned: the validations have no rows that can be paired."
     assert opening(make_run(tmp_path)) == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([6.484, 1.5, 0.61], "The validation loss fell from 6.48 to 0.61, step 0 to 2; "),
+        ([0.5, 0.75], "The validation loss rose from 0.5 to 0.75, step 0 to 1; "),
+        ([0.5, 0.5], "The validation loss stayed at 0.5, step 0 to 1; "),
+        ([0.5], "It is not known whether it learned: there is only one validation, with loss 0.5."),
+        ([], "It is not known whether it learned: there is no validation."),
+    ],
+)
+def test_a_run_that_validates_by_its_loss_opens_with_it(tmp_path: Path, losses, expected):
+    with create_run(tmp_path, kind="sft", recipe_name="r") as run:
+        run.log(0, "train", {"loss/cross_entropy": 1.0, "optim/grad_norm": 1.0})
+        for step, loss in enumerate(losses):
+            run.log(step, "validation", {"eval/loss": loss, "eval/metric": loss})
+    rest = "there are no losses of single rows, so no paired interval." if len(losses) > 1 else ""
+    assert opening(run) == ("", expected + rest)
 
 
 @pytest.mark.slow

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import signal
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
 from vlmrl.train.checkpointing import Saver
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
 from vlmrl.train.progress import Progress
+from vlmrl.train.validation import _count
 
 
 def session(step: int = 3, *, train=None, evaluation=None, checkpoint=None, seconds: float = 0.0, **progress):
@@ -113,3 +117,19 @@ def test_the_first_signal_asks_the_second_stops_and_the_handlers_come_back():
 @pytest.mark.parametrize(("step", "best"), [(0, True), (2, False)])
 def test_a_tie_is_won_by_the_trained_model_against_the_one_it_started_from_alone(step, best):
     assert Progress(step=3, best_step=step, best_value=0.5).count_validation(0.5, "max") is best
+
+
+def test_a_tie_with_the_start_is_kept_but_not_shown_as_the_best_so_far():
+    shown, kept = io.StringIO(), []
+    journal = SimpleNamespace(
+        progress=Progress(),
+        watcher=ConsoleWatcher(shown),
+        run=SimpleNamespace(set_best=lambda step, metric, value: kept.append(step)),
+        log=lambda step, kind, metrics: None,
+    )
+    recipe = SimpleNamespace(eval=SimpleNamespace(every_epochs=None, goal="max", metric="reward"))
+    for step, value in enumerate([0.0, 0.0, 0.0, 0.5]):
+        journal.progress.step = step
+        _count(cast(Any, journal), cast(Any, recipe), {"eval/reward": value}, value, 9)
+    assert kept == [0, 1, 3]
+    assert [line.endswith("(best so far)") for line in shown.getvalue().splitlines()] == [True, False, False, True]
