@@ -42,9 +42,8 @@ class TruthScan:
         """Return warnings for truths that are all empty, and for fields that have another type in other rows."""
         of = f"of `{source.name}` ({source.split})"
         if self.rows and not self.kinds:
-            columns = ", ".join(f"`{name}`" for name in source.rows[0].columns) or "none"
-            message = f"the truth {of} is empty in all {self.rows:,} rows that were read; columns: {columns}"
-            hint = 'a reward that compares needs the column of the right answers: `columns = {answer = "..."}`'
+            message = f"the truth {of} is empty in all {self.rows:,} rows that were read: no answer to compare with"
+            hint = f'name its column: `columns = {{answer = "..."}}`; the columns: {", ".join(source.rows[0].columns)}'
             return [Problem(message, where, hint, "warning")]
         problems = []
         for name, kinds in self.kinds.items():

@@ -71,7 +71,7 @@ def scanned(*truths: dict[str, object]) -> list[str]:
 def test_a_truth_that_is_empty_in_all_rows_is_a_warning_with_the_columns() -> None:
     [words] = scanned({}, {})
     assert "of `rows` (train) is empty in all 2 rows" in words
-    assert "columns: `label`" in words and 'columns = {answer = "..."}' in words
+    assert "the columns: label" in words and 'columns = {answer = "..."}' in words
     assert scanned({}, {"answer": "a"}) == [] == scanned()
 
 
