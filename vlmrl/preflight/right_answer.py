@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.errors import Problem
@@ -18,6 +19,40 @@ def truth_form(row: Row) -> str:
         f"`{name}` is {TYPES.get(type(value), type(value).__name__)}, such as {value!s:.60}"
         for name, value in row.truth.items()
     )
+
+
+@dataclass
+class TruthScan:
+    """Scan of truths: the number of rows, and field -> type in words -> (number of rows, the first of them)."""
+
+    rows: int = 0
+    kinds: dict[str, dict[str, tuple[int, Row]]] = field(default_factory=dict)
+
+    def look(self, row: Row) -> None:
+        """Note the types of a row's truth. An integer and a float are both numbers; a field may be None."""
+        self.rows += 1
+        for name, value in row.truth.items():
+            kinds = self.kinds.setdefault(name, {})
+            if value is not None:
+                kind = float if type(value) is int else type(value)
+                number, first = kinds.get(words := TYPES.get(kind, kind.__name__), (0, row))
+                kinds[words] = (number + 1, first)
+
+    def problems(self, source: Any, where: str) -> list[Problem]:
+        """Return warnings for truths that are all empty, and for fields that have another type in other rows."""
+        of = f"of `{source.name}` ({source.split})"
+        if self.rows and not self.kinds:
+            message = f"the truth {of} is empty in all {self.rows:,} rows that were read: no answer to compare with"
+            hint = f'name its column: `columns = {{answer = "..."}}`; the columns: {", ".join(source.rows[0].columns)}'
+            return [Problem(message, where, hint, "warning")]
+        problems = []
+        for name, kinds in self.kinds.items():
+            if len(kinds) > 1:
+                usual = max(kinds, key=lambda kind: kinds[kind][0])
+                other, (_, row) = next((kind, at) for kind, at in kinds.items() if kind != usual)
+                message = f"`{name}` {of} is {usual} in most rows, but {other} in {row.place}: {row.truth[name]!r:.60}"
+                problems.append(Problem(message, where, "give it one type: the number 3 is not the text 3", "warning"))
+        return problems
 
 
 def trial_of(source: Any, row: Row) -> list[str]:

@@ -16,7 +16,7 @@ from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.prompts import PromptScan, examples, named
-from vlmrl.preflight.right_answer import differing_parts, paid, trial_of, unpaid
+from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, trial_of, unpaid
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
@@ -172,6 +172,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
     """
     scan = RowScan(len(source.rows))
     bad: list[tuple[str, str]] = []
+    truths = TruthScan()
     start = time.monotonic()
     for index in spread(scan.rows, limit or scan.rows):
         if time.monotonic() - start > SCAN_SECONDS:
@@ -186,6 +187,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         scan.repeated += content in scan.contents
         scan.contents.setdefault(content, row.prompt_id)
         scan.images.update(media.sha256 for media in row.media)
+        truths.look(row)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
         if scan.seen == 1 and source.task.unit is not None:
             source.task.unit(row)  # so that an error is raised now, not after a whole evaluation
@@ -195,6 +197,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         rows = len({name for name, _ in bad})
         message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not valid"
         scan.problems.append(Problem(message, where, examples(bad)))
+    scan.problems += truths.problems(source, where) if source.reward is not NO_REWARD else []
     scan.problems += prompts.problems(where) if prompts is not None else []
     if scan.repeated:
         message = f"{scan.repeated:,} rows of `{source.name}` ({source.split}) repeat an earlier row exactly"

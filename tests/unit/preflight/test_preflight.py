@@ -488,6 +488,23 @@ def test_damaged_weights_are_an_error(world, tmp_path, tiny_folder):
     assert any("model.safetensors is damaged" in m for m in errors(world("model.path=model")))
 
 
+def test_truths_that_are_empty_or_of_two_types_are_warnings_in_every_part_of_check(world, tmp_path):
+    rows = [{**row, "time": f"{n}:15"} for n, row in enumerate(rows_of(tmp_path, "abcdef"))]
+    rows[3]["time"] = 315
+    write(tmp_path / "rows.jsonl", [{name: row[name] for name in ("prompt", "image", "time")} for row in rows])
+    text = (tmp_path / "recipe.toml").read_text()
+    recipe = text.replace('validation = "other.jsonl"', "columns = @").replace(
+        "[reward]", "[eval]\nenabled = false\n[reward]"
+    )
+    for columns, words in (
+        ('{prompt = "prompt", images = "image", answer = "time"}', "but a number in rows.jsonl:4"),
+        ('{prompt = "prompt", images = "image"}', "is empty in all 6 rows"),
+    ):
+        (tmp_path / "recipe.toml").write_text(recipe.replace("@", columns))
+        assert the(run_quick_checks(load_recipe("recipe.toml")), words).level == "warning"
+        assert the(world().problems, words).level == "warning"
+
+
 @pytest.mark.slow
 def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     (tmp_path / "b.png").unlink()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.preflight.right_answer import differing_parts, paid, trial_of, truth_form, unpaid
+from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, trial_of, truth_form, unpaid
 from vlmrl.types import Message, Row, Score
 
 
@@ -54,3 +54,35 @@ def test_parts_that_differ_between_rows_are_named() -> None:
     [problem] = differing_parts("rows", pairs, "r.toml:3")
     assert "a for rows.jsonl:1 (p); b for rows.jsonl:2 (p)" in problem.message
     assert differing_parts("rows", pairs[:1] * 2, "") == []
+
+
+def scanned(*truths: dict[str, object]) -> list[str]:
+    scan = TruthScan()
+    rows = [
+        Row("p", "rows", "table", truth, (), {"label": "x"}, f"rows.jsonl:{n}") for n, truth in enumerate(truths, 1)
+    ]
+    for one in rows:
+        scan.look(one)
+    problems = scan.problems(SimpleNamespace(name="rows", split="train", rows=rows), "r.toml:3")
+    assert all(problem.level == "warning" for problem in problems)
+    return [f"{problem.message} {problem.hint}" for problem in problems]
+
+
+def test_a_truth_that_is_empty_in_all_rows_is_a_warning_with_the_columns() -> None:
+    [words] = scanned({}, {})
+    assert "of `rows` (train) is empty in all 2 rows" in words
+    assert "the columns: label" in words and 'columns = {answer = "..."}' in words
+    assert scanned({}, {"answer": "a"}) == [] == scanned()
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_the_first_row_of_another_type_is_named(at: int) -> None:
+    truths: list[dict[str, object]] = [{"answer": "6:15"}] * 3
+    truths[at] = {"answer": 615}
+    [words] = scanned(*truths)
+    assert f"`answer` of `rows` (train) is text in most rows, but a number in rows.jsonl:{at + 1} (p): 615" in words
+
+
+def test_kinds_of_numbers_and_a_missing_value_are_no_other_type() -> None:
+    assert scanned({"answer": 3}, {"answer": 2.5}, {"answer": None}) == []
+    assert len(scanned({"answer": 1}, {"answer": True})) == 1

@@ -71,11 +71,13 @@ SCORED = [
 SEVEN = (
     "7", "7.", " 7 ", "7\n", "07", "+7", "7.0", "7.00", "**7**", "*7*", "__7__", "`7`", "<b>7</b>", "# 7", "- 7", "(7)",
     "'7'", "\u201c7\u201d", "$7$", "\\(7\\)", "\\[7\\]", "\\boxed{7}", "$\\boxed{7}$", "\\boxed{7 \\text{ cubes}}",
-    "\\text{seven}", "7 objects", "7 apples.", "7 red cubes and spheres", "7 pairs", "seven", "Seven.", "SEVEN cubes",
+    "\\text{seven}", "7 objects", "7 apples.", "7 red cubes and spheres", "seven", "Seven.", "SEVEN cubes",
     "7 (seven)", "seven (7)", "There are 7 objects", "There are **7** objects.", "There are seven (7) items.",
     "The answer is 7.", "Answer: 7", "= 7", "x = 7", "count-7", "7 objects, 7 in total", "7 cats under the table", "7!",
     "maybe 7", "about 7", "~7", "\u2248 7", "7-ish", "7?", "3 + 4 = 7", "3+4=7 objects", "\u200b7\u200b",
-    "7\u00a0objects",
+    "7\u00a0objects", "3 red, 4 blue, 7 in total", "There are 7 objects: 3 red and 4 blue", "3 red, 4 blue: total 7",
+    "7 (3 red, 4 blue)", "three plus four is seven", "3 plus 4 equals 7", "3 + 4 = 7, so 7", "7 A's", "7, I think",
+    "7 T-shirts", "7 cubes and no spheres",
 )  # fmt: skip
 NOT_SEVEN = (
     "", "many", "several", "no idea", "6 or 7", "7 or 6", "6-7", "6 to 7", "7-8", "0-30", "between 6 and 8", "7 (6)",
@@ -85,9 +87,19 @@ NOT_SEVEN = (
     "half of 7",
     "7.5", ".7", "7.7.7", "7:30", "7/2", "\\frac{7}{2}", "\\sqrt{7}", "7^2", "7\u00b2", "7th", "seventh", "x7", "7x",
     "7e1", "7 x 7", "7*1", "7 + 1", "3 + 4", "3 + 4 = 8", "\u0667", "77", "seventeen", "twenty-seven", "7 " * 600,
+    "It is false that there are 7 cubes.", "7 is wrong", "hardly 7", "7? No.", "No, 7", "7 oder acht", "upwards of 7",
+    "7 and up", "7 pairs", "twice 7", "7 squared", "7 k", "Except 7", "on 7 July", "July 7", "7 o'clock", "I doubt 7",
+    "all but 7", "3 red, 4 blue, 7 green", "7 red, 3 blue, 4 green", "3 red, 5 blue, 7 in total",
+    "3 to 4 to 7 in total",
+    "7 objects: 3 red and 5 blue", "7: 3 4", "3, 4, 7 in total", "three plus five is seven", "seven plus one",
 )  # fmt: skip
 OTHERS = {"twenty-one": 21, "Twenty one cubes": 21, "nineteen": 19, "ninety": 90, "1,200": 1200, "1{,}200 stars": 1200,
           "none": 0, "None.": 0, "No cubes.": 0, "no red cubes": 0, "There are no cubes.": 0, "zero": 0,
+          "nothing": 0,
+          "a single cube": 1, "There is just a single cube.": 1, "not a single cube": None, "no one": None,
+          "every single cube": None, "a single-digit number": None, "a single pair": None, "nothing to say": None,
+          "thirty plus four is thirty-four": 34, "twenty three plus four is seven": None, "1 plus 2 is 3.5": None,
+          "1 2 3": None, "1 or 2 or 3 in total": None,
           "none of these": None, "no way": None, "There are no more than 3": None}  # fmt: skip
 
 

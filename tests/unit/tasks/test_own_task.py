@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -217,6 +218,9 @@ def test_the_written_task_folder_is_prepared(tmp_path: Path, monkeypatch: pytest
         "task.py",
         "test_squares.py",
     ]
+    write_task(tmp_path / 'my "dots"', whole=True)
+    text = (tmp_path / 'my "dots"' / "task.py").read_text("utf-8")
+    assert run_path(str(tmp_path / 'my "dots"' / "task.py"))["task"]({}).name == 'my "dots"' and "@NAME@" not in text
     done = this_process("prep", "squares/task.py:task", "--out", "squares/data", "--rows", 8, "--json", cwd=tmp_path)
     assert done.code == 0 and json.loads(done.out)["info"]["splits"]["validation"]["rows"] == 8
     with pytest.raises(DataError, match="in vlmrl's style"):

@@ -78,7 +78,7 @@ def _write_whole(folder: Path, style: str, model: str, whole: bool) -> None:
 
 def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
     function = FUNCTIONS[style]
-    recipe = _read("recipe.txt").replace("@MODEL@", _in_toml(model))
+    recipe = _read("recipe.txt").replace("@MODEL@", _quoted(model))
     recipe = recipe.replace("@FUNCTION@", function).replace("@WEIGHTS@", _WEIGHTS if style == "vlmrl" else "")
     call = f"def value(response: str, answer: str) -> float:\n{_CALLS[style]}"
     test = (
@@ -98,9 +98,9 @@ def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
 
 
 def _write_task_file(part: Path, folder: Path, model: str) -> None:
-    recipe = _read("task_recipe.txt").replace("@MODEL@", _in_toml(model))
+    recipe = _read("task_recipe.txt").replace("@MODEL@", _quoted(model))
     texts = {
-        "task.py": _read("task.txt"),
+        "task.py": _read("task.txt").replace("@NAME@", _quoted(folder.absolute().name)),
         "prompt.jinja": _read("prompt.jinja"),
         "recipe.toml": recipe.replace("@FOLDER@", folder.as_posix()),
         f"test_{_identifier(folder.name)}.py": _read("test_task.txt").replace("@FOLDER@", folder.as_posix()),
@@ -109,8 +109,8 @@ def _write_task_file(part: Path, folder: Path, model: str) -> None:
         (part / name).write_text(text, encoding="utf-8")
 
 
-def _in_toml(text: str) -> str:
-    """Return a text with the escapes that it needs between the quotes of a TOML string."""
+def _quoted(text: str) -> str:
+    """Return a text with the escapes that it needs between the quotes of a string in TOML or Python."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
