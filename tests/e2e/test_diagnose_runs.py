@@ -61,7 +61,7 @@ def test_a_run_that_a_reward_ended_says_where_and_what_to_try(place, tmp_path):
     (tmp_path / "bad.py").write_text("def score(x):\n    return float('not a number')\n")
     with pytest.raises(RewardError):
         train(place, tmp_path, f"reward.name={tmp_path}/bad.py:score")
-    (run,) = (open_run(tmp_path, path.name) for path in tmp_path.glob("2*"))
+    (run,) = (open_run(path.parent, path.name) for path in tmp_path.glob("unfinished/2*"))  # it never did a step
     (cause,) = diagnose(run).causes
     assert cause.name == "failing_reward" and "digits row" in cause.what and "vlmrl try" in cause.command
 

@@ -262,7 +262,7 @@ def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(pl
     assert said(run, "samples") == [[0, MOST_PROMPTS * min(3, MOST_SAMPLES)]]
     assert said(run, "close") == [["done"]]
     for words, line in zip(said(run, "log")[1::2], run.metrics("train"), strict=True):
-        assert words[2] == {k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time")}
+        assert words[2] == {k: v for k, v in line.items() if k not in ("step", "attempt", "kind", "time", "files")}
 
     plan = plan_fork(tmp_path, ResumeRequest(f"{run.id}@1", "rl", None, ("optim.lr=2e-3",), False))
     forked, recipe, checkpoint = fork_run(tmp_path, plan, ["vlmrl"], Labels("fork"))
@@ -298,7 +298,7 @@ def test_a_failed_run_says_so_to_its_loggers(place, tmp_path):
 
     with pytest.raises(RewardError):
         begin(place, tmp_path, sink, f"reward.name={tmp_path / 'bad.py'}:score", "eval.every_steps=0")
-    (folder,) = tmp_path.glob("*/own.jsonl")
+    (folder,) = tmp_path.glob("unfinished/*/own.jsonl")
     assert json.loads(folder.read_text().splitlines()[-1]) == ["close", "failed"]
 
 
