@@ -341,5 +341,5 @@ def test_a_run_that_was_removed_is_not_made_again_by_its_judge(tmp_path: Path) -
     database = Database(tmp_path / "run" / "judge.sqlite")
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(RecipeError):
-        VerdictCache(database, VFIG).put(key(), HALF)
+        database.run(lambda connection: connection)
     assert not (tmp_path / "run").exists()
