@@ -17,6 +17,7 @@ WHOLE = {
     "sft.train_sft",
     "validation.validate",
     "validation.validate_at_start",
+    "validation.validate_by_loss",
     "loop.after_step",
     "loop.end",
     "loop.leaving_steps",

@@ -85,7 +85,7 @@ def test_the_images_of_a_tool_are_kept_with_the_run(run):
     images = RunImages(run.dir)
     named = {m for s in run.read_rollouts(1) for x in s.samples for part in x.trajectory.segments for m in part.media}
     assert named and all(images.find(media) for media in named)
-    assert sorted(p.name for p in (run.dir / "media").iterdir()) == [f"step-00000{k}.arrow" for k in range(3)]
+    assert sorted(p.name for p in (run.dir / "media").iterdir()) == [f"00000{k}.arrow" for k in (1, 2, 3)]
 
 
 def test_every_command_takes_it(run, place, tmp_path):

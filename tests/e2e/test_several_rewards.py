@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from command_line import this_process
 from small_runs import TWO_STEPS, assert_same_run, go_on, recipe_text, train, train_in_parts
 
 from vlmrl.errors import StoreError
+from vlmrl.inference import evaluation
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
 from vlmrl.reward_check.saved_responses import open_saved
 from vlmrl.rewards.identity import identity_of
+from vlmrl.store.removal import removable, remove_runs
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
@@ -147,3 +150,19 @@ def test_commands_take_the_list(place, run):
     assert checked.code == 0 and "grade + letters + judge + ending" in checked.out
     probed = this_process("reward-check", run.id, "--runs", str(root), "--set", "x=1", cwd=place)
     assert probed.code == 2 and "the run has several" in probed.err
+
+
+def test_a_run_that_is_removed_while_it_is_evaluated_does_not_come_back(place, run, tmp_path, monkeypatch):
+    shutil.copytree(run.dir, tmp_path / "runs" / run.id)
+    evaluate = evaluation.evaluate_responses
+
+    def removing(*args, **settings):
+        done = evaluate(*args, **settings)
+        remove_runs(removable(tmp_path / "runs", [run.id]))
+        return done
+
+    monkeypatch.setattr(evaluation, "evaluate_responses", removing)
+    done = this_process("eval", run.id, "--runs", tmp_path / "runs", "--max-rows", "2", cwd=place)
+    assert done.code == 2 and "the run was removed while it was evaluated" in done.err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["unfinished"]
+    assert list((tmp_path / "runs" / "unfinished").glob("*.jsonl"))

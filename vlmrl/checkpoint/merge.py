@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from vlmrl.model.quiet_transformers import quiet_transformers
 from vlmrl.model.safetensors_blocks import parse_size
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
-from vlmrl.store.layout import COMPLETE
+from vlmrl.store.layout import COMPLETE, MANIFEST
 
 RECORD = "merge.json"
 """File in the merged folder with its source, and the result of its proof or the reason why there is none."""
@@ -101,7 +101,7 @@ def merge(
     whole = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _writing(out) as temp:
+        with _writing(out, checkpoint.parent.parent) as temp:
             if adapter:
                 parameters = _write_adapter(checkpoint, temp)
             else:
@@ -189,7 +189,7 @@ def _write_adapter(checkpoint: Path, folder: Path) -> int:
 
 
 @contextmanager
-def _writing(out: Path) -> Iterator[Path]:
+def _writing(out: Path, run_dir: Path) -> Iterator[Path]:
     """Context manager: yield a folder beside `out` to write into.
 
     It holds a lock on the folder, which the system releases when this process ends.
@@ -203,6 +203,9 @@ def _writing(out: Path) -> Iterator[Path]:
     finally:
         if temp.exists():
             shutil.rmtree(temp, ignore_errors=True)
+        if run_dir == out.parent and not (run_dir / MANIFEST).exists():
+            with suppress(OSError):  # the run was removed, and a library made its folder again
+                run_dir.rmdir()
         os.close(lock)
 
 

@@ -54,11 +54,13 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
 
     Args:
         meta: what was evaluated (model, checkpoint, split, sampling ...); JSON values.
+    Raises: StoreError if the run is gone: it is not made again.
     """
     summary = {"schema": SCHEMA, "meta": redact_value(dict(meta)), **evaluation.summary}
     temp_dir = temp_path(folder)
-    temp_dir.mkdir(parents=True)
     try:
+        folder.parent.mkdir(exist_ok=True)
+        temp_dir.mkdir()
         write_rows(temp_dir / EVAL_ROWS, evaluation.rows)
         if evaluation.files:
             write_shard(temp_dir / EVAL_MEDIA, sorted(evaluation.files.items()))
@@ -69,8 +71,12 @@ def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, An
             remove_tree(folder)
         temp_dir.rename(folder)
         sync_folder(folder.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temp_dir, ignore_errors=True)
+        if isinstance(error, (OSError, StoreError)) and not folder.parent.parent.is_dir():
+            message = "the run was removed while it was evaluated, so the results have no place"
+            hint = "its responses are kept in `unfinished` beside the runs; restore the run and repeat the command"
+            raise StoreError(message, where=str(folder), hint=hint) from error
         raise
     return summary
 

@@ -146,7 +146,8 @@ class Database:
         if self.path is None:
             return _prepared(ALONE)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._inode:  # later, a folder that is gone was removed on purpose, such as a whole run
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             # Two processes that find the same damage must not rename each other's new file.
             with self.path.with_name(f"{self.path.name}.lock").open("a") as guard:
                 fcntl.flock(guard, fcntl.LOCK_EX)

@@ -43,6 +43,8 @@ LEAST_PIECE = 8
 """A piece of a known secret, from its beginning or to its end, is hidden from this length on, once it looks random."""
 CUT_MARGIN = 20_000
 """Number of characters around an excerpt in which secrets are searched for."""
+NAME_MARGIN = 256
+"""Number of characters before a secret that may be the reason why it is one, such as its name."""
 SAID_BY_CODE = ("note", "error", "output")
 """Keys of a result whose values are texts that a reward returned, raised as an error, or printed."""
 
@@ -78,6 +80,29 @@ def excerpt(
         return text
     size = max(0, most - len(mark))
     return mark + text[len(text) - min(size, len(text)) :] if end else text[:size] + mark
+
+
+def redact_beginning(text: str) -> tuple[str, str]:
+    """Return the beginning of a long text with secrets hidden, and the rest, to be redacted with what follows it.
+
+    No secret is cut in two or separated from its name, and the lines of a private key stay together. The rest has about
+    CUT_MARGIN characters; it is empty if the text is short or has secrets everywhere.
+    """
+    spans = secret_spans(text)
+    for margin in (NAME_MARGIN, 0):
+        cut = _gap_before(text, len(text) - CUT_MARGIN)
+        for start, end in reversed(spans):
+            if start - margin < cut < end:
+                cut = _gap_before(text, start - margin)
+        if cut > len(text) // 4:
+            return _replaced(text[:cut], [span for span in spans if span[1] <= cut]), text[cut:]
+    return _replaced(text, spans), ""
+
+
+def _gap_before(text: str, place: int) -> int:
+    """Return the place after the last white space shortly before a place, or the place itself if there is none."""
+    first = max(0, place - CUT_MARGIN // 4)
+    return first + max((m.end() for m in re.finditer(r"\s", text[first : max(0, place)])), default=place - first)
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

@@ -108,8 +108,12 @@ def link_tree(source: Path, target: Path) -> None:
         sync_folder(folder)
 
 
-def remove_tree(path: Path) -> None:
-    """Delete a folder. It is renamed first, so that a kill never leaves a half-deleted folder under its name."""
+def remove_tree(path: Path, *, strict: bool = False) -> None:
+    """Delete a folder. It is renamed first, so that a kill never leaves a half-deleted folder under its name.
+
+    Args:
+        strict: whether to raise a StoreError for what cannot be deleted; else it stays under a hidden name.
+    """
     if not path.name.startswith(TRASH_PREFIX):
         trash = path.with_name(f"{TRASH_PREFIX}{path.name}-{secrets.token_hex(3)}")
         os.replace(path, trash)
@@ -117,6 +121,10 @@ def remove_tree(path: Path) -> None:
         path = trash
     crash_point("mid-prune")
     shutil.rmtree(path, ignore_errors=True)
+    if strict and path.exists():
+        deepest = max(path.rglob("*"), default=path)
+        hint = f"allow it (chmod -R u+w), then delete what is left by hand: {path}"
+        raise StoreError("this cannot be deleted", where=str(deepest), hint=hint)
 
 
 def leftovers(folder: Path) -> list[Path]:

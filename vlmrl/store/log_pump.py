@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmrl.redaction.redact import redact_text
+from vlmrl.redaction.redact import redact_beginning, redact_text
 
 MOST_BYTES = 1 << 16
 """Maximum number of bytes that are held back until a line or a private key is complete."""
@@ -34,6 +34,7 @@ class _Stream:
     waiting: bytearray = field(default_factory=bytearray)
     held: list[bytes] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
+    begun: bool = False
     broken: bool = False
 
     def feed(self, data: bytes) -> None:
@@ -42,7 +43,9 @@ class _Stream:
         if key := _KEY.search(self.waiting):
             last = self.waiting.rfind(b"\n", 0, key.start()) + 1
         if not last and len(self.waiting) > MOST_BYTES:
-            last = len(self.waiting)
+            beginning, rest = redact_beginning(self.waiting.decode("utf-8", "surrogateescape"))
+            self.waiting[:] = rest.encode("utf-8", "surrogateescape")
+            self._write(beginning.encode("utf-8", "surrogateescape"))
         self._take(last)
 
     def flush(self) -> None:
@@ -66,7 +69,9 @@ class _Stream:
             self.held.append(content)
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.begun:  # later, a folder that is gone was removed on purpose
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.begun = True
             with open(self.path, "ab") as file:
                 file.write(content)
         except OSError as error:

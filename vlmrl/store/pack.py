@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from vlmrl.errors import StoreError
-from vlmrl.redaction.redact import redact_text
+from vlmrl.redaction.redact import redact_beginning, redact_text
 from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, require_ordinary, sync_folder, temp_path
 from vlmrl.store.media import RunImages, ShardFolder, rollout_media, write_shard
@@ -101,9 +101,12 @@ def _redacted(log: Path, scratch: Path) -> Path:
     """Write a copy of a log with secrets hidden, and return its path. Logs of earlier versions may contain secrets."""
     copy = scratch / f"{len(list(scratch.iterdir()))}.log"
     opened = partial(open, encoding="utf-8", errors="surrogateescape", newline="")
-    with opened(log) as lines, opened(copy, "w") as out:
-        while part := lines.readlines(LOG_PART):
-            out.write(redact_text("".join(part)))
+    rest = ""
+    with opened(log) as source, opened(copy, "w") as out:
+        while part := source.read(LOG_PART):
+            beginning, rest = redact_beginning(rest + part)
+            out.write(beginning)
+        out.write(redact_text(rest))
     return copy
 
 

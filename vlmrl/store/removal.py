@@ -17,6 +17,9 @@ from vlmrl.store.metrics import read_file
 from vlmrl.store.prune import children
 from vlmrl.store.runs import rollout_files
 
+RUN_ENTRIES = (layout.MANIFEST, layout.METRICS, layout.RESOLVED, layout.EVAL)
+"""Entries of which a damaged run has at least one."""
+
 
 def removable(root: Path, refs: Sequence[str]) -> list[Path]:
     """Return the folders of runs that may all be removed.
@@ -24,8 +27,8 @@ def removable(root: Path, refs: Sequence[str]) -> list[Path]:
     Args:
         root: folder of the runs; a run elsewhere is never removed.
         refs: the runs, as for `find`, but not `last`: that name means another run after every removal.
-    Raises: StoreError for `last`, a link, a run outside the root, or one with a checkpoint that another run, which
-        stays, began with.
+    Raises: StoreError for `last`, a link, a run outside the root, a folder that is no run (see `_require_run`), or a
+        run with a checkpoint that another run, which stays, began with.
     """
     if "last" in refs:
         raise StoreError("`last` is another run after each removal", hint="name the run: `vlmrl runs list` shows it")
@@ -34,16 +37,32 @@ def removable(root: Path, refs: Sequence[str]) -> list[Path]:
         if folder.is_symlink() or folder.resolve().parent != root.resolve():
             message, hint = f"`{ref}` is no folder in {root}: only runs there are removed", "name it with --runs DIR"
             raise StoreError(message, where=str(folder), hint=hint)
+        _require_run(folder)
         if used := {*children(folder).values()} - {other.name for other in folders.values()}:
             message = f"{min(used)} began with a checkpoint of run {folder.name}"
             raise StoreError(message, where=str(folder), hint="name both to remove both")
     return list(dict.fromkeys(folders.values()))
 
 
+def _require_run(folder: Path) -> None:
+    """Check that a folder is a run: its manifest is valid; or it has the name and an entry of a run, if damaged.
+
+    Raises: StoreError if it is not.
+    """
+    try:
+        read_manifest(folder)
+    except StoreError as error:
+        has_entry = any((folder / name).exists() for name in RUN_ENTRIES)
+        if not (layout.RUN_ID.fullmatch(folder.name) and has_entry):
+            message = f"this folder is not removed, because nothing shows that it is a run: {error.message}"
+            hint = "a damaged run is removed only under its id, as 20260718-101500-digits-3f2a; else delete it by hand"
+            raise StoreError(message, where=str(folder), hint=hint) from None
+
+
 def remove_runs(folders: Sequence[Path]) -> None:
     """Delete the folders of runs. Links in them are removed, and what they lead to stays.
 
-    Raises: StoreError if a process writes one of them; none is deleted then.
+    Raises: StoreError if a process writes one of them (none is deleted then), or one cannot be deleted completely.
     """
     with ExitStack() as stack:
         for folder in folders:
@@ -51,7 +70,7 @@ def remove_runs(folders: Sequence[Path]) -> None:
             lock.acquire()
             stack.callback(lock.release)
         for folder in folders:
-            remove_tree(folder)
+            remove_tree(folder, strict=True)
 
 
 def set_aside(folder: Path) -> str:
@@ -67,6 +86,8 @@ def set_aside(folder: Path) -> str:
     if worked or manifest.status != "failed" or len(manifest.attempts) > 1:
         return ""
     target = folder.parent / layout.UNFINISHED / folder.name
+    if target.parent.is_symlink():
+        return f"the run failed before its first step; it stays in {folder}, because {target.parent} is a link"
     target.parent.mkdir(exist_ok=True)
     os.replace(folder, target)
     sync_folder(folder.parent)

@@ -208,8 +208,8 @@ def _opened(
                 raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
             name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
             if name_step is not None and file_step is not None and file_step != name_step:
-                held, said = (f"step {counted(step)} (attempt {attempt})" for step, attempt in (file_step, name_step))
-                message = f"the rollouts are of {held}, the file's name says {said}"
+                actual, said = (f"step {counted(step)} (attempt {attempt})" for step, attempt in (file_step, name_step))
+                message = f"the rollouts are of {actual}, the file's name says {said}"
                 raise StoreError(message, where=str(path), hint="it was renamed or copied")
             yield file, lacking
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from vlmrl.checkpoint.merge import merge, remove_leftovers
+from vlmrl.checkpoint.merge import _writing, merge, remove_leftovers
 from vlmrl.errors import CheckpointError
 
 
@@ -44,3 +45,14 @@ def test_a_refused_merge_says_what_it_found_too(tmp_path):
     with pytest.raises(CheckpointError, match=r"exists; an interrupted merge had left \.tmp-model-123-0a1b2c"):
         merge(tmp_path / "checkpoint", tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"half"
+
+
+@pytest.mark.parametrize("place", ["run", "models"])
+def test_the_folder_of_a_run_that_was_removed_is_not_left_by_a_merge_into_it(tmp_path: Path, place: str):
+    run, out = tmp_path / "run", tmp_path / place / "merged"
+    out.parent.mkdir()
+    with pytest.raises(FileNotFoundError), _writing(out, run) as temp:
+        shutil.rmtree(out.parent)
+        temp.mkdir(parents=True)  # as `save_pretrained` does
+        raise FileNotFoundError
+    assert out.parent.exists() == (place != "run")

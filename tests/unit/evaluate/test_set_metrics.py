@@ -232,6 +232,7 @@ def evaluated(folder, shift: float, better: str | None) -> None:
     found = summarise_sets(mean, verdicts, records)
     found["metrics"]["pooled"]["better"] = better
     summary |= {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
+    folder.parents[1].mkdir(parents=True, exist_ok=True)
     write_evaluation(folder, Evaluation(records, summary), {"split": "test", "source": "s"})
 
 

@@ -69,6 +69,7 @@ def planned(recipe: Recipe, run_dir: Path | None, images: str | None, **settings
 
 def write(run_dir: Path, name: str, meta: Any) -> Path:
     folder = layout.eval_dir(run_dir, name)
+    folder.parents[1].mkdir(parents=True, exist_ok=True)
     write_evaluation(folder, Evaluation([], {"metrics": {}}), meta)
     return folder
 

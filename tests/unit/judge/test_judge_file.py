@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -334,3 +335,11 @@ def test_what_the_file_keeps_is_plain_json(tmp_path: Path) -> None:
     connection.close()
     assert json.loads(row[1]) == {"reason": "as drawn", **dict.fromkeys(AXES, 0.5)}
     assert (row[0], *row[2:]) == ("a", 900, 40, 0.1)
+
+
+def test_a_run_that_was_removed_is_not_made_again_by_its_judge(tmp_path: Path) -> None:
+    database = Database(tmp_path / "run" / "judge.sqlite")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(RecipeError):
+        database.run(lambda connection: connection)
+    assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.store.log_pump import MOST_BYTES, LogPump
+from vlmrl.store.log_pump import MOST_BYTES, LogPump, _Stream
 
 TOKEN = "hf_" + "Ab3d" * 8
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq0\nZm9vYmFyYmF6cXV4\n-----END RSA PRIVATE KEY-----\n"
@@ -121,3 +122,22 @@ def test_closing_does_not_wait_for_a_process_that_goes_on_printing(tmp_path: Pat
     made.close(0.2)
     assert (tmp_path / "a.log").read_bytes() == b"no end"
     os.close(writes)
+
+
+@pytest.mark.parametrize("filler", [b"z ", b"zz", b"z,"])
+@pytest.mark.parametrize("cut", [0, 5, 13, 30])
+def test_no_place_in_a_long_line_cuts_a_secret_in_two(tmp_path: Path, filler: bytes, cut: int):
+    stream = _Stream(-1, tmp_path / "a.log")
+    before, secret = (filler * MOST_BYTES)[: MOST_BYTES + 1], f" {TOKEN} ".encode()
+    for part in (before + secret[:cut], secret[cut:], filler * MOST_BYTES):
+        stream.feed(part)
+    stream.flush()
+    assert (tmp_path / "a.log").read_bytes() == before + b" <redacted> " + filler * MOST_BYTES
+
+
+def test_a_removed_folder_of_logs_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    stream = _Stream(-1, tmp_path / "run" / "logs" / "a.log")
+    stream.feed(b"first\n")
+    shutil.rmtree(tmp_path / "run")
+    stream.feed(b"second\n")
+    assert not (tmp_path / "run").exists() and "cannot be written" in capsys.readouterr().err

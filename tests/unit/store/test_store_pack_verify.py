@@ -26,7 +26,7 @@ from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
 from vlmrl.store.metrics import SEAL, sealed
 from vlmrl.store.open_run import open_run, resume_run
-from vlmrl.store.pack import pack_run
+from vlmrl.store.pack import LOG_PART, pack_run
 from vlmrl.store.rollouts import write_rollouts
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
@@ -587,3 +587,17 @@ def test_shards_hold_each_image_once_and_damaged_ones_are_told(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(StoreError, match="shard cannot be read"):
         ShardFolder(tmp_path)
+
+
+@pytest.mark.parametrize("shift", [0, 40, 700, 1500])
+def test_a_private_key_across_the_parts_of_a_log_is_not_packed(run: Run, tmp_path: Path, shift: int):
+    body = [hashlib.sha512(b"%d" % i).hexdigest()[:64] for i in range(25)]
+    key = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *body, "-----END RSA PRIVATE KEY-----\n"])
+    filler = "a line\n" * (LOG_PART // 7 + 1)
+    log = layout.log_path(run.dir, 1)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(filler[: LOG_PART - shift] + "\n" + key + filler)
+    opened = unpack(pack_run(run.dir, tmp_path / "a.tar.gz", RunImages(run.dir)).path, tmp_path / "elsewhere")
+    text = layout.log_path(opened, 1).read_text()
+    assert not [line for line in body if line in text] and text.count("<redacted>") == len(body)
+    assert text.replace("<redacted>\n", "") == log.read_text().replace("\n".join(body) + "\n", "")

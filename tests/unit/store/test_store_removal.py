@@ -80,3 +80,45 @@ def test_a_failed_run_moves_only_if_nothing_in_it_was_worked_out(tmp_path: Path,
     else:
         assert str(tmp_path / "unfinished" / run.id) in line and run_ids(tmp_path) == []
         assert open_run(tmp_path / "unfinished", "mine").status == "failed"
+
+
+def test_a_link_in_the_place_of_unfinished_is_not_followed(tmp_path: Path):
+    root, outside = tmp_path / "runs", tmp_path / "outside"
+    outside.mkdir()
+    run = ended(root, "failed")
+    (root / "unfinished").symlink_to(outside, target_is_directory=True)
+    assert "is a link" in set_aside(run.dir)
+    assert run_ids(root) == [run.id] and list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["web", "20260718-101500-digits-3f2a"])
+@pytest.mark.parametrize("content", ['{"name": "my app"}', '{"schema": 1}', "", None])
+def test_only_what_is_recognised_as_a_run_is_removed(tmp_path: Path, name: str, content: str | None):
+    """A damaged run has the name of a run and an entry of one."""
+    (tmp_path / name / "src").mkdir(parents=True)
+    if content is not None:
+        (tmp_path / name / "manifest.json").write_text(content)
+    if content is not None and name != "web":
+        assert removable(tmp_path, [name]) == [tmp_path / name]
+    else:
+        with pytest.raises(StoreError, match=r"nothing shows that it is a run|there are no runs"):
+            removable(tmp_path, [name])
+    assert (tmp_path / name / "src").is_dir()
+
+
+def test_a_file_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = ended(tmp_path)
+    (run.dir / "kept-out").mkdir()
+    (run.dir / "kept-out" / "file").write_text("x")
+    unlink = os.unlink
+
+    def refuse(path, **settings):
+        if str(path) == "file":
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **settings)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(StoreError, match="cannot be deleted") as error:
+        remove_runs([run.dir])
+    assert Path(str(error.value.where)).read_text() == "x"
+    assert str(Path(str(error.value.where)).parents[1]) in str(error.value.hint)
