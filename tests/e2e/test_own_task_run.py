@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +62,11 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     shown = this_process("runs", "show", "own", "--rollout", "1", "--json", cwd=tmp_path).json["groups"]
     assert shown[0]["samples"][0]["artifacts"]["said"]["width"] == 240
 
-    checked = this_process("reward-check", "own", "--probe", "--json", cwd=tmp_path).json
+    probed = this_process("reward-check", "own", "--probe", "--json", cwd=tmp_path)
+    checked = json.loads(probed.out)
+    assert probed.code == 5 and checked["probes"]["data"]["not_probed"]  # a reward for untrained models pays odd things
     assert checked["stored"]["equal"] and checked["disagreements"] is not None
-    assert {"counts aloud", "one more"} <= {p["name"] for one in checked["probes"].values() for p in one["probes"]}
+    assert {"flattery", "very long"} <= {p["name"] for one in checked["probes"].values() for p in one["probes"]}
     (measured,) = this_process("eval", "own", "--json", cwd=tmp_path).json["evaluations"]
     assert measured["metrics"]["accuracy"]["value"] == 0.0
     assert measured["metrics"]["correlation"]["better"] == "higher" if "correlation" in measured["metrics"] else True

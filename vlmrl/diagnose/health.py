@@ -11,8 +11,6 @@ import numpy as np
 from vlmrl.reward_check.texts import measure_texts
 
 PREFIX = "health/"
-WARNING = f"{PREFIX}warning"
-"""Name of the metric that holds a step's warnings as text (see signs.py); a step without warnings lacks it."""
 MAX_RESPONSES = 512
 """Maximum number of responses per step whose texts are compared pairwise: whole groups, spread over the step."""
 LEAST_PROMPTS = 4

@@ -29,6 +29,8 @@ from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 
 KINDS = ("train", "validation", "event")
+WARNING = "health/warning"
+"""The only metric that is a text: a step's warnings (diagnose/signs.py); a step without warnings lacks it."""
 LINE_HEAD = b'{"step": '
 """First bytes of every line: `Run.log` writes the step first."""
 SEAL = re.compile(rb', "crc32": "[0-9a-f]{8}"}$')
@@ -228,5 +230,6 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
     if type(line.get("step")) is not int or type(line.get("attempt")) is not int:
         return None
     line = {key: decode(value) for key, value in line.items() if key != "crc32"}
-    measured = (v for key, v in line.items() if "/" in key and line["kind"] != "event")
-    return line if all(v is None or isinstance(v, (int, float)) for v in measured) else None
+    measured = (v for key, v in line.items() if "/" in key and key != WARNING and line["kind"] != "event")
+    right = isinstance(line.get(WARNING, ""), str) and all(v is None or isinstance(v, (int, float)) for v in measured)
+    return line if right else None

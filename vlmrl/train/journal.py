@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vlmrl.diagnose.health import WARNING, Sampled, measure_health
+from vlmrl.diagnose.health import Sampled, measure_health
 from vlmrl.diagnose.signs import find_signs, warning_of
 from vlmrl.diagnose.trends import is_watched
 from vlmrl.dist.world import ALONE, World
+from vlmrl.store.metrics import WARNING
 from vlmrl.store.runs import Run
 from vlmrl.train.loggers import Loggers
 from vlmrl.train.progress import Progress

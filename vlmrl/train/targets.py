@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
 from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import DataError
+from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
 from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.learner import Learner
@@ -67,18 +68,20 @@ def response_ids(feed: PromptFeed, text: str) -> tuple[int, ...]:
     return (*feed.encoder.encode_text(text), end_id if end_id is not None else feed.sampling.stop_ids[0])
 
 
-def loss_sum(learner: Learner, feed: PromptFeed, source: Source) -> tuple[float, int]:
+def loss_sum(
+    learner: Learner, recipe: Recipe, source: Source, item_of: Callable[[Row, int, int], TrainItem]
+) -> tuple[float, int]:
     """Return (sum of the loss of a source's target tokens in nats, their number), of the rows of all ranks.
 
     The first `eval.max_rows` rows count. The loss of a token is its negative log-prob, without dropout. All ranks call
-    this together.
+    this together. `item_of`: `target_item` of the source.
     """
-    recipe, world = feed.recipe, learner.world
+    world = learner.world
     count = min(len(source.rows), recipe.eval.max_rows or len(source.rows))
     nats, tokens = 0.0, 0
     for start in range(0, count, recipe.train.rows_per_step):
         rows = source.rows[start : min(start + recipe.train.rows_per_step, count)]
-        items = [target_item(feed, source, rows[index], 0, index) for index in world.mine(len(rows))]
+        items = [item_of(rows[index], 0, index) for index in world.mine(len(rows))]
         names = [name_row(source.name, row.prompt_id) for row in rows]
         batch = StepBatch(items, [0.0] * len(rows), names, world=world, filler=learner.filler)
         logps: dict[int, Tensor] = {}

@@ -26,7 +26,7 @@ from vlmrl.tasks.source import Source
 from vlmrl.train.journal import Journal
 from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.session import Session
-from vlmrl.train.targets import loss_metrics, loss_sum
+from vlmrl.train.targets import loss_metrics, loss_sum, target_item
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def validate_by_loss(session: Session) -> None:
     sums = [0.0, 0]
     for one in planned(recipe, feed.validation):
         if one.setting_name == setting:  # settings are about sampling, and nothing is sampled
-            nats, tokens = loss_sum(session.learner, feed, one.source)
+            nats, tokens = loss_sum(session.learner, recipe, one.source, partial(target_item, feed, one.source))
             metrics |= loss_metrics(one.prefix, nats, tokens)
             sums = [sums[0] + nats, sums[1] + tokens] if one.selects else sums
     if sums[1]:

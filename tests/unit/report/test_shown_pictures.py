@@ -25,7 +25,8 @@ class OneImage:
         Image.linear_gradient("L").resize((40, 20)).convert("RGB").save(sink, "PNG")
         self.data = sink.getvalue()
         self.media = Media(image_hash(self.data), 40, 20)
-        self.path = "one"
+        self.name = self.path = "one"
+        self.info, self.splits, self.notes = {}, {}, []
 
     def image_bytes(self, media: Media) -> bytes:
         return self.data
