@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 MOST_BYTES = 64 << 20
@@ -79,10 +79,13 @@ def read_regular(path: Path | str, most_bytes: int = MOST_BYTES, *, last: int | 
     return b"".join(blocks)
 
 
-def entry_problems(folder: Path) -> Iterator[tuple[Path, str]]:
+def entry_problems(folder: Path, unread: Collection[str] = ()) -> Iterator[tuple[Path, str]]:
     """Yield (path, problem) of each entry of an untrusted folder, at any depth, that must not be opened.
 
     It is neither a file nor a folder, or it is a link out of the folder. No entry is opened, and no link is followed.
+
+    Args:
+        unread: names of folders directly in `folder` that no reader opens; their content is not looked at.
     """
     root, pending = os.path.realpath(folder), [os.fspath(folder)]
     while pending:
@@ -94,7 +97,7 @@ def entry_problems(folder: Path) -> Iterator[tuple[Path, str]]:
                         if not os.path.realpath(entry.path).startswith(f"{root}{os.sep}"):
                             yield Path(entry.path), "is a link that leads outside the run"
                     elif entry.is_dir():
-                        pending.append(entry.path)
+                        pending += [] if path == os.fspath(folder) and entry.name in unread else [entry.path]
                     elif not entry.is_file():
                         yield Path(entry.path), _kind_problem(entry.stat().st_mode) or "changed while it was looked at"
         except FileNotFoundError:

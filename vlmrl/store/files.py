@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.regular_file import entry_problems
+from vlmrl.store.layout import LOGGER_FOLDERS
 
 TEMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
@@ -76,7 +77,7 @@ def require_ordinary(run_dir: Path) -> None:
 
     Raises: StoreError for the first entry that must not be opened.
     """
-    for path, problem in entry_problems(run_dir):
+    for path, problem in entry_problems(run_dir, LOGGER_FOLDERS):
         raise StoreError(f"this {problem}; no command opens it", where=str(path), hint=ENTRY_HINT)
 
 

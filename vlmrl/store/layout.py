@@ -28,6 +28,8 @@ from pathlib import Path
 from vlmrl.errors import StoreError, shortened
 from vlmrl.regular_file import RUN_RECORD
 
+LOGGER_FOLDERS = ("tensorboard", "wandb")
+"""Folders of a run into which loggers write what they like (wandb links to its own logs); no reader opens them."""
 MANIFEST = RUN_RECORD
 RECIPE = "recipe.toml"
 RESOLVED = "resolved.json"

@@ -140,7 +140,10 @@ def _files(run_dir: Path, checkpoints: list[Path]) -> Iterator[Path]:
             and here / name not in merged
             and (here.name != layout.CHECKPOINTS or here.parent != run_dir or here / name in checkpoints)
         )
+        of_logger = here.relative_to(run_dir).parts[:1] in [(name,) for name in layout.LOGGER_FOLDERS]
         for name in files:
             path = here / name
+            if of_logger and path.is_symlink():
+                continue  # it may lead anywhere: these folders are not checked
             if name != layout.LOCK and not name.startswith((TEMP_PREFIX, TRASH_PREFIX)) and path.is_file():
                 yield path

@@ -35,7 +35,7 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
             names of a checkpoint's files are read, and no images. A changed byte in a file is not found.
     """
     verdict = MetricsVerdict()
-    for path, problem in entry_problems(run_dir):
+    for path, problem in entry_problems(run_dir, layout.LOGGER_FOLDERS):
         verdict.error(f"this {problem}; no command opens it", path, ENTRY_HINT)
     if verdict.errors:
         return verdict  # the other checks would open these entries

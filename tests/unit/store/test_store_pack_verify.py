@@ -601,3 +601,15 @@ def test_a_private_key_across_the_parts_of_a_log_is_not_packed(run: Run, tmp_pat
     text = layout.log_path(opened, 1).read_text()
     assert not [line for line in body if line in text] and text.count("<redacted>") == len(body)
     assert text.replace("<redacted>\n", "") == log.read_text().replace("\n".join(body) + "\n", "")
+
+
+def test_links_of_a_logger_hide_no_run_and_are_not_packed(run: Run, tmp_path: Path):
+    (tmp_path / "outside.log").write_text("theirs")
+    (run.dir / "wandb" / "logs").mkdir(parents=True)
+    (run.dir / "wandb" / "logs" / "core.log").symlink_to(tmp_path / "outside.log")
+    (run.dir / "wandb" / "config.yaml").write_text("a: 1")
+    assert verify_run(run.dir).errors == []
+    packed = pack_run(run.dir, tmp_path / "a.tar.gz", RunImages(run.dir, run.manifest.datasets))
+    with tarfile.open(packed.path) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert "wandb/config.yaml" in names and "wandb/logs/core.log" not in names
