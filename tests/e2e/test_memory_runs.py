@@ -327,8 +327,12 @@ def test_memory_that_the_system_refuses_halves_the_budget_in_the_rehearsal(place
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
 def test_memory_that_the_system_refuses_ends_the_run_with_a_value_that_fits(place, wide_folder, tmp_path):
-    code, said = limited_run(place, wide_folder, tmp_path, "rehearsal", 80, ENDS_AT_ONCE)
-    assert code == 2 and "Traceback" not in said, said
+    for mib in (80, 100, 120):  # what a process can reuse varies, see the next test
+        code, said = limited_run(place, wide_folder, tmp_path / str(mib), "rehearsal", mib, ENDS_AT_ONCE)
+        assert "Traceback" not in said, said
+        if "this value was tried and fits" in said:
+            break
+    assert code == 2, said
     assert "error: out of memory in phase `rehearsal` of step 0 on rank 0 with 5,928 tokens (16 of images)" in said
     assert "this value was tried and fits" in said and "images 56 x 56, 56 x 56" in said
 
