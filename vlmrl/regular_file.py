@@ -13,7 +13,7 @@ MOST_BYTES = 64 << 20
 RUN_RECORD = "manifest.json"
 """File that every run has."""
 RUN_PARTS = ("rollouts", "checkpoints", "eval", "resolved.json", "metrics.jsonl")
-"""Further files and folders of runs: a folder with one of them beside the record counts as a run."""
+"""Further files and folders of runs (store/layout.py): a folder with one of them beside the record is a run."""
 LFS_START = b"version https://git-lfs.github.com/spec/"
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),

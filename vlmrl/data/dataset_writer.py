@@ -25,6 +25,7 @@ from vlmrl.data.parallel_parts import LostWorkerError
 from vlmrl.data.prepared_dataset import INFO_FILE, SCHEMA
 from vlmrl.errors import FULL, DataError
 from vlmrl.json_text import parse_json
+from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
 
@@ -102,7 +103,7 @@ class Build:
             splits[split].update(extra)
         fingerprint = self._fingerprint(info)
         shutil.rmtree(self.work)
-        files = {path.name: file_fields(path) for path in sorted(self.folder.iterdir())}
+        files = {path.name: file_facts(path) for path in sorted(self.folder.iterdir())}
         full = {"schema": SCHEMA, **info, "splits": splits, "files": files, "fingerprint": fingerprint}
         text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         # A file name that is not UTF-8 stands in it as escapes.
@@ -242,7 +243,7 @@ def damage_of(target: Path) -> str | None:
     try:
         files = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"]
         for name, fields in files.items():
-            if file_fields(target / name) != fields:
+            if file_facts(target / name) != fields:
                 return f"{name} has other bytes than dataset.json states"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"dataset.json or a file it names cannot be read ({error})"
@@ -339,15 +340,6 @@ def _is_empty(target: Path) -> bool:
 def media_fields(media: Media) -> dict[str, Any]:
     """Return the fields of a Media as a mapping, as Parquet columns store it."""
     return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
-
-
-def file_fields(path: Path) -> dict[str, Any]:
-    """Return the size of a file in bytes and its SHA-256."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def _sync(path: Path) -> None:

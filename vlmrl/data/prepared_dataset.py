@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from vlmrl.data.images import ImageStore
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
 from vlmrl.regular_file import file_problem
+from vlmrl.store.checkpoints import file_facts
 from vlmrl.types import Media, Row
 
 if TYPE_CHECKING:
@@ -78,12 +78,10 @@ class PreparedDataset:
             try:
                 if problem := file_problem(path):
                     raise OSError(f"it {problem}")
-                content = path.read_bytes()
                 # Rows that were changed since count as other data, as changed images do.
-                facts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-                if self.info["files"].get(path.name) != facts:
+                if self.info["files"].get(path.name) != file_facts(path):
                     raise OSError("it was changed since dataset.json was written")
-                table = pq.read_table(pa.BufferReader(content))
+                table = pq.read_table(path)
             except (OSError, pa.ArrowException) as error:
                 raise DataError(f"split `{split}` cannot be read: {error}", where=str(path), hint=_REMAKE) from error
             missing = {"prompt_id", "truth", "images"} - set(table.column_names)

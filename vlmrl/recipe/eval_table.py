@@ -114,7 +114,7 @@ class Eval(RecipeTable):
 
     @property
     def by_loss(self) -> bool:
-        """Whether a validation measures the loss of given responses, and generates none."""
+        """Return whether a validation measures the loss of given responses, and generates none."""
         return self.metric in LOSSES
 
     @property

@@ -15,7 +15,7 @@ from vlmrl.reward_check.response_columns import Head, PieceReader
 from vlmrl.reward_check.rollout_files import RolloutReader
 from vlmrl.reward_check.scoring import TaskRef
 from vlmrl.rewards.identity import single_records
-from vlmrl.rewards.reached_code import same_code
+from vlmrl.rewards.used_code import same_code
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import kept_text, newest_resolved, read_resolved

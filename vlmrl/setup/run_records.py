@@ -14,7 +14,7 @@ from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
-from vlmrl.rewards.reached_code import same_code
+from vlmrl.rewards.used_code import same_code
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.runs import Run
 from vlmrl.tasks.prompt_identity import same_prompt

@@ -26,26 +26,22 @@ from hashlib import sha256
 from pathlib import Path
 
 from vlmrl.errors import StoreError, shortened
-from vlmrl.regular_file import RUN_RECORD
+from vlmrl.regular_file import RUN_PARTS, RUN_RECORD
 
 LOGGER_FOLDERS = ("tensorboard", "wandb")
 """Folders of a run into which loggers write what they like (wandb links to its own logs); no reader opens them."""
 MANIFEST = RUN_RECORD
+ROLLOUTS, CHECKPOINTS, EVAL, RESOLVED, METRICS = RUN_PARTS
 RECIPE = "recipe.toml"
-RESOLVED = "resolved.json"
 CODE_DIFF = "code.diff"
-METRICS = "metrics.jsonl"
 LOCK = "run.lock"
 REPORT = "report.html"
-ROLLOUTS = "rollouts"
-EVAL = "eval"
 EVAL_ROWS = "rows.parquet"
 EVAL_MEDIA = "media.arrow"
 """File of an evaluation with images that rewards made, such as renders and overlays."""
 EVAL_SUMMARY = "summary.json"
 EVAL_HASHES = "SHA256SUMS"
 """File of an evaluation with the hashes of its other files; `sha256sum --check` reads it."""
-CHECKPOINTS = "checkpoints"
 META = "meta.json"
 COMPLETE = "COMPLETE"
 LOGS = "logs"

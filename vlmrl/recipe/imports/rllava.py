@@ -1,6 +1,6 @@
 """RLLaVA's configuration as a recipe.
 
-It is OmegaConf YAML, or a launch script of `rllava.train.pipeline.*` or of TinyLLaVA's trainer.
+It is OmegaConf YAML, or a launch script of `rllava.train.pipeline.*`.
 
 Source: RLLaVA at 4753d4a (github.com/TinyLoopX/RLLaVA: rllava/ppo/config.py, rllava/data/config.py,
 rllava/model/config.py, rllava/utils/config.py, rllava/ppo/plugins). It is derived from verl and EasyR1: advantages,

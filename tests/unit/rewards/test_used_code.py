@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmrl.rewards.reached_code import same_code
+from vlmrl.rewards.used_code import same_code
 
 TASK = """
 from vlmrl import Attack, Task
