@@ -39,7 +39,6 @@ def third_angle(rng: random.Random, values: bool) -> Problem:
         "The angles of a triangle add up to $180^\\circ$. So the third angle is"
         f" $180^\\circ - {first}^\\circ - {second}^\\circ = {third}^\\circ$.",
         str(third),
-        third,
     )
 
 
@@ -72,7 +71,6 @@ def isosceles(rng: random.Random, values: bool) -> Problem:
         f" the size of $\\angle {unknown_name}$ in degrees.",
         f"Two sides are equal, so the angles opposite to them are equal. {way}.",
         str(answer),
-        answer,
     )
 
 
@@ -105,7 +103,6 @@ def exterior_angle(rng: random.Random, values: bool) -> Problem:
         "An exterior angle of a triangle equals the sum of the two angles opposite to it:"
         f" ${first}^\\circ + {second}^\\circ = {answer}^\\circ$.",
         str(answer),
-        answer,
     )
 
 
@@ -139,7 +136,6 @@ def crossing_lines(rng: random.Random, values: bool) -> Problem:
         f" {angle_name(*name)} in degrees.",
         why,
         str(answer),
-        answer,
     )
 
 
@@ -185,7 +181,6 @@ def parallel_lines(rng: random.Random, values: bool) -> Problem:
         f" {angle_name('A', 'G', 'F')} is ${size}^\\circ$. Find the size of {angle_name(*name)} in degrees.",
         why[which],
         str(answer),
-        answer,
     )
 
 
@@ -220,7 +215,6 @@ def quadrilateral(rng: random.Random, values: bool) -> Problem:
         "The angles of a quadrilateral add up to $360^\\circ$. So the fourth angle is"
         f" $360^\\circ - {sizes[0]}^\\circ - {sizes[1]}^\\circ - {sizes[2]}^\\circ = {fourth}^\\circ$.",
         str(fourth),
-        fourth,
     )
 
 
