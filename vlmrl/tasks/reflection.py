@@ -193,11 +193,6 @@ def count_words(text: str, profile: str = "default") -> dict[str, int]:
     return {word: lowered.count(word) for word in PROFILES[profile]}
 
 
-def has_reflection(text: str, profile: str = "default") -> bool:
-    """Return whether a text has a word of a profile. Raises: RecipeError for an unknown profile."""
-    return any(count_words(text, profile).values())
-
-
 def count_reflection(
     texts: Sequence[str],
     accuracies: Sequence[float | None],
@@ -216,18 +211,6 @@ def count_reflection(
         raise ValueError(f"{len(texts)} texts, {len(accuracies)} accuracies, {len(num_tokens)} numbers of tokens")
     total = _counts("", None, 0, profile, responses=0)
     return sum((_counts(*one, profile) for one in zip(texts, accuracies, num_tokens, strict=True)), total)
-
-
-def reflection_metrics(verdicts: Sequence[Verdict], profile: str = "default") -> dict[str, float | None]:
-    """Return `ReflectionCounts.metrics` of scored responses, for one profile: usable as the `set_metrics` of a task.
-
-    Args:
-        verdicts: (what the reward saw, its score, outcome) of each response; the outcome's `accuracy` says if it is
-            correct.
-    """
-    texts = [x.response for x, _, _ in verdicts]
-    accuracies = [outcome.get("accuracy") for _, _, outcome in verdicts]
-    return count_reflection(texts, accuracies, [x.num_tokens for x, _, _ in verdicts], profile).metrics()
 
 
 def _counts(text: str, accuracy: float | None, tokens: int, profile: str, responses: int = 1) -> ReflectionCounts:

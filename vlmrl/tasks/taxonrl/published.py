@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vlmrl.errors import RewardError, did_you_mean, unknown
-from vlmrl.rewards.base import RewardSpec, combine
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
 
@@ -134,22 +133,6 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
     weights = published.shares(format_weight)
     names = ("format", *weights, "precision", "f1", "acutal_accuracy")
     return RewardSpec("taxonrl", score, dict.fromkeys(names, (0.0, 1.0)), weights, pure=True)
-
-
-def score_batch(
-    function: str, samples: Iterable[tuple[str, Any]], format_weight: float | None = None
-) -> list[dict[str, float]]:
-    """Return the result of a published function for a batch of (response, ground truth): parts and `overall` of each.
-
-    If the original writes the batch's precision, f1 and `macro_accuracy` into every sample, this function does so, too.
-    Answers that cannot be read do not count in these three numbers.
-    """
-    published = _published(function)
-    weights = published.shares(format_weight)
-    scored = [published.parts(response, truth) for response, truth in samples]
-    cells = Counter(cell for _, cell, _ in scored if cell)
-    shared = batch_metrics(cells) if published.batch else {}
-    return [{"overall": combine(parts, weights)[0]} | parts | shared for parts, *_ in scored]
 
 
 def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:
