@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from vlmrl.tasks.geometry.drawn.problem import DEGREE, Problem, angle_name, letters, posed
@@ -144,7 +145,7 @@ def parallel_lines(rng: random.Random, values: bool) -> Problem:
     size = rng.choice([n for n in range(40, 141) if abs(n - 90) > 8])
     which = rng.choice(("alternate", "corresponding", "co-interior"))
     lean = 1 if rng.random() < 0.5 else -1
-    high, low = (0.0, 5.0), towards((0.0, 5.0), 180 + size, 5 / _sine(size))
+    high, low = (0.0, 5.0), towards((0.0, 5.0), 180 + size, 5 / math.sin(math.radians(size)))
     shift = -low[0] / 2
     high, low = (high[0] + shift, 5.0), (low[0] + shift, 0.0)
     top, bottom = towards(high, size, 2.6), towards(low, 180 + size, 2.6)
@@ -216,10 +217,6 @@ def quadrilateral(rng: random.Random, values: bool) -> Problem:
         f" $360^\\circ - {sizes[0]}^\\circ - {sizes[1]}^\\circ - {sizes[2]}^\\circ = {fourth}^\\circ$.",
         str(fourth),
     )
-
-
-def _sine(degrees: float) -> float:
-    return towards((0.0, 0.0), degrees, 1.0)[1]
 
 
 def _opposite(at: Point, first: float, second: float) -> Point:
