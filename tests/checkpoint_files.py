@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from vlmrl.checkpoint.io import CheckpointContent, stage, write_staged
 from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.packing import TrainItem, make_row
+from vlmrl.dist.world import ALONE, World
 from vlmrl.model.policy import Policy
 from vlmrl.store.layout import COMPLETE, META
 
 BESIDE = (META, COMPLETE)
+
+
+def save_checkpoint(
+    run_dir: Path,
+    saved: CheckpointContent,
+    model: Any,
+    processor: Any,
+    optimizer_tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> Path:
+    """The folder of a checkpoint that is collected and written at once."""
+    return write_staged(stage(run_dir, saved, model, processor, optimizer_tensors, world, dtypes), world)
 
 
 def file_table(folder: Path) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.base import check_parts, combine, split_note
+from vlmrl.rewards.base import check_parts, combine, split_result
 from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 from vlmrl.types import RewardInput
 
@@ -29,7 +29,7 @@ def scored(name: str, args: Mapping[str, Any], inputs: Sequence[Mapping[str, Any
     names: list[str] = []
     for given in inputs:
         try:
-            parts = check_parts(split_note(spec.fn(RewardInput(**given)))[0], spec.ranges)
+            parts = check_parts(split_result(spec.fn(RewardInput(**given)))[0], spec.ranges)
             value = combine(parts, spec.weights)[0]
         except RewardError:
             rows.append(None)

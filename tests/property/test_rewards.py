@@ -5,12 +5,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pair_responses import parse_pair_response
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
 from vlmrl.rewards.text_parsing import MAX_NAME_CHARS, normalise_name
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.pairs.parse import parse_pair_response
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")

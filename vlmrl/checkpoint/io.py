@@ -90,25 +90,6 @@ class Staged:
     rng: Mapping[str, Tensor]
 
 
-def save_checkpoint(
-    run_dir: Path,
-    saved: CheckpointContent,
-    model: Any,
-    processor: Any,
-    optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE,
-    dtypes: Mapping[str, torch.dtype] | None = None,
-) -> Path:
-    """Write `checkpoints/step-<step>/`. After a kill at any time, the folder is complete or ignored by every reader.
-
-    The arguments are explained in `stage`.
-
-    Returns: the folder.
-    Raises: CheckpointError on all ranks if the disk fails; older checkpoints are not changed.
-    """
-    return write_staged(stage(run_dir, saved, model, processor, optimizer_tensors, world, dtypes), world)
-
-
 def stage(
     run_dir: Path,
     saved: CheckpointContent,
@@ -126,7 +107,7 @@ def stage(
         dtypes: parameter of the model -> dtype in which it is saved, if this differs from its own dtype.
         copies: host memory that the tensors are copied to; None = no copies, so the tensors must not change until they
             are written.
-    Raises: CheckpointError as `save_checkpoint`.
+    Raises: CheckpointError as `write_staged`.
     """
     final, dtypes = checkpoint_dir(run_dir, saved.step), dtypes or {}
     temp = world.from_main(lambda: temp_path(final))
@@ -162,7 +143,13 @@ def stage(
 
 
 def write_staged(staged: Staged, world: World = ALONE) -> Path:
-    """Write a staged checkpoint; see `save_checkpoint`. If this runs in a thread, only this thread may use `world`."""
+    """Write a staged checkpoint and return its folder, `checkpoints/step-<step>/`.
+
+    After a kill at any time, the folder is complete or ignored by every reader. If this runs in a thread, only this
+    thread may use `world`.
+
+    Raises: CheckpointError on all ranks if the disk fails; older checkpoints are not changed.
+    """
     with _saving(staged.final, staged.temp, world):
         _write_folder(staged, world)
         _together(world, lambda: _put_in_place(staged.temp, staged.final), alone=True)

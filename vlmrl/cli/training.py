@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, show_warnings
 from vlmrl.errors import Interruption
 
 if TYPE_CHECKING:
     from vlmrl.launch.request import TrainRequest
     from vlmrl.launch.train_plan import Plan
+
+
+def training_command(kind: Literal["rl", "sft"]) -> Callable[..., None]:
+    """Return the function of `vlmrl train` or `vlmrl sft`, which have the same options."""
+
+    def command(
+        ctx: typer.Context,
+        recipe: options.TrainRecipe = None,
+        overrides: options.Set = None,
+        resume: options.Resume = None,
+        accept_changes: options.AcceptChanges = False,
+        fork: options.From = None,
+        name: options.Name = None,
+        tag: options.Tag = None,
+        note: options.Note = "",
+        runs: options.Runs = None,
+        gpus: options.Gpus = None,
+        nnodes: options.Nnodes = 1,
+        node_rank: options.NodeRank = 0,
+        rdzv_endpoint: options.RendezvousEndpoint = None,
+        debug_rank: options.DebugRank = None,
+        dry_run: options.DryRun = False,
+        quiet: options.Quiet = False,
+        as_json: options.Json = False,
+    ) -> None:
+        from vlmrl.launch.request import Machines, TrainRequest
+
+        run_training(
+            TrainRequest(
+                kind,
+                recipe,
+                tuple(overrides or ()),
+                resume,
+                fork,
+                accept_changes,
+                name,
+                tuple(tag or ()),
+                note,
+                runs,
+                Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank),
+                quiet,
+                as_json,
+                dry_run,
+                options.typed_words(ctx),
+            )
+        )
+
+    return command
 
 
 def run_training(request: TrainRequest) -> None:

@@ -69,8 +69,8 @@ def examine(data: bytes, max_pixels: int | None = None) -> Examined:
 def stored_form(data: bytes, max_pixels: int | None = None) -> tuple[bytes, Media, Any]:
     """Return the file that is stored for a source file, its reference and its pixels.
 
-    A file within `max_pixels` is stored as `store_form` says. A larger one is scaled down (Lanczos) and stored as JPEG
-    of quality 95 if it was a JPEG, else as PNG.
+    A file within `max_pixels` is stored as `store_decoded` says. A larger one is scaled down (Lanczos) and stored as
+    JPEG of quality 95 if it was a JPEG, else as PNG.
     """
     stored, media, image = store_decoded(data)
     size = fit_size(media.width, media.height, max_pixels) if max_pixels else (media.width, media.height)

@@ -94,17 +94,11 @@ def encode_png(image: PILImage) -> bytes:
     return buffer.getvalue()
 
 
-def store_form(data: bytes) -> tuple[bytes, Media]:
-    """Return the bytes to store and their reference: PNG, JPEG and WebP unchanged, others as PNG.
-
-    The image is decoded once to prove it sound.
-    """
-    data, media, _ = store_decoded(data)
-    return data, media
-
-
 def store_decoded(data: bytes) -> tuple[bytes, Media, PILImage]:
-    """Return the result of `store_form` and the decoded image, which equals the result of `decode_image`."""
+    """Return the bytes to store, their reference, and the decoded image, which equals the result of `decode_image`.
+
+    PNG, JPEG and WebP are stored unchanged, others as PNG. The image is decoded once to prove it sound.
+    """
     media, kind = probe_image(data)
     image = decode_image(data)
     if kind in KEPT_FORMATS:

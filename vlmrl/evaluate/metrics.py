@@ -32,8 +32,6 @@ Record = Mapping[str, Any]
 
 NOT_AVERAGED = frozenset({"label", "confidence"})
 """Outcomes that do not measure the quality of an answer: AUC and the baselines are computed from them."""
-PROBABILITY_METRICS = ("auc", "ece", "precision", "recall", "f1")
-"""Metrics of tasks whose answer is a probability."""
 LENGTHS = ("response_tokens",)
 """Metrics that count tokens: Student's t, clipped at the declared range."""
 SIGNED_RANGE = (-1.0, 1.0)
@@ -257,7 +255,7 @@ def _of_repeats(columns: EvalColumns, clusters: RowKeys) -> dict[str, dict[str, 
 
 
 def _of_probabilities(columns: EvalColumns, clusters: RowKeys) -> dict[str, Interval]:
-    """Return the PROBABILITY_METRICS of rows whose answer is a probability of the label 1; EMPTY ones have n = 0."""
+    """Return AUC, ECE, precision, recall and F1 of rows whose answer is a probability of the label 1; EMPTY: n = 0."""
     label_N = columns.number("outcome", "label")
     has_label_N = ((label_N == 0) | (label_N == 1)) & columns.has_confidence()
     own, label_L = clusters.take(has_label_N), label_N[has_label_N]

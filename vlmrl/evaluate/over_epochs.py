@@ -72,7 +72,7 @@ def read_epochs(run: Run) -> RunEpochs | None:
 
     Raises: StoreError when the metrics are damaged.
     """
-    lines = [line for line in run.metrics("validation") if _finite(line.get(EPOCH))]
+    lines = [line for line in run.metrics("validation") if is_finite(line.get(EPOCH))]
     if not lines:
         return None
     steps, train = [line["step"] for line in lines], run.metrics("train")
@@ -224,9 +224,9 @@ def published(numbers: Mapping[str, Any], name: str, kind: str) -> dict[str, flo
     """
     value = numbers.get(name)
     if not isinstance(value, Mapping):
-        return {"mean": float(value)} if _finite(value) else {}
+        return {"mean": float(value)} if is_finite(value) else {}
     columns = {"base": "base", "mean": kind, "max": f"{kind}_max"}
-    return {column: float(value[key]) for column, key in columns.items() if _finite(value.get(key))}
+    return {column: float(value[key]) for column, key in columns.items() if is_finite(value.get(key))}
 
 
 def _recipe(run: Run) -> Mapping[str, Any] | None:
@@ -241,12 +241,13 @@ def _may_differ(key: str) -> bool:
     return key.endswith("seed") or key.startswith(FREE_KEYS)
 
 
-def _finite(value: Any) -> TypeGuard[float]:
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Return whether a value of a metric is a number that can be drawn: finite, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if _finite(value) else None
+    return float(value) if is_finite(value) else None
 
 
 def published_here(paper: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def make_chat(
     mark = mark_of(key)
     parts: list[str | ImageFile] = []
     for label, text in request.texts:
-        parts.append(_enclosed(mark, visible(label).upper()[:80], visible(text)[:MOST_TEXT_CHARS]))
+        name = visible(label).upper()[:80]
+        parts.append(f"{mark} BEGIN {name}\n{visible(text)[:MOST_TEXT_CHARS]}\n{mark} END {name}\n")
     for name, data in (("REFERENCE", request.reference), ("CANDIDATE", request.candidate)):
         parts += [f"{mark} BEGIN {name}\n", ImageFile(data, "image/png"), f"\n{mark} END {name}\n"]
     parts.append(f"\n{ASK}" + (f"\n{AGAIN}" if again else ""))
@@ -146,10 +147,6 @@ _rules: dict[str, str] = {}
 @lru_cache(maxsize=1)
 def _template() -> Any:
     return SandboxedEnvironment(undefined=StrictUndefined, autoescape=False).from_string(SYSTEM)
-
-
-def _enclosed(mark: str, name: str, text: str) -> str:
-    return f"{mark} BEGIN {name}\n{text}\n{mark} END {name}\n"
 
 
 def tiny_png(size: int = 32, *, dark: bool = False) -> bytes:

@@ -331,7 +331,7 @@ def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     Raises: CheckpointError when names or shapes differ from the adapter's.
     """
     parameters = adapter_parameters(model)
-    saved_as = {PEFT_PREFIX + _without_adapter_name(name): name for name in parameters}
+    saved_as = {PEFT_PREFIX + name.replace(".default.", ".").removesuffix(".weight"): name for name in parameters}
     by_name = {name.removesuffix(".weight"): t for name, t in tensors.items()}
     wrong = sorted(saved_as.keys() ^ by_name.keys())
     wrong += [n for n in saved_as.keys() & by_name.keys() if by_name[n].shape != parameters[saved_as[n]].shape]
@@ -344,7 +344,3 @@ def by_parameter(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     return {
         saved_as[n]: t.to(parameters[saved_as[n]].device, parameters[saved_as[n]].dtype) for n, t in by_name.items()
     }
-
-
-def _without_adapter_name(name: str) -> str:
-    return name.replace(".default.", ".").removesuffix(".weight")

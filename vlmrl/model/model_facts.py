@@ -120,7 +120,7 @@ def model_facts(settings: Model, *, path: str | None = None) -> ModelFacts:
     return ModelFacts(
         config.model_type,
         _by_part(shapes),
-        _text_config(config),
+        dict(config.get_text_config().to_dict()),
         _vision_config(config),
         linear,
         architecture=type(model).__name__,
@@ -168,10 +168,6 @@ def usable_memory() -> int:
     if amounts:
         return max(0, min(amounts))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _text_config(config: Any) -> dict[str, Any]:
-    return dict(config.get_text_config().to_dict())
 
 
 def _vision_config(config: Any) -> dict[str, Any]:

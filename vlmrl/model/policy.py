@@ -37,7 +37,7 @@ class Policy(nn.Module):
         shared_prefix: False forces the padded path, as a reference in tests. Families that cannot share a prefix use it
             in any case.
         entropy_gradient: whether entropies carry a gradient, for an entropy bonus.
-        backend: attention backend of packed rows: "auto", or one of `prefix.BACKENDS`.
+        backend: attention backend of packed rows: "auto", "sdpa", "split", "flex" or "varlen".
         critic: whether the policy has a `value_head`: a linear layer on the hidden states that predict the trained
             tokens, in float32. Its weights start at 0, so all values start at 0. It is not part of the model:
             `model.freeze` does not freeze it, and a merged model does not contain it.

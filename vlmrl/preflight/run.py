@@ -61,18 +61,13 @@ class Preflight:
         return [p for p in self.problems if p.level == "error"]
 
 
-def run_quick_checks(loaded: LoadedRecipe) -> list[Problem]:
+def quick_look(loaded: LoadedRecipe, services_in: Path | None = None) -> tuple[list[Problem], PromptLengths | None]:
     """Run the checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
 
-    Returns: errors and warnings. If the recipe itself has errors, no data are opened.
-    """
-    return quick_look(loaded)[0]
+    If the recipe itself has errors, no data are opened.
 
-
-def quick_look(loaded: LoadedRecipe, services_in: Path | None = None) -> tuple[list[Problem], PromptLengths | None]:
-    """Return (result of `run_quick_checks`, estimated length of the longest prompt of a few rows).
-
-    The estimate needs no tokenizer; None = not known.
+    Returns: (errors and warnings, estimated length of the longest prompt of a few rows). The estimate needs no
+        tokenizer; None = not known.
 
     Args:
         services_in: folder of the runs: the services that the rewards ask are tried, too; None = they are not asked.

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmrl.diagnose.health import TITLES as HEALTH_TITLES
+from vlmrl.evaluate.over_epochs import is_finite
 from vlmrl.evaluate.verdict import Verdict
 from vlmrl.report.cells import Cell, cell_in, cells_of
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
@@ -235,7 +236,7 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 def validated_ends(run: RunCurves, metric: str) -> tuple[Line, Line] | None:
     """Return the first and the last validation line that has a metric; None if no line has it."""
-    measured_lines = [line for line in run.validation if _finite(line.get(f"eval/{metric}"))]
+    measured_lines = [line for line in run.validation if is_finite(line.get(f"eval/{metric}"))]
     return (measured_lines[0], measured_lines[-1]) if measured_lines else None
 
 
@@ -252,7 +253,7 @@ def headlines(run: RunCurves) -> list[Headline]:
         ("reward/accuracy", "Training accuracy"),
         ("loss/cross_entropy", "Training loss"),
     ):
-        values = [(counted(n["step"]), n[name]) for n in run.train if _finite(n.get(name))]
+        values = [(counted(n["step"]), n[name]) for n in run.train if is_finite(n.get(name))]
         if values:
             result.append(_averaged(title, values))
     return result
@@ -260,7 +261,7 @@ def headlines(run: RunCurves) -> list[Headline]:
 
 def mean_value(lines: Sequence[Line], name: str) -> float | None:
     """Return the mean of a metric over all lines that have it."""
-    values = [n[name] for n in lines if _finite(n.get(name))]
+    values = [n[name] for n in lines if is_finite(n.get(name))]
     return math.fsum(values) / len(values) if values else None
 
 
@@ -279,7 +280,7 @@ def _averaged(title: str, values: Sequence[tuple[int, float]]) -> Headline:
 
 def _point(line: Line, name: str) -> dict[str, Any]:
     low, high = (line.get(f"{name}{end}") for end in ENDS)
-    whole = _finite(low) and _finite(high)
+    whole = is_finite(low) and is_finite(high)
     return {
         "value": line[name],
         "low": low if whole else None,
@@ -314,11 +315,11 @@ def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large
 def _series(
     run: RunCurves, lines: Sequence[Line], name: str, label: str, ends: tuple[str, str] | None = None
 ) -> Series | None:
-    lines_with_value = [n for n in lines if _finite(n.get(name)) and not _no_rate(n, name)]
+    lines_with_value = [n for n in lines if is_finite(n.get(name)) and not _no_rate(n, name)]
     if not lines_with_value:
         return None
     low = high = ()
-    if ends is not None and any(_finite(n.get(ends[0])) and _finite(n.get(ends[1])) for n in lines_with_value):
+    if ends is not None and any(is_finite(n.get(ends[0])) and is_finite(n.get(ends[1])) for n in lines_with_value):
         low, high = ([_number(n.get(end)) for n in lines_with_value] for end in ends)
     trained = lines is run.train
     steps = [float(counted(n["step"]) if trained else n["step"]) for n in lines_with_value]
@@ -336,16 +337,12 @@ def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
 
 def _names(lines: Sequence[Line]) -> list[str]:
     """Return the names of the numeric metrics in the lines, in order of first appearance."""
-    return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and _finite(v))
+    return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and is_finite(v))
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _number(value: Any) -> float:
-    return float(value) if _finite(value) else math.nan
+    return float(value) if is_finite(value) else math.nan

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.over_epochs import EPOCH_MEANS, RunEpochs, group_runs, over_epochs, read_epochs
+from vlmrl.evaluate.over_epochs import EPOCH_MEANS, RunEpochs, group_runs, is_finite, over_epochs, read_epochs
 from vlmrl.report.curves import SMALL, Chart, training_title
 from vlmrl.report.plots import EPOCH, Series, line_chart
 from vlmrl.store.metrics import counted
@@ -146,7 +146,7 @@ def _training_by_step(groups: Sequence[RunGroup]) -> list[Chart]:
         series = []
         for group in several:
             points = [
-                {float(counted(line["step"])): float(line[name]) for line in lines if _finite(line.get(name))}
+                {float(counted(line["step"])): float(line[name]) for line in lines if is_finite(line.get(name))}
                 for lines in group.train
             ]
             series.append(_band(group, points, smooth=True))
@@ -171,7 +171,3 @@ def _band(group: RunGroup, runs: Sequence[Mapping[float, float]], *, smooth: boo
     low = [mean - spread for mean, spread in zip(means, spreads, strict=True)] if len(runs) > 1 else []
     high = [mean + spread for mean, spread in zip(means, spreads, strict=True)] if len(runs) > 1 else []
     return Series(group.label, xs, means, low, high, group.colour, smooth=smooth and len(runs) == 1)
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

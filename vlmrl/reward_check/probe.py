@@ -323,7 +323,7 @@ def _by_chance(tried: Tried, rows: Sequence[RewardInput], play: Play) -> np.ndar
 
 
 def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
-    example = _example(tried.attack, rows)
+    example = next((x.response for row in rows if (x := tried.attack.write(row)) is not None), "")
     values = tried.values_R[: tried.attack.most]
     there = ~np.isnan(values)
     best = float(values[there].max()) if there.any() else None
@@ -332,10 +332,6 @@ def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInpu
     a = tried.attack
     errors = int((~there).sum()) if tried.error else 0
     return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)
-
-
-def _example(attack: Attack, rows: Sequence[RewardInput]) -> str:
-    return next((x.response for row in rows if (x := attack.write(row)) is not None), "")
 
 
 def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:

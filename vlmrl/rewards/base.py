@@ -291,12 +291,6 @@ def _split_whole(result: RewardResult) -> Returned:
     return Returned(parts, own_note or note, detail if own_detail is None else own_detail, artifacts)
 
 
-def split_note(result: Any) -> tuple[dict[str, Any], str]:
-    """Return the parts and the note of a reward's result; see `split_result`."""
-    returned = split_result(result)
-    return returned.parts, returned.note
-
-
 def part_name(key: Any, what: str = "part") -> str:
     """Return the name of a part, or of an artifact.
 
@@ -324,7 +318,7 @@ def _breaks(name: str) -> bool:
 
 
 def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-    """Return the parts (without a note, see `split_note`) as a dict of floats.
+    """Return the parts (without a note, see `split_result`) as a dict of floats.
 
     A number is any value that declares to be a real number: bool, int, float, Decimal, Fraction, a scalar of NumPy, a
     tensor of one element. Texts ("0.5"), lists, complex numbers (also with an imaginary part of 0) and dates are not

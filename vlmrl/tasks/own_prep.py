@@ -157,7 +157,7 @@ def own_command(name: str) -> PrepCommand:
     Raises: RecipeError for a file, function or parameter that cannot be used; DataError for a task without `prep`.
     """
     task = load_own(name, {})
-    path = Path(_path_of(task))
+    path = Path(task.own.path if task.own is not None else task.name)
     return rows_command(task, named=name, default=path.parent.resolve().name if path.stem == "task" else path.stem)
 
 
@@ -205,10 +205,6 @@ def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> 
 def _help(task: Task, name: str) -> str:
     help_text = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
     return f"{help_text}\n\nExample: vlmrl prep {name} --out data/mine"
-
-
-def _path_of(task: Task) -> str:
-    return task.own.path if task.own is not None else task.name
 
 
 def no_prep(name: str) -> DataError:

@@ -1,7 +1,7 @@
 """Reflection in responses: words such as "re-check", and how often responses with such words are correct.
 
-`count_reflection` counts one batch. Counts are integers and add up (`+`, `sum`). So the ratios of several ranks, steps
-or sources are those of the pooled responses: sum the counts first, then compute the ratios.
+Counts are integers and add up. So the ratios of several ranks, steps or sources are those of the pooled responses: sum
+the counts first, then compute the ratios.
 
 Two profiles say what counts as a word:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from vlmrl.errors import unknown
@@ -96,24 +96,6 @@ class ReflectionCounts:
     correct_reflecting: int = 0
     words: Mapping[str, int] = field(default_factory=dict)
 
-    def __add__(self, other: ReflectionCounts) -> ReflectionCounts:
-        """Return the counts of both batches together."""
-        names = dict.fromkeys([*self.words, *other.words])
-        return ReflectionCounts(
-            self.responses + other.responses,
-            self.tokens + other.tokens,
-            self.reflecting + other.reflecting,
-            self.graded + other.graded,
-            self.graded_reflecting + other.graded_reflecting,
-            self.correct + other.correct,
-            self.correct_reflecting + other.correct_reflecting,
-            {word: self.words.get(word, 0) + other.words.get(word, 0) for word in names},
-        )
-
-    def __radd__(self, other: int) -> ReflectionCounts:
-        """Return itself for the 0 that `sum` begins with."""
-        return self if other == 0 else NotImplemented
-
     def ratios(self) -> dict[str, float | None]:
         """Return the five RATIOS; None where the denominator is 0.
 
@@ -138,13 +120,6 @@ class ReflectionCounts:
     def per_1k_tokens(self) -> float | None:
         """Return the occurrences of all words per 1,000 sampled tokens; None without tokens."""
         return 1000 * sum(self.words.values()) / self.tokens if self.tokens else None
-
-    def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name: the five ratios, the rate per 1,000 tokens, and the count of every word.
-
-        Names: `reflection/<ratio>`, `reflection/words_per_1k_tokens`, `reflection/word/<word>`.
-        """
-        return self.shares() | {f"{PREFIX}{WORD}{word}": float(count) for word, count in self.words.items()}
 
     def shares(self, prefix: str = PREFIX) -> dict[str, float | None]:
         """Return the five ratios and the rate per 1,000 tokens, under names that begin with `prefix`."""
@@ -193,49 +168,12 @@ def count_words(text: str, profile: str = "default") -> dict[str, int]:
     return {word: lowered.count(word) for word in PROFILES[profile]}
 
 
-def has_reflection(text: str, profile: str = "default") -> bool:
-    """Return whether a text has a word of a profile. Raises: RecipeError for an unknown profile."""
-    return any(count_words(text, profile).values())
-
-
-def count_reflection(
-    texts: Sequence[str],
-    accuracies: Sequence[float | None],
-    num_tokens: Sequence[int],
-    profile: str = "default",
-) -> ReflectionCounts:
-    """Return the counts of a batch of responses.
-
-    Args:
-        texts: one text per response.
-        accuracies: of the same responses; 1 = correct, None or NaN = not known.
-        num_tokens: sampled tokens of the same responses.
-    Raises: ValueError for lengths that differ; RecipeError for an unknown profile.
-    """
-    if not len(texts) == len(accuracies) == len(num_tokens):
-        raise ValueError(f"{len(texts)} texts, {len(accuracies)} accuracies, {len(num_tokens)} numbers of tokens")
-    total = _counts("", None, 0, profile, responses=0)
-    return sum((_counts(*one, profile) for one in zip(texts, accuracies, num_tokens, strict=True)), total)
-
-
-def reflection_metrics(verdicts: Sequence[Verdict], profile: str = "default") -> dict[str, float | None]:
-    """Return `ReflectionCounts.metrics` of scored responses, for one profile: usable as the `set_metrics` of a task.
-
-    Args:
-        verdicts: (what the reward saw, its score, outcome) of each response; the outcome's `accuracy` says if it is
-            correct.
-    """
-    texts = [x.response for x, _, _ in verdicts]
-    accuracies = [outcome.get("accuracy") for _, _, outcome in verdicts]
-    return count_reflection(texts, accuracies, [x.num_tokens for x, _, _ in verdicts], profile).metrics()
-
-
-def _counts(text: str, accuracy: float | None, tokens: int, profile: str, responses: int = 1) -> ReflectionCounts:
+def _counts(text: str, accuracy: float | None, tokens: int, profile: str) -> ReflectionCounts:
     words = count_words(text, profile)
     graded = accuracy is not None and not math.isnan(accuracy)
     reflects, is_correct = any(words.values()), graded and accuracy == 1.0
     return ReflectionCounts(
-        responses, tokens, int(reflects), int(graded), int(graded and reflects), int(is_correct),
+        1, tokens, int(reflects), int(graded), int(graded and reflects), int(is_correct),
         int(is_correct and reflects), words,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import prove_items, seal, write_meta
+from checkpoint_files import prove_items, save_checkpoint, seal, write_meta
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import io
@@ -61,7 +61,7 @@ def save(run: Path, base: str, made, items, processor, lora: Lora) -> Path:
         "base": {"path": base, "revision": None, "fingerprint": checksum},
     }
     what = io.CheckpointContent(2, meta, {}, prove_items(policy, items))
-    return io.save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
+    return save_checkpoint(run, what, policy.model, processor, optimizer.state_tensors())
 
 
 @pytest.fixture(scope="module", params=[LORA, Lora(rank=2, rslora=True, dora=True, vision=True)], ids=["lora", "dora"])
@@ -279,7 +279,7 @@ def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
     made, items, tiny_processor, small_folder, tmp_path, lora
 ):
     base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
-    saved = io.save_checkpoint(
+    saved = save_checkpoint(
         tmp_path / "runs" / "sft",
         io.CheckpointContent(7, {"dtype": "float32"}, {}),
         load_model(settings(small_folder)),

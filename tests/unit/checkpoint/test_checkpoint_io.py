@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import contents_of, prove_items, seal
+from checkpoint_files import contents_of, prove_items, save_checkpoint, seal
 
 from vlmrl.algo.family import ALGORITHMS
 from vlmrl.checkpoint import checked_files, io, tensor_files
@@ -61,7 +61,7 @@ def saved_once(_tiny_model, tiny_banned, items, tiny_processor, tmp_path_factory
     policy, optimizer = trained_copy(_tiny_model, tiny_banned, items)
     what = io.CheckpointContent(3, meta_of(policy), {"progress": {"step": 3}}, prove_items(policy, items[1:3]))
     run = tmp_path_factory.mktemp("saved")
-    return io.save_checkpoint(run, what, policy.model, tiny_processor, optimizer.state_tensors())
+    return save_checkpoint(run, what, policy.model, tiny_processor, optimizer.state_tensors())
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_many_files_hold_the_same(trained, tiny_processor, tmp_path, monkeypatch
     """No file is much larger than the limit, and all together are the model and its moments."""
     policy, optimizer = trained
     monkeypatch.setattr(tensor_files, "MIN_FILE_BYTES", 100_000)
-    folder = io.save_checkpoint(
+    folder = save_checkpoint(
         tmp_path, io.CheckpointContent(3, meta_of(policy), {}), policy.model, tiny_processor, optimizer.state_tensors()
     )
     largest = max(t.nbytes for t in policy.model.state_dict().values())
@@ -135,7 +135,7 @@ def test_bfloat16_with_its_masters_comes_back_to_the_bit(tiny_model, tiny_proces
     policy, optimizer = Policy(model), Optimizer(model, Optim(lr=1e-3))
     train_once(policy, optimizer, items)
     what = io.CheckpointContent(1, meta_of(policy, "bfloat16"), {})
-    folder = io.save_checkpoint(tmp_path, what, model, tiny_processor, optimizer.state_tensors())
+    folder = save_checkpoint(tmp_path, what, model, tiny_processor, optimizer.state_tensors())
     other = load_checkpoint_model(folder, settings("bfloat16"))
     own = model.state_dict()
     assert all(torch.equal(v, own[k]) for k, v in other.state_dict().items())
@@ -155,7 +155,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(saved):
 
 def test_the_optimizer_folder_is_missing_when_no_step_was_taken(tiny_model, tiny_processor, tmp_path):
     what = io.CheckpointContent(0, meta_of(Policy(tiny_model)), {})
-    folder = io.save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {})
+    folder = save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {})
     assert not (folder / OPTIMIZER).exists()
     assert io.load_optimizer_tensors(folder) == {}
     assert io.load_proof(folder) == {}
@@ -275,7 +275,7 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
     with torch.no_grad():
         policy.model.model.language_model.norm.weight.mul_(2)
     what = io.CheckpointContent(3, meta_of(policy), {"progress": {"step": 4}})
-    io.save_checkpoint(saved.parent.parent, what, policy.model, tiny_processor, optimizer.state_tensors())
+    save_checkpoint(saved.parent.parent, what, policy.model, tiny_processor, optimizer.state_tensors())
     assert io.load_data(saved) == {"progress": {"step": 4}}
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
 
@@ -291,7 +291,7 @@ model, processor = load_model(settings), load_processor(settings)
 import torch
 for step in (1, 2):
     content = io.CheckpointContent(step, {}, {"step": step})
-    io.save_checkpoint(Path(sys.argv[2]), content, model, processor, {"a": torch.ones(3)})
+    io.write_staged(io.stage(Path(sys.argv[2]), content, model, processor, {"a": torch.ones(3)}))
 """
 
 
@@ -332,7 +332,7 @@ def test_a_full_disk_is_an_error_in_words_and_leaves_the_older_checkpoint_alone(
     what = io.CheckpointContent(4, meta_of(policy), {})
     full_disk(size)
     with pytest.raises(CheckpointError, match="could not be saved"):
-        io.save_checkpoint(saved.parent.parent, what, policy.model, tiny_processor, optimizer.state_tensors())
+        save_checkpoint(saved.parent.parent, what, policy.model, tiny_processor, optimizer.state_tensors())
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
     everything(saved, policy.model)
 
@@ -340,7 +340,7 @@ def test_a_full_disk_is_an_error_in_words_and_leaves_the_older_checkpoint_alone(
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(trained, tiny_processor, tmp_path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="could not be saved"):
-        io.save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, tiny_processor, {})
+        save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, tiny_processor, {})
 
 
 def test_a_checkpoint_can_be_moved(saved, tmp_path, tiny_model):
@@ -353,7 +353,7 @@ def test_what_was_copied_is_written_whatever_training_does_meanwhile(trained, it
     policy, optimizer = trained
     what = io.CheckpointContent(3, meta_of(policy), {"step": 3}, prove_items(policy, items[1:3]))
     given = policy.model, tiny_processor
-    at_once = io.save_checkpoint(tmp_path / "once", what, *given, optimizer.state_tensors())
+    at_once = save_checkpoint(tmp_path / "once", what, *given, optimizer.state_tensors())
     staged = io.stage(tmp_path / "beside", what, *given, optimizer.state_tensors(), copies=HostCopies())
     lying = io.stage(tmp_path / "lying", what, *given, optimizer.state_tensors())
     assert not complete_checkpoints(tmp_path / "beside")
@@ -423,7 +423,7 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trai
             raise Exception("No space left on device (os error 28)")
 
     with pytest.raises(CheckpointError, match="step 1 could not be saved: No space left"):
-        io.save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, Full(), {})
+        save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, Full(), {})
     assert not list(tmp_path.rglob(".tmp-*"))
 
     class Broken:
@@ -431,4 +431,4 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trai
             raise Exception("a bug")
 
     with pytest.raises(Exception, match=r"^a bug$"):
-        io.save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, Broken(), {})
+        save_checkpoint(tmp_path, io.CheckpointContent(1, {}, {}), trained[0].model, Broken(), {})

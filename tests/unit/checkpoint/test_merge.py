@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import prove_items, seal
+from checkpoint_files import prove_items, save_checkpoint, seal
 from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
@@ -34,7 +34,7 @@ def checkpoint_once(model, items, tiny_banned, tiny_processor, tmp_path_factory)
     policy = Policy(model, temperature=0.7, banned_ids=tiny_banned)
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
     saved = io.CheckpointContent(12, meta, {}, prove_items(policy, items))
-    return io.save_checkpoint(tmp_path_factory.mktemp("merge"), saved, model, tiny_processor, {})
+    return save_checkpoint(tmp_path_factory.mktemp("merge"), saved, model, tiny_processor, {})
 
 
 @pytest.fixture

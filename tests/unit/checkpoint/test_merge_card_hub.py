@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_files import prove_items, write_meta
+from checkpoint_files import prove_items, save_checkpoint, write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
@@ -67,9 +67,7 @@ def checkpoint(tmp_path, frozen_tiny_model, tiny_processor, tiny_banned, items) 
     )
     proof = prove_items(Policy(frozen_tiny_model, temperature=0.7, banned_ids=tiny_banned), items)
     meta = META | {"policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
-    folder = io.save_checkpoint(
-        run.dir, io.CheckpointContent(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {}
-    )
+    folder = save_checkpoint(run.dir, io.CheckpointContent(50, meta, {}, proof), frozen_tiny_model, tiny_processor, {})
     run.finish()
     return folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import prove_items, seal
+from checkpoint_files import prove_items, save_checkpoint, seal
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import MODEL
@@ -56,7 +56,7 @@ def whole(small_folder, tiny_processor, tiny_banned, items, tmp_path_factory) ->
     model = load_model(Model(path=str(small_folder), dtype="float32", device="cpu"))
     meta = {"dtype": "float32", "policy": {"temperature": 0.7, "banned_ids": list(tiny_banned)}}
     proof = prove_items(Policy(model, temperature=0.7, banned_ids=tiny_banned), items)
-    return io.save_checkpoint(
+    return save_checkpoint(
         tmp_path_factory.mktemp("whole"), io.CheckpointContent(5, meta, {}, proof), model, tiny_processor, {}
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import seal
+from checkpoint_files import save_checkpoint, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -41,7 +41,7 @@ class NoProcessor:
 
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
-    return io.save_checkpoint(run, io.CheckpointContent(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
+    return save_checkpoint(run, io.CheckpointContent(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:

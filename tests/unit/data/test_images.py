@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vlmrl.data import images as images_module
-from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash, probe_image, store_form
+from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash, probe_image, store_decoded
 from vlmrl.errors import DataError
 
 
@@ -33,8 +33,8 @@ def test_png_is_the_same_for_the_same_pixels_and_keeps_them() -> None:
 def test_png_jpeg_and_webp_are_stored_as_they_are_and_others_as_png() -> None:
     for kind in ("PNG", "JPEG", "WEBP"):
         data = file_of(noise(), kind)
-        assert store_form(data)[0] == data
-    data, media = store_form(file_of(noise(), "BMP"))
+        assert store_decoded(data)[0] == data
+    data, media = store_decoded(file_of(noise(), "BMP"))[:2]
     assert probe_image(data) == (media, "PNG") and (media.width, media.height) == (5, 3)
     assert np.array_equal(np.asarray(decode_image(data)), np.asarray(noise()))
 
@@ -57,7 +57,7 @@ def test_transparent_pixels_become_white_and_sixteen_bits_keep_their_brightness(
 @pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\nrubbish", file_of(noise(40, 40), "PNG")[:-30]])
 def test_a_broken_file_is_a_data_error(data: bytes) -> None:
     with pytest.raises(DataError):
-        store_form(data)
+        store_decoded(data)
 
 
 def test_an_image_that_claims_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

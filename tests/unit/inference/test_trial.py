@@ -14,7 +14,7 @@ from PIL import Image
 from tinyworld import encoded, image
 
 from vlmrl.data.dataset_writer import building
-from vlmrl.data.images import store_form
+from vlmrl.data.images import store_decoded
 from vlmrl.errors import DataError, Interruption, RewardError
 from vlmrl.inference.filtered_dataset import check_target
 from vlmrl.inference.model_view import seen_images
@@ -198,7 +198,7 @@ def make_pairs(folder: Path) -> None:
             for left, right in [(n, m) for n in names for m in names]:
                 media = []
                 for name in (left, right):
-                    data, one = store_form(_png(picture(name)))
+                    data, one = store_decoded(_png(picture(name)))[:2]
                     build.images.add(one.sha256, data)
                     media.append(one)
                 truth = {"same": left == right, "distance": int(left != right), "letter": [left, right]}

@@ -8,7 +8,7 @@ import pytest
 
 from vlmrl.preflight import loggers
 from vlmrl.preflight.loggers import check_loggers
-from vlmrl.preflight.run import run_quick_checks
+from vlmrl.preflight.run import quick_look
 from vlmrl.recipe.load import load_recipe
 
 GOOD = "class Mine:\n    def open(self, run): ...\n    def log(self, line): ...\n    def samples(self, line, s): ...\n"
@@ -96,4 +96,4 @@ def test_keys_that_no_logger_takes_are_warned_about_and_impossible_ones_refused(
 
 def test_train_looks_at_loggers_before_anything_is_opened(tmp_path):
     (tmp_path / "r.toml").write_text('model.path = "m"\n[[data]]\npath = "d.jsonl"\n[log]\nsinks = ["nope"]\n')
-    assert any("nope" in p.message for p in run_quick_checks(load_recipe(tmp_path / "r.toml")))
+    assert any("nope" in p.message for p in quick_look(load_recipe(tmp_path / "r.toml"))[0])

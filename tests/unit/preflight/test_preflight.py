@@ -13,7 +13,7 @@ from PIL import Image
 
 from vlmrl.errors import Problem
 from vlmrl.preflight.memory import Target
-from vlmrl.preflight.run import Preflight, check_model, preflight, run_quick_checks
+from vlmrl.preflight.run import Preflight, check_model, preflight, quick_look
 from vlmrl.recipe.load import load_recipe
 
 RENAMED = """
@@ -501,7 +501,7 @@ def test_truths_that_are_empty_or_of_two_types_are_warnings_in_every_part_of_che
         ('{prompt = "prompt", images = "image"}', "is empty in all 6 rows"),
     ):
         (tmp_path / "recipe.toml").write_text(recipe.replace("@", columns))
-        assert the(run_quick_checks(load_recipe("recipe.toml")), words).level == "warning"
+        assert the(quick_look(load_recipe("recipe.toml"))[0], words).level == "warning"
         assert the(world().problems, words).level == "warning"
 
 
@@ -509,10 +509,10 @@ def test_truths_that_are_empty_or_of_two_types_are_warnings_in_every_part_of_che
 def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     (tmp_path / "b.png").unlink()
     loaded = load_recipe("recipe.toml")
-    assert any("not valid" in p.message for p in run_quick_checks(loaded))
+    assert any("not valid" in p.message for p in quick_look(loaded)[0])
     code = (
-        "import sys; from vlmrl.recipe.load import load_recipe; from vlmrl.preflight.run import run_quick_checks\n"
-        "run_quick_checks(load_recipe('recipe.toml')); sys.exit('torch' in sys.modules)"
+        "import sys; from vlmrl.recipe.load import load_recipe; from vlmrl.preflight.run import quick_look\n"
+        "quick_look(load_recipe('recipe.toml'))[0]; sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -552,7 +552,7 @@ def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
     from vlmrl.preflight import rows as data
 
     monkeypatch.setattr(data, "open_sources", lambda loaded: pytest.fail("the data was opened"))
-    assert run_quick_checks(load_recipe("recipe.toml", overrides=["rollout.samples_per_prompt=1"]))
+    assert quick_look(load_recipe("recipe.toml", overrides=["rollout.samples_per_prompt=1"]))[0]
 
 
 @pytest.fixture(scope="module")

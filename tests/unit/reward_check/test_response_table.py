@@ -15,7 +15,7 @@ from vlmrl.reward_check import response_table
 from vlmrl.reward_check.open_table import is_table, open_table
 from vlmrl.reward_check.rescore import named_rewards, profile_rewards, scan_saved
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
-from vlmrl.rewards.base import combine, split_note
+from vlmrl.rewards.base import combine, split_result
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
@@ -217,7 +217,7 @@ def test_truths_that_contradict_themselves_are_scored_by_the_published_reward_an
     published = load_reward("taxonrl", args={"function": checked.report["rewards"]["rows"]["args"]["function"]})
     expected = [
         combine(
-            split_note(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
+            split_result(published.fn(RewardInput(row["response"], {"ground_truth": CONTRADICTORY[at][0]})))[0],
             published.weights,
         )[0]
         for row, at in zip(rows, order, strict=True)

@@ -1,4 +1,4 @@
-"""Boxes and points in answers: 40 forms that models write, and what is refused, each with its reason."""
+"""Boxes in answers: 40 forms that models write, and what is refused, each with its reason."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.boxes.overlap import iou
-from vlmrl.rewards.boxes.planes import Box, Plane, Point, Space, answer_plane, check_space, convert, plane_of
-from vlmrl.rewards.boxes.reading import CUT, SWAPPED, check_order, only_box, read_boxes, read_points
+from vlmrl.rewards.boxes.planes import Box, Plane, Space, answer_plane, check_space, convert, plane_of
+from vlmrl.rewards.boxes.reading import CUT, SWAPPED, check_order, only_box, read_boxes
 from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES
 from vlmrl.rewards.boxes.tokens import tokens_of
 from vlmrl.rewards.boxes.writing import write_box
@@ -251,7 +251,6 @@ def test_location_tokens_have_y_first_and_1024_bins() -> None:
     assert read_boxes("[10, 20, 300, 400]", LOC).problem == "numbers, but the declared space `loc` has <loc> tokens"
     two = "<loc0001><loc0002><loc0003><loc0004> a ; <loc0005><loc0006><loc0007><loc0008> b"
     assert [tuple(read.shape) for read in read_boxes(two, LOC).shapes] == [(2, 1, 4, 3), (6, 5, 8, 7)]
-    assert [tuple(read.shape) for read in read_points("<loc0256><loc0128>", LOC).shapes] == [(128, 256)]
 
 
 def test_the_order_of_the_numbers_is_declared() -> None:
@@ -261,23 +260,6 @@ def test_the_order_of_the_numbers_is_declared() -> None:
     assert tuple(read_boxes(named, THOUSAND, order="xywh").shapes[0].shape) == BOX  # names say more than the order
     with pytest.raises(RewardError, match="xyyx"):
         check_order("xyyx")
-
-
-@pytest.mark.parametrize(
-    ("text", "points"),
-    [
-        ("(10, 20)", [(10, 20)]),
-        ('{"point_2d": [10, 20], "label": "nose"}', [(10, 20)]),
-        ('{"x": 10, "y": 20}', [(10, 20)]),
-        ("[[10, 20], [30, 40], [50, 60]]", [(10, 20), (30, 40), (50, 60)]),
-        ("the cat at (10, 20) and the dog at (30, 40)", [(10, 20), (30, 40)]),
-        ("10, 20", [(10, 20)]),
-        ("[10, 20, 30, 40]", []),
-        ("(2000, 10)", []),
-    ],
-)
-def test_points_are_read(text: str, points: list[tuple[float, float]]) -> None:
-    assert [tuple(read.shape) for read in read_points(text, THOUSAND).shapes] == points
 
 
 HOSTILE = [
@@ -305,7 +287,7 @@ HOSTILE = [
 @pytest.mark.parametrize("piece", [*HOSTILE, "<loc0001>", "[1,2,3,4]", "{'label': 'x', 'b': [1,2,3,4]},", "\x00", "<"])
 def test_hostile_texts_give_a_bounded_result(piece: str) -> None:
     text = piece * (MOST_CHARS // len(piece))
-    for reading in (read_boxes(text, THOUSAND), read_points(text, THOUSAND), read_boxes(text, LOC)):
+    for reading in (read_boxes(text, THOUSAND), read_boxes(text, LOC)):
         assert len(reading.shapes) <= MOST_SHAPES and len(reading.refused) <= 8
         assert all(len(reason) < 120 for reason in reading.refused)
     assert sum(1 for _ in tokens_of(text)) <= len(text)  # no part of the text is a token twice
@@ -322,8 +304,6 @@ def test_every_text_is_read_to_boxes_within_the_image(text: str) -> None:
     for read in read_boxes(text, THOUSAND).shapes:
         x1, y1, x2, y2 = read.shape
         assert 0 <= x1 < x2 <= 1000 and 0 <= y1 < y2 <= 1000
-    for read in read_points(text, THOUSAND).shapes:
-        assert 0 <= read.shape.x <= 1000 and 0 <= read.shape.y <= 1000
 
 
 PLANES = st.builds(
@@ -393,9 +373,3 @@ def test_the_plane_of_a_response_is_that_of_its_image() -> None:
         check_space("thousands")
     with pytest.raises(RewardError, match="0 x 5"):
         plane_of("pixels", (0, 5))
-
-
-def test_points_convert_like_corners() -> None:
-    from vlmrl.rewards.boxes.planes import convert_point
-
-    assert convert_point(Point(500, 250), THOUSAND, plane_of("pixels", (640, 480))) == (320, 120)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.base import combine, split_note
+from vlmrl.rewards.base import combine, split_result
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
@@ -27,7 +27,7 @@ FAMILIES_DIFFER = {"same": False, "order": ["O", "O"], "family": ["F", "G"], "ge
 def score(name, response, truth, **args):
     """(parts, note, value)"""
     spec = load_reward(name, args=args)
-    parts, note = split_note(spec.fn(RewardInput(response, truth)))
+    parts, note, *_ = split_result(spec.fn(RewardInput(response, truth)))
     return parts, note, combine(parts, spec.weights)[0]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.base import combine, split_note
+from vlmrl.rewards.base import combine, split_result
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.reward import answer_score, level_parts
 from vlmrl.types import RewardInput
@@ -125,12 +125,12 @@ REPAIRABLE = "<think><loop>yes; yes</loop><digit>6; 8</digit><think><answer>0.1<
 def test_the_relaxed_format_repairs_what_it_lists_and_says_so():
     assert score(REPAIRABLE, SAME_LOOP)[1] == 0
     spec = load_reward("taxonomy", args={"levels": TWO, "relaxed": True})
-    parts, note = split_note(spec.fn(RewardInput(REPAIRABLE, SAME_LOOP)))
+    parts, note, *_ = split_result(spec.fn(RewardInput(REPAIRABLE, SAME_LOOP)))
     assert parts["format"] == parts["repaired"] == parts["digit"] == 1.0
     assert note == "the second <think> is read as </think>; the second <answer> is read as </answer>"
     assert "repaired" not in spec.weights and spec.ranges["repaired"] == (0.0, 1.0)
     strict = REPAIRABLE.replace("<think><ans", "</think><ans").removesuffix("<answer>") + "</answer>"
-    parts, note = split_note(spec.fn(RewardInput(strict, SAME_LOOP)))
+    parts, note, *_ = split_result(spec.fn(RewardInput(strict, SAME_LOOP)))
     assert (parts["format"], parts["repaired"], note) == (1.0, 0.0, "")
 
 

@@ -12,11 +12,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_batches import score_batch
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.taxonrl.published import FUNCTIONS, score_batch, squeeze
+from vlmrl.tasks.taxonrl.published import FUNCTIONS, squeeze
 from vlmrl.types import RewardInput
 
 RIGHT = "<think>x</think><answer>1.0000</answer>"

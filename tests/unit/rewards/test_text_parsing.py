@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from pair_responses import parse_pair_response
 
 from vlmrl.rewards.text_parsing import find_tags, normalise_name, tagged_text
-from vlmrl.tasks.pairs.parse import parse_pair_response, parse_probability
+from vlmrl.tasks.pairs.parse import parse_probability
 
 LEVELS = ("order", "family", "genus")
 

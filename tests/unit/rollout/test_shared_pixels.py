@@ -12,7 +12,7 @@ from tinyworld import encoded
 
 from vlmrl.data import dataset
 from vlmrl.data.encode import Encoder
-from vlmrl.data.images import decode_image, encode_png, store_form
+from vlmrl.data.images import decode_image, encode_png, store_decoded
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.sample import Rollout, encode_prompt
@@ -108,7 +108,7 @@ class Files:
 
     def __init__(self, path: str, monkeypatch: pytest.MonkeyPatch, picture: Any) -> None:
         self.path = path
-        self.bytes, self.media = store_form(encode_png(picture))
+        self.bytes, self.media = store_decoded(encode_png(picture))[:2]
         self.decoded: Counter[str] = Counter()
 
         def count(data: bytes) -> Any:

@@ -12,7 +12,7 @@ from domain_builders import TRUTHS, write_dataset
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.rewards.base import UNSCORED, split_note
+from vlmrl.rewards.base import UNSCORED, split_result
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
@@ -165,7 +165,7 @@ def score(domain: Domain, variant: Variant, truth: dict[str, Any], text: str, pr
     name, args = make_task(domain.name, {}, variant.name).profile(profile)
     assert name is not None
     spec = load_reward(name, args=args)
-    return split_note(spec.fn(RewardInput(text, truth)))
+    return split_result(spec.fn(RewardInput(text, truth)))[:2]
 
 
 @every_variant

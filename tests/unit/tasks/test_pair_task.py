@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pair_responses import parse_pair_response
 
 from vlmrl.errors import DataError
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.pairs.parse import parse_pair_response
 from vlmrl.tasks.pairs.task import levels_due, pair_task, write_trace
 from vlmrl.tasks.prompt_template import render_user
 from vlmrl.types import Media, RewardInput, Row

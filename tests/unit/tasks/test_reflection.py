@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import random
-from functools import partial
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +21,7 @@ from vlmrl.tasks.reflection import (
     REFLECTION,
     STEMS,
     ReflectionCounts,
-    count_reflection,
     count_words,
-    has_reflection,
-    reflection_metrics,
 )
 from vlmrl.types import RewardInput
 
@@ -45,7 +41,11 @@ BATCH = [
 
 def counts(profile: str, rows=None) -> ReflectionCounts:
     rows = BATCH if rows is None else rows
-    return count_reflection([r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows], profile)
+    return ReflectionCounts.from_flat(REFLECTION.sums(verdicts_of(rows)), profile)
+
+
+def verdicts_of(rows):
+    return [(RewardInput(text, {}, num_tokens=n), UNSCORED, {"accuracy": a}) for text, a, n in rows]
 
 
 def test_the_profile_maye_by_hand():
@@ -81,7 +81,7 @@ def test_an_empty_denominator_is_none_and_not_zero():
     assert list(empty.words) == list(MAYE_WORDS) and not any(empty.words.values())
     all_wrong = counts("maye", [("wait", 0.0, 3), ("wait", 0.0, 3)])
     assert tuple(all_wrong.ratios().values()) == (1.0, None, 1.0, 0.0, None)
-    assert all_wrong.metrics()["reflection/reflection_ratio_in_correct_answers"] is None
+    assert all_wrong.shares()["reflection/reflection_ratio_in_correct_answers"] is None
 
 
 def test_a_response_that_was_not_graded_is_in_no_ratio_of_correctness():
@@ -106,15 +106,13 @@ def test_a_response_that_was_not_graded_is_in_no_ratio_of_correctness():
     ],
 )  # fmt: skip
 def test_words_of_both_profiles(text: str, maye: bool, default: bool):
-    assert (has_reflection(text, "maye"), has_reflection(text, "default")) == (maye, default)
+    assert [any(count_words(text, profile).values()) for profile in ("maye", "default")] == [maye, default]
 
 
 def test_an_unknown_profile_is_refused_with_those_there_are():
     with pytest.raises(RecipeError, match="unknown reflection profile `mayo`") as error:
-        count_reflection(["a"], [1.0], [1], "mayo")
+        count_words("a", "mayo")
     assert "maye" in str(error.value.hint)
-    with pytest.raises(ValueError, match="2 texts, 1 accuracies"):
-        count_reflection(["a", "b"], [1.0], [1, 1])
 
 
 TEXTS = ("wait", "I verify, wait", "yet", "so", "re-evaluated it")
@@ -126,29 +124,18 @@ TEXTS = ("wait", "I verify, wait", "yet", "so", "re-evaluated it")
     st.integers(1, 4), st.sampled_from(sorted(PROFILES)),
 )  # fmt: skip
 def test_the_ratios_do_not_depend_on_the_number_of_ranks(rows, ranks: int, profile: str):
-    parts = [counts(profile, rows[rank::ranks]) for rank in range(ranks)]
-    gathered = pickle.loads(pickle.dumps(parts))  # as ranks exchange them
-    assert sum(gathered) == counts(profile, rows)
-    assert sum(gathered).metrics() == counts(profile, rows).metrics()
+    parts = [Counter(REFLECTION.sums(verdicts_of(rows[rank::ranks]))) for rank in range(ranks)]
+    assert ReflectionCounts.from_flat(sum(parts, Counter()), profile) == counts(profile, rows)
 
 
 def test_pooled_ratios_are_not_the_mean_of_ranks_ratios():
     # Rank 0: one of one reflecting responses is correct. Rank 1: none reflects. MAYE logs (1 + 0) / 2.
-    ranks = [counts("maye", [("wait", 1.0, 1), ("so", 0.0, 1)]), counts("maye", [("so", 0.0, 1)] * 2)]
-    assert sum(ranks).ratios()["correct_ratio_in_reflection_texts"] == 1.0
+    ranks = [("wait", 1.0, 1), ("so", 0.0, 1)], [("so", 0.0, 1)] * 2
+    sums = sum((Counter(REFLECTION.sums(verdicts_of(rows))) for rows in ranks), Counter())
+    assert ReflectionCounts.from_flat(sums, "maye").ratios()["correct_ratio_in_reflection_texts"] == 1.0
 
 
-def test_a_task_can_have_them_as_metrics_of_the_whole_split():
-    verdicts = [(RewardInput(text, {}, num_tokens=n), UNSCORED, {"accuracy": a}) for text, a, n in BATCH]
-    assert reflection_metrics(verdicts, "maye") == counts("maye").metrics()
-    found = summarise_sets(
-        partial(reflection_metrics, profile="maye"), verdicts,
-        [{"prompt_id": f"p{i}", "sample": 0, "truth": {}, "images": []} for i in range(8)], num_resamples=0,
-    )["metrics"]  # fmt: skip
-    assert found["reflection/reflection_ratio"]["value"] == 0.5 and found["reflection/word/wait"]["value"] == 3.0
-
-
-VERDICTS = [(RewardInput(text, {}, num_tokens=n), UNSCORED, {"accuracy": a}) for text, a, n in BATCH]
+VERDICTS = verdicts_of(BATCH)
 RECORDS = [{"prompt_id": f"p{i}", "sample": 0, "truth": {}, "images": []} for i in range(len(BATCH))]
 
 

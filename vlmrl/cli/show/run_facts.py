@@ -35,8 +35,8 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("note", about["note"]),
         (
             "started",
-            f"{_minute(about['start'])}, {ago(about['start'])} ago, ran {span(about['seconds'])} on {about['host']}"
-            f"{_processes(about['attempts'])}",
+            f"{(about['start'] or '?')[:16].replace('T', ' ')} UTC, {ago(about['start'])} ago,"
+            f" ran {span(about['seconds'])} on {about['host']}{_processes(about['attempts'])}",
         ),
         ("attempts", _attempts(about["attempts"])),
         *(("changed", f"at step {a['from_step']}: {a['changes_text']}") for a in about["attempts"] if a["changes"]),
@@ -148,7 +148,3 @@ def _evaluations(names: list[str], during: list[str]) -> str:
 def _short(text: str) -> str:
     """Return the text on one line, cut at 200 characters; the whole text is in --json and in the manifest."""
     return shorten(" ".join(text.split()), 200, mark="...")
-
-
-def _minute(text: str | None) -> str:
-    return (text or "?")[:16].replace("T", " ") + " UTC"

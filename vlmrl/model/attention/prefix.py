@@ -27,7 +27,6 @@ NAME = "vlmrl_shared_prefix"
 VISION_NAME = "vlmrl_flash_vision"
 """Name of the attention of vision towers. Because the name contains "flash", transformers passes all windows in one
 sequence to it."""
-BACKENDS = ("sdpa", "split", "flex", "varlen")
 
 
 @dataclass(frozen=True)

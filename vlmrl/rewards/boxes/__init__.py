@@ -1,1 +1,1 @@
-"""Boxes and points in answers: coordinate planes, reading, writing, overlap."""
+"""Boxes in answers: coordinate planes, reading, writing, overlap."""

@@ -32,23 +32,6 @@ def iou(one: Box, other: Box) -> float:
     return min(1.0, shared / union) if union > 0 else 0.0
 
 
-def giou(one: Box, other: Box) -> float:
-    """Return the generalised IoU, in [-1, 1]: IoU minus the share of the common hull that neither box covers.
-
-    Two boxes on one line or point have no hull: 0.
-
-    Source: Rezatofighi et al. (2019), algorithm 1.
-    Example: (0, 0, 1, 1) and (2, 0, 3, 1): IoU 0, hull 3, union 2 -> -1/3.
-    """
-    shared = shared_area(one, other)
-    union = area(one) + area(other) - shared
-    hull = (max(one.x2, other.x2) - min(one.x1, other.x1)) * (max(one.y2, other.y2) - min(one.y1, other.y1))
-    if hull <= 0:
-        return 0.0
-    overlap = shared / union if union > 0 else 0.0
-    return max(-1.0, min(1.0, overlap - max(0.0, hull - union) / hull))
-
-
 def centre(box: Box) -> Point:
     return Point((box.x1 + box.x2) / 2, (box.y1 + box.y2) / 2)
 

@@ -112,8 +112,3 @@ def convert(box: Box, source: Plane, target: Plane) -> Box:
         box.x2 * target.width / source.width,
         box.y2 * target.height / source.height,
     )
-
-
-def convert_point(point: Point, source: Plane, target: Plane) -> Point:
-    """Return a point of one plane in the numbers of another plane of the same image."""
-    return Point(point.x * target.width / source.width, point.y * target.height / source.height)

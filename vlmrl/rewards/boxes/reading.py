@@ -1,4 +1,4 @@
-"""Reading of boxes and points from the text of a model, in a declared coordinate space.
+"""Reading of boxes from the text of a model, in a declared coordinate space.
 
 Every text gives a result, in linear time and of bounded size. What looks like a box and is none is refused, with the
 reason. The forms that are read:
@@ -18,10 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, get_args
 
 from vlmrl.errors import RewardError, unknown
-from vlmrl.rewards.boxes.planes import MEANINGS, SPACES, Box, Plane, Point, Space
+from vlmrl.rewards.boxes.planes import MEANINGS, SPACES, Box, Plane, Space
 from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES, Candidate, Order, Scan
 
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -55,12 +55,11 @@ LARGEST = 1e6
 """Largest size of a coordinate; a larger one is refused."""
 SWAPPED, CUT = "corners in reverse order", "cut at the edge of the image"
 """Notes on a box that was mended: its corners were exchanged, or the part beyond the image was cut off."""
-Shape = TypeVar("Shape", Box, Point)
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Generic[Shape]):
-    """Box or point of an answer, in the numbers of the plane; a box has x1 < x2 and y1 < y2, within the image.
+class Read:
+    """Box of an answer, in the numbers of the plane: x1 < x2 and y1 < y2, within the image.
 
     Args:
         label: the label beside it, at most 100 characters; "" = none.
@@ -68,23 +67,23 @@ class Read(Generic[Shape]):
         notes: what was mended; see `SWAPPED` and `CUT`.
     """
 
-    shape: Shape
+    shape: Box
     label: str = ""
     confidence: float | None = None
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading(Generic[Shape]):
+class Reading:
     """Result of reading a text.
 
     Args:
-        shapes: boxes or points in the order of the text, each once (see `read_boxes`).
+        shapes: boxes in the order of the text, each once (see `read_boxes`).
         refused: reasons, for what looks like a box or a point and is none; at most 8, the first ones.
-        unusable: how many of these have as many numbers as a box or a point, such as a box outside of the image.
+        unusable: how many of these have as many numbers as a box, such as a box outside of the image.
     """
 
-    shapes: tuple[Read[Shape], ...]
+    shapes: tuple[Read, ...]
     refused: tuple[str, ...] = ()
     unusable: int = 0
 
@@ -103,7 +102,7 @@ def check_order(order: str) -> Order:
     return order
 
 
-def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy", repeated: bool = False) -> Reading[Box]:
+def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy", repeated: bool = False) -> Reading:
     """Return the boxes of a text.
 
     Args:
@@ -111,18 +110,24 @@ def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy", repeated: bool
         order: order of four numbers without names. Two pairs are always two opposite corners.
         repeated: whether a box that the text states several times is in the result as often; else it is there once.
     """
-    candidates, reasons = _scan(text, plane, "box")
-    boxes = [_box(one, plane, order) for one in candidates]
-    return _reading(boxes, reasons, repeated=repeated)
+    if len(text) > MOST_CHARS:
+        return Reading((), (f"a text of more than {MOST_CHARS:,} characters",))
+    scan = Scan(locs=plane.space == "loc")
+    scan.run(text)
+    candidates, reasons = [_box(one, plane, order) for one in scan.candidates], scan.reasons
+    boxes: list[Read] = []
+    for one in candidates:
+        if isinstance(one, str):
+            reasons.append(one)
+        elif len(boxes) >= MOST_SHAPES:
+            reasons.append(f"more than {MOST_SHAPES} boxes or points")
+        elif repeated or all(one.shape != other.shape or one.label != other.label for other in boxes):
+            boxes.append(one)
+    unusable = sum(isinstance(one, str) for one in candidates)
+    return Reading(tuple(boxes), tuple(dict.fromkeys(reasons))[:MOST_REASONS], unusable)
 
 
-def read_points(text: str, plane: Plane) -> Reading[Point]:
-    """Return the points of a text: pairs of numbers in brackets, or named `x` and `y`."""
-    candidates, reasons = _scan(text, plane, "point")
-    return _reading([_point(one, plane) for one in candidates], reasons)
-
-
-def only_box(reading: Reading[Box]) -> tuple[Read[Box] | None, str]:
+def only_box(reading: Reading) -> tuple[Read | None, str]:
     """Return (the only box, ""), or (None, the reason): a text with several boxes commits itself to none of them."""
     count = len(reading.shapes) + reading.unusable
     if len(reading.shapes) == count == 1:
@@ -130,29 +135,7 @@ def only_box(reading: Reading[Box]) -> tuple[Read[Box] | None, str]:
     return None, reading.problem or f"{count} boxes, where one is expected"
 
 
-def _scan(text: str, plane: Plane, shape: Literal["box", "point"]) -> tuple[Sequence[Candidate], list[str]]:
-    if len(text) > MOST_CHARS:
-        return (), [f"a text of more than {MOST_CHARS:,} characters"]
-    scan = Scan(shape, locs=plane.space == "loc")
-    scan.run(text)
-    return scan.candidates, scan.reasons
-
-
-def _reading(candidates: Sequence[Read[Shape] | str], reasons: list[str], *, repeated: bool = False) -> Reading[Shape]:
-    """Return shapes, each once (or as often as it is stated), and the reasons why other candidates are none."""
-    shapes: list[Read[Shape]] = []
-    for one in candidates:
-        if isinstance(one, str):
-            reasons.append(one)
-        elif len(shapes) >= MOST_SHAPES:
-            reasons.append(f"more than {MOST_SHAPES} boxes or points")
-        elif repeated or all(one.shape != other.shape or one.label != other.label for other in shapes):
-            shapes.append(one)
-    unusable = sum(isinstance(one, str) for one in candidates)
-    return Reading(tuple(shapes), tuple(dict.fromkeys(reasons))[:MOST_REASONS], unusable)
-
-
-def _box(candidate: Candidate, plane: Plane, order: Order) -> Read[Box] | str:
+def _box(candidate: Candidate, plane: Plane, order: Order) -> Read | str:
     """Return a box within the image, or the reason why the numbers are none."""
     if reason := _unusable(candidate.numbers):
         return reason
@@ -175,15 +158,6 @@ def _box(candidate: Candidate, plane: Plane, order: Order) -> Read[Box] | str:
         return f"a box outside of the image ({plane.width:g} x {plane.height:g} in the space `{plane.space}`)"
     notes += (CUT,) if box != (x1, y1, x2, y2) else ()
     return Read(box, candidate.label, candidate.confidence, notes)
-
-
-def _point(candidate: Candidate, plane: Plane) -> Read[Point] | str:
-    if reason := _unusable(candidate.numbers):
-        return reason
-    point = Point(*candidate.numbers)
-    if not (0 <= point.x <= plane.width and 0 <= point.y <= plane.height):
-        return f"a point outside of the image ({plane.width:g} x {plane.height:g} in the space `{plane.space}`)"
-    return Read(point, candidate.label, candidate.confidence)
 
 
 def _unusable(numbers: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Scan of a text for groups of numbers that may be boxes or points, with the labels beside them."""
+"""Scan of a text for groups of numbers that may be boxes, with the labels beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ MOST_DEPTH = 32
 MOST_SHAPES = 300
 MOST_KEPT = 16
 """Largest number of numbers, pairs, or names that are remembered of one group; the others are only counted."""
-NUMBERS_OF = {"box": 4, "point": 2}
 PAIRS = {"[": "]", "(": ")", "{": "}"}
 CORNERS = (
     ("x1", "y1", "x2", "y2"),
@@ -43,7 +42,7 @@ JOINING = ("to",)
 
 @dataclass(slots=True)
 class Candidate:
-    """Four or two numbers of a text.
+    """Four numbers of a text.
 
     Args:
         order: order of the numbers, where their names or tokens say it; None = as the caller declares it.
@@ -89,11 +88,9 @@ class Scan:
     """Scan of one text.
 
     Args:
-        shape: a run of pairs is read as the corners of boxes, or as points.
         locs: whether positions are location tokens; else they are numbers.
     """
 
-    shape: Literal["box", "point"]
     locs: bool
     candidates: list[Candidate] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -187,13 +184,11 @@ class Scan:
         """Turn the location tokens that follow each other into boxes: four each, y first."""
         if not self.tokens:
             return
-        size = NUMBERS_OF[self.shape]
-        if len(self.tokens) % size:
-            self._refuse(f"{len(self.tokens)} <loc> tokens in a row, which are not {size} for each {self.shape}")
+        if len(self.tokens) % 4:
+            self._refuse(f"{len(self.tokens)} <loc> tokens in a row, which are not 4 for each box")
         else:
-            for i in range(0, len(self.tokens), size):
-                numbers = tuple(self.tokens[i : i + size])
-                self._add(Candidate(numbers, order="yxyx") if size == 4 else Candidate(numbers[::-1]), is_loc=True)
+            for i in range(0, len(self.tokens), 4):
+                self._add(Candidate(tuple(self.tokens[i : i + 4]), order="yxyx"), is_loc=True)
         self.tokens = []
 
     def _close_bracket(self, text: str) -> None:
@@ -244,13 +239,13 @@ class Scan:
                 parent.pairs.append(numbers)
             return
         self._end_run(parent)
-        if size == NUMBERS_OF[self.shape]:
+        if size == 4:
             self._add(Candidate(numbers, order=group.order))
-        elif size > 2 or (size == 2 and self.shape == "box"):
-            self._refuse(f"{size} numbers, which are no {self.shape}")
+        elif size >= 2:
+            self._refuse(f"{size} numbers, which are no box")
 
     def _end_run(self, group: _Group) -> None:
-        """Turn the pairs that follow each other into boxes or points."""
+        """Turn the pairs that follow each other into boxes."""
         if not group.num_pairs:
             return
         pairs, count = group.pairs, group.num_pairs
@@ -261,10 +256,7 @@ class Scan:
 
     def _pairs(self, pairs: list[tuple[float, ...]], order: NamedOrder | None, *, whole_list: bool) -> None:
         """Add what a run of pairs is. `whole_list`: they stand in brackets of their own, as a polygon would."""
-        if self.shape == "point":
-            for pair in pairs:
-                self._add(Candidate(pair))
-        elif len(pairs) == 2 or (len(pairs) % 2 == 0 and not whole_list):
+        if len(pairs) == 2 or (len(pairs) % 2 == 0 and not whole_list):
             for i in range(0, len(pairs), 2):
                 self._add(Candidate((*pairs[i], *pairs[i + 1]), order=order or "xyxy"))
         elif len(pairs) == 1:
@@ -273,14 +265,12 @@ class Scan:
             self._refuse(f"{len(pairs)} points, which are no box")
 
     def _named(self, group: _Group) -> None:
-        """Add the box or point whose coordinates have names, if there is one."""
+        """Add the box whose coordinates have names, if there is one."""
         values = group.values
         for names, order in (*((names, "xyxy") for names in CORNERS), *((names, "xywh") for names in SIZES)):
-            if self.shape == "box" and _has(values, names):
+            if all(isinstance(values.get(name), float) for name in names):
                 self._add(Candidate(tuple(values[name] for name in names), order=order))  # type: ignore[arg-type]
                 return
-        if self.shape == "point" and _has(values, ("x", "y")):
-            self._add(Candidate((values["x"], values["y"])))
 
     def _describe(self, group: _Group) -> None:
         """Give the label and the confidence of an object to the boxes in it that have none."""
@@ -308,7 +298,3 @@ class Scan:
 
 def _last_word(name: str) -> str:
     return name.lower().rsplit("_", 1)[-1]
-
-
-def _has(values: Mapping[str, Any], names: tuple[str, ...]) -> bool:
-    return all(isinstance(values.get(name), float) for name in names)

@@ -22,9 +22,6 @@ class Piece(NamedTuple):
     has_high: bool
 
 
-ALL = Piece(-math.inf, False, math.inf, False)
-
-
 def region(reading: Reading) -> list[Piece] | None:
     """Return the intervals of a set of real numbers, from the lowest on; None where an end has no value."""
     try:

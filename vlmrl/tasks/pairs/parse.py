@@ -2,8 +2,7 @@
 
 A pair response is `<think>...</think><answer>P</answer>`. Inside think it has one `<LEVEL>name 1; name 2</LEVEL>` per
 hierarchy level, from coarse to fine; the finest levels may be missing. P is the probability that both images show the
-same class. `PairFormat` splits a response at its tags and does not read their content; `parse_pair_response` also reads
-the names.
+same class. `PairFormat` splits a response at its tags and does not read their content; `two_names` reads the names.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from vlmrl.rewards.text_parsing import BLANKS, MAX_NAME_CHARS, VISIBLE, Tag, find_tags, normalise_name, tag_alternatives
+from vlmrl.rewards.text_parsing import BLANKS, MAX_NAME_CHARS, VISIBLE, normalise_name, tag_alternatives
 
 MAX_CACHED_PIECES = 100
 """Maximum number of pieces of a response whose parse is cached. No format has this many tags."""
@@ -38,26 +36,6 @@ class PairText(NamedTuple):
     confidence: float | None
     bodies: Mapping[str, str]
     repair: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PairResponse:
-    """Content of a pair response.
-
-    Args:
-        ok: whether the whole text follows the format. If not, the response earns nothing.
-        problem: the first reason why the text does not follow the format, in words; "" if `ok`.
-        confidence: probability of "same" in [0, 1]; if not `ok`, that of the last readable answer; None = there is no
-            readable answer.
-        names: level -> the two names, normalised, image 1 first; None = the level is not stated or not readable.
-        think: text inside think, tags included; "" if there is no closed think.
-    """
-
-    ok: bool
-    problem: str
-    confidence: float | None
-    names: Mapping[str, Names | None]
-    think: str
 
 
 class PairFormat:
@@ -98,33 +76,6 @@ class PairFormat:
         if problem:
             return PairText(problem, None, {}, repair)
         return PairText("", confidence, {tag: pieces[at] for tag, at in bodies}, repair)
-
-
-def parse_pair_response(
-    text: str, levels: Sequence[str], aliases: Mapping[str, str] | None = None, *, relaxed: bool = False
-) -> PairResponse:
-    """Read a pair response with names. Never raises on a text; time is linear in its length.
-
-    Args:
-        text: the response, special tokens removed.
-        levels: tag names of the hierarchy, coarse -> fine; may be empty.
-        aliases: other spelling -> name, both normalised before use.
-        relaxed: as in `PairFormat`.
-    Raises: ValueError for level names that cannot be tags (a programming error, not a bad response).
-    Example: `<think><genus>Corvus; Pica</genus></think><answer>0.1</answer>` -> ok, 0.1, {"genus": ("corvus", "pica")}.
-    """
-    levels = tuple(levels)
-    problem, confidence, bodies, _ = _pair_format(levels, relaxed).split(text)
-    spans = _closed_spans(find_tags(text, ("think", "answer", *levels)))
-    if problem:
-        bodies = {level: text[slice(*spans[level])] for level in levels if level in spans}
-        confidence = parse_probability(text[slice(*spans["answer"])]) if "answer" in spans else None
-    names: dict[str, Names | None] = dict.fromkeys(levels)
-    for level, body in bodies.items():
-        names[level], wrong = two_names(body, level, aliases)
-        problem = problem or wrong
-    think = text[slice(*spans["think"])] if "think" in spans else ""
-    return PairResponse(not problem, problem, confidence, names, think)
 
 
 def parse_probability(text: str) -> float | None:
@@ -204,23 +155,6 @@ def _structure_problem(written: tuple[str, ...], levels: tuple[str, ...]) -> str
     if stated != [level for level in levels if level in stated]:
         return f"levels are not in the order {', '.join(levels)}"
     return ""
-
-
-def _closed_spans(tags: Sequence[Tag]) -> dict[str, tuple[int, int]]:
-    """Return tag name -> (start, end) of the text between its last opening tag and the closing tag after that."""
-    spans: dict[str, tuple[int, int]] = {}
-    opened: dict[str, int] = {}
-    for tag in tags:
-        if not tag.closes:
-            opened[tag.name] = tag.end
-        elif tag.name in opened:
-            spans[tag.name] = (opened.pop(tag.name), tag.start)
-    return spans
-
-
-@lru_cache(maxsize=64)
-def _pair_format(tags: tuple[str, ...], relaxed: bool) -> PairFormat:
-    return PairFormat(tags, relaxed=relaxed)
 
 
 def _short(text: str) -> str:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vlmrl.errors import RewardError, did_you_mean, unknown
-from vlmrl.rewards.base import RewardSpec, combine
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS
 from vlmrl.types import RewardInput
 
@@ -56,7 +55,6 @@ class Function:
         weights: format weight -> (weight of the answer, weight of the middle part).
         format_weight: default of the format weight.
         relaxed: whether the slashes of both closing tags may be missing.
-        batch: whether precision and f1 are computed over the whole batch, together with `macro_accuracy`.
     """
 
     layout: str
@@ -65,7 +63,6 @@ class Function:
     weights: Callable[[float], tuple[float, float]] = lambda w: (1 - w, 0.0)
     format_weight: float = 0.2
     relaxed: bool = False
-    batch: bool = False
 
     def parts(self, response: str, ground_truth: Any) -> tuple[dict[str, float], str | None, str]:
         """Return (scores of the parts, cell of the confusion matrix, text of the answer) for one response.
@@ -103,7 +100,7 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
     """Return a published TaxonRL reward with the original names of the parts, their weights and the value.
 
     The value is the original's `overall`. `precision` and `f1` are computed for the sample alone (1 for a true
-    positive, else 0). Some originals write the batch's precision and f1 into every sample; `score_batch` does this.
+    positive, else 0). Some originals write the batch's precision and f1 into every sample; this is not done.
 
     Args:
         function: file and function, such as `lfw_fungi_im:compute_score_gemini`.
@@ -134,35 +131,6 @@ def taxonrl(*, function: str, layout: str | None = None, format_weight: float | 
     weights = published.shares(format_weight)
     names = ("format", *weights, "precision", "f1", "acutal_accuracy")
     return RewardSpec("taxonrl", score, dict.fromkeys(names, (0.0, 1.0)), weights, pure=True)
-
-
-def score_batch(
-    function: str, samples: Iterable[tuple[str, Any]], format_weight: float | None = None
-) -> list[dict[str, float]]:
-    """Return the result of a published function for a batch of (response, ground truth): parts and `overall` of each.
-
-    If the original writes the batch's precision, f1 and `macro_accuracy` into every sample, this function does so, too.
-    Answers that cannot be read do not count in these three numbers.
-    """
-    published = _published(function)
-    weights = published.shares(format_weight)
-    scored = [published.parts(response, truth) for response, truth in samples]
-    cells = Counter(cell for _, cell, _ in scored if cell)
-    shared = batch_metrics(cells) if published.batch else {}
-    return [{"overall": combine(parts, weights)[0]} | parts | shared for parts, *_ in scored]
-
-
-def batch_metrics(cells: Mapping[str, int]) -> dict[str, float]:
-    """Return precision, f1 and macro_accuracy from the counts of tp, fp, fn and tn; 0 / 0 is 0.
-
-    Despite its name, macro_accuracy is the usual accuracy.
-    """
-    tp, fp, fn, tn = (cells.get(cell, 0) for cell in ("tp", "fp", "fn", "tn"))
-    precision = tp / (tp + fp) if tp + fp else 0.0
-    recall = tp / (tp + fn) if tp + fn else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    total = tp + fp + fn + tn
-    return {"precision": precision, "f1": f1, "macro_accuracy": (tp + tn) / total if total else 0.0}
 
 
 def squeeze(response: str) -> str:
@@ -362,9 +330,9 @@ def _hard(w: float) -> tuple[float, float]:
 def _table() -> dict[str, Function]:
     bird, fungi = names_of(order=4, family=3, genus=2, step=3), names_of(order=3, family=1, genus=2, step=4)
     table = {
-        "lfw:compute_score": Function("answer", format_weight=0.5, batch=True),
-        "lfw_relax_format:compute_score": Function("answer", format_weight=0.5, relaxed=True, batch=True),
-        "lfw_bird_im_basic:compute_score": Function("answer", batch=True),
+        "lfw:compute_score": Function("answer", format_weight=0.5),
+        "lfw_relax_format:compute_score": Function("answer", format_weight=0.5, relaxed=True),
+        "lfw_bird_im_basic:compute_score": Function("answer"),
         "lfw_bird_im_basic:compute_score_gemini": Function("bird", "taxonomy", relations, _halves),
     }
     concrete: list[tuple[str, str, Middle, Callable[[float], tuple[float, float]], float]] = [
@@ -375,8 +343,8 @@ def _table() -> dict[str, Function]:
         ("lfw_fungi_im", "fungi", fungi, _halves, 0.2),
     ]
     for file, layout, middle, weights, format_weight in concrete:
-        for name, batch in (("compute_score", True), ("compute_score_gemini", False)):
-            table[f"{file}:{name}"] = Function(layout, "taxonomy", middle, weights, format_weight, batch=batch)
+        for name in ("compute_score", "compute_score_gemini"):
+            table[f"{file}:{name}"] = Function(layout, "taxonomy", middle, weights, format_weight)
     ages = labels_in(AGES, _chimp), labels_in(NAMED_AGES, _chimp)
     types = labels_in(TYPES, _gorilla), labels_in(NAMED_TYPES, _gorilla)
     species = species_in("<species>", SECOND_SPECIES), species_in("<species>Image1=", NAMED_SECOND_SPECIES)
@@ -386,7 +354,7 @@ def _table() -> dict[str, Function]:
         ("lfw_sea_star_im", "sea_star", "species", *species),
     ]
     for file, layout, part, plain, named in labels:
-        table[f"{file}:compute_score"] = Function("answer", batch=True)
+        table[f"{file}:compute_score"] = Function("answer")
         table[f"{file}:compute_score_gemini"] = Function(layout, part, plain, _halves)
         table[f"{file}:compute_score_chatgpt"] = Function(layout, part, named, _hard)
     return table

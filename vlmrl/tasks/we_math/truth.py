@@ -66,13 +66,10 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
         problems.append(f"`answer` is {answer!r:.60}, and no option of {options!r:.60} has this letter")
     if truth.get("set") is not None and truth.get("step") not in STEPS:
         problems.append(f"`step` is {truth.get('step')!r:.60}, not one of {', '.join(STEPS)}")
-    if truth.get("step") == MULTI and not _is_number_of_steps(truth.get("num_steps")):
-        problems.append(f"`num_steps` is {truth.get('num_steps')!r:.60}, not one of {', '.join(map(str, NUM_STEPS))}")
+    number = truth.get("num_steps")
+    if truth.get("step") == MULTI and not (type(number) is int and number in NUM_STEPS):
+        problems.append(f"`num_steps` is {number!r:.60}, not one of {', '.join(map(str, NUM_STEPS))}")
     return problems
-
-
-def _is_number_of_steps(value: Any) -> bool:
-    return type(value) is int and value in NUM_STEPS
 
 
 def notes_on(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:

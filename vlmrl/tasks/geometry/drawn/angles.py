@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from vlmrl.tasks.geometry.drawn.problem import DEGREE, Problem, angle_name, letters, posed
@@ -39,7 +40,6 @@ def third_angle(rng: random.Random, values: bool) -> Problem:
         "The angles of a triangle add up to $180^\\circ$. So the third angle is"
         f" $180^\\circ - {first}^\\circ - {second}^\\circ = {third}^\\circ$.",
         str(third),
-        third,
     )
 
 
@@ -72,7 +72,6 @@ def isosceles(rng: random.Random, values: bool) -> Problem:
         f" the size of $\\angle {unknown_name}$ in degrees.",
         f"Two sides are equal, so the angles opposite to them are equal. {way}.",
         str(answer),
-        answer,
     )
 
 
@@ -105,7 +104,6 @@ def exterior_angle(rng: random.Random, values: bool) -> Problem:
         "An exterior angle of a triangle equals the sum of the two angles opposite to it:"
         f" ${first}^\\circ + {second}^\\circ = {answer}^\\circ$.",
         str(answer),
-        answer,
     )
 
 
@@ -139,7 +137,6 @@ def crossing_lines(rng: random.Random, values: bool) -> Problem:
         f" {angle_name(*name)} in degrees.",
         why,
         str(answer),
-        answer,
     )
 
 
@@ -148,7 +145,7 @@ def parallel_lines(rng: random.Random, values: bool) -> Problem:
     size = rng.choice([n for n in range(40, 141) if abs(n - 90) > 8])
     which = rng.choice(("alternate", "corresponding", "co-interior"))
     lean = 1 if rng.random() < 0.5 else -1
-    high, low = (0.0, 5.0), towards((0.0, 5.0), 180 + size, 5 / _sine(size))
+    high, low = (0.0, 5.0), towards((0.0, 5.0), 180 + size, 5 / math.sin(math.radians(size)))
     shift = -low[0] / 2
     high, low = (high[0] + shift, 5.0), (low[0] + shift, 0.0)
     top, bottom = towards(high, size, 2.6), towards(low, 180 + size, 2.6)
@@ -185,7 +182,6 @@ def parallel_lines(rng: random.Random, values: bool) -> Problem:
         f" {angle_name('A', 'G', 'F')} is ${size}^\\circ$. Find the size of {angle_name(*name)} in degrees.",
         why[which],
         str(answer),
-        answer,
     )
 
 
@@ -220,12 +216,7 @@ def quadrilateral(rng: random.Random, values: bool) -> Problem:
         "The angles of a quadrilateral add up to $360^\\circ$. So the fourth angle is"
         f" $360^\\circ - {sizes[0]}^\\circ - {sizes[1]}^\\circ - {sizes[2]}^\\circ = {fourth}^\\circ$.",
         str(fourth),
-        fourth,
     )
-
-
-def _sine(degrees: float) -> float:
-    return towards((0.0, 0.0), degrees, 1.0)[1]
 
 
 def _opposite(at: Point, first: float, second: float) -> Point:

@@ -48,7 +48,6 @@ def inscribed_angle(rng: random.Random, values: bool) -> Problem:
         f" {angle_name(*unknown)} in degrees.",
         f"The angle at the centre is twice the angle at the circle over the same arc. So it is ${size}^\\circ$.",
         str(size),
-        size,
     )
 
 
@@ -76,7 +75,6 @@ def thales(rng: random.Random, values: bool) -> Problem:
         "The angle at $C$ is an angle in a semicircle: $90^\\circ$. So the angle is"
         f" $90^\\circ - {first}^\\circ = {answer}^\\circ$.",
         str(answer),
-        answer,
     )
 
 
@@ -102,12 +100,10 @@ def tangent(rng: random.Random, values: bool) -> Problem:
         known, line, shown = f"$OP = {far}$", "PT", answer.latex
         short = f"$OP = {far}$. Find the exact value of $x$."
         steps = f"x^2 = {far}^2 - {radius}^2 = {far**2 - radius**2}"
-        value = answer.value
     else:
         known, line, shown = f"$PT = {answer.latex}$", "OP", str(far)
         short = "Find the length of $OP$."
         steps = f"x^2 = {radius}^2 + {answer.latex}^2 = {far**2}"
-        value = float(far)
     return Problem(
         "tangent",
         (radius, far, int(asks_tangent)),
@@ -117,7 +113,6 @@ def tangent(rng: random.Random, values: bool) -> Problem:
         f" Find the length of ${line}$.",
         f"The radius $OT$ is perpendicular to the tangent, so ${steps}$ and the length is ${shown}$.",
         shown,
-        value,
     )
 
 
@@ -149,7 +144,6 @@ def chord(rng: random.Random, values: bool) -> Problem:
         f"$AM^2 = {radius}^2 - {apart}^2 = {radius**2 - apart**2}$, so $AM = {half.latex}$. $M$ halves the chord:"
         f" $AB = {answer.latex}$.",
         answer.latex,
-        answer.value,
     )
 
 
@@ -179,7 +173,6 @@ def sector(rng: random.Random, values: bool) -> Problem:
         f"The sector is $\\frac{{{size}}}{{360}}$ of the disc: $\\frac{{{size}}}{{360}} \\cdot \\pi \\cdot {radius}^2 ="
         f" {shown}$.",
         shown,
-        float(factor) * math.pi,
     )
 
 

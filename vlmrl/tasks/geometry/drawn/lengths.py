@@ -62,7 +62,6 @@ def _right_triangle(rng: random.Random, values: bool, first: int, second: int, l
         f"Triangle ${names}$ has a right angle at ${r}$. {full}",
         f"By the theorem of Pythagoras {steps}, so $x = {answer.latex}$.",
         answer.latex,
-        answer.value,
     )
 
 
@@ -104,7 +103,6 @@ def special_triangle(rng: random.Random, values: bool) -> Problem:
         f" the exact length of ${other}$.",
         f"{why}. So the length is ${answer.latex}$.",
         answer.latex,
-        answer.value,
     )
 
 
@@ -140,7 +138,6 @@ def similar_triangles(rng: random.Random, values: bool) -> Problem:
         f" and $AE = {ae}$. Find the length of $EC$.",
         f"$DE$ is parallel to $BC$, so $AD : DB = AE : EC$. $x = {db} \\cdot {ae} / {ad} = {ec}$.",
         str(ec),
-        ec,
     )
 
 
@@ -170,7 +167,6 @@ def midsegment(rng: random.Random, values: bool) -> Problem:
         f" length of ${target}$.",
         f"A line through the midpoints of two sides is half as long as the third side. So $x = {answer}$.",
         str(answer),
-        answer,
     )
 
 

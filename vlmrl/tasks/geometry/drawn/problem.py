@@ -26,7 +26,6 @@ class Problem:
         full: question that states the values.
         steps: the way to the answer, in sentences; empty where the answer is only counted.
         answer: in LaTeX, without a unit.
-        value: the answer as a number.
     """
 
     kind: str
@@ -36,7 +35,6 @@ class Problem:
     full: str
     steps: str
     answer: str
-    value: float
 
 
 @dataclass(frozen=True)

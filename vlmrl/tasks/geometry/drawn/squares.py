@@ -39,7 +39,6 @@ def shaded_squares(rng: random.Random, values: bool) -> Problem:
         f" (column, row) are shaded: {places}. Find the shaded area.",
         "",
         str(area),
-        area,
     )
 
 
