@@ -17,7 +17,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.stored_weights import OWN_CODE, empty_model, set_loaded_whole, value_blocks
 from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
@@ -45,7 +45,7 @@ def load_checkpoint_model(checkpoint: Path, settings: Model, in_files: bool = Fa
 
     hf = checkpoint / HF
     check_files(checkpoint, HF)
-    with quiet_transformers():
+    with loading(str(hf)):
         trust = settings.trust_remote_code
         config = AutoConfig.from_pretrained(hf, trust_remote_code=trust)
         dtype = DTYPES[settings.dtype]
