@@ -23,6 +23,7 @@ from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
+from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.open_run import open_run
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def load_checkpoint_model(checkpoint: Path, settings: Model, in_files: bool = Fa
 def saved_lora(checkpoint: Path) -> Lora | None:
     """Return the `[lora]` table of a checkpoint's adapter; None if the checkpoint has whole weights instead."""
     table = read_meta(checkpoint).get("lora")
-    return None if table is None else Lora.model_validate(table)
+    return None if table is None else check_record(model_of(Lora), table, "meta.json: `lora`", checkpoint)
 
 
 def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None, world: World | None = None) -> Any:
@@ -119,7 +120,7 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None, wor
         message = f"the base model `{base['path']}` of this adapter cannot be loaded: {error.message}"
         raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
     exact = (meta["dtype"], meta.get("quantize")) == (settings.dtype, settings.quantize)
-    if exact and fingerprint(model, world or ALONE) != base["fingerprint"]:
+    if exact and fingerprint(model, world or ALONE) != base.get("fingerprint"):
         refuse_base(checkpoint)
     return model
 

@@ -91,7 +91,7 @@ def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource
         stored = match_written(plan, read_tensors(weight_files(Path(place))))
     if {o.source for o in plan.outputs} != plan.tensors.keys():
         raise CannotStreamError("the base model's checksum counts tensors that are not written")
-    return WeightSource(stored, trained, folds, meta["base"]["fingerprint"])
+    return WeightSource(stored, trained, folds, meta["base"].get("fingerprint", ""))
 
 
 def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:

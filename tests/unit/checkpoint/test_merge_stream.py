@@ -41,7 +41,13 @@ class NoProcessor:
 
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
-    return io.save_checkpoint(run, io.CheckpointContent(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
+    return io.save_checkpoint(
+        run,
+        io.CheckpointContent(3, {"dtype": dtype, "policy": {"temperature": 1.0, "banned_ids": []}}, {}),
+        model,
+        NoProcessor(),
+        {},
+    )
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:
