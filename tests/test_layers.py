@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
     "__init__": 1, "__main__": 10, "errors": 0, "json_text": 0, "key_facts": 0, "metric": 0, "packed": 0, "process": 0,
-    "broken_image": 0, "extras": 0, "redaction": 0, "regular_file": 0, "types": 0, "visible": 0,
+    "broken_image": 0, "extras": 0, "redaction": -1, "regular_file": 0, "types": 0, "visible": 0,
     "algo": 1, "endpoint": 1, "rewards": 1, "store": 1, "svg": 1,
     "recipe": 2,
     "data": 3, "model": 3, "dist": 3, "judge": 3,
@@ -135,7 +135,7 @@ def test_algo_model_and_packing_import_only_each_other_and_what_has_no_level():
     """They run with torch and transformers alone; `test_algo_alone.py` runs them so."""
     alone = "algo/", "model/", "data/packing.py"
     within = re.compile(r"vlmrl(\.(algo|model|data\.packing)\b.*)?|vlmrl\.data")
-    lowest = {name for name, level in LEVELS.items() if level == 0}
+    lowest = {name for name, level in LEVELS.items() if level <= 0}
     wrong = [
         f"{name_of(path)}:{line} imports {module}"
         for path in files()

@@ -209,8 +209,10 @@ def format_error(message: str, where: str | None = None, hint: str | None = None
 
 def shortened(text: str, limit: int = MOST_SHOWN) -> str:
     """Return the text, or its beginning and end if it has more than `limit` characters."""
+    from vlmrl.redaction.redact import excerpt  # at the first use: most commands need no message that is cut
+
     half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+    return text if len(text) <= limit else " ... ".join(excerpt(text, half, end=end) for end in (False, True))
 
 
 def gib(size: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from vlmrl.redaction.redact import excerpt
+
 MOST_LEVELS = 200
 """Maximum depth of nested arrays and objects. vlmrl's own files are far below it. Recursive functions over a value call
 themselves once per level, and Python stops a recursion at about 1000 calls."""
@@ -34,7 +36,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key `{twice[:100]}` occurs more than once")
+        raise ValueError(f"the key `{excerpt(twice, 100)}` occurs more than once")
     return value
 
 

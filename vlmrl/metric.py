@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from vlmrl.redaction.redact import quoted
+
 Better = Literal["higher", "lower", "neither"]
 SHARE = (0.0, 1.0)
 
@@ -40,7 +42,7 @@ def _growing(given: Any) -> tuple[float, float]:
     except (TypeError, ValueError, OverflowError):
         ends = (math.nan, math.nan)
     if not ends[0] < ends[1]:
-        raise ValueError(f"`range` of a metric is {given!r:.80}; it must be two growing numbers or None")
+        raise ValueError(f"`range` of a metric is {quoted(given)}; it must be two growing numbers or None")
     return ends
 
 

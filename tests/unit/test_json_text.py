@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,35 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, tex
     with pytest.raises(VlmrlError) as error:
         read(tmp_path)
     assert error.value.where and str(tmp_path) in error.value.where
+
+
+META = {
+    "schema": 1, "step": 1, "dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": [1]}, "files": {}
+}  # fmt: skip
+WRONG_VALUES = {
+    "logger": [{"schema": 2, "sinks": {}}, {"schema": 1, "sinks": {"wandb": 3}}, {"schema": 1}],
+    "pruned": [{"schema": 1, "steps": [[1]]}, {"schema": 1, "steps": [[1, "2"]]}, {"steps": []}],
+    "meta": [
+        {**META, **change}
+        for change in (
+            {"step": "1"}, {"dtype": "int8"}, {"policy": {}}, {"policy": {"temperature": math.nan, "banned_ids": []}},
+            {"policy": {"temperature": 1, "banned_ids": [1 << 80]}}, {"base": ["x"]}, {"lora": {"rank": 1}},
+            {"optimizer_updates": -1}, {"base": {"path": "x"}, "lora": {}, "freeze": ["all"]}, {"quantize": "2bit"},
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_record_with_a_wrong_value_is_an_error_that_names_it(tmp_path: Path, name: str):
+    file, read = READERS[name]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for value in WRONG_VALUES[name]:
+        (tmp_path / file).write_text(json.dumps(value))
+        (tmp_path / "COMPLETE").write_text("")
+        with pytest.raises(VlmrlError, match=r"wrong value|reads schema|no base model") as error:
+            read(tmp_path)
+        assert error.value.where and str(tmp_path) in error.value.where
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, nested(900).encode()])

@@ -17,12 +17,13 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.stored_weights import OWN_CODE, empty_model, set_loaded_whole, value_blocks
 from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
+from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.open_run import open_run
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def load_checkpoint_model(checkpoint: Path, settings: Model, in_files: bool = Fa
 
     hf = checkpoint / HF
     check_files(checkpoint, HF)
-    with quiet_transformers():
+    with loading(str(hf)):
         trust = settings.trust_remote_code
         config = AutoConfig.from_pretrained(hf, trust_remote_code=trust)
         dtype = DTYPES[settings.dtype]
@@ -70,7 +71,7 @@ def load_checkpoint_model(checkpoint: Path, settings: Model, in_files: bool = Fa
 def saved_lora(checkpoint: Path) -> Lora | None:
     """Return the `[lora]` table of a checkpoint's adapter; None if the checkpoint has whole weights instead."""
     table = read_meta(checkpoint).get("lora")
-    return None if table is None else Lora.model_validate(table)
+    return None if table is None else check_record(model_of(Lora), table, "meta.json: `lora`", checkpoint)
 
 
 def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None, world: World | None = None) -> Any:
@@ -119,7 +120,7 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None, wor
         message = f"the base model `{base['path']}` of this adapter cannot be loaded: {error.message}"
         raise CheckpointError(message, where=str(checkpoint), hint=BASE_HINT) from error
     exact = (meta["dtype"], meta.get("quantize")) == (settings.dtype, settings.quantize)
-    if exact and fingerprint(model, world or ALONE) != base["fingerprint"]:
+    if exact and fingerprint(model, world or ALONE) != base.get("fingerprint"):
         refuse_base(checkpoint)
     return model
 

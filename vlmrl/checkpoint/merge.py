@@ -72,6 +72,7 @@ def merge(
     max_shard_size: str = MAX_SHARD_SIZE,
     skip_proof: bool = False,
     name: str | None = None,
+    own_code: bool = False,
 ) -> Merged:
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
@@ -87,6 +88,7 @@ def merge(
         max_shard_size: maximum size of a weight file, such as 5GB or 500MB; a larger tensor gets a file of its own.
         skip_proof: do not load the result again; this is recorded in the folder's merge.json.
         name: repository to which the folder will be uploaded.
+        own_code: whether code in the folders of the checkpoint and its base model may be run.
     Raises: CheckpointError if the checkpoint is damaged, `out` exists, or the reloaded model differs.
     """
     shard_bytes = parse_size(max_shard_size)
@@ -105,10 +107,10 @@ def merge(
             if adapter:
                 parameters = _write_adapter(checkpoint, temp)
             else:
-                parameters, whole = _write_merged(checkpoint, temp, dtype, base, shard_bytes)
+                parameters, whole = _write_merged(checkpoint, temp, dtype, base, shard_bytes, own_code)
             with quiet_transformers():
-                write_processor(load_processor(merge_settings(checkpoint)), temp)
-            request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base)
+                write_processor(load_processor(merge_settings(checkpoint, own_code)), temp)
+            request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base, own_code)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
             # A model card that is uploaded must not name a folder of this machine.
@@ -161,21 +163,21 @@ def _check_options(checkpoint: Path, dtype: str | None, adapter: bool, base: str
 
 
 def _write_merged(
-    checkpoint: Path, folder: Path, dtype: str | None, base: str | None, shard_bytes: int
+    checkpoint: Path, folder: Path, dtype: str | None, base: str | None, shard_bytes: int, own_code: bool
 ) -> tuple[int, str | None]:
     """Write the whole model, with the adapter merged if there is one.
 
     Returns: (number of parameters, reason why it was loaded as a whole; None = it was written tensor by tensor).
     """
     try:
-        return write_streaming(checkpoint, folder, dtype, base, shard_bytes), None
+        return write_streaming(checkpoint, folder, dtype, base, shard_bytes, own_code), None
     except CannotStreamError as reason:
         text = str(reason)
-    settings = merge_settings(checkpoint)
+    settings = merge_settings(checkpoint, own_code)
     if saved_lora(checkpoint) is None:
         model = load_checkpoint_model(checkpoint, settings)
     else:
-        model = fold_adapter(put_adapter(base_model(checkpoint, base)[0], checkpoint, settings))
+        model = fold_adapter(put_adapter(base_model(checkpoint, base, own_code)[0], checkpoint, settings))
     with quiet_transformers(), publishing(model):
         (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(folder, max_shard_size=shard_bytes)
     return sum(p.numel() for p in model.parameters()), text

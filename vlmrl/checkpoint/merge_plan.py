@@ -12,8 +12,9 @@ from torch import Tensor
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.published_names import as_published, as_written
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.quiet_transformers import loading
 from vlmrl.model.safetensors_blocks import StoredTensor
+from vlmrl.model.stored_weights import OWN_CODE
 
 
 class CannotStreamError(Exception):
@@ -54,15 +55,21 @@ class MergePlan:
     parameters: int = field(default=0)
 
 
-def make_plan(hf: Path, dtype: torch.dtype) -> MergePlan:
+def make_plan(hf: Path, dtype: torch.dtype, own_code: bool = False) -> MergePlan:
     """Plan a merge from a checkpoint's `hf` folder.
 
-    Raises: CannotStreamError if a tensor on disk must be made from several tensors of the model.
+    Args:
+        own_code: whether code in the folder may be run.
+    Raises: CannotStreamError if a tensor on disk must be made from several tensors of the model, or if `own_code`;
+        CheckpointError if the model cannot be read.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
-    with quiet_transformers(), torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(hf), dtype=dtype)
+    if own_code:
+        raise CannotStreamError(OWN_CODE)
+    with loading(str(hf)), torch.device("meta"):
+        config = AutoConfig.from_pretrained(hf, trust_remote_code=False)
+        model = AutoModelForImageTextToText.from_config(config, dtype=dtype, trust_remote_code=False)
     if (hf / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(hf)
     by_id: dict[int, list[str]] = {}

@@ -41,12 +41,15 @@ class WeightSource:
     fingerprint: str | None
 
 
-def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str | None, max_shard_bytes: int) -> int:
+def write_streaming(
+    checkpoint: Path, folder: Path, dtype: str | None, base: str | None, max_shard_bytes: int, own_code: bool = False
+) -> int:
     """Write weights, index, config and generation config. It needs memory for a few blocks of rows only.
 
     Args:
         dtype: dtype of floating-point tensors; None = as trained.
         base: present folder of an adapter's base model.
+        own_code: as in `make_plan`.
     Returns: number of parameters.
     Raises: CheckpointError; CannotStreamError before anything is written.
     """
@@ -55,7 +58,7 @@ def write_streaming(checkpoint: Path, folder: Path, dtype: str | None, base: str
         raise CannotStreamError("a base in 4 bits is unpacked as a whole")
     trained = DTYPES[meta["dtype"]]
     check_files(checkpoint, HF)
-    plan = make_plan(checkpoint / HF, trained)
+    plan = make_plan(checkpoint / HF, trained, own_code)
     source = _whole(checkpoint, plan, trained) if saved_lora(checkpoint) is None else _folded(checkpoint, plan, base)
     out_dtype = trained if dtype is None else DTYPES[dtype]
     writer = _Writer(plan, source, out_dtype)
@@ -88,7 +91,7 @@ def _folded(checkpoint: Path, plan: MergePlan, base: str | None) -> WeightSource
         stored = match_written(plan, read_tensors(weight_files(Path(place))))
     if {o.source for o in plan.outputs} != plan.tensors.keys():
         raise CannotStreamError("the base model's checksum counts tensors that are not written")
-    return WeightSource(stored, trained, folds, meta["base"]["fingerprint"])
+    return WeightSource(stored, trained, folds, meta["base"].get("fingerprint", ""))
 
 
 def _same_types_as_loaded(plan: MergePlan, trained: torch.dtype) -> None:

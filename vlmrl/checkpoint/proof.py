@@ -67,6 +67,7 @@ class ProofRequest:
         dtype: dtype of the written weights.
         adapter: whether the folder is a PEFT folder, which is loaded with its base model.
         base: present folder of this base model, if it was moved.
+        own_code: whether code in the folders of the models may be run.
     """
 
     checkpoint: str
@@ -74,6 +75,7 @@ class ProofRequest:
     dtype: str
     adapter: bool = False
     base: str | None = None
+    own_code: bool = False
 
 
 def prove_elsewhere(request: ProofRequest) -> Proof:
@@ -126,33 +128,34 @@ def prove(request: ProofRequest) -> Proof:
     proof = load_proof(checkpoint)
     if not proof:
         return Proof(None, skipped="the checkpoint was saved before any rollout: it holds no log-probs to compare")
-    if not request.adapter and (misfit := _does_not_fit(folder, request.dtype)):
+    if not request.adapter and (misfit := _does_not_fit(folder, request)):
         return Proof(None, skipped=misfit)
-    model = _adapted(request) if request.adapter else load_model(_settings(folder, request.dtype))
+    model = _adapted(request) if request.adapter else load_model(_settings(folder, request))
     sampling = read_meta(checkpoint)["policy"]
     policy = Policy(model, temperature=sampling["temperature"], banned_ids=sampling["banned_ids"], shared_prefix=False)
     tokens = sum(int(v.sum()) for k, v in proof.items() if k.endswith(".trained"))
     return Proof(proof_gap(policy, proof), tokens, int(proof["count"]))
 
 
-def _settings(folder: Path, dtype: str) -> Model:
-    return Model(path=str(folder), dtype="float32" if dtype == "float32" else "bfloat16", device="cpu")
+def _settings(folder: Path, request: ProofRequest) -> Model:
+    dtype = "float32" if request.dtype == "float32" else "bfloat16"
+    return Model(path=str(folder), dtype=dtype, device="cpu", trust_remote_code=request.own_code)
 
 
 def _adapted(request: ProofRequest) -> Any:
-    model, settings = base_model(Path(request.checkpoint), request.base)
+    model, settings = base_model(Path(request.checkpoint), request.base, request.own_code)
     return prepare_model(load_peft_folder(model, Path(request.folder)), settings)
 
 
-def base_model(checkpoint: Path, base: str | None) -> tuple[Any, Model]:
+def base_model(checkpoint: Path, base: str | None, own_code: bool) -> tuple[Any, Model]:
     """Return (base model of a checkpoint's adapter in full precision, the settings it was loaded with)."""
-    settings = merge_settings(checkpoint)
+    settings = merge_settings(checkpoint, own_code)
     model = load_base(checkpoint, settings, path=base)
     # The adapter was trained on quantized weights. So it fits the dequantized values, not the original ones.
     return (model if settings.quantize is None else model.dequantize()), settings
 
 
-def merge_settings(checkpoint: Path) -> Model:
+def merge_settings(checkpoint: Path, own_code: bool) -> Model:
     """Return the settings for loading a checkpoint's model for a merge.
 
     They are those of the training, except that the device is the CPU unless the model was in 4 bits.
@@ -160,10 +163,11 @@ def merge_settings(checkpoint: Path) -> Model:
     meta = read_meta(checkpoint)
     quantize = meta.get("quantize")
     device = "cpu" if quantize is None else "auto"
-    return Model(path=str(checkpoint / HF), dtype=meta["dtype"], device=device, quantize=quantize)
+    kinds = {"dtype": meta["dtype"], "device": device, "quantize": quantize}
+    return Model(path=str(checkpoint / HF), trust_remote_code=own_code, **kinds)
 
 
-def _does_not_fit(folder: Path, dtype: str) -> str | None:
+def _does_not_fit(folder: Path, request: ProofRequest) -> str | None:
     """Return the reason why the model cannot be loaded on this machine; None if it can.
 
     Weights that transformers must rearrange are copied, so the copies must fit in memory.
@@ -172,7 +176,7 @@ def _does_not_fit(folder: Path, dtype: str) -> str | None:
     if size <= have:
         return None
     try:
-        rearranged = any(o.converted for o in make_plan(folder, DTYPES[dtype]).outputs)
+        rearranged = any(o.converted for o in make_plan(folder, DTYPES[request.dtype], request.own_code).outputs)
     except CannotStreamError:
         rearranged = True
     if not rearranged:

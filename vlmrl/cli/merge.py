@@ -47,6 +47,11 @@ def merge(
     ),
     public: bool = typer.Option(False, "--public", help="With --push-to-hub: make the repository public."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),
+    own_code: bool = typer.Option(
+        False,
+        "--trust-remote-code",
+        help="Run Python code that the model's folder holds. Read it first.",
+    ),
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -87,6 +92,7 @@ def merge(
         max_shard_size=max_shard_size,
         skip_proof=skip_proof,
         name=push_to_hub,
+        own_code=own_code,
     )
     address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
     emit(

@@ -15,6 +15,7 @@ from typing import Any
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import quoted
 from vlmrl.types import Message
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
@@ -321,8 +322,4 @@ def _without_surrogates(text: str) -> str:
 
 def show(value: Any, most: int = 80) -> str:
     """Return the `repr` of a value, shortened to at most `most` characters, for messages."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = f"a deeply nested {type(value).__name__}"
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return quoted(value, most, mark="...")

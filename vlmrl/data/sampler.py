@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -20,6 +21,32 @@ class Draw(NamedTuple):
     source: int
     row: int
     occurrence: int
+
+
+@dataclass(frozen=True)
+class SavedDeck:
+    """Position in the order of one source, as a checkpoint has it."""
+
+    epoch: int
+    position: int
+    waiting: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SavedStream:
+    """Position of a stream, as a checkpoint has it. Each list has one entry per source."""
+
+    seed: int
+    lengths: list[int]
+    shares: list[float]
+    drawn: list[int]
+    decks: list[SavedDeck]
+
+    def __post_init__(self) -> None:
+        parts = zip(self.lengths, self.decks, strict=False)
+        within = all(0 <= one.position <= n and all(0 <= row < n for row, _ in one.waiting) for n, one in parts)
+        if not within or {len(self.lengths)} != {len(one) for one in (self.shares, self.drawn, self.decks)}:
+            raise ValueError("the position in the data does not fit the number of rows")
 
 
 class PromptStream:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
+from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.accumulated import AccumulatedMetrics
 from vlmrl.tasks.base import REPLICATES, SetMetrics
 from vlmrl.tasks.pooled import PooledMetrics, Verdict
@@ -121,7 +122,7 @@ class CountTable:
             except (TypeError, OverflowError) as error:
                 wrong = next(name for name in names if not _is_count(counts[name]))
                 raise DataError(
-                    f"the count `{wrong}` of a response is {counts[wrong]!r:.60}",
+                    f"the count `{wrong}` of a response is {quoted(counts[wrong], 60)}",
                     hint="return whole numbers that fit in 64 bits",
                 ) from error
         width = len(names or ())
@@ -248,7 +249,7 @@ def _numbers(returned: Any) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in returned.items():
         if value is not None and (isinstance(value, str) or not hasattr(value, "__float__")):
-            raise DataError(f"the set metric `{name}` of the task is {value!r:.80}, not a number or None")
+            raise DataError(f"the set metric `{name}` of the task is {quoted(value)}, not a number or None")
         numbers[str(name)] = math.nan if value is None else float(value)
     return numbers
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
+from vlmrl.redaction.redact import excerpt
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.tasks.prompt_identity import same_prompt
@@ -51,7 +52,7 @@ def _words(key: str, meta: Mapping[str, Any]) -> str:
     if isinstance(value, Mapping):
         shown = value.get("path") or ", ".join(f"{name} {inner}" for name, inner in value.items())
         return f"{shown:.200}"
-    return f"{value!s:.80}"
+    return excerpt(str(value), 80)
 
 
 def require_name(folder: Path, meta: Mapping[str, Any], force: bool) -> None:

@@ -18,7 +18,7 @@ from vlmrl.json_text import parse_json
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
-from vlmrl.recipe.overrides import apply_override, parse_override
+from vlmrl.recipe.overrides import apply_override, parse_override, refuse_remote_code
 from vlmrl.recipe.paths import is_path_key, names_file
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
@@ -77,12 +77,12 @@ def choose_recipe(
     if run_dir is None and origin.checkpoint is None and not is_served:
         _require_there(origin.path, root)
     source_run = run_dir or (None if is_served else _merged_from(origin.path, root))
-    run_values = None if source_run is None else _run_recipe(source_run)
+    run_values = None if source_run is None else _run_recipe(source_run, overrides)
     values: dict[str, Any] = {"model": {"path": origin.path}}
     if recipe is not None:
         alone = data or (IMAGES_ALONE if images else None)
         under = run_values if run_values is not None else {} if alone is None else {**values, "data": [{"path": alone}]}
-        values = _named_recipe(recipe, origin, root, under)
+        values = _named_recipe(recipe, origin, root, under, overrides)
         if run_values is not None:
             values["model"] = run_values["model"]
     elif run_values is not None:
@@ -175,7 +175,9 @@ def _is_own(folder: Path, split: str, source: str) -> bool:
     return is_normal and (meta.get("split"), meta.get("source")) == (split, source)
 
 
-def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str, Any]) -> dict[str, Any]:
+def _named_recipe(
+    name: str, origin: ModelOrigin, root: Path, under: Mapping[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
     """Return the values of a recipe file, or of the run of that name if there is no such file.
 
     Args:
@@ -185,7 +187,7 @@ def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str
         file = find_recipe(name)
     except RecipeError:
         with suppress(StoreError):
-            values = _run_recipe(open_run(root, name).dir)
+            values = _run_recipe(open_run(root, name).dir, overrides)
             if values is not None:
                 return values
         raise
@@ -203,16 +205,19 @@ def _merged_from(path: str, root: Path) -> Path | None:
         return None
 
 
-def _run_recipe(run_dir: Path) -> dict[str, Any] | None:
+def _run_recipe(run_dir: Path, overrides: Sequence[str]) -> dict[str, Any] | None:
     """Return the resolved recipe of a run, or None if it has none.
 
     Files that it names are looked for where the run was started, if they are not below the current directory.
+
+    Raises: RecipeError if it runs the code of a model, and no override repeats that.
     """
     path = newest_resolved(run_dir)
     if not path.exists():
         return None
     resolved = read_resolved(run_dir)
     values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
+    refuse_remote_code(values, overrides, str(path))
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
         values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)

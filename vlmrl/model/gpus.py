@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from vlmrl.errors import LaunchError
-from vlmrl.redaction.redact import first_line
+from vlmrl.redaction.redact import excerpt, first_line
 
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """Variables with the GPUs that Slurm assigned to this job, for clusters that do not set CUDA_VISIBLE_DEVICES."""
@@ -96,7 +96,9 @@ def parse_gpus(option: str) -> tuple[int, tuple[int, ...]]:
         raise LaunchError(f"--gpus cannot be `{option}`", hint="a number of GPUs (4), or their numbers (0,2,5)")
     numbers = tuple(int(w[:20]) for w in words)
     if max(numbers) > MOST_GPUS:
-        raise LaunchError(f"--gpus {option[:40]}: at most {MOST_GPUS:,}", hint="a number of GPUs (4), or which (0,2,5)")
+        raise LaunchError(
+            f"--gpus {excerpt(option, 40)}: at most {MOST_GPUS:,}", hint="a number of GPUs (4), or which (0,2,5)"
+        )
     if "," not in option:
         if numbers[0] == 0:
             raise LaunchError("--gpus 0 leaves nothing to run on", hint="GPU 0 alone is `--gpus 0,`")

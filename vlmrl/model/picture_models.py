@@ -74,8 +74,8 @@ def _loaded(source: str) -> tuple[Any, Any]:
     require_source(source)  # one short request, where the loaders would make many
     try:
         with quiet_transformers():
-            processor = AutoImageProcessor.from_pretrained(source)
-            model, report = AutoModel.from_pretrained(source, output_loading_info=True)
+            processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+            model, report = AutoModel.from_pretrained(source, output_loading_info=True, trust_remote_code=False)
     except Exception as error:  # their errors about wrong files and about the network have no common class
         raise CheckpointError(f"no weights in `{source}`: {first_line(error, 160)}") from error
     missing = sorted(report.get("missing_keys") or ())

@@ -52,4 +52,9 @@ def loading(source: str) -> Iterator[None]:
             else "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
         )
         message = f"no model can be loaded from `{source}`: {first_line(error)}"
+        if "trust_remote_code=True" in str(error):
+            message = f"the model `{source}` needs Python code of its own folder, which is not run unless you say so"
+            hint = (
+                "read that code, then add --set model.trust_remote_code=true (for `vlmrl merge`: --trust-remote-code)"
+            )
         raise CheckpointError(message, hint=hint) from error

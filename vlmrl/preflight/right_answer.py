@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.errors import Problem
+from vlmrl.redaction.redact import excerpt, quoted
 from vlmrl.tasks.answer_forms import answer_forms
 from vlmrl.types import RewardInput, Row, Score
 
@@ -16,7 +17,7 @@ TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text
 def truth_form(row: Row) -> str:
     """Return the type and value of each field of a row's truth. Example: ``answer is an integer, such as 3``."""
     return "; ".join(
-        f"`{name}` is {TYPES.get(type(value), type(value).__name__)}, such as {value!s:.60}"
+        f"`{name}` is {TYPES.get(type(value), type(value).__name__)}, such as {excerpt(str(value), 60)}"
         for name, value in row.truth.items()
     )
 
@@ -50,7 +51,9 @@ class TruthScan:
             if len(kinds) > 1:
                 usual = max(kinds, key=lambda kind: kinds[kind][0])
                 other, (_, row) = next((kind, at) for kind, at in kinds.items() if kind != usual)
-                message = f"`{name}` {of} is {usual} in most rows, but {other} in {row.place}: {row.truth[name]!r:.60}"
+                message = (
+                    f"`{name}` {of} is {usual} in most rows, but {other} in {row.place}: {quoted(row.truth[name])}"
+                )
                 problems.append(Problem(message, where, "give it one type: the number 3 is not the text 3", "warning"))
         return problems
 

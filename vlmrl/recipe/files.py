@@ -13,12 +13,14 @@ from vlmrl.errors import Problem, RecipeError, nearest
 from vlmrl.recipe.renamed import rename_keys
 from vlmrl.recipe.toml_lines import Key, key_lines
 from vlmrl.redaction.redact import excerpt
+from vlmrl.regular_file import run_around
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
+REMOTE_CODE = "model.trust_remote_code"
 MAX_RECIPE_BYTES = 1 << 20
 """Maximum size of a recipe file, in bytes."""
 
@@ -80,7 +82,12 @@ def read_layer(file: Path) -> Layer:
     except ValueError as error:
         raise _syntax_error(file, text, str(error)) from None
     lines = key_lines(text)
-    return Layer(file, text, raw, lines, rename_keys(raw, lines, file))
+    notes, model = rename_keys(raw, lines, file), raw.get("model")
+    if isinstance(model, dict) and "trust_remote_code" in model and run_around(file):  # it may be a stranger's run
+        message = f"`{REMOTE_CODE} = {model.pop('trust_remote_code')}` is not used, because the recipe lies in a run"
+        where = f"{file}:{lines.pop(('model', 'trust_remote_code'))}"
+        notes.append(Problem(message, where, f"to run that code: --set {REMOTE_CODE}=true"))
+    return Layer(file, text, raw, lines, notes)
 
 
 def _read_text(file: Path) -> str:

@@ -21,7 +21,13 @@ from vlmrl.recipe.eval_table import AUTO
 from vlmrl.recipe.files import Layer, find_recipe, read_layers
 from vlmrl.recipe.key_fields import key_name, table_class
 from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
-from vlmrl.recipe.overrides import apply_override, notes_on_overrides, parse_override, present_override
+from vlmrl.recipe.overrides import (
+    apply_override,
+    notes_on_overrides,
+    parse_override,
+    present_override,
+    refuse_remote_code,
+)
 from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
 from vlmrl.recipe.raw_values import copy_values, drop_none, value_at
 from vlmrl.recipe.renamed import with_present_names
@@ -147,6 +153,7 @@ def reload_recipe(
     """
     recipe_from_resolved(resolved, where=str(file))
     resolved = with_present_names(resolved)
+    refuse_remote_code(resolved["recipe"], overrides, str(file))
     raw, earlier = copy_values(resolved["recipe"]), dict(resolved.get("origins") or {})
     places = {key: p for key, _ in leaves(raw) if (p := _place_of(str(earlier.get(dotted(key), "default"))))}
     drop_none(raw)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vlmrl.errors import Problem
-from vlmrl.recipe.files import parse_toml
+from vlmrl.errors import Problem, RecipeError
+from vlmrl.recipe.files import REMOTE_CODE, parse_toml
 from vlmrl.recipe.key_fields import key_name
 from vlmrl.recipe.renamed import present_name, rename_note
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
@@ -101,6 +101,20 @@ def notes_on_overrides(overrides: Sequence[str]) -> list[Problem]:
         if not isinstance(parsed, Problem) and (name := present_name(parsed.parts)) != parsed.parts:
             notes.append(rename_note(parsed.parts, name, f"--set {text}"))
     return notes
+
+
+def refuse_remote_code(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> None:
+    """Refuse the settings of a run, maybe a stranger's, that run the code of a model, unless a `--set` repeats it.
+
+    Raises: RecipeError.
+    """
+    keys = [dotted(parsed.parts) for text in overrides if not isinstance(parsed := parse_override(text), Problem)]
+    if values.get("model", {}).get("trust_remote_code") and REMOTE_CODE not in keys:
+        raise RecipeError(
+            f"the run would execute Python code that its model's folder holds ({REMOTE_CODE} = true)",
+            where=where,
+            hint=f"a run never turns this on by itself: read that code, then add --set {REMOTE_CODE}=true",
+        )
 
 
 def _list_index(part: str, length: int) -> int | None:

@@ -48,6 +48,8 @@ NAME_MARGIN = 256
 SAID_BY_CODE = ("note", "error", "output")
 """Keys of a result whose values are texts that a reward returned, raised as an error, or printed."""
 
+_EDGE = re.compile(r"[^\s,;\"'`<>(){}|]+")
+
 _learned: frozenset[str] = frozenset()
 _learned_passwords: frozenset[str] = frozenset()
 """Passwords of addresses that are plain words. They are hidden only in addresses (`:word@`)."""
@@ -75,11 +77,24 @@ def excerpt(
         hide: `redact_text`, or `redact_said` for responses.
     """
     near = most + CUT_MARGIN  # text further away does not get into the excerpt
-    text, left_out = hide(text[-near:] if end else text[:near]), len(text) > near
+    window, left_out = text[-near:] if end else text[:near], len(text) > near
+    if left_out:  # a token that is cut in two at the edge might not be recognised, and get into a text full of tokens
+        edge = _EDGE.match(window if end else window[::-1])
+        cut = edge.end() if edge is not None and edge.end() < len(window) // 2 else 0
+        window = window[cut:] if end else window[: len(window) - cut]
+    text = hide(window)
     if len(text) <= most and not left_out:
         return text
     size = max(0, most - len(mark))
     return mark + text[len(text) - min(size, len(text)) :] if end else text[:size] + mark
+
+
+def quoted(value: object, most: int = 80, *, mark: str = "") -> str:
+    """Return the beginning of the `repr` of a value of a user, for a message."""
+    try:
+        return excerpt(repr(value), most, mark=mark)
+    except (RecursionError, ValueError):  # nested too deeply; an integer of more than 4300 digits
+        return f"a {type(value).__name__} that is too large to show"
 
 
 def redact_beginning(text: str) -> tuple[str, str]:

@@ -44,7 +44,7 @@ HOOKS = (
 _RUN = re.compile(r"[\w.+/=$,-]{15,}", re.ASCII)
 """Pattern of a long sequence without spaces. Tokens are long, so shorter words are not searched (for speed)."""
 _TOKEN = re.compile(
-    rf"(?<![\w-])(?:(?P<token>(?:{'|'.join(PREFIXES.split())})[\w-]{{16,}}(?:[.+/=][\w-]{{16,}})*[=]*)|{'|'.join(WHOLE)})",
+    rf"(?:(?<![\w-])|(?<=\\[nrt]))(?:(?P<token>(?:{'|'.join(PREFIXES.split())})[\w-]{{16,}}(?:[.+/=][\w-]{{16,}})*[=]*)|{'|'.join(WHOLE)})",
     re.ASCII,
 )
 _PLAIN, _HOOK = re.compile(PLAIN, re.ASCII), re.compile(HOOKS, re.ASCII)
@@ -103,7 +103,7 @@ def scanner_shapes() -> re.Pattern[str]:
     kinds = sorted(kinds - {RegexBasedDetector}, key=lambda kind: kind.__name__)
     shapes: list[re.Pattern[str]] = [shape for kind in kinds for shape in kind().denylist]
     each = (f"(?i:{s.pattern})" if s.flags & re.IGNORECASE else f"(?:{s.pattern})" for s in shapes)
-    return re.compile(rf"(?<![A-Za-z0-9+/])(?:{'|'.join(each)})[\w-]*", re.ASCII)
+    return re.compile(rf"(?:(?<![A-Za-z0-9+/])|(?<=\\[nrt]))(?:{'|'.join(each)})[\w-]*", re.ASCII)
 
 
 def private_keys(text: str) -> Iterator[Span]:

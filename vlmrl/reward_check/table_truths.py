@@ -11,6 +11,7 @@ from typing import Any
 from vlmrl.data.cells import plain
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.own_task import is_own
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 
@@ -69,7 +70,7 @@ class TruthRule:
         if self.task and not self.form.fields and cell is not None:
             return self._checked({"answer": plain(cell)})
         if self.task:
-            return {}, f"the ground truth is {cell!r:.60}, not a mapping of truth fields", ""
+            return {}, f"the ground truth is {quoted(cell, 60)}, not a mapping of truth fields", ""
         return ({} if cell is None else dict.fromkeys(PLAIN_FIELDS, plain(cell))), "", ""
 
     def _from_text(self, cell: Any, read: Callable[[str], Mapping[str, Any]]) -> TruthReading:

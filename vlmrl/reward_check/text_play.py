@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vlmrl.redaction.redact import quoted
 from vlmrl.reward_check.math_attacks import BOX, math_attacks
 from vlmrl.reward_check.text_attacks import text_attacks
 from vlmrl.reward_check.trick_results import EPSILON, HUNG, MOST_HUNG, Attempts, Honest
@@ -149,5 +150,5 @@ def reading(attempts: Attempts, forms: Sequence[TriedForm], honest: Honest, boun
     if max(best, silence) > least + slack and (best + slack >= most or silence + slack >= best):
         return Reading(False, record=record)
     example = forms[0].form.around(forms[0].form.text(attempts.rows[0]))
-    why = f"no right answer that was tried earns more than a wrong one: {len(forms)} forms, such as {example!r:.80}"
+    why = f"no right answer that was tried earns more than a wrong one: {len(forms)} forms, such as {quoted(example)}"
     return Reading(False, why, record)

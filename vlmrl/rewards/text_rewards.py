@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards import response_parts
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
@@ -121,7 +122,7 @@ def ending(*, min_tokens: int = 0, ended: float = 0.0) -> RewardSpec:
     """
     response_parts.check_min_tokens(min_tokens)
     if isinstance(ended, bool) or not isinstance(ended, (int, float)) or not 0 <= ended <= 1:
-        raise RewardError(f"ended = {ended!r:.60} is not a number from 0 to 1")
+        raise RewardError(f"ended = {quoted(ended, 60)} is not a number from 0 to 1")
     measure = partial(response_parts.ending, min_tokens=min_tokens)
     spec = _part("ending", lambda x: measure(x) or float(ended))
     return replace(spec, ranges={"ending": (-1.0, float(ended))})
@@ -162,7 +163,7 @@ def _same_number(answer: str, truth: Any, *, tolerance: float) -> bool:
     expected = float(truth) if isinstance(truth, (int, float)) else plain_number(str(truth))
     if expected is None or not math.isfinite(expected):
         raise RewardError(
-            f"the expected answer {truth!r:.60} is not a number", hint="use exact_match, or repair the row"
+            f"the expected answer {quoted(truth, 60)} is not a number", hint="use exact_match, or repair the row"
         )
     number = plain_number(answer)
     return number is not None and abs(number - expected) <= tolerance

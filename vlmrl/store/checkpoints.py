@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.json_text import parse_json
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.layout import COMPLETE, META, parse_checkpoint_name
-from vlmrl.store.manifest import Manifest
+from vlmrl.store.manifest import Manifest, check_record
 
 SCHEMA = 1
 MOST_NAMES = 3
@@ -144,7 +145,41 @@ def _read_json(folder: Path) -> dict[str, Any]:
         schema = meta.get("schema") if isinstance(meta, dict) else None
         message = f"this checkpoint has schema {schema}; this vlmrl reads schema {SCHEMA}"
         raise CheckpointError(message, where=str(folder))
+    try:
+        check_record(_model(), meta, META, folder, hint=ANOTHER)
+        if meta.get("lora") is not None and meta.get("base") is None:
+            raise StoreError(f"{META} names no base model of its adapter", where=str(folder), hint=ANOTHER)
+    except StoreError as error:
+        raise CheckpointError(error.message, where=error.where, hint=error.hint) from None
     return meta
+
+
+@cache
+def _model() -> Any:
+    """Return the model of meta.json: the keys that readers use. `_table_faults` checks the file table."""
+    from pydantic import Field, TypeAdapter, create_model  # at the first use: importing it is slow
+
+    text: Any = (str | None, None)
+    number: Any = (int | None, None)
+    policy: Any = create_model(
+        "Policy",
+        temperature=(Annotated[float, Field(ge=0, allow_inf_nan=False)], ...),
+        banned_ids=(list[Annotated[int, Field(ge=0, lt=1 << 31)]], ...),
+    )
+    base: Any = create_model("Base", path=(str, ...), revision=text, run=text, step=number, fingerprint=text)
+    parts = Literal["vision", "connector", "language", "embeddings"]
+    fields: Any = {
+        "step": (int, ...),
+        "dtype": (Literal["float32", "bfloat16"], ...),
+        "policy": (policy, ...),
+        "base": (base | None, None),
+        "kind": (str, ""),
+        "optimizer_updates": (Annotated[int, Field(ge=0)], 0),
+        "lora": (dict[str, Any] | None, None),
+        "freeze": (list[parts], []),
+        "quantize": (Literal["4bit"] | None, None),
+    }
+    return TypeAdapter(create_model("Meta", **fields))
 
 
 def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointError]:

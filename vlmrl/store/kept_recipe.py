@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import hidden_keys, redact_text, redact_value
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import hashes_of
 from vlmrl.store.files import write_atomic, write_json
-from vlmrl.store.manifest import check_record, read_raw
+from vlmrl.store.manifest import read_raw, read_record
 from vlmrl.store.metrics import encode
 
 Texts = Mapping[tuple[str, str], str]
@@ -92,12 +91,7 @@ def read_resolved(run_dir: Path) -> dict[str, Any]:
 
 def read_resolved_file(path: Path) -> dict[str, Any]:
     """Return the resolved recipe of a file of `resolved_files`. Raises: StoreError when it is missing or damaged."""
-    try:
-        value = parse_json(read_regular(path))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"the run's recipe cannot be read: {error}", where=str(path)) from error
-    check_record(_model(), value, "the run's recipe", path)
-    return value
+    return read_record(path, _model(), "the run's recipe")
 
 
 @cache

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import redact_value
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.files import write_json
+from vlmrl.store.manifest import read_record
 from vlmrl.store.metrics import encode
 
 SCHEMA = 1
+
+
+@cache
+def _model() -> Any:
+    from pydantic import Field, TypeAdapter, create_model  # at the first use: importing it is slow
+
+    schema: Any = (Literal[1], Field(alias="schema"))
+    return TypeAdapter(create_model("Sinks", schema_=schema, sinks=(dict[str, dict[str, Any]], ...)))
 
 
 def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
@@ -23,16 +32,7 @@ def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
     Raises: StoreError if the file is damaged or of a newer schema.
     """
     path = run_dir / layout.SINKS
-    try:
-        value = parse_json(read_regular(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{layout.SINKS} cannot be read: {error}", where=str(path), hint=_HINT) from None
-    sinks = value.get("sinks") if isinstance(value, dict) and value.get("schema") == SCHEMA else None
-    if not isinstance(sinks, dict) or not all(isinstance(kept, dict) for kept in sinks.values()):
-        raise StoreError(f"{layout.SINKS} does not have the form that this vlmrl writes", where=str(path), hint=_HINT)
-    return sinks
+    return read_record(path, _model(), layout.SINKS, hint=_HINT)["sinks"] if os.path.lexists(path) else {}
 
 
 def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,8 @@ from vlmrl.store.lock import this_process
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000
+SEAL = "crc32"
+"""Key of the checksum of all other values of a manifest, which `vlmrl runs verify` compares."""
 
 Status = Literal["running", "done", "failed", "interrupted", "killed"]
 """Status of a run. "killed" is never stored: it means that "running" is stored, but the owner is dead."""
@@ -201,14 +205,17 @@ def read_manifest(run_dir: Path) -> Manifest:
 
 
 @cache
-def _model() -> Any:
+def model_of(kind: Any) -> Any:
+    """Return the pydantic model of a dataclass or TypedDict, for `check_record`."""
     from pydantic import TypeAdapter  # at the first use: importing it is slow, and most commands read no run
 
-    return TypeAdapter(Manifest)
+    return TypeAdapter(kind)
 
 
 def _checked(value: dict[str, Any], path: Path | str) -> Manifest:
-    return check_record(_model(), value, "the manifest", path, strict=False, hint="restore manifest.json from a copy")
+    return check_record(
+        model_of(Manifest), value, "the manifest", path, strict=False, hint="restore manifest.json from a copy"
+    )
 
 
 def check_record(
@@ -229,6 +236,36 @@ def check_record(
         key = ".".join(map(str, first["loc"]))
         message = f"{what} has a wrong value at `{shortened(key)}`: {first['msg']}"
         raise StoreError(message, where=str(path), hint=hint) from None
+
+
+def read_record(path: Path | str, model: Any, what: str, *, hint: str | None = None) -> dict[str, Any]:
+    """Return a record of a run as plain JSON, after a check against its pydantic model.
+
+    Raises: StoreError that names the file, when it is missing or damaged.
+    """
+    try:
+        value = parse_json(read_regular(path))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{what} cannot be read: {error}", where=str(path), hint=hint) from error
+    check_record(model, value, what, path, hint=hint)
+    return value
+
+
+def manifest_fault(run_dir: Path) -> str | None:
+    """Return what shows that the manifest was changed by another program; None if nothing does.
+
+    Earlier versions wrote no checksum. They wrote no other keys either, so a checksum whose key was damaged is noticed.
+    """
+    value = read_raw(run_dir)
+    if SEAL not in value and value.keys() <= {f.name for f in fields(Manifest)}:
+        return None
+    return None if value == _sealed(value) else "the manifest was changed after the run had written it"
+
+
+def _sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest's values with their checksum."""
+    plain = {key: one for key, one in value.items() if key != SEAL}
+    return plain | {SEAL: f"{zlib.crc32(json.dumps(plain, sort_keys=True).encode()):08x}"}
 
 
 def read_raw(run_dir: Path | str) -> dict[str, Any]:
@@ -260,7 +297,7 @@ def read_raw(run_dir: Path | str) -> dict[str, Any]:
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
     """Write the manifest atomically, with secrets hidden."""
-    write_json(run_dir / layout.MANIFEST, redact_value(asdict(manifest)), crash="mid-manifest")
+    write_json(run_dir / layout.MANIFEST, _sealed(redact_value(asdict(manifest))), crash="mid-manifest")
 
 
 def update_manifest(run_dir: Path, change: Callable[[Manifest], Manifest]) -> Manifest:

@@ -25,6 +25,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import quoted
 from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 
@@ -125,7 +126,7 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in value]
     if hasattr(value, "item"):
         return encode(value.item())
-    raise TypeError(f"a metric cannot be {type(value).__name__}: {value!r:.80}")
+    raise TypeError(f"a metric cannot be {type(value).__name__}: {quoted(value)}")
 
 
 def decode(value: Any) -> Any:

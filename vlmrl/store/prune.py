@@ -6,18 +6,19 @@ rollouts are deleted, their steps are written to rollouts/pruned.json, so that `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_rows
 from vlmrl.store.files import remove_tree, require_ordinary, sweep, write_json
 from vlmrl.store.listing import list_runs
 from vlmrl.store.lock import RunLock
+from vlmrl.store.manifest import read_record
 from vlmrl.store.media import ShardFolder, rollout_media
 
 
@@ -120,12 +121,20 @@ def pruned_ranges(run_dir: Path) -> list[range]:
     Raises: StoreError if the record is damaged.
     """
     path = run_dir / layout.ROLLOUTS / layout.PRUNED
-    if not path.is_file():
+    if not os.path.lexists(path):
         return []
-    try:
-        return [range(first, last + 1) for first, last in parse_json(read_regular(path))["steps"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"the record of deleted rollouts is damaged: {error}", where=str(path)) from error
+    steps = read_record(path, _model(), "the record of deleted rollouts")["steps"]
+    return [range(first, last + 1) for first, last in steps]
+
+
+@cache
+def _model() -> Any:
+    """Return the model of pruned.json: `steps` has the first and the last step of each range."""
+    from pydantic import Field, TypeAdapter, create_model  # at the first use: importing it is slow
+
+    span: Any = Annotated[list[int], Field(min_length=2, max_length=2)]
+    fields: Any = {"schema_": (Literal[1], Field(alias="schema")), "steps": (list[span], ...)}
+    return TypeAdapter(create_model("Pruned", **fields))
 
 
 def children(run_dir: Path) -> dict[int, str]:

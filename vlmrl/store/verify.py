@@ -17,7 +17,7 @@ from vlmrl.store.files import ENTRY_HINT, leftovers
 from vlmrl.store.kept_recipe import read_resolved_file, resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.logger_ids import read_remote
-from vlmrl.store.manifest import Manifest, read_manifest, read_raw
+from vlmrl.store.manifest import Manifest, manifest_fault, read_manifest, read_raw
 from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.metrics import read_file
 from vlmrl.store.parquet import damage_told
@@ -45,6 +45,8 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         verdict.error(error.message, error.where or run_dir, error.hint)
         manifest = None
     if manifest is not None:
+        if fault := manifest_fault(run_dir):
+            verdict.error(fault, run_dir / layout.MANIFEST)
         _check_texts(run_dir, manifest, verdict, quick)
     _check_places(run_dir, verdict)
     alive = manifest is not None and status_of(run_dir, manifest.status) == "running"

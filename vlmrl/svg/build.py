@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.bitmap import read_bitmap
 from vlmrl.svg.css import apply_styles
 from vlmrl.svg.effects import clip_of, mask_of
@@ -69,7 +70,7 @@ def _check(root: Node) -> None:
             raise SvgRefused("forbidden", f"it has a {node.tag} element")
         for name in node.attributes:
             if name[:2].lower() == "on" and len(name) > 2:
-                raise SvgRefused("forbidden", f"it has the event attribute {name[:40]}")
+                raise SvgRefused("forbidden", f"it has the event attribute {excerpt(name, 40)}")
         href = node.attributes.get("href", "").strip()
         if href and not href.startswith("#") and node.tag in ("image", "use", "feImage"):
             kind = "an embedded picture" if href[:5].lower() == "data:" else "something outside of it"

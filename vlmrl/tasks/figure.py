@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from vlmrl.errors import DataError
+from vlmrl.redaction.redact import excerpt, quoted
 from vlmrl.visible import encodable
 
 MAX_FIGURES = 8
@@ -141,7 +142,7 @@ def figures_to_json(figures: Iterable[Any]) -> list[dict[str, Any]]:
         try:
             kept.append({"kind": kind, **_plain(asdict(one))})
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise DataError(f"the figure {one.title!r:.80} cannot be stored: {error}") from error
+            raise DataError(f"the figure {quoted(one.title)} cannot be stored: {error}") from error
     figures_from_json(kept)
     return kept
 
@@ -160,10 +161,12 @@ def _counted(figure: Histogram) -> Counted:
         numbers = [float(number) for group in figure.groups.values() for number in group]
         sound = isinstance(figure.bins, int) and 1 <= figure.bins <= 100 and 0 < high - low < math.inf
         if not sound or not all(map(math.isfinite, numbers)):
-            raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted", hint=hint)
+            raise DataError(f"the histogram `{excerpt(str(figure.title), 80)}` cannot be counted", hint=hint)
         return Counted(figure.title, figure.counts(), figure.axis, (low, high), figure.note)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DataError(f"the histogram `{figure.title!s:.80}` cannot be counted: {error}", hint=hint) from error
+        raise DataError(
+            f"the histogram `{excerpt(str(figure.title), 80)}` cannot be counted: {error}", hint=hint
+        ) from error
 
 
 def _plain(value: Any) -> Any:
@@ -181,7 +184,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(one: Any) -> Kept:
-    what = f"the figure {one.get('title')!r:.80}" if isinstance(one, dict) else "a figure"
+    what = f"the figure {quoted(one.get('title'))}" if isinstance(one, dict) else "a figure"
     try:
         kind, fields = one["kind"], {key: value for key, value in one.items() if key != "kind"}
         figure: Kept = KINDS[kind](**fields)

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from vlmrl.data.doctor import Verdict
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.metric import Metric
+from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.attack import Attack, Kind
 from vlmrl.tasks.base import Outcome, Task
 from vlmrl.tasks.figure import MAX_FIGURES
@@ -37,10 +38,10 @@ def check_fields(task: Task, where: str) -> None:
     for key in FUNCTIONS:
         value = getattr(task, key)
         if not callable(value) and (value is not None or key in ALWAYS):
-            raise RecipeError(f"`{key}` of the task is {value!r:.80}, not a function", where=where)
+            raise RecipeError(f"`{key}` of the task is {quoted(value)}, not a function", where=where)
     for key, (is_sound, words) in FIELDS.items():
         if not is_sound(value := getattr(task, key)):
-            raise RecipeError(f"`{key}` of the task is {value!r:.80}", where=where, hint=words)
+            raise RecipeError(f"`{key}` of the task is {quoted(value)}", where=where, hint=words)
 
 
 def _is_text(value: Any) -> bool:
@@ -116,7 +117,7 @@ def _mapping(returned: Any) -> Mapping[Any, Any]:
 
 def _name(key: Any) -> str:
     if not isinstance(key, str) or not key.strip() or not key.isprintable():
-        raise DataError(f"a metric is called {key!r:.80}; its name is a text on one line", hint='such as "accuracy"')
+        raise DataError(f"a metric is called {quoted(key)}; its name is a text on one line", hint='such as "accuracy"')
     return str(key)
 
 
@@ -127,10 +128,10 @@ def _number(name: str, value: Any, *, nan: bool = False) -> float:
             raise TypeError("no real number")
         number = float(value.item() if getattr(value, "shape", ()) or hasattr(value, "is_complex") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise DataError(f"the metric `{name}` is {value!r:.80}, not a number or None") from error
+        raise DataError(f"the metric `{name}` is {quoted(value)}, not a number or None") from error
     if not (math.isfinite(number) or (nan and math.isnan(number))):
         hint = "None says that it does not apply"
-        raise DataError(f"the metric `{name}` is {value!r:.80}, not a finite number or None", hint=hint)
+        raise DataError(f"the metric `{name}` is {quoted(value)}, not a finite number or None", hint=hint)
     return number
 
 
@@ -191,7 +192,7 @@ def _attacks(returned: Any) -> list[Attack]:
     for attack in attacks:
         if attack.kind not in get_args(Kind):
             known = ", ".join(get_args(Kind))
-            raise DataError(f"the attack `{attack.name}` has the kind {attack.kind!r:.80}", hint=f"kinds: {known}")
+            raise DataError(f"the attack `{attack.name}` has the kind {quoted(attack.kind)}", hint=f"kinds: {known}")
     return attacks
 
 
@@ -211,7 +212,7 @@ def _figures(returned: Any) -> list[Any]:
 
 
 def _shown(value: Any) -> str:
-    return "None" if value is None else f"{type(value).__name__} {value!r:.80}"
+    return "None" if value is None else f"{type(value).__name__} {quoted(value)}"
 
 
 def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:

@@ -18,6 +18,7 @@ from vlmrl.data.image_scan import FileReader
 from vlmrl.data.image_shards import Examined, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
+from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
 from vlmrl.tasks.options import Option, PrepCommand, hints_of, parameters_of
@@ -135,7 +136,7 @@ def prepare_own(
         raise DataError(f"`prep` of `{task.name}` returned {type(splits).__name__}, not a mapping of split -> rows")
     for split in splits:
         if not isinstance(split, str) or not SPLIT.fullmatch(split):
-            raise DataError(f"`prep` calls a split {split!r:.80}", hint="letters, digits, `-` and `_`, such as train")
+            raise DataError(f"`prep` calls a split {quoted(split)}", hint="letters, digits, `-` and `_`, such as train")
     with building(out) as build:
         shelf = _Shelf(build.work / "own")
         shelf.folder.mkdir()
@@ -272,7 +273,7 @@ def _check_row(row: NewRow, where: str) -> None:
         value = getattr(row, key)
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise DataError(
-                f"`{key}` of a row of `prep` is {value!r:.80}, not a mapping of names to values", where=where
+                f"`{key}` of a row of `prep` is {quoted(value)}, not a mapping of names to values", where=where
             )
     if not row.truth:
         raise DataError("a row of `prep` has an empty `truth`", where=where, hint="what its answer is checked against")
@@ -281,11 +282,11 @@ def _check_row(row: NewRow, where: str) -> None:
         raise DataError(f"a row of `prep` has the column `{taken[0]}`, which every dataset has", where=where, hint=hint)
     if not isinstance(row.images, (list, tuple)):
         hint = "one image is a list too: images=[image]"
-        raise DataError(f"`images` of a row of `prep` is {row.images!r:.80}, not a list", where=where, hint=hint)
+        raise DataError(f"`images` of a row of `prep` is {quoted(row.images)}, not a list", where=where, hint=hint)
     is_named = row.id is None or (isinstance(row.id, str) and row.id.isprintable() and len(row.id) <= MOST_ID_CHARS)
     if not is_named:
         hint = f"a text on one line, of at most {MOST_ID_CHARS} characters"
-        raise DataError(f"the `id` of a row of `prep` is {row.id!r:.80}", where=where, hint=hint)
+        raise DataError(f"the `id` of a row of `prep` is {quoted(row.id)}", where=where, hint=hint)
     _require_kept([dict(row.truth), dict(row.columns)], "a row of `prep`", where)
 
 

@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from vlmrl.errors import DataError, RecipeError, VlmrlError
+from vlmrl.redaction.redact import quoted
 from vlmrl.regular_file import run_around
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
@@ -240,7 +241,7 @@ def _with_attacks_watched(
 
 def _function(returned: Any) -> Callable[..., Any]:
     if not callable(returned):
-        raise DataError(f"it returned {returned!r:.80}, not a function")
+        raise DataError(f"it returned {quoted(returned)}, not a function")
     return returned
 
 

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from vlmrl.checkpoint import io
+from vlmrl.checkpoint.format import DATA
 from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.packing import TrainItem
+from vlmrl.data.sampler import SavedStream
 from vlmrl.dist import rank_process
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import VlmrlError
 from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.runs import Run
 from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.learner import Learner
@@ -227,12 +230,24 @@ def load_progress(folder: Path, run: Run, goal: Literal["max", "min"]) -> Progre
         run: the run that continues.
         goal: the recipe's `eval.goal`.
     """
-    progress = Progress(**io.load_data(folder)["progress"]).begun_anew(run.manifest)
+    progress = _state(folder).progress.begun_anew(run.manifest)
     if 0 <= progress.validated < progress.step:
         line = next((n for n in run.metrics("validation") if n["step"] == progress.step), None)
         if line is not None:
             progress.count_validation(line["eval/metric"], goal)
     return progress
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """Content of a checkpoint's data.json."""
+
+    progress: Progress
+    stream: SavedStream
+
+
+def _state(folder: Path) -> SavedState:
+    return check_record(model_of(SavedState), io.load_data(folder), DATA, folder, strict=False)
 
 
 def restore(session: Session, folder: Path) -> None:
@@ -242,8 +257,8 @@ def restore(session: Session, folder: Path) -> None:
     """
     optimizer = session.learner.optimizer
     tensors = io.load_optimizer_tensors(folder, optimizer.masters)
-    optimizer.load_state_tensors(tensors, read_meta(folder)["optimizer_updates"])
+    optimizer.load_state_tensors(tensors, read_meta(folder).get("optimizer_updates", 0))
     session.saver.saved_step = session.journal.progress.step
-    for note in session.feed.stream.adopt(io.load_data(folder)["stream"]):
+    for note in session.feed.stream.adopt(asdict(_state(folder).stream)):
         session.journal.watcher.message(note)
     io.load_rng(folder, session.learner.world)

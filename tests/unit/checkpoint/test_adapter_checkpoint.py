@@ -281,7 +281,7 @@ def test_a_base_that_is_the_checkpoint_of_a_run_is_streamed_too(
     base = tmp_path / "runs" / "sft" / "checkpoints" / "step-000007"
     saved = save_checkpoint(
         tmp_path / "runs" / "sft",
-        io.CheckpointContent(7, {"dtype": "float32"}, {}),
+        io.CheckpointContent(7, {"dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}, {}),
         load_model(settings(small_folder)),
         tiny_processor,
         {},

@@ -41,7 +41,8 @@ class NoProcessor:
 
 
 def save(run: Path, model, dtype: str = "float32") -> Path:
-    return save_checkpoint(run, io.CheckpointContent(3, {"dtype": dtype}, {}), model, NoProcessor(), {})
+    meta = {"dtype": dtype, "policy": {"temperature": 1.0, "banned_ids": []}}
+    return save_checkpoint(run, io.CheckpointContent(3, meta, {}), model, NoProcessor(), {})
 
 
 def written(folder: Path) -> dict[str, torch.Tensor]:

@@ -82,7 +82,8 @@ def origin_of(run: Run) -> ModelOrigin:
     if not folder.exists():
         folder.mkdir(parents=True)
         (folder / "weights").write_bytes(b"")
-        meta = {"schema": 1, "step": 4, "files": {"weights": file_facts(folder / "weights")}}
+        meta = {"schema": 1, "dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}
+        meta |= {"step": 4, "files": {"weights": file_facts(folder / "weights")}}
         (folder / layout.META).write_text(json.dumps(meta))
         (folder / layout.COMPLETE).touch()
     return ModelOrigin(run.id, folder, {"run": run.id, "checkpoint": folder.name})

@@ -99,7 +99,8 @@ def test_every_family_from_a_checkpoint(tmp_path, name) -> None:
             """The families of these tests have none."""
 
     model = build(name).model
-    folder = save_checkpoint(tmp_path, io.CheckpointContent(3, {"dtype": "float32"}, {}), model, NoProcessor(), {})
+    meta = {"dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}
+    folder = save_checkpoint(tmp_path, io.CheckpointContent(3, meta, {}), model, NoProcessor(), {})
     for dtype in ("float32", "bfloat16"):
         state = torch.random.get_rng_state()
         stored = load_checkpoint_model(folder, settings(folder, dtype), in_files=True)
@@ -188,7 +189,7 @@ def test_what_is_missing_or_of_another_shape_is_refused_alike(tiny_folder, tmp_p
 
 
 def test_a_checkpoint_of_another_model_is_refused_alike(tmp_path, tiny_folder, tiny_model, tiny_processor) -> None:
-    content = io.CheckpointContent(3, {"dtype": "float32"}, {})
+    content = io.CheckpointContent(3, {"dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}, {})
     folder = save_checkpoint(tmp_path, content, tiny_model, tiny_processor, {})
     for change in ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, {"intermediate_size": 192}):
         config = AutoConfig.from_pretrained(tiny_folder)

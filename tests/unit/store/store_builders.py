@@ -28,6 +28,10 @@ def make_group(version: int = 0, prompt_id: str = "p0", samples: int = 2, media:
     return Group(row, "<prompt>", tuple(scored))
 
 
+META = {"schema": 1, "dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}
+"""What every meta.json has, besides its step and its files."""
+
+
 def make_checkpoint(run_dir: Path, step: int, *, complete: bool = True, files: dict[str, bytes] | None = None) -> Path:
     import hashlib
     import json
@@ -38,7 +42,7 @@ def make_checkpoint(run_dir: Path, step: int, *, complete: bool = True, files: d
     for name, content in files.items():
         (folder / name).write_bytes(content)
     table = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in files.items()}
-    (folder / layout.META).write_text(json.dumps({"schema": 1, "step": step, "files": table}))
+    (folder / layout.META).write_text(json.dumps(META | {"step": step, "files": table}))
     if complete:
         (folder / layout.COMPLETE).write_text("")
     return folder

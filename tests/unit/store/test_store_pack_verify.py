@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -18,11 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_builders import evaluate_run
-from store_builders import make_checkpoint, make_group, make_run
+from store_builders import META, make_checkpoint, make_group, make_run
 
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import sha256_of
+from vlmrl.store.manifest import manifest_fault
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
 from vlmrl.store.metrics import SEAL, sealed
 from vlmrl.store.open_run import open_run, resume_run
@@ -136,7 +138,7 @@ def samples_line(samples: int) -> dict:
 
 def describe_outside(run: Run) -> None:
     files = {"../../../data/dataset.json": {"bytes": 1, "sha256": "0"}}
-    (checkpoint(run) / layout.META).write_text(json.dumps({"schema": 1, "step": 2, "files": files}))
+    (checkpoint(run) / layout.META).write_text(json.dumps(META | {"step": 2, "files": files}))
 
 
 def copy_checkpoint(run: Run, name: str) -> None:
@@ -459,7 +461,21 @@ def test_a_line_that_a_kill_cut_is_no_error(tmp_path: Path):
 def legacy(run: Run) -> None:
     """The manifest as it was before it had a table of files."""
     path = run.dir / "manifest.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "files"}))
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in ("files", "crc32")}))
+
+
+def test_no_changed_byte_of_a_manifest_that_changes_a_value_passes(run: Run):
+    path = run.dir / "manifest.json"
+    content = path.read_bytes()
+    value = json.loads(content)
+    assert value["crc32"] and manifest_fault(run.dir) is None
+    for place in range(len(content)):
+        for byte in (content[place] ^ 1, content[place] ^ 32):
+            path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
+            with contextlib.suppress(StoreError):
+                assert manifest_fault(run.dir) or json.loads(path.read_bytes()) == value, (place, byte)
+    path.write_bytes(content.replace(b'"note": ""', b'"note": "x"'))
+    assert [e.message for e in verify_run(run.dir).errors] == ["the manifest was changed after the run had written it"]
 
 
 def test_a_run_without_a_table_of_files_is_checked_as_far_as_its_manifest_goes(run: Run):

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, find_answer, last_box
 from vlmrl.rewards.math.expressions import TooLargeError, UnreadableError, check_size, constant, warm_up
 from vlmrl.rewards.math.policy import Policy, checked_policy
@@ -73,7 +74,7 @@ def _gold_of(text: str, policy: Policy) -> str:
     problem = problem or gold_problem(gold or "", policy)
     if problem or gold is None:
         raise RewardError(
-            f"the expected answer {text!r:.80} cannot be graded: {problem}",
+            f"the expected answer {quoted(text)} cannot be graded: {problem}",
             hint='name the column with the answer: [reward.args] key = "...", or repair the row',
         )
     return gold

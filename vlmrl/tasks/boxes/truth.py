@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.boxes.planes import Box, Plane, Space, check_space, plane_of
 from vlmrl.types import Size
 
@@ -18,7 +19,7 @@ def size_of(truth: Mapping[str, Any]) -> Size:
     """Return the size of a row's image in pixels. Raises: RewardError for a row without it."""
     width, height = truth.get("width"), truth.get("height")
     if type(width) is not int or type(height) is not int or not (0 < width < MOST_PIXELS and 0 < height < MOST_PIXELS):
-        raise RewardError(f"the row's `width` and `height` are {width!r:.40} and {height!r:.40}, not pixels")
+        raise RewardError(f"the row's `width` and `height` are {quoted(width)} and {quoted(height)}, not pixels")
     return width, height
 
 
@@ -33,7 +34,7 @@ def truth_plane(truth: Mapping[str, Any]) -> Plane:
 def true_box(numbers: Any) -> Box:
     """Return a box of a truth. Raises: RewardError unless it is four numbers, with an area."""
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 4 or not all(map(_is_number, numbers)):
-        raise RewardError(f"the row's `box` is {numbers!r:.60}, not four numbers")
+        raise RewardError(f"the row's `box` is {quoted(numbers, 60)}, not four numbers")
     box = Box(*(float(number) for number in numbers))
     if not (box.x1 < box.x2 and box.y1 < box.y2):
         raise RewardError(f"the row's `box` is {list(numbers)}, which has no area")

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.answer_form import REQUIRED, check_thought, final_answer, form_problem
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.counting.reading import stated_number
@@ -49,7 +50,7 @@ def true_count(x: RewardInput) -> int:
     """Return the right number of a row. Raises: RewardError for a row without one."""
     value = x.truth.get("answer")
     if type(value) is not int or value < 0:
-        raise RewardError(f"the row's `answer` is {value!r:.60}, not a whole number >= 0")
+        raise RewardError(f"the row's `answer` is {quoted(value, 60)}, not a whole number >= 0")
     return value
 
 

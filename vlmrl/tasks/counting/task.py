@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from vlmrl.metric import SHARE, Metric
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
 from vlmrl.tasks.base import Outcome, Task, require_prepared
@@ -61,7 +62,7 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     answer = truth.get("answer")
     if type(answer) is int and 0 <= answer <= LARGEST_COUNT:
         return []
-    return [f"`answer` is {answer!r:.60}, not a whole number from 0 to {LARGEST_COUNT:,}"]
+    return [f"`answer` is {quoted(answer, 60)}, not a whole number from 0 to {LARGEST_COUNT:,}"]
 
 
 def measure(x: RewardInput, score: Score) -> Outcome:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.boxes.planes import Box, Plane
 from vlmrl.tasks.boxes.doubts import space_doubts
 from vlmrl.tasks.boxes.truth import outside_problems, size_of, true_box, truth_plane
@@ -35,7 +36,7 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     problems = outside_problems("boxes", boxes, plane)
     category = truth.get("category")
     if not isinstance(category, str) or not 0 < len(category) <= MOST_CATEGORY_CHARS:
-        problems.append(f"`category` is {category!r:.60}, not a text of 1 to {MOST_CATEGORY_CHARS} characters")
+        problems.append(f"`category` is {quoted(category, 60)}, not a text of 1 to {MOST_CATEGORY_CHARS} characters")
     return problems
 
 
@@ -52,5 +53,5 @@ def true_boxes(truth: Mapping[str, Any]) -> tuple[Plane, tuple[Box, ...]]:
     """
     plane, boxes = truth_plane(truth), truth.get("boxes")
     if not isinstance(boxes, (list, tuple)) or len(boxes) > MOST_TRUE_BOXES:
-        raise RewardError(f"the row's `boxes` are {boxes!r:.60}, not a list of at most {MOST_TRUE_BOXES} boxes")
+        raise RewardError(f"the row's `boxes` are {quoted(boxes, 60)}, not a list of at most {MOST_TRUE_BOXES} boxes")
     return plane, tuple(map(true_box, boxes))

@@ -13,6 +13,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.math.answer_text import BOX
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.reflection import FACTS, REFLECTION
@@ -126,9 +127,9 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     problems = []
     answer, solution = truth.get("answer"), truth.get("solution")
     if not isinstance(answer, str) or not answer.strip():
-        problems.append(f"`answer` is {answer!r:.80}, not a text")
+        problems.append(f"`answer` is {quoted(answer)}, not a text")
     if solution is not None and not (isinstance(solution, str) and BOX.search(solution)):
-        problems.append(f"`solution` is {solution!r:.80}, not a text with a box")
+        problems.append(f"`solution` is {quoted(solution)}, not a text with a box")
     return problems
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.pairs.parse import two_pieces
@@ -100,7 +101,7 @@ class LabelForm:
             label = self.vocabulary.find(normalise_name(text, level))
             if label is None:
                 known = ", ".join(self.vocabulary.names)
-                return Said(None, None, f"<{level}> holds {text[:40]!r}, which is none of {known}")
+                return Said(None, None, f"<{level}> holds {excerpt(text, 40)!r}, which is none of {known}")
             names.append(label)
         return Said(tuple(names), names[0] != names[1])
 

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import LEVEL_NAME, MAX_NAME_CHARS, normalise_name
 from vlmrl.tasks.pairs.parse import Names, PairFormat, two_names
@@ -364,7 +365,9 @@ def level_parts(
 
 def _checked_same(same: Any) -> bool:
     if not isinstance(same, (int, float)) or same not in (0, 1):
-        raise RewardError(f"truth field `same` is {same!r:.80}, not true or false", hint="check the dataset's columns")
+        raise RewardError(
+            f"truth field `same` is {quoted(same)}, not true or false", hint="check the dataset's columns"
+        )
     return bool(same)
 
 
@@ -373,11 +376,11 @@ def _two(pair: Any, level: str) -> tuple[str | None, str | None]:
     if pair is None:
         return None, None
     if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
-        raise RewardError(f"truth field `{level}` is {pair!r:.80}, not a list of two names")
+        raise RewardError(f"truth field `{level}` is {quoted(pair)}, not a list of two names")
     if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in pair):
         return None, None
     if not all(isinstance(name, (str, int)) for name in pair):
-        raise RewardError(f"truth field `{level}` is {pair!r:.80}, not a list of two names")
+        raise RewardError(f"truth field `{level}` is {quoted(pair)}, not a list of two names")
     return str(pair[0]), str(pair[1])
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.pairs.reward import AnswerRule, ConsistencyRule, LevelsDecide, NameForm, PairReward, Said, pair_spec
@@ -164,7 +165,7 @@ class RelationReward(PairReward):
         if distance is None or None not in values.values():
             return same, values
         if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0 or same != (distance == 0):
-            raise RewardError(f"truth field `distance` is {distance!r:.80}, and `same` is {same}")
+            raise RewardError(f"truth field `distance` is {quoted(distance)}, and `same` is {same}")
         finest = 1 if self.levels_decide is True else 2
         for steps, level in enumerate(reversed(self.levels)):
             if values[level] is None:

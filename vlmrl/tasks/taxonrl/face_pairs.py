@@ -12,6 +12,7 @@ from vlmrl.data.image_scan import scan_files
 from vlmrl.data.splits import LabelledImage
 from vlmrl.data.validation_cut import RowUnits, cut_rows
 from vlmrl.errors import DataError
+from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.pairs.draw import Pair
 from vlmrl.tasks.taxonrl.domain_images import RootedFiles, Specimens
@@ -76,7 +77,7 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         words = line.split("\t") if "\t" in line else line.split()
         if len(words) not in (3, 4) or not all(INDEX.fullmatch(word) for word in (words[1], words[-1])):
             raise DataError(
-                f"{line!r:.80} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
+                f"{quoted(line)} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
             )
         names = (words[0], words[0] if len(words) == 3 else words[2])
         first, second = (
@@ -92,7 +93,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
     for number, line in lines:
         match = CPLFW_LINE.fullmatch(line)
         if match is None:
-            raise DataError(f"{line!r:.80} is not `file.jpg label`", where=f"{where}:{number}")
+            raise DataError(f"{quoted(line)} is not `file.jpg label`", where=f"{where}:{number}")
         cells.append((match[1], match[2] != "0"))
     if len(cells) % 2:
         raise DataError(f"{len(cells)} lines, but a pair has two", where=where)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.pairs.vocabulary import Vocabulary
 from vlmrl.tasks.truth_kinds import CONTRADICTS
@@ -93,19 +94,19 @@ class Layout:
         same = truth.get("same")
         if not isinstance(same, (bool, int, float)) or same not in (0, 1):
             raise RewardError(
-                f"truth field `same` is {same!r:.80}, not true or false", hint="check the dataset's columns"
+                f"truth field `same` is {quoted(same)}, not true or false", hint="check the dataset's columns"
             )
         cells = {"answer": str(int(same)), "distance": ""}
         if truth.get("distance") is not None:
             distance = truth["distance"]
             if distance not in range(len(DISTANCES)):
-                raise RewardError(f"truth field `distance` is {distance!r:.80}, not a number from 0 to 4")
+                raise RewardError(f"truth field `distance` is {quoted(distance)}, not a number from 0 to 4")
             cells["distance"] = DISTANCES[int(distance)]
         for name in self.fields:
             pair = truth.get(name)
             pair = (None, None) if pair is None else pair
             if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
-                raise RewardError(f"truth field `{name}` is {pair!r:.80}, not a list of two names")
+                raise RewardError(f"truth field `{name}` is {quoted(pair)}, not a list of two names")
             for i, value in enumerate(pair):
                 cells[f"{name}{i + 1}"] = self._cell(name, value)
         text = ";".join(cells[column] for column in self.columns)
@@ -132,7 +133,7 @@ class Layout:
             hint = (
                 "a probability cannot be read as same or different; the reward `taxonrl` scores such rows as they are"
             )
-            raise self._error(f"has the answer {value!r:.40}, which is neither 0 nor 1", text, hint)
+            raise self._error(f"has the answer {quoted(value, 40)}, which is neither 0 nor 1", text, hint)
         return label[1] == "1"
 
     def _name(self, name: str, value: str, text: Any) -> str | None:
@@ -143,7 +144,7 @@ class Layout:
         label = self.vocabularies[name].find(value)
         if label is None:
             known = ", ".join(self.vocabularies[name].names)
-            raise self._error(f"has the unknown {name.replace('_', ' ')} {value!r:.40}", text, f"known: {known}")
+            raise self._error(f"has the unknown {name.replace('_', ' ')} {quoted(value, 40)}", text, f"known: {known}")
         return label
 
     def _distance(self, word: str, text: Any) -> int | None:
@@ -151,19 +152,19 @@ class Layout:
             return None
         spelt = [known.lower() for known in DISTANCES]
         if word.lower() not in spelt:
-            raise self._error(f"has the unknown distance {word!r:.40}", text, f"known: {', '.join(DISTANCES)}")
+            raise self._error(f"has the unknown distance {quoted(word, 40)}", text, f"known: {', '.join(DISTANCES)}")
         return spelt.index(word.lower())
 
     def _cell(self, name: str, value: Any) -> str:
         if value is None:
             return ""
         if not isinstance(value, str) or ";" in value or value != value.strip() or value.lower() in UNKNOWN:
-            raise RewardError(f"truth field `{name}` holds {value!r:.80}, which is not a name that can be written")
+            raise RewardError(f"truth field `{name}` holds {quoted(value)}, which is not a name that can be written")
         codes = self.vocabularies[name].codes if name in self.vocabularies else {}
         return codes.get(value, value)
 
     def _error(self, problem: str, text: Any, hint: str | None = None) -> RewardError:
-        return RewardError(f"the {self.name} ground truth {str(text)!r:.120} {problem}", hint=hint)
+        return RewardError(f"the {self.name} ground truth {quoted(str(text), 120)} {problem}", hint=hint)
 
 
 def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, int]:

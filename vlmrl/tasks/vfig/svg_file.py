@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.extract import find_svg
 from vlmrl.svg.limits import SvgRefused
 from vlmrl.svg.parse import Node, parse_svg
@@ -41,11 +42,11 @@ def active_content(root: Node) -> str | None:
             if name.lower().startswith("on"):
                 return f"the attribute {name}"
             if name == "href" and not low.startswith(("#", *INLINE_IMAGES)):
-                return f"the reference {value:.40}"
+                return f"the reference {excerpt(value, 40)}"
             if "javascript:" in low or (name == "attributeName" and low.endswith("href")):
                 return f"the attribute {name}"
             if LOADS.search(value):
-                return f"{name} with {value:.40}"
+                return f"{name} with {excerpt(value, 40)}"
         if node.tag == "style" and LOADS.search("".join(node.texts)):
             return "a style sheet that loads a file"
     return None

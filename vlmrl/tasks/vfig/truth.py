@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.json_text import parse_json
+from vlmrl.redaction.redact import quoted
 from vlmrl.svg.limits import SvgLimits
 from vlmrl.tasks.truth_kinds import Truth, TruthForm
 
@@ -40,7 +41,7 @@ def code_of(truth: Mapping[str, Any]) -> str:
     """Return the code of a row's figure. Raises: RewardError for a row without it."""
     code = truth.get(CODE)
     if not isinstance(code, str) or not code.strip():
-        raise RewardError(f"the row's `svg` is {code!r:.60}, not the code of a figure")
+        raise RewardError(f"the row's `svg` is {quoted(code, 60)}, not the code of a figure")
     return code
 
 
@@ -49,7 +50,7 @@ def size_of(truth: Mapping[str, Any]) -> tuple[int, int]:
     sides = (truth.get("width"), truth.get("height"))
     width, height = (side if type(side) is int and side > 0 else 0 for side in sides)
     if not 0 < width * height <= SvgLimits.pixels:
-        raise RewardError(f"the row's width and height are {sides!r:.60}, not the size of a picture in pixels")
+        raise RewardError(f"the row's width and height are {quoted(sides, 60)}, not the size of a picture in pixels")
     return width, height
 
 
@@ -66,7 +67,7 @@ def metadata_of(truth: Mapping[str, Any]) -> dict[str, Any] | None:
     except ValueError as error:
         raise RewardError(f"the row's `metadata` is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise RewardError(f"the row's `metadata` is {value!r:.60}, not an object")
+        raise RewardError(f"the row's `metadata` is {quoted(value, 60)}, not an object")
     return value
 
 
@@ -81,7 +82,7 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
             problems.append(error.message)
     label = truth.get(SOURCE, "_")
     if not isinstance(label, str) or label != as_label(label):
-        problems.append(f"`{SOURCE}` is {label!r:.60}, not a name of letters, digits, `.`, `_` and `-`")
+        problems.append(f"`{SOURCE}` is {quoted(label, 60)}, not a name of letters, digits, `.`, `_` and `-`")
     return problems
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import quoted
 
 LETTERS = "ABCDEFGH"
 MARK = re.compile(r"(?:^|[;\uff1b]|\s)\s*([A-H])\s*[.:\uff0e\uff1a](?=\s*[^;\s])")
@@ -28,7 +29,7 @@ def true_answer(truth: Mapping[str, Any]) -> str:
     """Return the right answer of a row. Raises: RewardError for a row without one."""
     answer = truth.get("answer")
     if not isinstance(answer, str) or not answer.strip():
-        raise RewardError(f"the row's `answer` is {answer!r:.60}, not a text")
+        raise RewardError(f"the row's `answer` is {quoted(answer, 60)}, not a text")
     return answer.strip()
 
 
@@ -61,14 +62,14 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     problems = []
     answer, options = truth.get("answer"), truth.get("options")
     if not isinstance(answer, str) or not answer.strip():
-        problems.append(f"`answer` is {answer!r:.60}, not a text")
+        problems.append(f"`answer` is {quoted(answer, 60)}, not a text")
     elif options is not None and (not isinstance(options, str) or answer not in read_options(options)):
-        problems.append(f"`answer` is {answer!r:.60}, and no option of {options!r:.60} has this letter")
+        problems.append(f"`answer` is {quoted(answer, 60)}, and no option of {quoted(options, 60)} has this letter")
     if truth.get("set") is not None and truth.get("step") not in STEPS:
-        problems.append(f"`step` is {truth.get('step')!r:.60}, not one of {', '.join(STEPS)}")
+        problems.append(f"`step` is {quoted(truth.get('step'), 60)}, not one of {', '.join(STEPS)}")
     number = truth.get("num_steps")
     if truth.get("step") == MULTI and not (type(number) is int and number in NUM_STEPS):
-        problems.append(f"`num_steps` is {number!r:.60}, not one of {', '.join(map(str, NUM_STEPS))}")
+        problems.append(f"`num_steps` is {quoted(number, 60)}, not one of {', '.join(map(str, NUM_STEPS))}")
     return problems
 
 
@@ -89,7 +90,7 @@ def notes_on(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
         elif max(steps.values()) > 1 or len(wholes[name]) > 1 or steps.keys() - needed:
             double.append(name)
     texts = [
-        f"{len(names):,} of {len(members):,} sets {what}, such as {names[0]!r:.60}"
+        f"{len(names):,} of {len(members):,} sets {what}, such as {quoted(names[0], 60)}"
         for names, what in ((lacking, "lack a sub-problem or the whole"), (double, "have a problem twice, or too many"))
         if names
     ]

@@ -8,6 +8,8 @@ from typing import NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
+from vlmrl.redaction.redact import excerpt
+
 MOST_CHARACTERS = 4_000_000
 """Longest document that is read."""
 MOST_ELEMENTS = 20_000
@@ -96,10 +98,10 @@ class _Reader:
 
     def unknown(self, name: str, is_parameter: bool) -> None:
         if not is_parameter:
-            refuse(f"the entity {name[:80]!r} is unknown")
+            refuse(f"the entity {excerpt(name, 80)!r} is unknown")
 
     def outside(self, context: str, *_: object) -> NoReturn:
-        refuse(f"the entity {context[:80]!r} is not in the document")
+        refuse(f"the entity {excerpt(context, 80)!r} is not in the document")
 
 
 def _written(text: str, sizes: Mapping[str, int]) -> int:

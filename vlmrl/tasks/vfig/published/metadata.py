@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.tasks.vfig.published.document import refuse
 from vlmrl.tasks.vfig.published.outlines import Box
 from vlmrl.tasks.vfig.published.truth_arrows import BLACK, TruthArrow
@@ -53,7 +54,7 @@ def _text(key: str, entity: Mapping[str, Any], name: str, default: str | None = 
         return default
     value = entity[name] or ""
     if not isinstance(value, str):
-        refuse(f"`{name}` of {key} in the metadata is no text: {str(value)[:80]}")
+        refuse(f"`{name}` of {key} in the metadata is no text: {excerpt(str(value), 80)}")
     return value
 
 

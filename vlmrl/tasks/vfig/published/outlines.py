@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from xml.etree.ElementTree import Element
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.tasks.vfig.published.document import LINK, Work, name_of, refuse
 from vlmrl.tasks.vfig.published.transforms import distance, number, numbers, translation
 
@@ -89,7 +90,7 @@ def path_start(data: str) -> tuple[float, float] | None:
     try:
         return float(match[1]), float(match[2])
     except ValueError:
-        refuse(f"a path begins with a broken number: {data[:80]!r}")
+        refuse(f"a path begins with a broken number: {excerpt(data, 80)!r}")
 
 
 def union(boxes: Iterable[Box]) -> Box | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from xml.etree.ElementTree import Element
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.tasks.vfig.published.document import name_of, refuse
 from vlmrl.tasks.vfig.published.styles import Classes, style_property
 from vlmrl.tasks.vfig.published.transforms import number, numbers
@@ -77,7 +78,7 @@ def _angles(path: str) -> set[int]:
                 angle = math.atan2(y2 - y1, x2 - x1) * 180 / math.pi
                 angles.add(round(angle / ANGLE_STEP) * ANGLE_STEP % 180)
         except ValueError:
-            refuse(f"a pattern has a stroke with a broken number: {path[:80]!r}")
+            refuse(f"a pattern has a stroke with a broken number: {excerpt(path, 80)!r}")
     return angles
 
 

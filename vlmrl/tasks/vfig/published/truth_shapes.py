@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
+from vlmrl.redaction.redact import excerpt
 from vlmrl.tasks.vfig.published.document import Work, name_of, parents, refuse
 from vlmrl.tasks.vfig.published.labels import UNDRAWN, claim_label, texts_in
 from vlmrl.tasks.vfig.published.outlines import SHAPES, Box, Definitions, area, has_shape, own_box
@@ -167,7 +168,7 @@ def _whole_number(digits: str) -> int:
     try:
         return int(digits)
     except ValueError:
-        refuse(f"the id shape_{digits[:80]} has no number")
+        refuse(f"the id shape_{excerpt(digits, 80)} has no number")
 
 
 class _Search:
