@@ -381,9 +381,13 @@ class Group:
         return tuple(s.trajectory for s in self.samples)
 
 
-def name_row(source: str, prompt_id: str) -> str:
-    """Return a row's name for messages: `shapes row 12`. The source's name is left out if the id begins with it."""
-    return f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"{source} row {prompt_id}"
+def name_row(source: str, prompt_id: str, sample: int | None = None) -> str:
+    """Return the name of a row, or of its sample, for messages: `row 12 of shapes, sample 0`.
+
+    The source's name is left out if the id begins with it.
+    """
+    row = f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"row {prompt_id} of {source}"
+    return row if sample is None else f"{row}, sample {sample}"
 
 
 def hash64(*parts: object) -> int:
