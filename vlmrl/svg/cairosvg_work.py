@@ -34,7 +34,7 @@ TRIED, COPIED, CROSSED = 0.02, 0.002, 8
 copied, and of two lines of which one is cut with the other."""
 WRITTEN = 0.5
 """Steps of work of a pixel of the PNG file."""
-Cost = Callable[[Mapping[str, Any]], None]
+Cost = Callable[[Mapping[str, Any]], object]
 
 
 class _Outline(NamedTuple):
@@ -70,7 +70,7 @@ class _Counter:
         self.faces: set[tuple[object, ...]] = set()
         self.spend(WRITTEN * self.area)
         parse, helpers, text = cairosvg.parser, cairosvg.helpers, cairosvg.text
-        costs: dict[Callable[..., Any], Cost] = {
+        costs: dict[Any, Cost] = {
             parse.Node.__init__: self.node,
             parse.handle_white_spaces: lambda v: self.spend(len(v["string"] or "") / 2),
             cairosvg.css.parse_declarations: lambda v: self.spend(CSS * len(v["input"])),
