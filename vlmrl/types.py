@@ -381,9 +381,10 @@ class Group:
         return tuple(s.trajectory for s in self.samples)
 
 
-def name_row(source: str, prompt_id: str) -> str:
-    """Return a row's name for messages: `shapes row 12`. The source's name is left out if the id begins with it."""
-    return f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"{source} row {prompt_id}"
+def name_row(source: str, prompt_id: str, sample: int | None = None) -> str:
+    """Return a row's name: `row 12 of shapes, sample 0`. The source's is left out if the id begins with it."""
+    row = f"row {prompt_id}" if prompt_id.startswith(f"{source}-") else f"row {prompt_id} of {source}"
+    return row if sample is None else f"{row}, sample {sample}"
 
 
 def hash64(*parts: object) -> int:
@@ -393,8 +394,5 @@ def hash64(*parts: object) -> int:
 
 
 def sample_seed(run_seed: int, step: int, prompt_id: str, occurrence: int) -> int:
-    """Return the seed of sample 0 of a prompt. Sample k uses this number + k.
-
-    The number has 62 bits, so adding k never exceeds 63 bits.
-    """
+    """Return the seed of sample 0 of a prompt, of 62 bits. Sample k uses this number + k: never more than 63 bits."""
     return hash64(run_seed, step, prompt_id, occurrence) >> 1

@@ -165,7 +165,7 @@ def test_a_bad_reward_is_told_with_its_row_and_without_our_traceback(run_folder,
     (run_folder / "mine.py").write_text(f"def score(x):\n    {body}\n")
     done = vlmrl("last", "--diff", "mine.py:score", "--json")
     assert done.code == 2 and done.out == ""
-    assert words in done.err and "step 1, digits row 0-0 sample 0" in done.err
+    assert words in done.err and "step 1, row 0-0 of digits, sample 0" in done.err
     assert "Traceback" not in done.err
 
 

@@ -100,7 +100,7 @@ class Response:
 
     @property
     def where(self) -> str:
-        return f"step {counted(self.step)}, {name_row(self.source, self.prompt_id)} sample {self.sample}"
+        return f"step {counted(self.step)}, {name_row(self.source, self.prompt_id, self.sample)}"
 
 
 def with_update(train: Sequence[Line]) -> list[Line]:

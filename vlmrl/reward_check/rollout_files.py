@@ -179,10 +179,10 @@ class RolloutDecoder:
 
     def where(self, facts: ResponseColumns, index: int) -> str:
         step, sample = facts.steps_N[index], facts.samples_N[index]
-        row = name_row(facts.sources[index] or "", facts.prompts[index] or "")
+        row = name_row(facts.sources[index] or "", facts.prompts[index] or "", int(sample))
         if evaluation := evaluation_of(Path(self.paths[facts.files_N[index]])):
-            return f"evaluation {evaluation}, {row} sample {sample}"
-        return f"step {counted(int(step))}, {row} sample {sample}"
+            return f"evaluation {evaluation}, {row}"
+        return f"step {counted(int(step))}, {row}"
 
 
 def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from vlmrl.rewards.sandbox.outcomes import Failure
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of
-from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, ScoredSample, Trajectory
+from vlmrl.types import Group, RewardInput, Sample, SamplingParams, Score, ScoredSample, Trajectory, name_row
 
 LISTEN_SECONDS = 0.05
 """Time in seconds after which generation pauses, for the workers of the rewards to be given more work."""
@@ -80,7 +80,7 @@ class Scoring:
         self._rollouts[index] = rollout
         self._sources[name] = self.scorers[name]
         inputs = _reward_inputs(rollout)
-        rows = [f"{name} row {row} sample {k}" for k in range(len(inputs))]
+        rows = [name_row(name, row, k) for k in range(len(inputs))]
         self.scorers[name].submit(index, inputs, strict=self.strict, rows=rows, on_outage=self.on_outage)
 
     def submit_all(self, rollouts: Sequence[Rollout]) -> None:

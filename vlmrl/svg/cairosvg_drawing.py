@@ -1,7 +1,7 @@
 """Drawing by cairosvg, for the sake of a published reward that draws with it.
 
 A text passes the checks and the counted work of vlmrl's own drawing first. cairosvg then gets the elements that are
-known, and nothing that it could fetch. It draws letters with the fonts of the machine.
+known, and nothing that it could fetch, and its work is counted, too. It draws letters with the fonts of the machine.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import xml.etree.ElementTree as ET
 from itertools import zip_longest
 
 import numpy as np
+from cairocffi import CairoError
 from cairosvg.surface import PNGSurface
 from PIL import Image
 
 from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.build import DRAWN, Images
+from vlmrl.svg.cairosvg_work import counted
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg, pixels_digest
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.limits import BrokenPainter, SvgLimits, SvgRefused, Work
 from vlmrl.svg.parse import SVG, XML, Node, parse_svg
 
 KNOWN = frozenset(DRAWN) - {"image"} | {
@@ -33,17 +35,18 @@ def draw_with_cairosvg(job: DrawJob, limits: SvgLimits | None = None, *, images:
 
     Raises: SvgRefused as `draw_svg`, and for what cairosvg cannot draw.
     """
-    begin = time.perf_counter()
+    begin, work = time.perf_counter(), Work((limits or SvgLimits()).steps)
     height, width = draw_svg(job, limits, images="refuse" if images == "refuse" else "drop").pixels.shape[:2]
     builder = ET.TreeBuilder()
     _write(parse_svg(job.svg, limits), builder)
     content, sizes = ET.tostring(builder.close()), {"output_width": width, "output_height": height}
     try:
-        png = PNGSurface.convert(content, **sizes, url_fetcher=lambda url, kind: b"<svg/>")
-    except (MemoryError, RecursionError):
+        with counted(work, width, height):
+            png = PNGSurface.convert(content, **sizes, url_fetcher=lambda url, kind: b"<svg/>")
+    except (MemoryError, RecursionError, SvgRefused):
         raise
     except Exception as error:  # it raises whatever a wrong value leads to
-        raise SvgRefused(
+        raise (BrokenPainter if isinstance(error, CairoError) else SvgRefused)(
             "drawing", f"cairosvg cannot draw it: {type(error).__name__}: {excerpt(str(error), 100)}"
         ) from None
     with Image.open(io.BytesIO(png or b""), formats=["PNG"]) as picture:

@@ -48,6 +48,10 @@ class SvgRefused(Exception):
         self.kind, self.reason = kind, reason
 
 
+class BrokenPainter(SvgRefused):
+    """Refusal after which this process must not draw again: cairo keeps some errors, such as those of a font."""
+
+
 class Work:
     """Counter of the work that a text asks for: elements, characters, points, pixels. It is the same on every machine.
 
@@ -63,5 +67,5 @@ class Work:
     def spend(self, steps: float) -> None:
         """Count steps. Raises: SvgRefused (`limit`) when there were more than `most`."""
         self.left -= steps
-        if self.left < 0:
+        if not self.left >= 0:  # it may be no number
             raise SvgRefused("limit", f"drawing it takes more than {self.most:,} steps of work")

@@ -248,18 +248,9 @@ class Painter:
         context.new_path()
 
     def _spend(self, lines: float, source: Source, reach: float = 0.0) -> None:
-        """Count the work of filling the path.
-
-        Args:
-            lines: number of rows that its lines cross.
-            reach: distance to which it is painted around, for a stroke.
-        """
-        left, top, right, bottom = self.context.path_extents()
-        rows = min(bottom + reach, self.height) - max(top - reach, 0)
-        columns = min(right + reach, self.width) - max(left - reach, 0)
-        if rows >= 0 and columns >= 0:
-            shade = PLAIN if isinstance(source, tuple) else SHADED
-            self.work.spend(lines * (1 + lines / max(1, rows) / CACHED) + shade * rows * columns)
+        """Count the work of filling the path; see `fill_steps`."""
+        shade = PLAIN if isinstance(source, tuple) else SHADED
+        self.work.spend(fill_steps(lines, self.context.path_extents(), (self.width, self.height), shade, reach))
 
     def _stroke(self, stroke: Stroke, commands: Sequence[Command], m: Matrix, lines: float) -> None:
         context, scale = self.context, math.sqrt(abs(m.determinant))
@@ -348,6 +339,26 @@ class Painter:
         self.context.set_source(pattern)
         self.context.paint_with_alpha(item.alpha)
         self.context.restore()
+
+
+def fill_steps(
+    lines: float, box: tuple[float, float, float, float], size: tuple[int, int], shade: float, reach: float
+) -> float:
+    """Return the steps of work of filling a path.
+
+    Args:
+        lines: number of rows that its lines cross.
+        box: its left, top, right and bottom, in pixels.
+        size: width and height of the picture.
+        shade: steps of a pixel.
+        reach: distance to which it is painted around, for a stroke.
+    """
+    left, top, right, bottom = box
+    rows = min(bottom + reach, size[1]) - max(top - reach, 0)
+    columns = min(right + reach, size[0]) - max(left - reach, 0)
+    if rows < 0 or columns < 0:
+        return 0.0
+    return lines * (1 + lines / max(1, rows) / CACHED) + shade * rows * columns
 
 
 def _is_upright_box(commands: Sequence[Command], m: Matrix) -> bool:

@@ -132,7 +132,7 @@ class SvgRenderer:
         ending, allowed = worker.end(), resource.getrlimit(resource.RLIMIT_CPU)[1]
         if worker.busy is not None and not worker.failed:
             return SvgRefused("limit", f"drawing takes longer than {self.limits.seconds:g} s")
-        if worker.busy is not None and worker.has_answered:
+        if worker.has_answered:
             return None
         if ending in (-signal.SIGXCPU, -signal.SIGKILL) and 0 <= allowed < FIGURE_SECONDS:
             raise VlmrlError(

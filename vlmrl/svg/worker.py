@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from vlmrl.json_text import parse_json
 from vlmrl.svg.draw import FONT_SAMPLE, Drawing, DrawJob, draw_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.limits import BrokenPainter, SvgLimits, SvgRefused
 
 LENGTH = struct.Struct(">I")
 
@@ -58,22 +58,26 @@ def main() -> None:
         size = parse_json(head)["size"]
         _limit_cpu(limits)
         job = DrawJob(text.decode("utf-8", "surrogatepass"), (size[0], size[1]) if size else None)
-        answer, pixels = _answer(partial(draw, job, limits, images=settings["images"]), limits)
+        answer, pixels, is_broken = _answer(partial(draw, job, limits, images=settings["images"]), limits)
         sink.write(frame(json.dumps(answer).encode()) + frame(pixels))
         sink.flush()
+        if is_broken:
+            return
 
 
-def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, Any], bytes]:
+def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, Any], bytes, bool]:
+    """Return the answer, its pixels, and whether this process must not draw again."""
     try:
         drawing = draw()
     except SvgRefused as error:
-        return {"kind": error.kind, "reason": error.reason}, b""
+        return {"kind": error.kind, "reason": error.reason}, b"", isinstance(error, BrokenPainter)
     except MemoryError:
-        return {"kind": "limit", "reason": f"drawing needs more than {limits.memory_mb} MB"}, b""
+        return {"kind": "limit", "reason": f"drawing needs more than {limits.memory_mb} MB"}, b"", True
     except RecursionError:
-        return {"kind": "limit", "reason": "its elements are nested too deep"}, b""
+        return {"kind": "limit", "reason": "its elements are nested too deep"}, b"", False
     height, width = drawing.pixels.shape[:2]
-    return {"size": [width, height], "digest": drawing.digest, "seconds": drawing.seconds}, drawing.pixels.tobytes()
+    head = {"size": [width, height], "digest": drawing.digest, "seconds": drawing.seconds}
+    return head, drawing.pixels.tobytes(), False
 
 
 def _limit(limits: SvgLimits) -> None:

@@ -193,7 +193,7 @@ def step_batch(
             elif count_dead and not use and not sample.masked:
                 batch.dead_tokens.setdefault(index, []).append(sample.trajectory.num_trained_tokens)
             batch.advantage_S.append(sample.advantage)
-            batch.names_S.append(f"{name_row(group.row.source, group.row.prompt_id)} sample {sample.trajectory.sample}")
+            batch.names_S.append(name_row(group.row.source, group.row.prompt_id, sample.trajectory.sample))
     # Groups with something to train, in their order, dealt in turn into at most `updates` parts.
     order = list(costs)
     number = min(updates, len(order))

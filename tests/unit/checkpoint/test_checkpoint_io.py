@@ -290,7 +290,8 @@ settings = Model(path=sys.argv[1], dtype="float32", device="cpu")
 model, processor = load_model(settings), load_processor(settings)
 import torch
 for step in (1, 2):
-    content = io.CheckpointContent(step, {"dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}, {"step": step})
+    meta = {"dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}
+    content = io.CheckpointContent(step, meta, {"step": step})
     io.write_staged(io.stage(Path(sys.argv[2]), content, model, processor, {"a": torch.ones(3)}))
 """
 

@@ -38,7 +38,7 @@ def test_the_rows_of_an_evaluation_are_responses_of_its_run(tmp_path: Path) -> N
     samples = list(saved.pick(range(9)).values())
     first = samples[0]
     assert [(s.prompt_id, s.input.sample) for s in samples] == [("p0", 0), ("p0", 1), ("p1", 0)]
-    assert first.where == "evaluation test, digits row p0 sample 0"
+    assert first.where == "evaluation test, row p0 of digits, sample 0"
     assert (first.input.response, first.input.num_tokens, first.input.finish) == ("<answer>0.9</answer>", 5, "stop")
     assert (first.input.prompt, dict(first.input.columns)) == ("Are they the same?", {"question": "the same?"})
     assert dict(first.input.truth) == {"same": True, "distance": 0}

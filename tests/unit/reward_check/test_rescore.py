@@ -69,7 +69,7 @@ def test_one_changed_digit_is_found(tmp_path):
     result = compared(found, scores)
     assert not result["equal"] and result["different"] == 1
     assert result["largest_difference"] == math.nextafter(value, 2) - value
-    assert result["worst"][0]["row"] == 7 and saved.pick([7])[7].where == "step 1, digits row 0-1 sample 3"
+    assert result["worst"][0]["row"] == 7 and saved.pick([7])[7].where == "step 1, row 0-1 of digits, sample 3"
     scores[7] = Score(value, {**parts, "format": 0.25})
     assert compared(found, scores)["different"] == 1
     scores[7] = Score(math.nan, {}, error="no answer from judge:8000", status="unavailable")
@@ -169,7 +169,7 @@ def test_rows_that_failed_in_training_may_fail_again_but_new_failures_stop(tmp_p
     file.write_text("def reward(x):\n    return 1 / int(x.response)\n")
     with pytest.raises(RewardError, match="ZeroDivisionError") as error:
         rescored(tmp_path / "runs")
-    assert error.value.where == "step 1, sums row r0 sample 0" and "r.py:2 in reward" in error.value.message
+    assert error.value.where == "step 1, row r0 of sums, sample 0" and "r.py:2 in reward" in error.value.message
 
 
 def test_part_table_by_hand():

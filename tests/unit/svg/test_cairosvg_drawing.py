@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import sys
+import time
 from pathlib import Path
 
 import cairosvg
@@ -13,9 +15,10 @@ from PIL import Image
 from svg_attack_parts import PAID, PAYLOAD_PNG, XMLNS, image, svg
 
 from vlmrl.errors import RewardError
+from vlmrl.svg import cairosvg_drawing
 from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg
-from vlmrl.svg.draw import Drawing, DrawJob
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
+from vlmrl.svg.limits import SvgLimits, SvgRefused, Work
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged import reward
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
@@ -57,6 +60,61 @@ def test_what_is_refused(text: str):
 def test_counted_work_refuses_before_cairosvg_draws():
     with pytest.raises(SvgRefused, match="steps of work"):
         draw_with_cairosvg(DrawJob(svg(PAID * 90)), SvgLimits(steps=9_000))
+
+
+POINTS = " ".join(f"{i % 97} {i % 89}" for i in range(9_000))
+SLOW_IN_CAIROSVG = {  # vlmrl's own painter draws each of them at once, or does not look at it
+    "dashes": '<path d="M0 0L1e6 1e6" stroke="red" stroke-dasharray="0.2 0.3"/>' * 50,
+    "dashes on curves": '<path d="M0 0C1e6 0 0 1e6 1e6 1e6" stroke="red" stroke-dasharray=".2"/>' * 9,
+    "a circle beyond floats": '<circle r="1e300"/>',
+    "arcs with a fine tolerance": '<path d="M0 0' + "A1e7 1e7 0 1 1 50 50A1e7 1e7 0 1 1 0 0" * 900 + '" stroke="red"/>',
+    "a box that is never read to its end": '<linearGradient id="a"><stop/></linearGradient><path d="M0 0L9 9Z 5 5" '
+    'fill="url(#a)"/>',
+    "an inherited outline": f'<g d="M{POINTS}">' + "<path/>" * 300 + "</g>",
+    "an inherited polyline": f'<g points="{POINTS}">' + "<polyline/>" * 300 + "</g>",
+    "a path for each vertex": '<marker id="m" viewBox="0 0 9 9"><path d="M0 0"/></marker><polyline '
+    f'points="{POINTS[:3000]}" marker-mid="url(#m)"/>',
+    "references": "<defs>" + "".join(f'<g id="i{i}"/><use href="#i{i}"/>' for i in range(2_000)) + "</defs>"
+    + '<use href="#i1999"/>' * 300,
+    "fonts": "".join(f'<text font-family="f{i}" y="9">a</text>' for i in range(200)),
+    "a font of 10^9 pixels": '<text font-size="1e9">a</text>',
+    "patterns": '<pattern id="p" width=".1" height=".1"><circle r="9"/></pattern>'
+    + '<rect width="9" height="9" fill="url(#p)"/>' * 300,
+    "masks": f'<mask id="m">{PAID}</mask>' + '<rect width="9" height="9" mask="url(#m)"/>' * 300,
+    "attributes": "<g " + " ".join(f'a{i}="1"' for i in range(9_000)) + ">" + "<g/>" * 900 + "</g>",
+    "rotated letters": f'<text rotate="{"1 " * 9_000}" dx="{"1 " * 9_000}">{"<tspan>aa</tspan>" * 200}</text>',
+    "a colour of many brackets": f'<rect stroke="{"rgb(" * 9_000}"/>',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOW_IN_CAIROSVG)
+def test_the_work_of_cairosvg_is_counted(name: str):
+    job = DrawJob(svg(SLOW_IN_CAIROSVG[name]), (100, 100))
+    limits = SvgLimits(steps=SvgLimits.steps // 25)
+    draw_svg(job, limits)
+    before = time.process_time()
+    with pytest.raises(SvgRefused, match="steps of work"):
+        draw_with_cairosvg(job, limits)
+    assert time.process_time() - before < 5
+
+
+def test_figures_take_a_twentieth_of_the_work_and_the_same_each_time(monkeypatch: pytest.MonkeyPatch):
+    works: list[Work] = []
+    monkeypatch.setattr(cairosvg_drawing, "Work", lambda most: works.append(Work(most)) or works[-1])
+    text = draw_figure(random.Random(3), DrawnSettings(simple=False)).svg
+    for _ in range(2):
+        draw_with_cairosvg(DrawJob(text))
+    assert works[0].left == works[1].left > 0.95 * works[0].most and sys.getprofile() is None
+
+
+def test_a_font_that_cairo_gave_up_leaves_no_trace_in_other_pictures():
+    figures = [DrawJob(svg(f'<text y="50" font-size="{size}">figure</text>')) for size in (17, 18, 19)]
+    huge = DrawJob(svg('<text y="50" font-size="1e9">@</text>'))
+    with SvgRenderer(limits=SvgLimits(steps=10**12), drawer="cairosvg") as renderer:
+        broken, first = renderer.draw([huge, figures[0]])
+        assert isinstance(broken, SvgRefused) and broken.kind == "drawing" and isinstance(first, Drawing)
+        assert isinstance(renderer.draw([huge])[0], SvgRefused)
+        assert all(isinstance(one, Drawing) for one in renderer.draw(figures[1:]))
 
 
 def test_nothing_is_drawn_that_vlmrls_own_drawing_does_not_look_at(tmp_path: Path):

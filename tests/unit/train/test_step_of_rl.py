@@ -115,8 +115,8 @@ def test_a_step_batch_holds_every_live_sample_that_is_not_masked_under_its_own_n
     groups = advantages([dead, live, dead], row("group_mean", "mask"))
     batch = batch_of(groups, keep_dead=False)
     assert [batch.names_S[i.trajectory] for i in batch.items] == [
-        "digits row live sample 0",
-        "digits row live sample 3",
+        "row live of digits, sample 0",
+        "row live of digits, sample 3",
     ]
     assert [batch.advantage_S[i.trajectory] for i in batch.items] == [0.5, 0.0]  # 1 - (1 + 0 + 0.5) / 3 = 0.5
     assert {i.group for i in batch.items} == {1}

@@ -10,7 +10,9 @@ reason. The forms that are read:
 - `<box>...</box>` and `<|box_start|>...<|box_end|>` around any of these, or around four bare numbers; `<ref>...</ref>`
   and `<|object_ref_start|>...<|object_ref_end|>` before it hold its label;
 - four `<loc0123>` tokens, only in the space `loc`;
-- a text that is nothing but four numbers.
+- a text that is nothing but four numbers, also as the value of a key that names a box: `{"bbox": "10, 20, 300, 400"}`.
+
+A box behind `not` (`not [x1, y1, x2, y2]`) is denied: it is none.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,6 +39,10 @@ ORDER_NAMES: Mapping[str, NamedOrder] = {
 """Last word of a name, such as `bbox_xywh` -> order of the numbers in its value."""
 JOINING = ("to",)
 """Words that may stand between the two corners of a box."""
+DENYING = {"not", "never", "isn", "wasn", "nor"}
+"""Words that deny a box which follows them, at most one word later."""
+_LISTED = re.compile(r"\s*[-+]?[\d.]+(?:[,;\s]+[-+]?[\d.]+)*\s*", re.ASCII)
+"""Text that is nothing but numbers."""
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class _Group:
         order: order of four numbers that this name, or that of a group around it, says.
         numbers, num_numbers: numbers directly in the group: the first ones, and how many there are.
         pairs, num_pairs: pairs within the group that follow each other without a word between them.
+        is_denied: whether a word before it denies it: what is in it is no box.
         is_plain: whether the group holds only numbers, or only pairs, and commas.
         key: the name before a colon whose value has not come yet.
         values: name -> number or text.
@@ -73,6 +79,7 @@ class _Group:
     start: int = 0
     name: str = ""
     order: NamedOrder | None = None
+    is_denied: bool = False
     numbers: list[float] = field(default_factory=list)
     num_numbers: int = 0
     pairs: list[tuple[float, ...]] = field(default_factory=list)
@@ -97,6 +104,7 @@ class Scan:
     label: str = ""
     tokens: list[float] = field(default_factory=list)
     groups: list[_Group] = field(default_factory=lambda: [_Group("")])
+    words: list[str] = field(default_factory=list)
 
     def run(self, text: str) -> None:
         """Scan the text, and collect `candidates` and `reasons`."""
@@ -126,7 +134,8 @@ class Scan:
             if token.kind == "begin":
                 self._end_run(group)
             kind, order = "box" if token.kind == "begin" else token.text, ORDER_NAMES.get(_last_word(group.key))
-            self.groups.append(_Group(kind, len(self.candidates), group.key, order or group.order))
+            is_denied = group.is_denied or not DENYING.isdisjoint(self.words[-2:])
+            self.groups.append(_Group(kind, len(self.candidates), group.key, order or group.order, is_denied))
         elif token.kind == "close":
             self._close_bracket(token.text)
         elif token.kind == "end":
@@ -144,6 +153,10 @@ class Scan:
         elif token.kind == "other":
             group.is_plain = False
             self._end_run(group)
+        if token.kind == "name":
+            self.words += [token.text.lower()] if token.text != "t" else []
+        elif token.text != "'":  # an apostrophe, as in isn't
+            self.words.clear()
         return True
 
     def _is_prose(self) -> bool:
@@ -164,6 +177,10 @@ class Scan:
 
     def _word(self, group: _Group, token: Token) -> None:
         if group.key and token.kind == "text":
+            if _is_of_box(group.key) and _LISTED.fullmatch(token.text):  # a list that is written as a text
+                for one in (Token("open", "["), *tokens_of(token.text), Token("close", "]")):
+                    self._step(one)
+                return
             if len(group.values) < MOST_KEPT:
                 group.values[group.key.lower()] = token.text
             group.key = ""
@@ -216,6 +233,12 @@ class Scan:
         """Read a group that ends. `whole`: it was closed; else the text ended within it."""
         parent.key, key = "", parent.key
         parent.is_plain = False
+        self._read(group, parent, key, whole=whole)
+        if group.is_denied and len(self.candidates) > group.start:
+            del self.candidates[group.start :]
+            self._refuse(f"a {self.shape} that is denied")
+
+    def _read(self, group: _Group, parent: _Group, key: str, *, whole: bool) -> None:
         if whole and group.is_plain and group.num_numbers and not group.num_pairs and not group.values:
             self._plain(group, parent, key)
             return
@@ -230,7 +253,7 @@ class Scan:
         """Read a group of nothing but numbers."""
         numbers, size = tuple(group.numbers), group.num_numbers
         if size == 2 and group.kind != "":
-            if group.kind == "box" or key:  # a pair with a name or a tag of its own is no corner
+            if group.kind == "box" or key or group.is_denied:  # a pair with a name or a tag of its own is no corner
                 self._end_run(parent)
                 self._pairs([numbers], None, whole_list=False)
                 return
@@ -298,3 +321,7 @@ class Scan:
 
 def _last_word(name: str) -> str:
     return name.lower().rsplit("_", 1)[-1]
+
+
+def _is_of_box(name: str) -> bool:
+    return "box" in name.lower() or _last_word(name) in (*ORDER_NAMES, "position", "coordinates")

@@ -22,6 +22,8 @@ WEIGHTS = {"accuracy": 0.9, "format": 0.1}
 def count(*, thought: str = REQUIRED) -> RewardSpec:
     """Return a reward with three parts. `accuracy`: 1 if the only `<answer>` states the right number (reading.py).
 
+    Text behind the tag costs the `format` alone, even if it takes the answer back.
+
     `format`: 1 for a whole response in the form that the prompt asks for, with a number as its answer, right or wrong.
     `nearness`: 1 for the right number, falling linearly to 0 at a distance of the number itself (at least 1); it has no
     weight by default.

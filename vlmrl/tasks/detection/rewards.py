@@ -12,7 +12,7 @@ REWARDS: Mapping[str, Builtin] = {
     NAME: Builtin(
         box_list,
         "detection: all boxes beside the true ones, with a proper score for their confidences",
-        version=4,
+        version=5,
         shown=("overlay",),
     ),
     "rllava_boxes": Builtin(

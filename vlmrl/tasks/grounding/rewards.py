@@ -12,7 +12,7 @@ REWARDS: Mapping[str, Builtin] = {
     "box_iou": Builtin(
         box_iou,
         "grounding: overlap of the only box with the true box, in a declared coordinate space",
-        version=3,
+        version=4,
         shown=("overlay",),
     ),
     "rllava_box": Builtin(
