@@ -236,7 +236,7 @@ class Scan:
         self._read(group, parent, key, whole=whole)
         if group.is_denied and len(self.candidates) > group.start:
             del self.candidates[group.start :]
-            self._refuse(f"a {self.shape} that is denied")
+            self._refuse("a box that is denied")
 
     def _read(self, group: _Group, parent: _Group, key: str, *, whole: bool) -> None:
         if whole and group.is_plain and group.num_numbers and not group.num_pairs and not group.values:
