@@ -94,17 +94,23 @@ def rows_to_evaluate(
             the rows because training validated on them.
     Raises: DataError when there is no such source, split or file, or a file is given for several sources.
     """
-    entries = [d for d in recipe.data if source is None or (d.name or open_dataset(d).name) == source]
-    if not entries:
-        names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
-        raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
+    entries = entries_of(recipe, source)
     if split is None and recipe.eval.sets:
         result = _of_sets(entries, recipe, seen)
     elif split is None:
         result = [_by_rule(d, recipe, seen) for d in entries]
     else:
-        result = [_named(d, recipe, seen, split, len(entries)) for d in entries]
+        result = [named_rows(d, recipe, seen, split, len(entries)) for d in entries]
     return [replace(r, max_rows=max_rows, by_option=True) if max_rows is not None else r for r in result]
+
+
+def entries_of(recipe: Recipe, source: str | None) -> list[Data]:
+    """Return the `[[data]]` entries of a recipe, or the one called `source`. Raises: DataError when there is none."""
+    entries = [d for d in recipe.data if source is None or (d.name or open_dataset(d).name) == source]
+    if not entries:
+        names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
+        raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
+    return entries
 
 
 def only_training_rows(run_dir: Path) -> bool:
@@ -173,38 +179,48 @@ def _by_rule(data: Data, recipe: Recipe, seen: SeenRows) -> EvalRows:
         return _of_split(data, recipe, seen, TEST)
     validation = open_validation(data, recipe.reward)
     if validation is not None:
-        name = data.validation
-        origin = f"the file {name}" if _is_file(name) else f"split {validation.split} of {data.path}"
-        role = seen.role(validation)
+        role, origin = seen.role(validation), _place_of_validation(data, validation)
         return EvalRows(validation, role, recipe.eval.max_rows if role == "validation" else None, origin)
     others = tuple(s for s in dataset.splits if s != data.split)
     return replace(_of_split(data, recipe, seen, data.split), others=others)
 
 
-def _named(data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int) -> EvalRows:
+def named_rows(
+    data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int = 1, *, scored: bool = True
+) -> EvalRows:
+    """Return the rows of a source that `--split` names: a split, or a table file.
+
+    Args:
+        sources: number of sources; a file has the rows of one.
+        scored: as for `open_source`.
+    Raises: DataError when there is no such split or file, or a file is given for several sources; as `open_source`.
+    """
     dataset = open_dataset(data)
     if split in dataset.splits:
-        return _of_split(data, recipe, seen, split)
-    if split == VALIDATION and data.validation is not None:
-        source = open_validation(data, recipe.reward)
-        assert source is not None
-        return EvalRows(source, seen.role(source), None, f"the file {data.validation}")
+        return _of_split(data, recipe, seen, split, scored=scored)
+    if split == VALIDATION and (source := open_validation(data, recipe.reward, scored=scored)) is not None:
+        return EvalRows(source, seen.role(source), None, _place_of_validation(data, source))
     if _is_file(split):
         if sources > 1:
             raise DataError(
                 f"--split {split}: a file has the rows of one source, and there are {sources} sources",
                 hint="name the source: --source NAME",
             )
-        source = open_rows_file(data, recipe.reward, split, Path(split).stem)
+        source = open_rows_file(data, recipe.reward, split, Path(split).stem, scored=scored)
         return EvalRows(source, seen.role(source), None, f"the file {split}")
     splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
     raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows works, too")
 
 
-def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRows:
-    source = open_source(data, recipe.reward, split=split)
+def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str, *, scored: bool = True) -> EvalRows:
+    source = open_source(data, recipe.reward, split=split, scored=scored)
     only = len(source.dataset.splits) == 1
     return EvalRows(source, seen.role(source), None, f"all of {data.path}" if only else f"split {split} of {data.path}")
+
+
+def _place_of_validation(data: Data, source: Source) -> str:
+    named = data.validation
+    return f"the file {named}" if _is_file(named) else f"split {source.split} of {data.path}"
 
 
 def _keys(source: Source) -> tuple[RowsKey, RowsKey]:
