@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmrl.checkpoint.merge import RECORD
 from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
-from vlmrl.json_text import parse_json
 from vlmrl.model.hub import models_beside
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
@@ -26,6 +24,7 @@ from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
+from vlmrl.store.lineage import merged_run
 from vlmrl.store.listing import list_runs
 from vlmrl.store.open_run import open_run
 from vlmrl.store.printed_names import can_be_scored, eval_command
@@ -202,10 +201,10 @@ def _named_recipe(name: str, origin: ModelOrigin, root: Path, under: Mapping[str
 
 def _merged_from(path: str, root: Path) -> Path | None:
     """Return the run that a merged model was made from, by its merge.json. None if it is gone or not below `root`."""
+    name = merged_run(Path(path))
     try:
-        name = parse_json((Path(path) / RECORD).read_bytes())["run"]
         return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
-    except (OSError, ValueError, KeyError, TypeError, StoreError):
+    except StoreError:
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmrl.data.held_out import HeldOutDataset
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.errors import DataError, StoreError, VlmrlError
+from vlmrl.errors import DataError, VlmrlError
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
@@ -22,13 +22,11 @@ from vlmrl.setup.eval_sets import missing_set
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.store.kept_recipe import kept_recipes, read_resolved
-from vlmrl.store.manifest import Manifest, read_manifest
+from vlmrl.store.lineage import lineage
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"
 """Names of splits; a single file is one split, `train`."""
-MOST_PARENTS = 100
-"""Maximum number of runs that are followed back, from a run to the one that its weights come from."""
 RowsKey = tuple[str, str]
 """(fingerprint of a dataset, or its absolute path where only that is known; its split)."""
 
@@ -129,7 +127,9 @@ def seen_by(run_dir: Path) -> SeenRows:
     """Return the rows that a run was trained and validated on, by the records of all runs behind its weights."""
     trained: set[RowsKey] = set()
     validated: set[RowsKey] = set()
-    for place, manifest in _lineage(run_dir):
+    for place, manifest in lineage(run_dir):
+        if manifest.kind not in ("rl", "sft"):
+            continue
         records = [d for d in manifest.all_datasets if not str(d.get("name")).endswith(VALIDATION_SUFFIX)]
         files = [d for d in manifest.all_datasets if str(d.get("name")).endswith(VALIDATION_SUFFIX)]
         trained |= {(str(d.get("fingerprint")), str(d.get("split"))) for d in records}
@@ -237,22 +237,6 @@ def _keys(source: Source) -> tuple[RowsKey, RowsKey]:
 def _place(path: str, base: Path = Path()) -> str:
     """Return a dataset's path in a form that can be compared: absolute, or the hub name as it is."""
     return path if path.startswith("hub:") else str((base / path).resolve())
-
-
-def _lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Yield (folder, manifest) of a run and of the runs that its weights come from, as far as they still exist."""
-    place = run_dir
-    for _ in range(MOST_PARENTS):
-        try:
-            manifest = read_manifest(place)
-        except StoreError:
-            return
-        if manifest.kind in ("rl", "sft"):
-            yield place, manifest
-        parent = (manifest.parent or {}).get("run")
-        if not isinstance(parent, str) or Path(parent).name != parent:
-            return
-        place = place.parent / parent
 
 
 def _entries(run_dir: Path) -> Iterator[tuple[dict[str, Any], bool]]:
