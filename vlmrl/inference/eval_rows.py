@@ -41,6 +41,7 @@ class EvalRows:
         max_rows: maximum number of rows, the first ones; None = all.
         origin: place of the rows, in words: "split test of data/digits", "the file val.jsonl".
         others: splits of the dataset that were not taken, if these are training rows.
+        shared: what is known of rows that training had under another name (inference/shared_rows.py); "" = nothing.
         by_option: whether the user gave `max_rows`; else it is that of the recipe, as in the run's validations.
     """
 
@@ -49,6 +50,7 @@ class EvalRows:
     max_rows: int | None
     origin: str
     others: tuple[str, ...] = ()
+    shared: str = ""
     by_option: bool = False
 
     @property
@@ -66,10 +68,11 @@ class EvalRows:
 
 @dataclass(frozen=True)
 class SeenRows:
-    """Rows that a model was trained on, and rows that its checkpoint was chosen by, from its record."""
+    """Rows that a model was trained on, and rows that its checkpoint was chosen by, from the record of `run_dir`."""
 
     trained: frozenset[RowsKey] = frozenset()
     validated: frozenset[RowsKey] = frozenset()
+    run_dir: Path | None = None
 
     def role(self, source: Source) -> Role:
         """Return the role of a source's rows by these records, else by the name of their split."""
@@ -135,19 +138,19 @@ def seen_by(run_dir: Path) -> SeenRows:
         trained |= {(str(d.get("fingerprint")), str(d.get("split"))) for d in records}
         validated |= {(str(d.get("fingerprint")), ONLY) for d in files}
         for entry, validates in _entries(place):
-            path = _place(str(entry.get("path")), Path(manifest.cwd or "."))
+            path = place_of(str(entry.get("path")), Path(manifest.cwd or "."))
             trained.add((path, str(entry.get("split", ONLY))))
             validation = entry.get("validation")
             if validates and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
                 split = validation if isinstance(validation, str) else VALIDATION
                 validated |= {(key, split) for key in (path, *prints)}
-    return SeenRows(frozenset(trained), frozenset(validated))
+    return SeenRows(frozenset(trained), frozenset(validated), run_dir)
 
 
 def trained_by(recipe: Recipe) -> SeenRows:
     """Return the rows that a recipe trains on, for a model without a record of its own."""
-    return SeenRows(frozenset((_place(d.path), d.split) for d in recipe.data))
+    return SeenRows(frozenset((place_of(d.path), d.split) for d in recipe.data))
 
 
 def _of_sets(entries: Sequence[Data], recipe: Recipe, seen: SeenRows) -> list[EvalRows]:
@@ -206,7 +209,9 @@ def named_rows(
                 f"--split {split}: a file has the rows of one source, and there are {sources} sources",
                 hint="name the source: --source NAME",
             )
-        source = open_rows_file(data, recipe.reward, split, Path(split).stem, scored=scored)
+        columns = {role: column for role, column in data.columns.items() if role != "response"}  # nothing learns it
+        plain = data.model_copy(update={"columns": columns})
+        source = open_rows_file(plain, recipe.reward, split, Path(split).stem, scored=scored)
         return EvalRows(source, seen.role(source), None, f"the file {split}")
     splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
     raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows works, too")
@@ -231,10 +236,10 @@ def _keys(source: Source) -> tuple[RowsKey, RowsKey]:
     dataset = source.dataset
     split = source.split if source.split in dataset.splits else ONLY
     at_place = dataset.divided if isinstance(dataset, HeldOutDataset) and split == VALIDATION else split
-    return (dataset.fingerprint, split), (_place(dataset.path), at_place)
+    return (dataset.fingerprint, split), (place_of(dataset.path), at_place)
 
 
-def _place(path: str, base: Path = Path()) -> str:
+def place_of(path: str, base: Path = Path()) -> str:
     """Return a dataset's path in a form that can be compared: absolute, or the hub name as it is."""
     return path if path.startswith("hub:") else str((base / path).resolve())
 

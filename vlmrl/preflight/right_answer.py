@@ -116,7 +116,7 @@ OPTION_BEFORE = re.compile(
     r"(([,/|;]|\bor)\s*(an? |the )?|(^|[\s(])([A-Za-z0-9]{1,2}[.):]|[-*])\s*)[\"'`\[(]*\Z", re.IGNORECASE
 )
 OPTION_AFTER = re.compile(r"[\"'`)\]]*\s*([,/|;]|or\b)", re.IGNORECASE)
-"""What stands before and after one of several options: a comma, `or`, or a mark such as `(A)`."""
+"""Text before and after one of several options: a comma, `or`, or a mark such as `(A)`."""
 
 
 def _answer(row: Row) -> str:
