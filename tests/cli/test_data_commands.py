@@ -146,6 +146,13 @@ def test_the_doctor_finds_what_is_planted_in_a_table_of_ones_own(tmp_path: Path)
     assert list(report["labels"]) == ["train", "validation", "test"]
 
 
+def test_the_doctor_says_that_a_column_of_images_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "How many?", "picture": "a.png", "answer": "2"}\n')
+    report = answered("data", "doctor", tmp_path / "rows.jsonl", "--workers", 1)["doctor"]
+    found = {check["check"]: (check["verdict"], check["finding"]) for check in report["checks"]}
+    assert found["columns"][0] == "look" and "`picture` has images that are not read" in found["columns"][1]
+
+
 def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Path) -> None:
     names = ["sound.png", "long.png", "broken.png"]
     for name, size in zip(names, [(60, 40), (804, 4), (200, 200)], strict=True):

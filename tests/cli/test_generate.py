@@ -44,6 +44,19 @@ def served(address: str, *more: str) -> list[str]:
     ]
 
 
+def test_the_rows_of_a_file_and_of_a_share_that_is_held_out_are_answered(place: Path) -> None:
+    (place / "more.jsonl").write_text((place / "rows.jsonl").read_text().splitlines()[3] + "\n")
+    with serve_endpoint() as endpoint:
+        done = this_process(*served(endpoint.address, "--split", "more.jsonl"), cwd=place)
+        assert done.code == 0 and "1 rows, split more" in done.err, done.err
+        assert [w["ground_truth"] for w in lines(place / "a/answers.jsonl")] == [{"answer": "3"}]
+        share = ("--split", "validation", "--set", "data.0.validation=0.4", "--force")
+        done = this_process(*served(endpoint.address, *share), cwd=place)
+        assert done.code == 0 and len(lines(place / "a/answers.jsonl")) == 2, done.err
+        done = this_process(*served(endpoint.address, "--split", "dev", "--force"), cwd=place)
+        assert done.code == 2 and "splits there: train (5 rows); a file of rows works, too" in done.err
+
+
 def test_an_endpoint_s_responses_are_written_in_the_order_of_the_rows(place: Path) -> None:
     with serve_endpoint() as endpoint:
         done = this_process(

@@ -30,10 +30,8 @@ from vlmrl.model.quiet_transformers import quiet_transformers
 from vlmrl.model.safetensors_blocks import parse_size
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
-from vlmrl.store.layout import COMPLETE, MANIFEST
+from vlmrl.store.layout import COMPLETE, MANIFEST, MERGE_RECORD
 
-RECORD = "merge.json"
-"""File in the merged folder with its source, and the result of its proof or the reason why there is none."""
 CARD = "README.md"
 MAX_SHARD_SIZE = "5GB"
 
@@ -112,7 +110,7 @@ def merge(
                 write_processor(load_processor(merge_settings(checkpoint, own_code)), temp)
             request = ProofRequest(str(checkpoint), str(temp), dtype or meta["dtype"], adapter, base, own_code)
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
-            write_json(temp / RECORD, _record(checkpoint, request, proof, whole))
+            write_json(temp / MERGE_RECORD, _record(checkpoint, request, proof, whole))
             # A model card that is uploaded must not name a folder of this machine.
             where = None if name is not None or not adapter else _base_folder(checkpoint, base)
             card = model_card(checkpoint, proof, adapter=adapter, name=name or str(out), base_path=where)

@@ -21,6 +21,7 @@ from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.evaluated_rows import images_of, method_of, read_summary, role_label, set_method_of
 from vlmrl.store.kept_recipe import read_resolved
+from vlmrl.store.lineage import lineage, model_of, origin_of
 from vlmrl.store.manifest import Manifest, read_manifest
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -41,13 +42,14 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base
     except StoreError:  # the checkpoint was moved out of its run
         manifest = None
     recipe = _recipe(run_dir)
-    base = _base_name(meta.get("base") or {})
+    origin = (meta.get("base") or {}) if adapter else _first_base(run_dir, meta)
+    base = _base_name(origin)
     title = (manifest.name or manifest.recipe) if manifest else Path(name).name
     parts = [
         _front_matter(base, recipe, adapter),
         f"# {title}, step {meta['step']}\n",
         _summary(meta, base, adapter),
-        "## Where it comes from\n\n" + _table(("", ""), _lineage(meta, manifest, recipe, base)),
+        "## Where it comes from\n\n" + _table(("", ""), _lineage(meta, manifest, recipe, origin)),
         "## Evaluation\n\n" + _evaluation(run_dir, checkpoint, manifest),
         "## Proof\n\n" + _proof(proof),
         "## Use\n\n" + _use(name, meta.get("base") or {}, base_path, adapter),
@@ -62,14 +64,22 @@ def _recipe(run_dir: Path) -> Mapping[str, Any]:
         return {}
 
 
+def _first_base(run_dir: Path, meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the base that the first of the runs behind these weights was trained from."""
+    *_, (place, manifest) = [*lineage(run_dir)] or [(run_dir, None)]
+    if manifest is not None and (run := origin_of(place, manifest)):
+        return {"run": run}  # which is gone
+    return model_of(place) if place != run_dir else meta.get("base") or {}
+
+
 def _base_name(base: Mapping[str, Any]) -> str:
     """Return the name of the base model: its hub name, the last part of its folder, or the run that trained it."""
     path = str(base.get("path") or "")
     if base.get("run"):
-        return f"run {base['run']}, step {base.get('step')}"
-    if HUB_NAME.fullmatch(path) and not Path(path).exists():
+        return f"run {base['run']}" + (f", step {base['step']}" if "step" in base else "")
+    if not Path(path).exists() and ("/" not in path or HUB_NAME.fullmatch(path)):
         return path
-    return Path(path).name
+    return f"{Path(path).name} (a local folder)"
 
 
 def _front_matter(base: str, recipe: Mapping[str, Any], adapter: bool) -> str:
@@ -87,10 +97,10 @@ def _summary(meta: Mapping[str, Any], base: str, adapter: bool) -> str:
 
 
 def _lineage(
-    meta: Mapping[str, Any], manifest: Manifest | None, recipe: Mapping[str, Any], base: str
+    meta: Mapping[str, Any], manifest: Manifest | None, recipe: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    revision = (meta.get("base") or {}).get("revision")
-    rows = [("base model", base + (f" (revision {revision})" if revision else ""))]
+    revision = origin.get("revision")
+    rows = [("base model", _base_name(origin) + (f" (revision {revision})" if revision else ""))]
     if lora := meta.get("lora"):
         kind = "DoRA" if lora.get("dora") else "rsLoRA" if lora.get("rslora") else "LoRA"
         rows.append(("adapter", f"{kind}, rank {lora['rank']}, alpha {lora['alpha']}"))

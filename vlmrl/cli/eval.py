@@ -136,6 +136,7 @@ def eval_(
     from vlmrl.dist.rank_process import launched, recorded_command
     from vlmrl.inference import evaluation as work
     from vlmrl.inference.eval_rows import rows_to_evaluate
+    from vlmrl.inference.shared_rows import with_shared
     from vlmrl.launch.request import EvalRequest
     from vlmrl.store.layout import check_eval_name, runs_root
 
@@ -177,7 +178,7 @@ def eval_(
     settings = work.EvalSettings(sample or None, n, name, seed, force, changes)
     if not launched():
         show_warnings(warnings)
-    rows = rows_to_evaluate(settled, chosen.seen, split, max_rows, source)
+    rows = with_shared(rows_to_evaluate(settled, chosen.seen, split, max_rows, source), chosen.seen.run_dir)
     if normal:
         settings = replace(settings, normal=_normal(normal, root, rows))
     every = work.chosen_settings(settled, settings, settings_names or ())
@@ -229,7 +230,8 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
             say(f"{rows.source.name}: the same rows with {one.change.described}, compared with {normal}, {how}")
             continue
         under = f", {sampling_words(one.meta)}" if one.settings.setting else ""
-        say(f"warning: {rows.described} (training rows){under}" if rows.role == "training" else rows.described + under)
+        seen = rows.shared or ("training rows" if rows.role == "training" else "")
+        say(f"warning: {rows.described} ({seen}){under}" if seen else rows.described + under)
         if rows.role == "training":
             splits = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{splits}")

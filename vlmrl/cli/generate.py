@@ -78,7 +78,11 @@ def generate(
     recipe: options.RecipeOrRun = None,
     data: options.OtherData = None,
     split: Annotated[
-        str | None, typer.Option(help="Split; default: test, else the split of the recipe.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Split, or table file such as rows.jsonl; default: test, else the split of the recipe.",
+            show_default=False,
+        ),
     ] = None,
     source: options.OneSource = None,
     checkpoint: options.EvalCheckpoint = "best",

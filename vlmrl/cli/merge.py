@@ -67,13 +67,17 @@ def merge(
     from vlmrl.errors import CheckpointError, unknown
     from vlmrl.model.load import DTYPES
     from vlmrl.store.checkpoints import choose_checkpoint
-    from vlmrl.store.layout import COMPLETE, runs_root
+    from vlmrl.store.layout import COMPLETE, MANIFEST, runs_root
     from vlmrl.store.open_run import open_run
+    from vlmrl.store.printed_names import eval_merged
 
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES, error=CheckpointError)
+    opened = None
     if (Path(run) / COMPLETE).is_file():
         folder = Path(run)
+        place = folder.absolute().parent.parent
+        opened = open_run(place.parent, place.name) if (place / MANIFEST).is_file() else None
     else:
         which = int(checkpoint) if checkpoint.isdigit() else checkpoint
         opened = open_run(runs_root(runs), run)
@@ -111,4 +115,4 @@ def merge(
         as_json,
     )
     if not as_json:
-        show_merged(done, folder.name, address, adapter)
+        show_merged(done, folder.name, address, adapter, eval_merged(opened, done.folder) if opened else "")

@@ -25,6 +25,7 @@ UNREADABLE = (ValueError, OverflowError, KeyError)
 zone."""
 NO_FILE = "no image file"
 """First words of the message for a path that leads to no file."""
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
 _DATA_URI = re.compile(r"data:image/[A-Za-z0-9.+-]+(?:;[A-Za-z0-9-]+=[^;,]*)*;base64,")
 _LIST = re.compile(r"\s*\[\s*[{\['\"\]]|\s*\{\s*['\"]")
@@ -155,6 +156,17 @@ def split_images(value: Any, where: str = "") -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [item for item in value if item is not None]
     return [value]
+
+
+def looks_like_image(value: Any, by_name: bool = True) -> bool:
+    """Return whether a cell has images: bytes, base64, or, if `by_name`, the name of an image file."""
+    try:
+        value = next(iter(split_images(value)), None)
+        if isinstance(value, str) and value.lower().endswith(IMAGE_SUFFIXES):
+            return by_name
+        return value is not None and isinstance(read_image(value, None, ""), bytes)
+    except DataError:
+        return False
 
 
 def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> bytes | Path:

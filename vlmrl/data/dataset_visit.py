@@ -90,7 +90,7 @@ def visit(
     labels = {row.label for members in rows.values() for row in members}
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
-    notes: dict[str, tuple[Verdict, str]] = {}
+    notes: dict[str, tuple[Verdict, str]] = {"columns": ("look", "; ".join(dataset.notes))} if dataset.notes else {}
     if rows_with_tokens:
         notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
     if broken:

@@ -109,8 +109,8 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
         _check_limit(report, by_user=max_prompt_tokens is not None),
         _check_labels(report),
         *_check_distances(report),
-        _check_exact(report),
-        _check_near(report),
+        *_check_images(facts),
+        *([_check_exact(report), _check_near(report)] if facts.images else []),
         *_check_repeats(report),
         *_check_groups(report, facts.group),
         *_check_shapes(report),
@@ -291,6 +291,17 @@ def _check_distances(report: Mapping[str, Any]) -> list[dict[str, str]]:
             if different and max(different.values()) > SKEWED * sum(different.values()) and len(different) > 1:
                 verdict = "look"
     return [_check("pairs by distance", verdict, "; ".join(parts))] if parts else []  # type: ignore[arg-type]
+
+
+def _check_images(facts: DatasetFacts) -> list[dict[str, str]]:
+    """Return a check that says how many rows have no image; none if all rows have one."""
+    rows = [row for members in facts.rows.values() for row in members]
+    without = sum(not row.images for row in rows)
+    if not without:
+        return []
+    if without == len(rows):
+        return [_check("images", "ok", "no row has an image: none was looked at")]
+    return [_check("images", "look", f"{without:,} of {len(rows):,} rows have no image")]
 
 
 def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:

@@ -75,7 +75,10 @@ def _cut(dataset: Dataset, data: Data, count: int) -> Cut:
     texts = [f"row {index}" for index in range(count)]
     for index in range(count):
         with suppress(DataError):  # the checks report a row that cannot be read; it shares nothing with others
-            texts[index], images[index] = _text(dataset, rows[index], shown), tuple(m.sha256 for m in rows[index].media)
+            texts[index], images[index] = (
+                prompt_of(dataset, rows[index], shown),
+                tuple(m.sha256 for m in rows[index].media),
+            )
     both = [RowUnits((*own, text), "") for own, text in zip(images, texts, strict=True)]
     cut = cut_rows(both, num_rows, seed=data.validation_seed)
     if 2 * len(cut.taken) < num_rows:
@@ -100,7 +103,7 @@ def _shown(data: Data) -> frozenset[str] | None:
     return None if "columns" in names else frozenset(names)
 
 
-def _text(dataset: Dataset, row: Row, shown: frozenset[str] | None) -> str:
+def prompt_of(dataset: Dataset, row: Row, shown: frozenset[str] | None = None) -> str:
     """Return the text of a row's prompt: the columns `shown`, the prompt column, or all columns but the answers."""
     roles = dataset.info.get("columns") or {}
     if shown is None and roles.get("prompt") in row.columns:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from vlmrl.data.cells import IMAGE_SUFFIXES
 from vlmrl.data.image_scan import scan_files
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.data.parallel_parts import Progress
@@ -28,7 +29,6 @@ from vlmrl.errors import DataError
 from vlmrl.regular_file import file_problem
 from vlmrl.visible import encodable
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_TOTAL_BYTES = 1 << 40
 MAX_ENTRIES = 5_000_000
 _BAD_NAME = set(";<>")

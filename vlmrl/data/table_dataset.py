@@ -10,7 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.data.cells import image_bytes, plain, read_answer, read_image, read_messages, split_images, structured
+from vlmrl.data.cells import (
+    image_bytes,
+    looks_like_image,
+    plain,
+    read_answer,
+    read_image,
+    read_messages,
+    split_images,
+    structured,
+)
 from vlmrl.data.columns import TRAINING, Mapped, map_columns, missing_prompt
 from vlmrl.data.dataset import Rows, canonical_json, decode_cached, require_split
 from vlmrl.data.images import image_hash, probe_image
@@ -52,7 +61,8 @@ class TableDataset:
         self._mapped = {split: self._map(table) for split, table in self._tables.items()}
         self.splits = {split: len(table) for split, table in self._tables.items()}
         mapped = self._mapped.get(data.split) or next(iter(self._mapped.values()))
-        self.notes: Sequence[str] = tuple(_notes_on_guesses(mapped, self._tables, data.columns))
+        guesses = _notes_on_guesses(mapped, self._tables, data.columns)
+        self.notes: Sequence[str] = (*guesses, *self._notes_on_images(mapped))
         self.info: Mapping[str, Any] = {
             "name": self.name,
             "task": data.task,
@@ -146,6 +156,22 @@ class TableDataset:
             return None
         where = self._where(split, 0, mapped.prompt)
         return mapped.prompt if read_messages(table.row(0).get(mapped.prompt), where)[1] is not None else None
+
+    def _notes_on_images(self, mapped: Mapped) -> list[str]:
+        """Return a note if the first row has images in a column that is not read.
+
+        The name of an image file counts only if no images are read: beside them, it may just be their name.
+        """
+        split, table = next(iter(self._tables.items()))
+        fields = table.row(0)
+        reads = mapped.images is not None or bool(self._image_values(split, 0, fields))
+        unread = [
+            name for name, value in fields.items() if name != mapped.images and looks_like_image(value, not reads)
+        ]
+        if not unread or (reads and mapped.images is None):
+            return []
+        hint = f'name the column of the images: columns = {{images = "{unread[0]}"}}'
+        return [f"`{'`, `'.join(unread)}` {'have' if len(unread) > 1 else 'has'} images that are not read: {hint}"]
 
     def _where(self, split: str, index: int, column: str) -> str:
         return f"{self._tables[split].where(index)}, column `{column}`"
@@ -279,7 +305,7 @@ def _notes_on_guesses(mapped: Mapped, tables: Mapping[str, RawTable], named: Map
         others = [name for name in TRAINING[role] if name in columns and name != chosen]
         if role not in named and others:
             notes.append(
-                f"the {role} is read from `{chosen}`, not from `{'`, `'.join(others)}`: name the right one in `columns`"
+                f"{role}: read from `{chosen}`, not from `{'`, `'.join(others)}`: name the right one in `columns`"
             )
     return notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean, median
 
 from vlmrl.diagnose.run_facts import GRADIENT, RunFacts, identity, unbeaten_start
@@ -183,7 +184,7 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
         "validation_is_training",
         "error" if certain else "warning",
         f"validation rows are {how}: validation measures memory",
-        again(facts, "data.0.validation=validation"),
+        again(facts, f"data.0.validation={'0.1' if sources and Path(sources[0].path).suffix else 'validation'}"),
         0.8,
         ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"],
         rows,

@@ -49,6 +49,7 @@ from vlmrl.store.evaluated_rows import (
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.open_run import open_run
+from vlmrl.store.printed_names import can_be_scored, eval_command, reference
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt_identity import same_prompt
@@ -123,11 +124,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
     correct_for_many((family_of(e), m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
-        "conclusion": conclude(
-            evaluations,
-            [s.title for s in (a, b)],
-            evaluated=both and bool(a.evaluations and b.evaluations),
-        ),
+        "conclusion": conclude(evaluations, _how_to_evaluate(a, b)),
         "a": describe(a),
         "b": describe(b),
         "recipe": recipe_differences(a, b, notes) if both else [],
@@ -148,6 +145,16 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "tests": TEST_METHODS,
         "notes": notes,
     }
+
+
+def _how_to_evaluate(a: Side, b: Side) -> str:
+    """Return the commands that evaluate both with the recipe of a run that has a reward: A's, else B's."""
+    first, second = (a, b) if a.run and can_be_scored(a.run) else (b, a)
+    if not (first.run and can_be_scored(first.run) and second.run and second.run.checkpoint_dirs()):
+        return "evaluate both with one recipe that names a reward: vlmrl eval RUN --recipe RECIPE"
+    of_second = eval_command(second.run, "--recipe", reference(first.run.dir, first.run.manifest.name))
+    is_evaluated = first.evaluations and second.evaluations
+    return f"make one: {of_second}" if is_evaluated else f"make them: {eval_command(first.run)}; {of_second}"
 
 
 def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:

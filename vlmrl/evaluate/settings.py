@@ -128,7 +128,7 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
     if not evaluations:
-        notes.append("no evaluation in common of all runs (make them: vlmrl eval RUN)")
+        notes.append("no evaluation in common of all runs (make them: vlmrl eval RUN --recipe RECIPE)")
     evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
     differences = [d for e in evaluations for d in e["differences"]]
     correct_for_many((family_of(e), d["metric"], d["test"]) for e in evaluations for d in e["differences"])

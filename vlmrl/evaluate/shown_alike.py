@@ -26,8 +26,8 @@ def require_shown_alike(*folders: Path) -> None:
 def label_of_both(metas: Sequence[Mapping[str, Any]]) -> str:
     """Return the label of the rows of two evaluations; "" if no label is needed."""
     a, b = metas
-    roles = [role_of(meta) for meta in metas]
-    label = role_label(a) if roles[0] == roles[1] else f"{roles[0]} rows for A and {roles[1]} rows for B"
+    words = [str(meta.get("shared") or f"{role_of(meta)} rows") for meta in metas]
+    label = role_label(a) if words[0] == words[1] else f"{words[0]} for A and {words[1]} for B"
     shown = [shown_label(meta) for meta in metas]
     if shown[0] != shown[1]:
         return f"rows with {images_of(a) or 'true'} images for A and {images_of(b) or 'true'} images for B"

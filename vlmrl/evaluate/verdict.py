@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from shlex import quote
 from typing import Any, Literal
 
 from vlmrl.evaluate.interval import excludes_zero
@@ -50,9 +49,7 @@ def verdict(
     return "better" if (difference["value"] > 0) == (better == "higher") else "worse"
 
 
-def conclude(
-    evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str], *, evaluated: bool = False
-) -> dict[str, Any]:
+def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict[str, Any]:
     """Return whether B is better than A, with the reasons in a sentence.
 
     The evaluations whose rows say most about new rows decide: test rows, else held-out ones, else those that training
@@ -62,8 +59,7 @@ def conclude(
 
     Args:
         evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
-        titles: names of A and B.
-        evaluated: whether both are runs with evaluations, which may be of other rows or under other settings.
+        advice: how to make an evaluation of both, if they have none in common.
     Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it is based on}.
     """
     if probe := next((e["blind_probe"] for e in evaluations if e.get("blind_probe")), None):
@@ -74,7 +70,7 @@ def conclude(
     if usable and all(e["a"] == e["b"] for e in usable):
         return {"answer": "same", "text": "A and B are the same run.", "evaluations": []}
     if not usable:
-        return {"answer": "not known", "text": _why_unknown(evaluations, titles, evaluated), "evaluations": []}
+        return {"answer": "not known", "text": _why_unknown(evaluations, advice), "evaluations": []}
     role = min((e["role"] for e in usable), key=ROLES.index)
     usable = [e for e in usable if e["role"] == role]
     verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
@@ -125,12 +121,10 @@ def signed(m: Mapping[str, Any]) -> str:
     return f"{m['difference']:+.3f} {ends}"
 
 
-def _why_unknown(evaluations: Sequence[Mapping[str, Any]], titles: Sequence[str], evaluated: bool) -> str:
+def _why_unknown(evaluations: Sequence[Mapping[str, Any]], advice: str) -> str:
     begin = "It is not known whether B is better than A"
     if not evaluations:
-        a, b = map(quote, titles)
-        how = f"vlmrl eval {b} --recipe {a}" if evaluated else f"vlmrl eval {a}; vlmrl eval {b}"
-        return f"{begin}: they have no evaluation in common (make {'one' if evaluated else 'them'}: {how})."
+        return f"{begin}: they have no evaluation in common ({advice})."
     if not any(e["rows_paired"] for e in evaluations):
         return f"{begin}: their evaluations share no rows."
     if not any(e["scored_alike"] for e in evaluations):

@@ -222,6 +222,7 @@ def _meta(
         **({"endpoint": origin.endpoint} if origin.endpoint else {}),
         "split": source.split,
         "role": rows.role,
+        **({"shared": rows.shared} if rows.shared else {}),
         "source": source.name,
         "task": source.task.name,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmrl.checkpoint.merge import RECORD
 from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
-from vlmrl.json_text import parse_json
+from vlmrl.model.hub import models_beside
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
@@ -25,8 +24,10 @@ from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
+from vlmrl.store.lineage import merged_run
 from vlmrl.store.listing import list_runs
 from vlmrl.store.open_run import open_run
+from vlmrl.store.printed_names import can_be_scored, eval_command
 
 IMAGES_ALONE = "images:"
 """Path of the source of a recipe that has none, where the user's own images take the place of rows. No file has it."""
@@ -123,7 +124,7 @@ def _require_there(path: str, root: Path) -> None:
     if "/" in path or os.path.exists(path):
         return
     runs = list_runs(root, limit=NEWEST)
-    names = [name for run in runs for name in (run.id, run.name) if name]
+    names = [*(name for run in runs for name in (run.id, run.name) if name), *models_beside(path)]
     hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
     raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
@@ -164,7 +165,11 @@ def find_evaluation(
     names = ", ".join(f.name for f in folders) or "none"
     raise StoreError(
         f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
-        hint=f"name it: {option} {ref}/NAME" if folders else f"create it: vlmrl eval {ref}",
+        hint=f"name it: {option} {ref}/NAME"
+        if folders
+        else f"create it: {eval_command(run)}"
+        if can_be_scored(run)
+        else "evaluate it, too, with a recipe that names a reward: vlmrl eval RUN --recipe RECIPE",
     )
 
 
@@ -198,10 +203,10 @@ def _named_recipe(
 
 def _merged_from(path: str, root: Path) -> Path | None:
     """Return the run that a merged model was made from, by its merge.json. None if it is gone or not below `root`."""
+    name = merged_run(Path(path))
     try:
-        name = parse_json((Path(path) / RECORD).read_bytes())["run"]
         return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
-    except (OSError, ValueError, KeyError, TypeError, StoreError):
+    except StoreError:
         return None
 
 

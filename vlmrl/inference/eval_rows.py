@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmrl.data.held_out import HeldOutDataset
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.errors import DataError, StoreError, VlmrlError
+from vlmrl.errors import DataError, VlmrlError
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
@@ -22,13 +22,11 @@ from vlmrl.setup.eval_sets import missing_set
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.store.kept_recipe import kept_recipes, read_resolved
-from vlmrl.store.manifest import Manifest, read_manifest
+from vlmrl.store.lineage import lineage
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"
 """Names of splits; a single file is one split, `train`."""
-MOST_PARENTS = 100
-"""Maximum number of runs that are followed back, from a run to the one that its weights come from."""
 RowsKey = tuple[str, str]
 """(fingerprint of a dataset, or its absolute path where only that is known; its split)."""
 
@@ -43,6 +41,7 @@ class EvalRows:
         max_rows: maximum number of rows, the first ones; None = all.
         origin: place of the rows, in words: "split test of data/digits", "the file val.jsonl".
         others: splits of the dataset that were not taken, if these are training rows.
+        shared: what is known of rows that training had under another name (inference/shared_rows.py); "" = nothing.
         by_option: whether the user gave `max_rows`; else it is that of the recipe, as in the run's validations.
     """
 
@@ -51,6 +50,7 @@ class EvalRows:
     max_rows: int | None
     origin: str
     others: tuple[str, ...] = ()
+    shared: str = ""
     by_option: bool = False
 
     @property
@@ -68,10 +68,11 @@ class EvalRows:
 
 @dataclass(frozen=True)
 class SeenRows:
-    """Rows that a model was trained on, and rows that its checkpoint was chosen by, from its record."""
+    """Rows that a model was trained on, and rows that its checkpoint was chosen by, from the record of `run_dir`."""
 
     trained: frozenset[RowsKey] = frozenset()
     validated: frozenset[RowsKey] = frozenset()
+    run_dir: Path | None = None
 
     def role(self, source: Source) -> Role:
         """Return the role of a source's rows by these records, else by the name of their split."""
@@ -94,17 +95,23 @@ def rows_to_evaluate(
             the rows because training validated on them.
     Raises: DataError when there is no such source, split or file, or a file is given for several sources.
     """
-    entries = [d for d in recipe.data if source is None or (d.name or open_dataset(d).name) == source]
-    if not entries:
-        names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
-        raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
+    entries = entries_of(recipe, source)
     if split is None and recipe.eval.sets:
         result = _of_sets(entries, recipe, seen)
     elif split is None:
         result = [_by_rule(d, recipe, seen) for d in entries]
     else:
-        result = [_named(d, recipe, seen, split, len(entries)) for d in entries]
+        result = [named_rows(d, recipe, seen, split, len(entries)) for d in entries]
     return [replace(r, max_rows=max_rows, by_option=True) if max_rows is not None else r for r in result]
+
+
+def entries_of(recipe: Recipe, source: str | None) -> list[Data]:
+    """Return the `[[data]]` entries of a recipe, or the one called `source`. Raises: DataError when there is none."""
+    entries = [d for d in recipe.data if source is None or (d.name or open_dataset(d).name) == source]
+    if not entries:
+        names = ", ".join(d.name or open_dataset(d).name for d in recipe.data)
+        raise DataError(f"there is no source `{source}`", hint=f"sources: {names}")
+    return entries
 
 
 def only_training_rows(run_dir: Path) -> bool:
@@ -123,25 +130,27 @@ def seen_by(run_dir: Path) -> SeenRows:
     """Return the rows that a run was trained and validated on, by the records of all runs behind its weights."""
     trained: set[RowsKey] = set()
     validated: set[RowsKey] = set()
-    for place, manifest in _lineage(run_dir):
+    for place, manifest in lineage(run_dir):
+        if manifest.kind not in ("rl", "sft"):
+            continue
         records = [d for d in manifest.all_datasets if not str(d.get("name")).endswith(VALIDATION_SUFFIX)]
         files = [d for d in manifest.all_datasets if str(d.get("name")).endswith(VALIDATION_SUFFIX)]
         trained |= {(str(d.get("fingerprint")), str(d.get("split"))) for d in records}
         validated |= {(str(d.get("fingerprint")), ONLY) for d in files}
         for entry, validates in _entries(place):
-            path = _place(str(entry.get("path")), Path(manifest.cwd or "."))
+            path = place_of(str(entry.get("path")), Path(manifest.cwd or "."))
             trained.add((path, str(entry.get("split", ONLY))))
             validation = entry.get("validation")
             if validates and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
                 split = validation if isinstance(validation, str) else VALIDATION
                 validated |= {(key, split) for key in (path, *prints)}
-    return SeenRows(frozenset(trained), frozenset(validated))
+    return SeenRows(frozenset(trained), frozenset(validated), run_dir)
 
 
 def trained_by(recipe: Recipe) -> SeenRows:
     """Return the rows that a recipe trains on, for a model without a record of its own."""
-    return SeenRows(frozenset((_place(d.path), d.split) for d in recipe.data))
+    return SeenRows(frozenset((place_of(d.path), d.split) for d in recipe.data))
 
 
 def _of_sets(entries: Sequence[Data], recipe: Recipe, seen: SeenRows) -> list[EvalRows]:
@@ -173,38 +182,50 @@ def _by_rule(data: Data, recipe: Recipe, seen: SeenRows) -> EvalRows:
         return _of_split(data, recipe, seen, TEST)
     validation = open_validation(data, recipe.reward)
     if validation is not None:
-        name = data.validation
-        origin = f"the file {name}" if _is_file(name) else f"split {validation.split} of {data.path}"
-        role = seen.role(validation)
+        role, origin = seen.role(validation), _place_of_validation(data, validation)
         return EvalRows(validation, role, recipe.eval.max_rows if role == "validation" else None, origin)
     others = tuple(s for s in dataset.splits if s != data.split)
     return replace(_of_split(data, recipe, seen, data.split), others=others)
 
 
-def _named(data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int) -> EvalRows:
+def named_rows(
+    data: Data, recipe: Recipe, seen: SeenRows, split: str, sources: int = 1, *, scored: bool = True
+) -> EvalRows:
+    """Return the rows of a source that `--split` names: a split, or a table file.
+
+    Args:
+        sources: number of sources; a file has the rows of one.
+        scored: as for `open_source`.
+    Raises: DataError when there is no such split or file, or a file is given for several sources; as `open_source`.
+    """
     dataset = open_dataset(data)
     if split in dataset.splits:
-        return _of_split(data, recipe, seen, split)
-    if split == VALIDATION and data.validation is not None:
-        source = open_validation(data, recipe.reward)
-        assert source is not None
-        return EvalRows(source, seen.role(source), None, f"the file {data.validation}")
+        return _of_split(data, recipe, seen, split, scored=scored)
+    if split == VALIDATION and (source := open_validation(data, recipe.reward, scored=scored)) is not None:
+        return EvalRows(source, seen.role(source), None, _place_of_validation(data, source))
     if _is_file(split):
         if sources > 1:
             raise DataError(
                 f"--split {split}: a file has the rows of one source, and there are {sources} sources",
                 hint="name the source: --source NAME",
             )
-        source = open_rows_file(data, recipe.reward, split, Path(split).stem)
+        columns = {role: column for role, column in data.columns.items() if role != "response"}  # nothing learns it
+        plain = data.model_copy(update={"columns": columns})
+        source = open_rows_file(plain, recipe.reward, split, Path(split).stem, scored=scored)
         return EvalRows(source, seen.role(source), None, f"the file {split}")
     splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
     raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows works, too")
 
 
-def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str) -> EvalRows:
-    source = open_source(data, recipe.reward, split=split)
+def _of_split(data: Data, recipe: Recipe, seen: SeenRows, split: str, *, scored: bool = True) -> EvalRows:
+    source = open_source(data, recipe.reward, split=split, scored=scored)
     only = len(source.dataset.splits) == 1
     return EvalRows(source, seen.role(source), None, f"all of {data.path}" if only else f"split {split} of {data.path}")
+
+
+def _place_of_validation(data: Data, source: Source) -> str:
+    named = data.validation
+    return f"the file {named}" if _is_file(named) else f"split {source.split} of {data.path}"
 
 
 def _keys(source: Source) -> tuple[RowsKey, RowsKey]:
@@ -215,28 +236,12 @@ def _keys(source: Source) -> tuple[RowsKey, RowsKey]:
     dataset = source.dataset
     split = source.split if source.split in dataset.splits else ONLY
     at_place = dataset.divided if isinstance(dataset, HeldOutDataset) and split == VALIDATION else split
-    return (dataset.fingerprint, split), (_place(dataset.path), at_place)
+    return (dataset.fingerprint, split), (place_of(dataset.path), at_place)
 
 
-def _place(path: str, base: Path = Path()) -> str:
+def place_of(path: str, base: Path = Path()) -> str:
     """Return a dataset's path in a form that can be compared: absolute, or the hub name as it is."""
     return path if path.startswith("hub:") else str((base / path).resolve())
-
-
-def _lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Yield (folder, manifest) of a run and of the runs that its weights come from, as far as they still exist."""
-    place = run_dir
-    for _ in range(MOST_PARENTS):
-        try:
-            manifest = read_manifest(place)
-        except StoreError:
-            return
-        if manifest.kind in ("rl", "sft"):
-            yield place, manifest
-        parent = (manifest.parent or {}).get("run")
-        if not isinstance(parent, str) or Path(parent).name != parent:
-            return
-        place = place.parent / parent
 
 
 def _entries(run_dir: Path) -> Iterator[tuple[dict[str, Any], bool]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from vlmrl import __version__
 from vlmrl.data.dataset import Rows
 from vlmrl.data.image_files import ImageFiles
+from vlmrl.data.open_dataset import open_dataset
 from vlmrl.dist import rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.endpoint.client import EndpointClient
@@ -26,6 +27,7 @@ from vlmrl.inference.answer_table import Kept, Written, write_folder, write_tabl
 from vlmrl.inference.endpoint_eval import endpoint_params
 from vlmrl.inference.endpoint_responses import EndpointResponder
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity, journal_identity
+from vlmrl.inference.eval_rows import TEST, SeenRows, entries_of, named_rows
 from vlmrl.inference.evaluation import Answerer, EvalSettings, load_answerer
 from vlmrl.json_text import parse_json
 from vlmrl.recipe.schema import Recipe
@@ -34,9 +36,7 @@ from vlmrl.store.files import write_json
 from vlmrl.store.layout import unfinished_logs, unfinished_result
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.tasks.image_source import Question, ask_about
-from vlmrl.tasks.source import Source, open_source
-
-TEST = "test"
+from vlmrl.tasks.source import Source
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,18 @@ def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, sour
     """Return the sources of a recipe with the rows to answer; no reward is needed.
 
     Args:
-        split: name of a split; None = `test` where it exists, else the split of the recipe.
+        split: name of a split, or a table file; None = `test` where it exists, else the split of the recipe.
         max_rows: maximum number of rows per source, the first ones; None = all.
         source: only the source of this name; None = all.
-    Raises: DataError when there is no such source or split.
+    Raises: DataError when there is no such source, split or file.
     """
-    sources = [open_source(data, recipe.reward, scored=False) for data in recipe.data]
-    chosen = [s for s in sources if source is None or s.name == source]
-    if not chosen:
-        raise DataError(f"there is no source `{source}`", hint=f"sources: {', '.join(s.name for s in sources)}")
-    for place, one in enumerate(chosen):
-        name = split or (TEST if TEST in one.dataset.splits else one.split)
-        one = one if name == one.split else one.with_split(name)
+    chosen, entries = [], entries_of(recipe, source)
+    for data in entries:
+        name = split or (TEST if TEST in open_dataset(data).splits else data.split)
+        one = named_rows(data, recipe, SeenRows(), name, len(entries), scored=False).source
         if max_rows is not None and max_rows < len(one.rows):
             one.rows = Rows(max_rows, one.rows.__getitem__)
-        chosen[place] = one
+        chosen.append(one)
     return chosen
 
 

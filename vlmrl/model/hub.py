@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, did_you_mean
 from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import first_line
 
@@ -22,7 +22,8 @@ def require_source(path: str, revision: str | None = None) -> None:
     """
     if Path(path).exists():
         return
-    hint = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
+    listing = "name a local folder, a run, or a hub model (org/name) that is in the cache or can be downloaded"
+    hint = did_you_mean(path, models_beside(path), listing)
     if path.startswith((".", "/", "~")) or path.count("/") > 1:  # needs no request; importing the client is slow
         raise CheckpointError(f"`{path}` is neither a local folder nor a hub name", hint=hint)
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -46,6 +47,11 @@ def require_source(path: str, revision: str | None = None) -> None:
         reason = first_line(error, 120)
         message = f"`{path}` is no local folder, it is not in the hub cache, and the hub cannot be reached: {reason}"
         raise CheckpointError(message, hint=hint) from error
+
+
+def models_beside(path: str) -> list[str]:
+    """Return the model folders in the folder that should hold `path`."""
+    return [str(file.parent) for file in Path(path).parent.glob("*/config.json")]
 
 
 WANTED_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.safetensors"]

@@ -124,19 +124,15 @@ def _check_quantized_device(loaded: LoadedRecipe) -> list[Problem]:
     return [Problem(message, where, "run it on a machine with a GPU, or leave quantize out")]
 
 
-def check_disk(
-    loaded: LoadedRecipe, folder: Path, checkpoint: int, merged: int = 0
-) -> tuple[list[Problem], dict[str, Any]]:
+def check_disk(loaded: LoadedRecipe, folder: Path, model: ModelFacts) -> tuple[list[Problem], dict[str, Any]]:
     """Check the disk space for checkpoints, rollouts and the merged model.
 
     While a checkpoint is written, there is one more than the number that is kept.
 
     Args:
         folder: folder of the runs.
-        checkpoint: size of one checkpoint in bytes.
-        merged: size of the model that `vlmrl merge` writes, in bytes.
     """
-    recipe = loaded.recipe
+    recipe, checkpoint, merged = loaded.recipe, checkpoint_bytes(loaded, model), merged_bytes(loaded, model)
     kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
     rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
     existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())

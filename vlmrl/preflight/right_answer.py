@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.errors import Problem
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.tasks.answer_forms import answer_forms
+from vlmrl.tasks.answer_forms import answer_forms, spellings
 from vlmrl.types import RewardInput, Row, Score
 
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list", dict: "a mapping"}
@@ -63,21 +64,77 @@ def trial_of(source: Any, row: Row) -> list[str]:
     answer = row.truth.get("answer")
     if answer is None or isinstance(answer, (list, dict)):
         return []
-    prompt = "\n".join(message.content for message in source.messages(row))
-    x = RewardInput("", row.truth, row.columns, prompt=prompt)
+    x = RewardInput("", row.truth, row.columns, prompt=prompt_text(source, row))
     forms = answer_forms([x])
     return [*(form.around(form.text(x)) for form in forms), *(form.around(form.wrong(x, [])) for form in forms)]
 
 
-def paid(scores: Sequence[Score]) -> float | None:
-    """Return the best score of a right answer that earns more than a wrong one of its form; None if there is none.
+def prompt_text(source: Any, row: Row) -> str:
+    return "\n".join(message.content for message in source.messages(row))
+
+
+def paid(texts: Sequence[str], scores: Sequence[Score], prompt: str = "") -> tuple[float, str] | None:
+    """Return the best score of a right answer that earns more than a wrong one of its form, and its text.
+
+    Of several such texts, it is one with the marks that the prompt shows, such as <answer>, else the shortest.
 
     Args:
-        scores: of the responses of `trial_of`.
+        texts: responses of `trial_of`, with their `scores`.
+    Returns: None if no right answer earns more than a wrong one.
     """
     half = len(scores) // 2
-    pairs = zip(scores[:half], scores[half:], strict=True)
-    return max((right.value for right, wrong in pairs if right.value > wrong.value), default=None)
+    trials = zip(texts, scores[:half], scores[half:], strict=False)
+    pairs = [(right.value, text) for text, right, wrong in trials if right.value > wrong.value]
+    marks = {text: MARK.findall(text) for _, text in pairs}
+    is_shown = {text: bool(own) and all(mark in prompt for mark in own) for text, own in marks.items()}
+    return max(pairs, key=lambda pair: (pair[0], is_shown[pair[1]], -len(pair[1])), default=None)
+
+
+def told_answers(source: Any, rows: Sequence[Row], where: str) -> list[Problem]:
+    """Return a warning if most prompts state the answer of their own row, and few that of another row.
+
+    Options and examples that prompts list are no statement: other rows' answers stand there, too.
+    """
+    shown = [(prompt_text(source, row), _answer(row)) for row in rows]
+    shown = [(prompt, answer) for prompt, answer in shown if answer]
+    apart = [(p, b) for (p, a), (_, b) in zip(shown, shown[1:] + shown[:1], strict=True) if a != b]
+    if min(len(shown), len(apart)) < FEWEST:
+        return []
+    own, other = (sum(map(_states, *zip(*pairs, strict=True))) for pairs in (shown, apart))
+    if own < MOSTLY * len(shown) or other > SELDOM * len(apart):
+        return []
+    message = (
+        f"{own} of {len(shown)} sampled prompts of `{source.name}` state the right answer of their row, such as "
+        f"{excerpt(shown[0][1], 60)!r}: the model can copy it"
+    )
+    hint = "take it out of the prompt or its template; it may stand there if the task is to find it in a given text"
+    return [Problem(message, where, hint, "warning")]
+
+
+MARK = re.compile(r"<\w+>|\\boxed")
+FEWEST, MOSTLY, SELDOM = 8, 0.9, 0.3
+"""Least number of prompts from which is concluded; least share with their own answer, largest with another row's."""
+OPTION_BEFORE = re.compile(
+    r"(([,/|;]|\bor)\s*(an? |the )?|(^|[\s(])([A-Za-z0-9]{1,2}[.):]|[-*])\s*)[\"'`\[(]*\Z", re.IGNORECASE
+)
+OPTION_AFTER = re.compile(r"[\"'`)\]]*\s*([,/|;]|or\b)", re.IGNORECASE)
+"""Text before and after one of several options: a comma, `or`, or a mark such as `(A)`."""
+
+
+def _answer(row: Row) -> str:
+    """Return the right answer of a row as it is usually written; "" if it is no plain value."""
+    plain = not any(isinstance(value, (list, dict)) for value in row.truth.values())
+    return next(iter(spellings(RewardInput("", row.truth, row.columns)).values()), "").strip() if plain else ""
+
+
+def _states(prompt: str, answer: str) -> bool:
+    """Return whether a prompt contains the answer as words of their own that are not one of several options."""
+    for match in re.finditer(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\w)", prompt):
+        before, after = prompt[max(0, match.start() - 12) : match.start()], prompt[match.end() : match.end() + 6]
+        is_letter = len(answer) <= 2 and re.match(r"[.):] ?\S", after)
+        if not (is_letter or OPTION_BEFORE.search(before) or OPTION_AFTER.match(after)):
+            return True
+    return False
 
 
 def unpaid(name: str, row: Row, where: str) -> Problem:

@@ -16,7 +16,7 @@ from vlmrl.data.dataset import content_hash
 from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.prompts import PromptScan, examples, named
-from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, trial_of, unpaid
+from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, prompt_text, trial_of, unpaid
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
@@ -270,11 +270,13 @@ class RewardFacts:
         parts: names of the parts that the reward returned.
         correct: mean score of correct responses; None if the task cannot write a correct response.
         empty: mean score of empty responses; None if it was not measured.
+        response: shortest right answer that earns the most, of those that were tried on the first row; "" = none.
     """
 
     parts: list[str] = field(default_factory=list)
     correct: float | None = None
     empty: float | None = None
+    response: str = ""
     problems: list[Problem] = field(default_factory=list)
 
     def take(self, scores: Sequence[Score]) -> None:
@@ -306,8 +308,10 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         if source.task.trace is None and (texts := trial_of(source, rows[0])):
             tried = _scored(loaded, source, [rows[0]] * len(texts), texts, "right", place)
             facts.take(tried)
-            facts.correct = paid(tried)
-            facts.problems += [unpaid(source.name, rows[0], where)] if facts.correct is None else []
+            if (best := paid(texts, tried, prompt_text(source, rows[0]))) is not None:
+                facts.correct, facts.response = best
+            else:
+                facts.problems.append(unpaid(source.name, rows[0], where))
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         problems = problems_in(error, loaded.where(*named) if named else where)

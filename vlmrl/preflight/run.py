@@ -23,7 +23,7 @@ from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.model_path import check_location
 from vlmrl.preflight.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.preflight.prompts import PromptScan
-from vlmrl.preflight.right_answer import truth_form
+from vlmrl.preflight.right_answer import told_answers, truth_form
 from vlmrl.preflight.services import check_services, place_of_check
 from vlmrl.preflight.validation import check_validation
 from vlmrl.recipe.checks import check_recipe
@@ -37,7 +37,6 @@ from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
-    from vlmrl.model.model_facts import ModelFacts
     from vlmrl.tasks.source import Source
 
 QUICK_PROMPTS = 4
@@ -121,7 +120,7 @@ def check_model(
             problems += machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
             problems += _check_chosen_engine(loaded) + _check_world(loaded, target)
             if runs_folder is not None and not problems:
-                problems += _check_disk(loaded, runs_folder, facts)[0]
+                problems += machine.check_disk(loaded, runs_folder, facts)[0]
                 if prompts is not None:
                     problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
                 problems += check_kernels(loaded, facts)
@@ -229,6 +228,10 @@ def _check_entry(
     sound = sound and entry.reward_ok and (place is not None or not any(r.service for r in source.reward.singles))
     reward = rows.check_reward(loaded, source, where, place or NO_PLACE) if sound else rows.RewardFacts()
     result.problems += reward.problems
+    if encoder is not None and reward.response:
+        result.problems += tokens.check_room(loaded, source, encoder, reward.response)
+    if prompts.is_sound:
+        result.problems += told_answers(source, rows.sample_rows(source, rows.SAMPLE_ROWS), where)
     if note := other_choices(reward.parts, source.reward) if reward.parts and not _measures(source) else "":
         result.problems.append(
             Problem(f"`{source.name}`: {note}", loaded.where(("reward",), ("rewards",)), None, "warning")
@@ -353,7 +356,7 @@ def _check_machine(
     else:
         result.plan |= {"attention": attention} if attention else {}
     result.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}
-    problems, disk = _check_disk(loaded, runs_folder, facts)
+    problems, disk = machine.check_disk(loaded, runs_folder, facts)
     result.problems += [] if target.is_elsewhere else problems
     result.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
@@ -383,11 +386,6 @@ def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
     """Return the problems of an engine that was chosen automatically, after the checks of the recipe itself."""
     chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
     return list(check_engine(loaded)) if chosen else []
-
-
-def _check_disk(loaded: LoadedRecipe, runs_folder: Path, facts: ModelFacts) -> tuple[list[Problem], dict[str, Any]]:
-    sizes = machine.checkpoint_bytes(loaded, facts), machine.merged_bytes(loaded, facts)
-    return machine.check_disk(loaded, runs_folder, *sizes)
 
 
 def _was_reported(problem: Problem, already: list[Problem]) -> bool:

@@ -10,6 +10,7 @@ from vlmrl.errors import Problem, VlmrlError
 from vlmrl.preflight.prompts import examples, named
 from vlmrl.preflight.rows import sample_rows
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.redaction.redact import excerpt
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -132,6 +133,19 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
     if facts.prompt_tokens:
         facts.problems += _length_problems(loaded, source, facts, where)
     return facts
+
+
+def check_room(loaded: LoadedRecipe, source: Source, encoder: Encoder, response: str) -> list[Problem]:
+    """Return a warning if a right answer to the first row has more tokens than a response may have."""
+    needed, most = len(encoder.encode_text(response)) + 1, loaded.recipe.rollout.max_new_tokens  # + 1: the end token
+    if needed <= most:
+        return []
+    message = (
+        f"the right answer {excerpt(response, 60)!r} to the first row of `{source.name}` has {needed} tokens, and "
+        f"rollout.max_new_tokens is {most}: it would be cut"
+    )
+    hint = f"set rollout.max_new_tokens = {needed} or more; reasoning before the answer needs more"
+    return [Problem(message, loaded.where(("rollout", "max_new_tokens")), hint, "warning")]
 
 
 def histogram(values: list[int], bins: int = 6) -> list[tuple[int, int, int]]:

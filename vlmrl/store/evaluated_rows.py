@@ -54,7 +54,7 @@ Role = Literal["test", "validation", "training", "held out"]
 """Role of evaluated rows.
 
 test: rows of the split `test`. validation: training chose its best checkpoint by these rows. training: the model was
-trained on these rows. held out: none of these, according to the records of the run.
+trained on some of these rows. held out: none of these, according to the records of the run.
 """
 ROLES: tuple[Role, ...] = ("test", "held out", "validation", "training")
 """All roles, the best measure of the performance on new rows first."""
@@ -67,6 +67,7 @@ LABELS: Mapping[Role, str] = {
     "training": "training rows: the result on new rows may differ",
     "held out": "",
 }
+UNCERTAIN = "rows that training may have had: its own rows were changed, are gone, or take long to read"
 """Role -> label that is printed beside the numbers; "" if no label is needed."""
 
 
@@ -154,7 +155,7 @@ def role_of(meta: Mapping[str, Any]) -> Role:
 
 def role_label(meta: Mapping[str, Any]) -> str:
     """Return the label that is printed beside the numbers of an evaluation; "" if no label is needed."""
-    return LABELS[role_of(meta)]
+    return str(meta.get("shared") or LABELS[role_of(meta)])
 
 
 def images_of(meta: Mapping[str, Any]) -> str | None:

@@ -32,6 +32,8 @@ LOGGER_FOLDERS = ("tensorboard", "wandb")
 """Folders of a run into which loggers write what they like (wandb links to its own logs); no reader opens them."""
 MANIFEST = RUN_RECORD
 ROLLOUTS, CHECKPOINTS, EVAL, RESOLVED, METRICS = RUN_PARTS
+MERGE_RECORD = "merge.json"
+"""File of a merged model with its source, and the result of its proof or the reason why there is none."""
 RECIPE = "recipe.toml"
 CODE_DIFF = "code.diff"
 LOCK = "run.lock"

@@ -77,7 +77,8 @@ def _no_reward(task: Task, data: Data) -> RecipeError:
     return RecipeError(
         f"task `{task.name}` has no reward of its own",
         where=data.path,
-        hint='name one: [reward] name = "path/to/file.py:function" (or a built-in: `vlmrl recipe list --rewards`); '
+        hint="name one, `path/to/file.py:function` or a built-in (`vlmrl recipe list --rewards`): [reward] name, or "
+        "--set reward.name=NAME; "
         "a supervised start needs none where eval.metric is left out or is loss",
     )
 

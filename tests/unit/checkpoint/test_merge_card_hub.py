@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from checkpoint_files import prove_items, save_checkpoint, write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.merge import CARD, RECORD, merge
+from vlmrl.checkpoint.merge import CARD, merge
 from vlmrl.checkpoint.model_card import model_card
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
+from vlmrl.store.layout import MERGE_RECORD
+from vlmrl.store.manifest import update_manifest
 from vlmrl.store.open_run import create_run
 
 PROVEN = Proof(3.2e-6, 40, 8, 1e-4)
@@ -121,8 +125,31 @@ def test_a_base_that_is_a_folder_is_named_without_the_machines_paths(checkpoint,
     meta["base"]["path"] = str(tmp_path / "models" / "tiny")
     write_meta(checkpoint, meta)
     card = model_card(checkpoint, PROVEN, adapter=False, name="out")
-    assert "| base model | tiny (revision abc123) |" in card and "base_model:" not in card
+    assert "| base model | tiny (a local folder) (revision abc123) |" in card and "base_model:" not in card
     assert str(tmp_path) not in card
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_the_base_is_that_of_the_first_run_behind_the_weights(checkpoint, tmp_path, is_merged):
+    """An earlier run trained `org/first`; this one began with its checkpoint, or with the model merged from it."""
+    earlier = create_run(
+        tmp_path / "runs", kind="sft", recipe_name="sft", resolved={"recipe": {"model": {"path": "org/first"}}}
+    )
+    run_dir, folder = checkpoint.parent.parent, tmp_path / "merged"
+    if is_merged:
+        folder.mkdir()
+        (folder / MERGE_RECORD).write_text(json.dumps({"run": earlier.id}))
+        resolved = json.loads((run_dir / "resolved.json").read_text())
+        resolved["recipe"]["model"] = {"path": str(folder)}
+        (run_dir / "resolved.json").write_text(json.dumps(resolved))
+    else:
+        update_manifest(run_dir, lambda m: replace(m, parent={"run": earlier.id, "checkpoint": "step-000004"}))
+    card = model_card(checkpoint, PROVEN, adapter=False, name="out")
+    assert "| base model | org/first |" in card and "base_model: org/first" in card and "trained from org/first" in card
+    earlier.finish()
+    shutil.rmtree(earlier.dir)
+    card = model_card(checkpoint, PROVEN, adapter=False, name="out")
+    assert f"| base model | run {earlier.id} |" in card and "base_model:" not in card and str(tmp_path) not in card
 
 
 def test_the_commands_of_an_adapters_card_name_a_base_model_that_is_there(checkpoint, tmp_path):
@@ -183,7 +210,7 @@ def test_an_upload_is_private_whole_and_never_into_a_public_repository(checkpoin
         assert told == f"{hub.address}/org/im/commit/{'1' * 40}"
         assert hub.private == {"org/im": True}
         own = {p.name: p.read_bytes() for p in folder.iterdir()}
-        assert hub.files["org/im"] == own and {CARD, RECORD, "config.json"} <= own.keys()
+        assert hub.files["org/im"] == own and {CARD, MERGE_RECORD, "config.json"} <= own.keys()
         assert len([n for n in own if n.endswith(".safetensors")]) > 1
 
         assert push_in_a_process(hub.address, folder, "org/open", "public").startswith(hub.address)

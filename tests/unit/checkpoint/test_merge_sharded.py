@@ -15,11 +15,12 @@ from checkpoint_files import prove_items, save_checkpoint, seal
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.format import MODEL
-from vlmrl.checkpoint.merge import RECORD, merge
+from vlmrl.checkpoint.merge import merge
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
+from vlmrl.store.layout import MERGE_RECORD
 
 SCRIPT = Path(__file__).parents[2] / "save_sharded.py"
 RANKS = 3
@@ -97,7 +98,7 @@ def test_three_processes_shards_merge_to_the_bit_like_one_process(sharded, whole
             three = merge(sharded, tmp_path / "three", max_shard_size=size, force=True)
         names = sorted(p.name for p in one.folder.iterdir())
         assert names == sorted(p.name for p in three.folder.iterdir())
-        copies = [n for n in names if n not in (RECORD, "README.md")]  # these name the folder
+        copies = [n for n in names if n not in (MERGE_RECORD, "README.md")]  # these name the folder
         assert [n for n in copies if digest(one.folder / n) != digest(three.folder / n)] == []
         assert (size is None) == ("model-00001-of-00001.safetensors" in names)
     assert three.logp_gap is not None and three.logp_gap < 1e-4 and three.whole is None
@@ -151,10 +152,10 @@ def test_a_shard_too_many_is_named(sharded, parts, tmp_path):
 def test_the_proof_runs_in_a_process_of_its_own(sharded, tmp_path, second_process):
     done = merge(sharded, tmp_path / "out")
     assert done.logp_gap is not None and done.logp_gap < 1e-4 and done.proof.rollouts == 4
-    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    record = json.loads((tmp_path / "out" / MERGE_RECORD).read_text())
     assert record["proof"]["logp_gap"] == done.logp_gap and record["proof"]["limit"] == 1e-4
     assert record["proof"]["skipped"] is None and record["loaded_whole"] is None
-    assert str(tmp_path) not in (tmp_path / "out" / RECORD).read_text()
+    assert str(tmp_path) not in (tmp_path / "out" / MERGE_RECORD).read_text()
 
 
 @pytest.mark.slow
@@ -178,7 +179,7 @@ def test_a_second_process_that_cannot_answer_is_told(sharded, tmp_path, second_p
 def test_a_proof_that_was_skipped_is_recorded(sharded, tmp_path):
     done = merge(sharded, tmp_path / "out", skip_proof=True)
     assert done.logp_gap is None and done.proof.skipped == "--skip-proof"
-    assert json.loads((tmp_path / "out" / RECORD).read_text())["proof"]["skipped"] == "--skip-proof"
+    assert json.loads((tmp_path / "out" / MERGE_RECORD).read_text())["proof"]["skipped"] == "--skip-proof"
 
 
 def test_a_checkpoint_without_rollouts_is_merged_unproven_and_says_so(sharded, tmp_path):
@@ -186,4 +187,4 @@ def test_a_checkpoint_without_rollouts_is_merged_unproven_and_says_so(sharded, t
     seal(sharded)
     done = merge(sharded, tmp_path / "out")
     assert done.logp_gap is None and "no log-probs" in str(done.proof.skipped)
-    assert "no log-probs" in json.loads((tmp_path / "out" / RECORD).read_text())["proof"]["skipped"]
+    assert "no log-probs" in json.loads((tmp_path / "out" / MERGE_RECORD).read_text())["proof"]["skipped"]

@@ -150,3 +150,13 @@ def test_unusual_images_and_notes_are_told() -> None:
     assert (
         findings(report)["unusual images, handled"] == "CMYK: 1" and findings(report)["validation split"] == "cut off"
     )
+
+
+def test_images_that_are_not_there_are_not_said_to_be_fine() -> None:
+    bare = RowFacts((), "yes", None, 7, (), "row 1")
+    report = examine_dataset(DatasetFacts([], {"train": [bare, bare]}))
+    assert findings(report)["images"] == "no row has an image: none was looked at"
+    assert not {"same image in two splits", "near copies (by look)"} & verdicts(report).keys()
+    mixed = examine_dataset(DatasetFacts([image(1)], {"train": [bare, bare._replace(images=(0,))]}))
+    assert (verdicts(mixed)["images"], findings(mixed)["images"]) == ("look", "1 of 2 rows have no image")
+    assert "images" not in verdicts(examine_dataset(sound()))

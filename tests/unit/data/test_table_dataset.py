@@ -400,6 +400,29 @@ def test_a_guess_between_two_columns_is_said_and_naming_one_settles_it(tmp_path:
     assert row.truth == {"answer": "short"} and not dataset.notes
 
 
+@pytest.mark.parametrize(
+    ("more", "is_noted"),
+    [
+        ({"picture": "scans/1.PNG"}, True),
+        ({"picture": ["scans/1.png", "scans/2.png"]}, True),
+        ({"picture": TEXT64}, True),
+        ({"picture": {"bytes": TEXT64, "path": None}}, True),
+        ({"picture": "a sunny day"}, False),
+        ({"picture": None}, False),
+        ({"image": TEXT64, "picture": "1.png"}, False),  # the name of the image that is read
+        ({"image": TEXT64, "picture": TEXT64}, True),
+    ],
+)
+def test_images_in_a_column_that_is_not_read_are_said_and_naming_it_settles_it(
+    tmp_path: Path, more: dict[str, Any], is_noted: bool
+) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "?", **more}])
+    notes = open_dataset(Data(path=str(path))).notes
+    assert [n.partition(":")[0] for n in notes] == ["`picture` has images that are not read"] * is_noted
+    if "image" not in more:
+        assert not open_dataset(Data(path=str(path), columns={"images": "picture"})).notes
+
+
 def test_a_conversation_without_its_answer_among_others_is_an_error_with_row_and_column(tmp_path: Path) -> None:
     talk = [[{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": str(i)}] for i in range(3)]
     talk[1].pop()

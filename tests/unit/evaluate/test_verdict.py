@@ -9,7 +9,6 @@ import pytest
 from vlmrl.evaluate.verdict import conclude, verdict
 from vlmrl.store.evaluated_rows import LABELS
 
-TITLES = ("before", "after")
 NO_DIFFERENCE = "no difference shown"
 
 
@@ -55,11 +54,11 @@ def test_an_accuracy_that_is_a_part_of_the_reward_is_not_compared_across_rewards
 
 def test_the_sentence_says_first_that_the_rewards_differ():
     one = evaluation("t", reward=(-0.2, "other reward"), accuracy=(-0.3, "other reward"), scored_alike=False)
-    found = conclude([one | {"accuracy_of_reward": True}], TITLES)
+    found = conclude([one | {"accuracy_of_reward": True}])
     assert found["answer"] == "not known"
     assert found["text"].startswith("A and B were scored by different rewards, and their accuracy is a part of these")
     measured = evaluation("t", reward=(-0.2, "other reward"), accuracy=(-0.3, "worse"), scored_alike=False)
-    text = conclude([measured], TITLES)["text"]
+    text = conclude([measured])["text"]
     assert text.startswith("A and B were scored by different rewards, so only the task's own accuracy counts. B is ")
     assert "reward -0.2" not in text
 
@@ -93,13 +92,13 @@ def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **me
 
 
 def test_the_sentence_has_the_answer_the_interval_and_the_rows():
-    found = conclude([evaluation("test-digits", reward=(0.25, "better"))], TITLES)
+    found = conclude([evaluation("test-digits", reward=(0.25, "better"))])
     assert found["answer"] == "better" and found["evaluations"] == ["test-digits"]
     assert found["text"] == (
         "B is better than A: reward +0.250 [+0.150, +0.350] (0.500 -> 0.750), paired on 8 rows of test-digits "
         "(4 clusters)."
     )
-    equal = conclude([evaluation("test-digits", reward=(0.0, NO_DIFFERENCE))], TITLES)["text"]
+    equal = conclude([evaluation("test-digits", reward=(0.0, NO_DIFFERENCE))])["text"]
     assert equal.startswith("No difference between A and B is shown: reward +0.000 [-0.100, +0.100]")
 
 
@@ -117,18 +116,18 @@ def test_the_sentence_has_the_answer_the_interval_and_the_rows():
     ],
 )
 def test_the_rows_that_say_most_about_new_ones_decide_and_a_different_reward_decides_nothing(evaluations, answer):
-    assert conclude(evaluations, TITLES)["answer"] == answer
+    assert conclude(evaluations)["answer"] == answer
 
 
 def test_rows_of_two_roles_are_labelled_as_what_they_are_for_each():
     mixed = evaluation("v", "validation", reward=(0.2, "better")) | {
         "label": "validation rows for A and training rows for B"
     }
-    text = conclude([mixed], TITLES)["text"]
+    text = conclude([mixed])["text"]
     assert text.endswith("These are validation rows for A and training rows for B.")
 
 
 def test_rows_that_chose_the_checkpoint_are_labelled_and_missing_ones_named_with_the_command():
-    text = conclude([evaluation("v", "validation", reward=(0.2, "better"))], TITLES)["text"]
+    text = conclude([evaluation("v", "validation", reward=(0.2, "better"))])["text"]
     assert text.endswith("These are rows that training validated on: they were used to choose its checkpoint.")
-    assert "vlmrl eval before; vlmrl eval after" in conclude([], TITLES)["text"]
+    assert "(make them: vlmrl eval a)" in conclude([], "make them: vlmrl eval a")["text"]

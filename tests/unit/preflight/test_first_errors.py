@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from vlmrl.errors import CheckpointError
+from vlmrl.model.hub import require_source
 from vlmrl.preflight.rows import first_errors
-from vlmrl.preflight.run import preflight
+from vlmrl.preflight.run import preflight, run_quick_checks
 from vlmrl.recipe.load import load_recipe
 
 RECIPE = """
@@ -51,6 +53,7 @@ def written(reward: str, data: str = "", column: str = "question") -> Path:
         ('name = "good.py"', "", "names the file good.py but no function in it"),
         ('name = "exact_mtch"', "", "unknown reward `exact_mtch`"),
         ('name = "lacks.py:reward"', "", "No module named 'no_such_module'"),
+        ("", "", "the task `table` has no reward of its own"),
         ("", 'reward = "bad.py:reward"', "the reward file is not valid Python"),
         ("[[rewards]]\nname = 'bad.py:reward'", "", "the reward file is not valid Python"),
         ('name = "good.py:reward"', 'task = "gone.py:task"', "names a task file that does not exist"),
@@ -83,3 +86,18 @@ def test_a_missing_column_is_told_before_any_large_library_is_loaded(place: Path
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120)
     assert "no column `quest` (named as prompt)" in done.stdout and done.stdout.endswith("set()\n"), done
+
+
+def test_responses_that_are_missing_in_the_training_and_the_validation_rows_are_told_once(place: Path) -> None:
+    path = written("", "validation = 0.5")
+    path.write_text('kind = "sft"\n' + path.read_text())
+    told = [p.message for p in run_quick_checks(load_recipe(path)) if "no responses to learn" in p.message]
+    assert told == ["task `table` of `rows` has no responses to learn from"]
+
+
+def test_a_similar_model_folder_is_named(place: Path) -> None:
+    (place / "tiny").mkdir()
+    (place / "tiny" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError) as caught:
+        require_source("./tinny")
+    assert (caught.value.hint or "").startswith("did you mean `tiny`?")

@@ -619,3 +619,14 @@ def test_a_wrong_model_path_is_on_the_screen_before_anything_large_is_imported(w
     shown = [line for line in done.stdout.splitlines() if line.startswith("shown")]
     assert done.returncode == 2 and shown[0] == "shown ['--set model.path=./gone'] []", done.stderr + done.stdout
     assert done.stdout.count("--> --set model.path=./gone") == 1 and "passes over the data" in done.stdout
+
+
+def test_a_right_answer_that_is_longer_than_a_response_may_be_is_told(world, tiny_encoder):
+    paying = ("reward.name=exact_match", "reward.weights={answer = 2.0, format = 0.5}", "data.0.columns={}")
+    write(Path("rows.jsonl"), [{k: v for k, v in row.items() if k != "response"} for row in rows_of(Path(), "abcdef")])
+    problem = the(world(*paying, "rollout.max_new_tokens=2").problems, "it would be cut")
+    needed = int((problem.hint or "").split("max_new_tokens = ")[1].split()[0])
+    assert problem.level == "warning" and "<answer>a</answer>" in problem.message
+    assert needed == len(tiny_encoder.encode_text(problem.message.split("'")[1])) + 1
+    room = world(*paying, f"rollout.max_new_tokens={needed}").problems
+    assert not any("it would be cut" in p.message for p in room)

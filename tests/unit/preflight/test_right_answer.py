@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, trial_of, truth_form, unpaid
+from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, told_answers, trial_of, truth_form, unpaid
 from vlmrl.types import Message, Row, Score
 
 
@@ -37,8 +37,56 @@ def test_a_form_that_the_prompt_shows_is_tried() -> None:
 
 def test_what_is_paid_is_more_than_a_wrong_answer_of_the_same_form() -> None:
     right, wrong = [Score(0.0, {}), Score(1.0, {})], [Score(0.0, {}), Score(0.2, {})]
-    assert paid([*right, *wrong]) == 1.0
-    assert paid([*right, *right]) is None  # the format alone is paid
+    assert paid("ab", [*right, *wrong]) == (1.0, "b")
+    assert paid("ab", [*right, *right]) is None  # the format alone is paid
+
+
+def test_of_equally_paid_answers_the_one_that_the_prompt_shows_counts_else_the_shortest() -> None:
+    texts, scores = ["\\boxed{3}", "<answer>3</answer>", "3", "", "", ""], [Score(1.0, {})] * 3 + [Score(0.0, {})] * 3
+    assert paid(texts, scores) == (1.0, "3")
+    assert paid(texts, scores, "write <answer>...</answer>") == (1.0, "<answer>3</answer>")
+    assert paid(texts, scores, "write \\boxed{...}") == (1.0, "\\boxed{3}")
+
+
+OPTIONS = ("cat", "dog", "fish", "bird")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_told"),
+    [
+        ("What is it? Answer: {answer}", True),
+        ("It is a {answer}. What is it?", True),
+        ("{answer}", True),
+        ("What is it: cat, dog, fish or bird?", False),
+        ("What is it?\n(A) {answer}\n(B) horse", False),  # the options differ between rows
+        ("What is it?\n- {answer}\n- horse", False),
+        ('Choose from ["{answer}", "horse"].', False),
+        ("Is it a horse or a {answer}?", False),
+        ("Is it a {answer}/horse?", False),
+        ("What is it? Some look like {answer}fish.", False),
+        ("What is it?", False),
+    ],
+)
+def test_prompts_that_state_the_answer_are_told_and_options_are_not(prompt: str, is_told: bool) -> None:
+    rows = [row(OPTIONS[i % 4], f"rows.jsonl:{i}") for i in range(12)]
+    of_rows = SimpleNamespace(
+        name="rows", messages=lambda r: (Message("user", prompt.replace("{answer}", r.truth["answer"])),)
+    )
+    told = told_answers(of_rows, rows, "r.toml:3")
+    assert bool(told) is is_told
+    if told:
+        assert "12 of 12 sampled prompts of `rows` state the right answer" in told[0].message
+        assert told[0].level == "warning" and told_answers(of_rows, rows[:7], "") == []
+
+
+@pytest.mark.parametrize(("tail", "is_told"), [("", False), ("\nHint: {answer}", True)])
+def test_a_letter_of_several_choices_is_told_only_where_it_stands_alone(tail: str, is_told: bool) -> None:
+    rows = [row("ABCD"[i % 4]) for i in range(12)]
+    prompt = "What is it?\nA) cat\nB) dog\nC) fish\nD) bird\nAnswer with A, B, C or D." + tail
+    of_rows = SimpleNamespace(
+        name="rows", messages=lambda r: (Message("user", prompt.replace("{answer}", r.truth["answer"])),)
+    )
+    assert bool(told_answers(of_rows, rows, "")) is is_told
 
 
 def test_the_warning_says_the_type_of_the_truth() -> None:

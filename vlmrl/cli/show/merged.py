@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from vlmrl.checkpoint.merge import Merged
 
 
-def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool) -> None:
-    """Print the written files, the proof that the model is the same, and commands that use it."""
+def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool, evaluate: str) -> None:
+    """Print the written files, the proof that the model is the same, and commands that use it.
+
+    Args:
+        evaluate: command that evaluates the model; "" = nothing says with which reward.
+    """
     for line in done.leftovers:
         say(f"found: {line}")
     if done.whole:
@@ -33,5 +37,6 @@ def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: boo
         )
         return
     folder = quote(str(done.folder))
-    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r})   or   vlmrl eval {folder}")
+    also = f"   or   {evaluate}" if evaluate else ""
+    say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r}){also}")
     say(f"serve it: vllm serve {folder}")

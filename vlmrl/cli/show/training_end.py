@@ -31,15 +31,13 @@ def closing_lines(done: Run) -> str:
     """
     from vlmrl.diagnose.run_facts import unbeaten_start
     from vlmrl.inference.eval_rows import only_training_rows
-    from vlmrl.store.layout import checkpoint_dir
-    from vlmrl.store.printed_names import command_line
+    from vlmrl.store.printed_names import checkpoint_option, command_line
 
-    best, best_text, which = done.manifest.best, "", ()
+    best, best_text, which = done.manifest.best, "", checkpoint_option(done)
     if best:
         best_text = f"; best {best.metric} {best.value:.4f} at step {best.step}"
-        if checkpoint_dir(done.dir, best.step) not in done.checkpoint_dirs():
+        if which:
             best_text += ", the model it started from" if best.step == 0 else " (not kept)"
-            which = ("--checkpoint", "last")
         if unbeaten_start(done):
             best_text += f"{', as at step 0' if best.step else ''}: no later validation was better than the start"
     # If there are no test or validation rows, eval would score training rows.

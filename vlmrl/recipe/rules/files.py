@@ -134,8 +134,9 @@ def named_rewards(loaded: LoadedRecipe) -> Iterator[tuple[Key, str]]:
 
 
 def blames_reward(loaded: LoadedRecipe, problems: Sequence[Problem]) -> bool:
-    """Return whether an error among these is about a reward that the recipe names, or about its profile."""
+    """Return whether an error among these is about a reward that the recipe names or lacks, or about its profile."""
     places = {loaded.where(key) for key in (*(key for key, _ in named_rewards(loaded)), ("reward", "profile"))}
+    places |= {loaded.where(("data", i, "task"), ("data", i)) for i in range(len(loaded.recipe.data))}
     in_files = list(_rewards(loaded))
     return any(p.level == "error" and (p.where in places or p in in_files) for p in problems)
 

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.cells import image_bytes, read_image
+from vlmrl.data.cells import IMAGE_SUFFIXES, image_bytes, read_image
 from vlmrl.data.columns import match_columns
 from vlmrl.data.image_scan import Files, scan_files
-from vlmrl.data.labelled_images import IMAGE_SUFFIXES, check_name, read_labelled, refuse_twins
+from vlmrl.data.labelled_images import check_name, read_labelled, refuse_twins
 from vlmrl.data.splits import LabelledImage
 from vlmrl.data.table_pieces import RowFiles, read_piece
 from vlmrl.data.table_sources import SPLIT_NAMES

@@ -1,0 +1,57 @@
+"""Runs behind the weights of a run: each began with a checkpoint of the next, or with the model merged from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlmrl.errors import StoreError
+from vlmrl.json_text import parse_json
+from vlmrl.regular_file import read_regular
+from vlmrl.store.kept_recipe import read_resolved
+from vlmrl.store.layout import MERGE_RECORD
+from vlmrl.store.manifest import Manifest, read_manifest
+
+MOST_PARENTS = 100
+"""Maximum number of runs that are followed back."""
+
+
+def lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield (folder, manifest) of a run and of the runs that its weights come from, as far as they still exist."""
+    place = run_dir
+    for _ in range(MOST_PARENTS):
+        try:
+            manifest = read_manifest(place)
+        except StoreError:
+            return
+        yield place, manifest
+        name = origin_of(place, manifest)
+        if name is None:
+            return
+        place = place.parent / name
+
+
+def origin_of(run_dir: Path, manifest: Manifest) -> str | None:
+    """Return the id of the run that a run's first weights come from; None if they come from no run."""
+    name = (manifest.parent or {}).get("run")
+    if name is None:
+        path = model_of(run_dir).get("path")
+        name = merged_run(Path(manifest.cwd or ".") / path) if isinstance(path, str) else None
+    return name if isinstance(name, str) and Path(name).name == name else None
+
+
+def model_of(run_dir: Path) -> dict[str, Any]:
+    """Return the table `model` of a run's recipe; {} if it cannot be read."""
+    try:
+        return read_resolved(run_dir)["recipe"].get("model") or {}
+    except StoreError:
+        return {}
+
+
+def merged_run(folder: Path) -> Any:
+    """Return what a folder that `vlmrl merge` wrote names as its run; None for any other folder."""
+    try:
+        return parse_json(read_regular(folder / MERGE_RECORD))["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
