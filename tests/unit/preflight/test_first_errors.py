@@ -12,7 +12,7 @@ import pytest
 from vlmrl.errors import CheckpointError
 from vlmrl.model.hub import require_source
 from vlmrl.preflight.rows import first_errors
-from vlmrl.preflight.run import preflight, run_quick_checks
+from vlmrl.preflight.run import preflight, quick_look
 from vlmrl.recipe.load import load_recipe
 
 RECIPE = """
@@ -91,7 +91,7 @@ def test_a_missing_column_is_told_before_any_large_library_is_loaded(place: Path
 def test_responses_that_are_missing_in_the_training_and_the_validation_rows_are_told_once(place: Path) -> None:
     path = written("", "validation = 0.5")
     path.write_text('kind = "sft"\n' + path.read_text())
-    told = [p.message for p in run_quick_checks(load_recipe(path)) if "no responses to learn" in p.message]
+    told = [p.message for p in quick_look(load_recipe(path))[0] if "no responses to learn" in p.message]
     assert told == ["task `table` of `rows` has no responses to learn from"]
 
 
