@@ -255,3 +255,13 @@ def test_a_round_that_fails_cancels_what_is_being_scored(prompts):
         scoring.submit_all(rollouts_of(prompts))
         raise KeyboardInterrupt
     assert judge.cancelled
+
+
+def test_an_error_names_the_row_its_source_and_the_sample(prompts, tmp_path):
+    (tmp_path / "mine.py").write_text("def reward(x):\n    return x.missing\n")
+    spec = load_reward("mine.py:reward", base_dir=tmp_path)
+    with Scorer(spec) as a, Scorer(spec) as b, Scoring({"a": a, "b": b}, strict=True) as scoring:
+        scoring.submit_all(rollouts_of(prompts))
+        with pytest.raises(RewardError) as error:
+            scoring.finish(0.0)
+    assert error.value.where in ("row x of a, sample 0", "row x of b, sample 0")
