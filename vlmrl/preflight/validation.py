@@ -37,8 +37,8 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         lacks = "`eval.sets` has test splits alone" if settings.sets else "no source has validation rows"
         return [Problem(f"{lacks}: no best checkpoint, no early stop", where, hint, "warning")]
     if loaded.recipe.kind == "sft" and (settings.by_loss or not all(e.reward_ok for e in opened.entries)):
-        measured = [e for e in opened.entries if e.validation is not None and e.train.task.trace is not None]
-        return [problem for e in measured for problem in check_traces(e.validation, e.where)]
+        measured = [(e.where, e.validation) for e in opened.entries if e.validation and e.train.task.trace]
+        return [problem for where, source in measured for problem in check_traces(source, where)]
     setting_name, metric = settings.selecting
     if metric == AUTO:
         return []
