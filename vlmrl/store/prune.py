@@ -123,7 +123,7 @@ def pruned_ranges(run_dir: Path) -> list[range]:
     path = run_dir / layout.ROLLOUTS / layout.PRUNED
     if not os.path.lexists(path):
         return []
-    steps = read_record(path, _model(), "the record of deleted rollouts")["steps"]
+    steps = read_record(path, _model(), "the record of deleted rollouts is damaged: it")["steps"]
     return [range(first, last + 1) for first, last in steps]
 
 
