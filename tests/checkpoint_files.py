@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vlmrl.checkpoint.io import CheckpointContent, stage, write_staged
@@ -22,16 +21,10 @@ BESIDE = (META, COMPLETE)
 
 
 def save_checkpoint(
-    run_dir: Path,
-    saved: CheckpointContent,
-    model: Any,
-    processor: Any,
-    optimizer_tensors: Mapping[str, Tensor],
-    world: World = ALONE,
-    dtypes: Mapping[str, torch.dtype] | None = None,
+    run_dir: Path, saved: CheckpointContent, *content: Any, world: World = ALONE, **options: Any
 ) -> Path:
-    """The folder of a checkpoint that is collected and written at once."""
-    return write_staged(stage(run_dir, saved, model, processor, optimizer_tensors, world, dtypes), world)
+    """The folder of a checkpoint that is collected and written at once; arguments as of `stage`."""
+    return write_staged(stage(run_dir, saved, *content, world=world, **options), world)
 
 
 def file_table(folder: Path) -> dict[str, dict[str, Any]]:

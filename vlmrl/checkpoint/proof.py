@@ -163,8 +163,13 @@ def merge_settings(checkpoint: Path, own_code: bool) -> Model:
     meta = read_meta(checkpoint)
     quantize = meta.get("quantize")
     device = "cpu" if quantize is None else "auto"
-    kinds = {"dtype": meta["dtype"], "device": device, "quantize": quantize}
-    return Model(path=str(checkpoint / HF), trust_remote_code=own_code, **kinds)
+    return Model(
+        path=str(checkpoint / HF),
+        dtype=meta["dtype"],
+        device=device,
+        quantize=quantize,
+        trust_remote_code=own_code,
+    )
 
 
 def _does_not_fit(folder: Path, request: ProofRequest) -> str | None:

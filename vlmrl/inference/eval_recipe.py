@@ -163,13 +163,15 @@ def find_evaluation(
     if len(folders) == 1:
         return folders[0]
     names = ", ".join(f.name for f in folders) or "none"
+    if folders:
+        hint = f"name it: {option} {ref}/NAME"
+    elif can_be_scored(run):
+        hint = f"create it: {eval_command(run)}"
+    else:
+        hint = "evaluate it, too, with a recipe that names a reward: vlmrl eval RUN --recipe RECIPE"
     raise StoreError(
         f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
-        hint=f"name it: {option} {ref}/NAME"
-        if folders
-        else f"create it: {eval_command(run)}"
-        if can_be_scored(run)
-        else "evaluate it, too, with a recipe that names a reward: vlmrl eval RUN --recipe RECIPE",
+        hint=hint,
     )
 
 

@@ -7,7 +7,7 @@ is taken besides them. `--split` names a split or a file instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.store.kept_recipe import kept_recipes, read_resolved
 from vlmrl.store.lineage import lineage
+from vlmrl.store.manifest import Manifest
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"
@@ -130,11 +131,8 @@ def seen_by(run_dir: Path) -> SeenRows:
     """Return the rows that a run was trained and validated on, by the records of all runs behind its weights."""
     trained: set[RowsKey] = set()
     validated: set[RowsKey] = set()
-    for place, manifest in lineage(run_dir):
-        if manifest.kind not in ("rl", "sft"):
-            continue
-        records = [d for d in manifest.all_datasets if not str(d.get("name")).endswith(VALIDATION_SUFFIX)]
-        files = [d for d in manifest.all_datasets if str(d.get("name")).endswith(VALIDATION_SUFFIX)]
+    for place, manifest in training_runs(run_dir):
+        records, files = dataset_records(manifest)
         trained |= {(str(d.get("fingerprint")), str(d.get("split"))) for d in records}
         validated |= {(str(d.get("fingerprint")), ONLY) for d in files}
         for entry, validates in _entries(place):
@@ -146,6 +144,19 @@ def seen_by(run_dir: Path) -> SeenRows:
                 split = validation if isinstance(validation, str) else VALIDATION
                 validated |= {(key, split) for key in (path, *prints)}
     return SeenRows(frozenset(trained), frozenset(validated), run_dir)
+
+
+def training_runs(run_dir: Path) -> list[tuple[Path, Manifest]]:
+    """Return (folder, manifest) of the training runs behind the weights of a run, the newest first."""
+    return [(place, manifest) for place, manifest in lineage(run_dir) if manifest.kind in ("rl", "sft")]
+
+
+def dataset_records(manifest: Manifest) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return a run's records of (datasets that it was trained on, files that it was validated on)."""
+    records, files = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+    for record in manifest.all_datasets:
+        (files if str(record.get("name")).endswith(VALIDATION_SUFFIX) else records).append(record)
+    return records, files
 
 
 def trained_by(recipe: Recipe) -> SeenRows:

@@ -11,13 +11,12 @@ from vlmrl.data.dataset import Dataset
 from vlmrl.data.held_out import prompt_of
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import VlmrlError
-from vlmrl.inference.eval_rows import EvalRows, place_of
+from vlmrl.inference.eval_rows import EvalRows, dataset_records, place_of, training_runs
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data
-from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import UNCERTAIN
 from vlmrl.store.kept_recipe import kept_recipes
-from vlmrl.store.lineage import lineage, origin_of
+from vlmrl.store.lineage import origin_of
 from vlmrl.store.manifest import Manifest
 from vlmrl.types import Row, hash64
 
@@ -50,22 +49,26 @@ def with_shared(rows: Sequence[EvalRows], run_dir: Path | None) -> list[EvalRows
     """
     if run_dir is None:
         return list(rows)
-    runs = [(place, manifest) for place, manifest in lineage(run_dir) if manifest.kind in ("rl", "sft")]
-    places = {data.path for run in runs for data in _entries(*run)}
+    runs = training_runs(run_dir)
+    entries = entries_of_runs(runs)
+    places = {data.path for data in entries}
     unknown = [r.role in ("test", "held out") and place_of(r.source.dataset.path) not in places for r in rows]
-    trained = trained_rows(runs) if any(unknown) else Trained(set(), set(), True)
+    trained = trained_rows(runs, entries) if any(unknown) else Trained(set(), set(), True)
     return [_labelled(r, trained) if apart else r for r, apart in zip(rows, unknown, strict=True)]
 
 
-def trained_rows(runs: Sequence[tuple[Path, Manifest]]) -> Trained:
-    """Read the rows that runs were trained on, as far as they are unchanged. `runs`: (folder, manifest), newest first.
+def trained_rows(runs: Sequence[tuple[Path, Manifest]], entries: Sequence[Data]) -> Trained:
+    """Read the rows that runs were trained on, as far as they are unchanged.
 
     Only tables and images are read: tasks and rewards, which may be code of someone else, are not opened.
+
+    Args:
+        runs: (folder, manifest), newest first.
+        entries: the `[[data]]` entries of their recipes.
     """
     end, rows, images = time.monotonic() + SECONDS, set[int](), set[str]()
-    records = [d for _, m in runs for d in m.all_datasets if not str(d.get("name")).endswith(VALIDATION_SUFFIX)]
-    missing = {(d.get("fingerprint"), d.get("split")) for d in records}
-    for data in (data for run in runs for data in _entries(*run)):
+    missing = {(d.get("fingerprint"), d.get("split")) for _, m in runs for d in dataset_records(m)[0]}
+    for data in entries:
         try:
             dataset = open_dataset(data)
             key = (dataset.fingerprint, data.split)
@@ -98,6 +101,11 @@ def _labelled(rows: EvalRows, trained: Trained) -> EvalRows:
 def _content(dataset: Dataset, row: Row) -> int:
     """Return a hash of what a row shows: its images and the text of its prompt, without its answer."""
     return hash64(prompt_of(dataset, row), *(media.sha256 for media in row.media))
+
+
+def entries_of_runs(runs: Sequence[tuple[Path, Manifest]]) -> list[Data]:
+    """Return the `[[data]]` entries of the recipes of runs, with absolute paths and without code."""
+    return [data for run in runs for data in _entries(*run)]
 
 
 def _entries(run_dir: Path, manifest: Manifest) -> Iterator[Data]:

@@ -67,8 +67,9 @@ LABELS: Mapping[Role, str] = {
     "training": "training rows: the result on new rows may differ",
     "held out": "",
 }
-UNCERTAIN = "rows that training may have had: its own rows were changed, are gone, or take long to read"
 """Role -> label that is printed beside the numbers; "" if no label is needed."""
+UNCERTAIN = "rows that training may have had: its own rows were changed, are gone, or take long to read"
+"""Label of held-out rows of another dataset, where it is not known whether training had them."""
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

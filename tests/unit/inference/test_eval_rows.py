@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from begun_runs import entry, run_of
 
 from vlmrl.errors import DataError, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.metrics import summarise
@@ -20,8 +21,6 @@ from vlmrl.launch.request import EvalRequest
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.model_origin import origin_of as first_origin
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.evaluated_rows import read_summary, role_label, role_of, training_name
@@ -37,11 +36,6 @@ from vlmrl import Task
 
 def task(info):
     return Task(name="t", summary="s", template="{{ prompt }}", profiles={"default": ("reward.py:score", {})})
-"""
-SETTINGS = """
-model = {path = "nobody/nothing", dtype = "float32", gradient_checkpointing = false}
-rollout.engine = "torch"
-reward.name = "reward.py:score"
 """
 
 
@@ -62,19 +56,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def table(file: Path, rows: Sequence[int]) -> None:
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps({"prompt": f"say {i}", "answer": str(i)}) + "\n" for i in rows))
-
-
-def run_of(data: str, settings: str = "", kind: str = "rl") -> Run:
-    """A run of a recipe over this data, as its folder stands when the first step begins."""
-    Path("mine.toml").write_text(f'kind = "{kind}"\n{SETTINGS}{settings}\n{data}')
-    loaded, _ = settle_for_run(load_recipe("mine.toml"), Path("runs"))
-    with start_run(loaded, Path("runs"), ["vlmrl"], Labels()) as run:
-        pass
-    return run
-
-
-def entry(path: str, more: str = "") -> str:
-    return f'[[data]]\npath = "{path}"\n{more}\n'
 
 
 def origin_of(run: Run) -> ModelOrigin:

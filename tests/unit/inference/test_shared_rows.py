@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from begun_runs import entry
+from begun_runs import run_of as begin
 from tinyworld import image
 
 from vlmrl.evaluate.shown_alike import label_of_both
@@ -17,21 +19,12 @@ from vlmrl.inference import shared_rows
 from vlmrl.inference.eval_recipe import choose_recipe
 from vlmrl.inference.eval_rows import EvalRows, rows_to_evaluate
 from vlmrl.inference.shared_rows import with_shared
-from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import UNCERTAIN, role_label
 from vlmrl.store.kept_recipe import resolved_files
 from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import Run
-
-SETTINGS = """
-model = {path = "nobody/nothing", dtype = "float32", gradient_checkpointing = false}
-rollout.engine = "torch"
-reward.name = "reward.py:score"
-"""
 
 
 @pytest.fixture
@@ -58,11 +51,7 @@ def table(name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def run_of(path: str, more: str = "", kind: str = "sft") -> Run:
-    Path("mine.toml").write_text(f'kind = "{kind}"\n{SETTINGS}\n[[data]]\npath = "{path}"\n{more}\n')
-    loaded, _ = settle_for_run(load_recipe("mine.toml"), Path("runs"))
-    with start_run(loaded, Path("runs"), ["vlmrl"], Labels()) as run:
-        pass
-    return run
+    return begin(entry(path, more), kind=kind)
 
 
 def evaluated(run: Run, split: str, path: str | None = None) -> EvalRows:
@@ -124,7 +113,8 @@ def test_what_cannot_be_compared_is_not_called_held_out(place: Path, monkeypatch
 def test_no_code_that_a_run_names_is_run(place: Path) -> None:
     run = run_of("start.jsonl")
     Path("reward.py").write_text("raise SystemExit('the code of the run was run')\n")
-    trained = shared_rows.trained_rows([(run.dir, run.manifest)])
+    runs = [(run.dir, run.manifest)]
+    trained = shared_rows.trained_rows(runs, shared_rows.entries_of_runs(runs))
     assert len(trained.rows) == 8 and trained.is_complete
 
 

@@ -29,7 +29,7 @@ def make_group(version: int = 0, prompt_id: str = "p0", samples: int = 2, media:
 
 
 META = {"schema": 1, "dtype": "float32", "policy": {"temperature": 1.0, "banned_ids": []}}
-"""What every meta.json has, besides its step and its files."""
+"""Keys of every meta.json, besides its step and its files."""
 
 
 def make_checkpoint(run_dir: Path, step: int, *, complete: bool = True, files: dict[str, bytes] | None = None) -> Path:
