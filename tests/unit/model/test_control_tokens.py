@@ -203,7 +203,7 @@ def test_a_template_that_forgets_an_image_is_an_error_with_the_row(tiny_processo
     encoder = Encoder(with_template(tiny_processor, "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"))
     with pytest.raises(DataError, match=r"wrote 0 placeholders .* for 1 image") as caught:
         encoded(encoder, "same?", [(56, 56)])
-    assert caught.value.where == "source row row"
+    assert caught.value.where == "row row of source"
 
 
 @pytest.mark.parametrize(

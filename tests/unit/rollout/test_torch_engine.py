@@ -136,7 +136,7 @@ def test_a_batch_that_does_not_fit_is_halved_once_and_the_samples_are_the_same(
     assert load.budget == "rollout.batch_tokens" and load.responses == 30
     assert load.tokens == (5 if shares else 30) * max(len(p.prompt_ids) for p in prompts) + 30 * 24
     assert load.image_tokens == sum(p.num_image_tokens for p in prompts) > 0
-    assert any("two (6 responses; images 56 x 56, 56 x 56)" in row for row in load.rows)
+    assert any("row two of source (6 responses; images 56 x 56, 56 x 56)" in row for row in load.rows)
     assert short.batch_tokens == load.tokens // 2 and not short.may_halve
     del held[:]
     short.generate(requests, params)
@@ -151,7 +151,7 @@ def test_a_single_sample_that_does_not_fit_is_not_tried_again(engine, prompts, p
     ask_for_too_much(engine, 0, monkeypatch)
     with pytest.raises(OutOfMemoryError, match="1 response at once") as caught:
         engine.generate(requests_of(prompts[3:4], 1), params)
-    assert caught.value.where == "source row one (1 response; images 56 x 84)" and engine.may_halve
+    assert caught.value.where == "row one of source (1 response; images 56 x 84)" and engine.may_halve
 
 
 def test_samples_do_not_depend_on_how_many_the_others_have(engine, prompts, params):

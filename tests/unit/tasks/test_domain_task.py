@@ -272,7 +272,7 @@ def test_a_row_that_does_not_know_what_a_response_must_state_has_no_trace() -> N
     assert trace is not None
     with pytest.raises(DataError, match="the row does not know its `family`") as caught:
         trace(replace(row_of("fungi"), truth=TRUTHS["fungi"] | {"family": [None, "A"]}), random.Random(0))
-    assert caught.value.where == "s row r"
+    assert caught.value.where == "row r of s"
 
 
 def test_a_published_baseline_reads_the_answer_of_rows_that_have_more() -> None:
