@@ -229,7 +229,7 @@ def test_a_prompt_that_the_engine_reads_differently_is_refused(engine, prompts, 
     wrong = replace(prompts[3], prompt_ids=(*ids[:5], ids[5] + 1, *ids[6:]))
     with pytest.raises(EngineError, match="differ from token 5 on") as caught:
         engine.generate([SamplingRequest(prompts[0], 2, 1), SamplingRequest(wrong, 2, 1)], params)
-    assert caught.value.where == "source row resized"
+    assert caught.value.where == "row resized of source"
     assert engine.generate([SamplingRequest(prompts[3], 2, 1)], params)[0][0].finish in ("stop", "length")
 
 
