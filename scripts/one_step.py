@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from vlmrl.algo.family import algorithm_of
-from vlmrl.data.packing import PromptTokens, make_row
+from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.data.sampler import PromptStream
 from vlmrl.model.load import load_model, load_processor
+from vlmrl.model.packing import PromptTokens, make_row
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.sample import add_advantages, encode_prompt, is_dead_group, sample_rollouts
 from vlmrl.rollout.scoring import score_rollouts

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vlmrl.checkpoint.io import CheckpointContent, stage, write_staged
 from vlmrl.checkpoint.proof import make_proof
-from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.dist.world import ALONE, World
+from vlmrl.model.packing import TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.store.layout import COMPLETE, META
 

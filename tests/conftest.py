@@ -49,7 +49,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory):
     """
     import torch
 
-    from vlmrl.model.quiet_transformers import quiet_transformers
+    from vlmrl.model.model_facts import quiet_transformers
     from vlmrl.model.tiny import build_tiny
 
     folder = tmp_path_factory.mktemp("tiny") / "model"

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from vlmrl.data.encode import Encoder
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
+from vlmrl.model.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.types import Call, Media, Sample, SamplingParams, Segment, Turn

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.algo.aggregate import Denominator, aggregate
-from vlmrl.algo.family import Algorithm
-from vlmrl.algo.losses import select_tokens
-from vlmrl.packed import TokenStats
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.losses import Denominator, aggregate, select_tokens
+from vlmrl.model.packing import TokenStats
 from vlmrl.train.objectives import PolicyGradient, TokenData
 
 MAX_TOKENS = 9

@@ -17,8 +17,8 @@ from tinyworld import encoded, prompt_tokens
 from torch import Tensor
 
 from vlmrl.data.encode import Encoder
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model.lora import attach_adapter
+from vlmrl.model.packing import PromptTokens, TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.types import Segment

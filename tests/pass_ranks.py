@@ -21,12 +21,12 @@ from parity import world as items_of
 from processes import free_endpoint
 from tinyfamilies import build
 
-from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.packing import TrainItem
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.dist.fsdp import gathered, shard, whole
 from vlmrl.dist.world import ALONE, World, join_world
 from vlmrl.model.families import sharded_units, units_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.forward_passes import fill_logps

@@ -14,14 +14,14 @@ import torch
 from tensor_bytes import TensorBytes
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig
 
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World
 from vlmrl.model.families import sharded_units
 from vlmrl.model.load import DTYPES, checkpoint_gradients, share_prefix
+from vlmrl.model.memory import Setting
 from vlmrl.model.model_facts import model_facts
+from vlmrl.model.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
-from vlmrl.model.recomputation import Setting
 from vlmrl.preflight.memory import Target
 from vlmrl.preflight.memory_plan import Cluster, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths

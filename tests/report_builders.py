@@ -13,8 +13,7 @@ from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 HOSTILE = "</style></title><script>alert('x')</script>\" onload=\"y' --> <img src=http://evil.example/a.png> {{ 7*7 }}"

@@ -11,8 +11,7 @@ from one_group import group_advantages
 
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 from vlmrl.types import Group, RewardInput, Row, ScoredSample, Segment, Trajectory

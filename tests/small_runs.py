@@ -19,13 +19,12 @@ import torch
 from checkpoint_files import contents_of
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import ADAPTER, DATA, MODEL
 from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.checkpoints import ADAPTER, DATA, MODEL
+from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import COMMANDS, ResumeRequest, plan_resume, reopen_run
 from vlmrl.train.start import run_session

@@ -18,7 +18,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.dist.world import MEETING_VARIABLE
 from vlmrl.errors import DataError, OutOfMemoryError
 
@@ -29,8 +29,8 @@ def main() -> None:
     run_dir, steps = Path(sys.argv[1]), int(sys.argv[2])
     fault, at_rank, at_step = (sys.argv[3] if len(sys.argv) > 3 else "none:0:0").split(":")
     rank = int(os.environ["RANK"])
-    rank_process.phase("load")
-    print(f"early word of rank {rank}", file=rank_process.stdout(), flush=True)
+    world.phase("load")
+    print(f"early word of rank {rank}", file=world.stdout(), flush=True)
     print(f"HF_TOKEN=hf_{'Ab3d' * 8} of rank {rank}", file=sys.stderr)
     print(f"a library's progress on rank {rank}", file=sys.stderr)
     import torch
@@ -41,23 +41,23 @@ def main() -> None:
     store = None if meeting is None else dist.FileStore(meeting, world_size)
     own = {} if store is None else {"store": store, "rank": rank, "world_size": world_size}
     dist.init_process_group("gloo", timeout=timeout, **own)
-    rank_process.join_run(run_dir, 1)
+    world.join_run(run_dir, 1)
     (run_dir / f"pid-{rank}").write_text(str(os.getpid()))
     if rank == 0:
-        rank_process.stderr().write("\rcounting 1")
-    rank_process.stderr().write(f"\r          \rrank {rank} is up\n" if rank == 0 else f"rank {rank} is up\n")
-    (run_dir / f"halved-{rank}").write_text(json.dumps(rank_process.halved()))
+        world.stderr().write("\rcounting 1")
+    world.stderr().write(f"\r          \rrank {rank} is up\n" if rank == 0 else f"rank {rank} is up\n")
+    (run_dir / f"halved-{rank}").write_text(json.dumps(world.halved()))
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: asked.append(n))
     if fault == "peerless":
-        rank_process.phase("rollout", 0)
+        world.phase("rollout", 0)
         (run_dir / f"step-{rank}").write_text("1")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         time.sleep(600)
     for step in range(steps):
-        rank_process.phase("rollout", step)
+        world.phase("rollout", step)
         time.sleep(SECONDS_A_STEP)
         if fault == "stop" and step == int(at_step):
             breakpoint()
@@ -66,16 +66,16 @@ def main() -> None:
                 raise DataError("row 17 has no image", where="digits row 17")
             if fault == "bug":
                 raise ValueError("a bug of ours")
-            if fault == "memories" or (fault == "memory" and not rank_process.halved()):
+            if fault == "memories" or (fault == "memory" and not world.halved()):
                 error = OutOfMemoryError("out of memory with a row")
-                error.halved = {} if rank_process.halved() else {"train.tokens_per_row": [400, 200]}
+                error.halved = {} if world.halved() else {"train.tokens_per_row": [400, 200]}
                 raise error
             if fault == "hang":
                 time.sleep(600)
             if fault == "child":
                 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                 (run_dir / f"child-{rank}").write_text(str(child.pid))
-        rank_process.phase("update", step)
+        world.phase("update", step)
         votes = torch.tensor([len(asked)])
         dist.all_reduce(votes)
         (run_dir / f"step-{rank}").write_text(str(step))
@@ -90,4 +90,4 @@ def main() -> None:
 if __name__ == "__main__":
     import torch.distributed  # noqa: F401  (before the first beat: on a busy machine it takes longer than a hang may)
 
-    rank_process.run(main)
+    world.run(main)

@@ -8,8 +8,7 @@ from typing import Any
 from command_line import this_process
 from small_runs import recipe_text
 
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 
 def prepared(cwd: Path, task: str, *options: object) -> Any:

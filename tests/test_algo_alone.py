@@ -1,4 +1,4 @@
-"""algo/, model/ and data/packing.py run anywhere with torch and transformers alone: nothing of the rest is loaded."""
+"""algo/, model/ and model/packing.py run anywhere with torch and transformers alone: nothing of the rest is loaded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from transformers import AttentionInterface, AutoModelForImageTextToText, Dynami
 sys.meta_path.insert(0, Refuse())
 import importlib, pkgutil
 import vlmrl.algo, vlmrl.model
-names = ["vlmrl.data.packing"]
+names = ["vlmrl.model.packing"]
 for package in (vlmrl.algo, vlmrl.model):
     names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 for name in names:
     importlib.import_module(name)
 
-from vlmrl.algo.aggregate import Denominator, aggregate
+from vlmrl.algo.losses import Denominator, aggregate
 from vlmrl.algo.losses import clipped_surrogate, log_ratio
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
-from vlmrl.model.logprobs import token_logprobs
+from vlmrl.model.packing import PromptTokens, TrainItem, make_row, pack
+from vlmrl.model.policy import token_logprobs
 from vlmrl.types import Segment
 prompt = PromptTokens((1, 2, 3), (0, 0, 0), {}, 0)
 items = [TrainItem(prompt, 0, (Segment("assistant", (4, 5), True),), k) for k in range(2)]

@@ -94,7 +94,7 @@ def test_the_reference_has_every_recipe_key_with_its_rule(pages: Mapping[str, st
 
 
 def test_the_index_of_papers_has_every_row_and_every_paper() -> None:
-    from vlmrl.algo.family import ALGORITHMS
+    from vlmrl.algo.algorithms import ALGORITHMS
 
     index = read_page("docs/algorithms.md").partition("## From a paper")[2].partition("\n## ")[0]
     named = re.findall(r'`name = "([^"]+)"`', index)

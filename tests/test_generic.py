@@ -31,7 +31,7 @@ FIELDS = {"same", "distance"}
 ROOM = re.compile(r"vlmrl\.tasks\.(taxonrl|pairs|digits)(\.|$)")
 
 ALLOWED = {
-    ("algo/family.py", "TaxonRL"): "the summary of a row of published settings says whose they are",
+    ("algo/algorithms.py", "TaxonRL"): "the summary of a row of published settings says whose they are",
     ("recipe/imports/easyr1.py", "TaxonRL"): "it says which published launch scripts were tried",
     ("demo.py", "digits"): "the demo is of that task",
     ("demo.py", "geometry3k"): "the other demo is of that task",

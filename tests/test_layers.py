@@ -15,17 +15,18 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
-    "__init__": 1, "__main__": 10, "errors": 0, "json_text": 0, "key_facts": 0, "metric": 0, "packed": 0, "process": 0,
-    "broken_image": 0, "extras": 0, "redaction": 0, "regular_file": 0, "types": 0, "visible": 0,
-    "algo": 1, "endpoint": 1, "rewards": 1, "store": 1, "svg": 1,
-    "recipe": 2,
-    "data": 3, "model": 3, "dist": 3, "judge": 3,
-    "tasks": 4, "rollout": 4, "checkpoint": 4, "sinks": 4,
-    "evaluate": 5, "preflight": 5, "reward_check": 5,
-    "setup": 6, "diagnose": 6,
-    "inference": 7, "train": 7, "report": 7,
-    "launch": 8, "demo": 8,
-    "cli": 9,
+    "errors": 0, "untrusted": 0, "key_facts": 0, "metric": 0, "process": 0, "redaction": 0, "types": 0,
+    "__init__": 1, "algo": 1, "store": 1, "endpoint": 1,
+    "rewards": 2, "svg": 2,
+    "recipe": 3,
+    "data": 4, "model": 4, "dist": 4, "judge": 4,
+    "tasks": 5, "rollout": 5, "checkpoint": 5, "sinks": 5,
+    "reward_check": 6, "evaluate": 6, "preflight": 6,
+    "setup": 7, "diagnose": 7,
+    "train": 8, "report": 8, "inference": 8,
+    "launch": 9, "demo": 9,
+    "cli": 10,
+    "__main__": 11,
 }  # fmt: skip
 """Top-level name under vlmrl/ -> level. Imports go downward only; packages of one level do not import each other."""
 
@@ -41,10 +42,7 @@ FENCES = {
         "setup/",
         "inference/",
         "algo/losses.py",
-        "algo/kl.py",
-        "algo/aggregate.py",
         "data/encode.py",
-        "data/packing.py",
         "dist/",
         "rollout/",
         "checkpoint/",
@@ -135,10 +133,10 @@ def test_imports_go_downward_only():
     assert not wrong, "\n".join(wrong)
 
 
-def test_algo_model_and_packing_import_only_each_other_and_what_has_no_level():
+def test_algo_and_model_import_only_each_other_and_what_has_no_level():
     """They run with torch and transformers alone; `test_algo_alone.py` runs them so."""
-    alone = "algo/", "model/", "data/packing.py"
-    within = re.compile(r"vlmrl(\.(algo|model|data\.packing)\b.*)?|vlmrl\.data")
+    alone = "algo/", "model/"
+    within = re.compile(r"vlmrl(\.(algo|model)\b.*)?")
     lowest = {name for name, level in LEVELS.items() if level == 0}
     wrong = [
         f"{name_of(path)}:{line} imports {module}"
@@ -207,7 +205,7 @@ def test_fenced_modules_are_imported_behind_their_fence_only(module: str):
 
 
 def test_cli_modules_load_nothing_heavy_at_their_top():
-    light = {"vlmrl.errors", "vlmrl.types", "vlmrl.visible", "vlmrl.process", "vlmrl.cli"}
+    light = {"vlmrl.errors", "vlmrl.types", "vlmrl.untrusted", "vlmrl.process", "vlmrl.cli"}
     allowed = {"typer", "typer.core", "vlmrl", *light}
     wrong = []
     for path in sorted((PACKAGE / "cli").rglob("*.py")):
@@ -240,7 +238,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_files_and_functions_stay_small():
-    long_files = {name_of(p): n for p in files() if (n := len(p.read_text("utf-8").splitlines())) > 400}
+    long_files = {name_of(p): n for p in files() if (n := len(p.read_text("utf-8").splitlines())) > 700}
     long_functions = [
         f"{name_of(p)}:{node.lineno} {node.name}: {body_lines(node)} lines"
         for p in files()
@@ -277,7 +275,7 @@ LIGHT = [
     "vlmrl.errors",
     "vlmrl.types",
     "vlmrl.algo.advantages",
-    "vlmrl.algo.family",
+    "vlmrl.algo.algorithms",
     "vlmrl.endpoint",
     "vlmrl.judge",
     "vlmrl.recipe",

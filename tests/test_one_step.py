@@ -9,7 +9,7 @@ import pytest
 
 from scripts.way_of_a_row import COMMANDS, REWARD
 from vlmrl.cli.app import main
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 

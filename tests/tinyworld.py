@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
-from vlmrl.packed import PackedRow
+from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.types import Media, Message, Row, Sample, Segment
 

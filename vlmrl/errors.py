@@ -1,4 +1,7 @@
-"""Errors for users. Each states the problem, its place, and the next step. Only `cli/app.py` prints them."""
+"""Errors for users, and the command that installs an optional package.
+
+Each error states the problem, its place, and the next step. Only `cli/app.py` prints them.
+"""
 
 from __future__ import annotations
 
@@ -298,3 +301,16 @@ def unknown(
         more: text after the list of names in the hint.
     """
     return error(f"unknown {what} `{name}`{whose}", hint=listed(name, known) + more)
+
+
+NEEDS_TORCH = {"flash-attn", "causal-conv1d"}
+"""Extras with packages that must be compiled against the installed torch. pip hides torch from builds by default."""
+
+
+def install_line(*extras: str) -> str:
+    """Return the command that installs extras. It must run in a checkout, because vlmrl is not on a package index.
+
+    Example: pip install '.[vllm]' (in vlmrl's checkout)
+    """
+    built = " --no-build-isolation" if NEEDS_TORCH & set(extras) else ""
+    return f"pip install '.[{','.join(extras)}]'{built} (in vlmrl's checkout)"

@@ -19,7 +19,7 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.store.layout import eval_dir
 from vlmrl.store.listing import run_ids
 from vlmrl.store.manifest import read_manifest
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 COLUMNS = {"reward": "score", "accuracy": "accuracy"}
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from vlmrl.model.caches import MIN_TOKENS, batches_of_similar_length
 from vlmrl.model.families import part_of
-from vlmrl.model.forked_cache import MIN_TOKENS, batches_of_similar_length
 
 DELTA_CHUNK = 64
 """Tokens per chunk of transformers' chunked gated delta rule; sequences are padded to a multiple."""

@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.model.attention import flex as flex_attention
-from vlmrl.model.attention import varlen as varlen_attention
-from vlmrl.model.attention.prefix import choose_backend, prefix_attention
-from vlmrl.model.attention.row_plan import plan_row
-from vlmrl.model.attention.varlen import vision_attention
-from vlmrl.packed import Span
+from vlmrl.model import attention as flex_attention
+from vlmrl.model import attention as varlen_attention
+from vlmrl.model.attention import choose_backend, prefix_attention, vision_attention
+from vlmrl.model.packing import Span, plan_row
 
 ALLOWED_ERROR = 1.2
 """How much larger than the largest of SDPA's errors in bfloat16 an error may be."""

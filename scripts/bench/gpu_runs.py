@@ -21,8 +21,7 @@ from gpu_world import GIB, make_config
 
 from vlmrl.model.tiny import build_tiny
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 Row = dict[str, Any]
 ROWS = 24

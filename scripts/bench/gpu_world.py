@@ -16,14 +16,12 @@ import transformers
 from flops import PassWork, forked_work
 from torch import Tensor
 
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
-from vlmrl.model.attention.prefix import VISION_NAME
+from vlmrl.model.attention import VISION_NAME
 from vlmrl.model.families import head_of, part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
-from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.lora import attach_adapter
-from vlmrl.model.policy import Policy
-from vlmrl.packed import PackedRow
+from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row, pack
+from vlmrl.model.policy import Policy, token_logprobs
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment
 

@@ -268,7 +268,7 @@ def tensors(folder: Path) -> dict[tuple[str, str], tuple[Any, bytes]]:
 
 def record(run_dir: Path) -> dict[str, Any]:
     """Everything of a finished run that must not depend on having been killed."""
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
 
     run = open_run(run_dir.parent, run_dir.name)
     lines = sorted([*run.metrics("train"), *run.metrics("validation")], key=lambda m: (m["step"], m["kind"]))

@@ -286,7 +286,7 @@ def left_out(run_dir: Path) -> bool:
 
 
 def open_run(run_dir: Path) -> Any:
-    from vlmrl.store import open_run as runs
+    from vlmrl.store import runs
 
     return runs.open_run(run_dir.parent, run_dir.name)
 

@@ -49,7 +49,7 @@ def write_run(root: Path, responses: int, chars: int) -> str:
     """Write the run. Returns its id."""
     from vlmrl.rewards import reward_record
     from vlmrl.rewards.scorer import Scorer
-    from vlmrl.store.open_run import create_run
+    from vlmrl.store.runs import create_run
     from vlmrl.tasks.builtin_rewards import load_reward
     from vlmrl.types import Group, RewardInput, Row, ScoredSample, Segment, Trajectory
 
@@ -106,7 +106,7 @@ def part(words: list[str]) -> None:
     if name == "write":
         extra["run"] = write_run(Path("runs"), int(rest[0]), int(rest[1]))
     elif name == "read":
-        from vlmrl.store.open_run import open_run
+        from vlmrl.store.runs import open_run
 
         extra["chars"] = sum(len(s.text) for g in open_run(Path("runs"), rest[0]).read_rollouts(0) for s in g.samples)
     else:

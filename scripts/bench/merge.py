@@ -87,8 +87,8 @@ def write_proof(checkpoint: Path, merged: Path) -> None:
     from safetensors.torch import save_file
 
     from vlmrl.checkpoint.proof import make_proof
-    from vlmrl.data.packing import PromptTokens, TrainItem, make_row
     from vlmrl.model.load import load_model
+    from vlmrl.model.packing import PromptTokens, TrainItem, make_row
     from vlmrl.model.policy import Policy
     from vlmrl.recipe.schema import Model
     from vlmrl.types import Segment

@@ -101,7 +101,7 @@ def _wait(folder: Path, pid: int) -> None:
 
 def _seen(root: Path) -> dict[str, Any]:
     """(token ids, score) of every sample of the run, its updates, and the seconds that it waited."""
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
 
     run = open_run(root, "last")
     samples = [

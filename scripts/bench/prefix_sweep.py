@@ -28,8 +28,8 @@ def measure(folder: Path, words: int, samples: int, response: int) -> dict[str, 
     from speed_world import compare_paths, make_rows
 
     from vlmrl.data.encode import Encoder
-    from vlmrl.data.packing import PromptTokens, TrainItem
     from vlmrl.model.load import load_model, load_processor
+    from vlmrl.model.packing import PromptTokens, TrainItem
     from vlmrl.recipe.schema import Model
     from vlmrl.types import Media, Message, Row, Segment
 

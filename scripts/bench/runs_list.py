@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 COMMANDS = {
     "list": ["list"],

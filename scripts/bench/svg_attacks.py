@@ -35,7 +35,7 @@ from svg_attack_table import ATTACKS  # noqa: E402
 from svg_attacks_reach import plant, planted  # noqa: E402
 
 from vlmrl.svg.draw import Drawer, Drawing, DrawJob  # noqa: E402
-from vlmrl.svg.limits import SvgRefused  # noqa: E402
+from vlmrl.svg.parse import SvgRefused  # noqa: E402
 from vlmrl.svg.renderer import SvgRenderer  # noqa: E402
 
 SIZE = (256, 256)

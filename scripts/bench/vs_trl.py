@@ -173,12 +173,12 @@ def parity(out: Path, run: Path) -> dict[str, Any]:
     """The shared-prefix update of one saved group against the same packed without sharing; see `compare_paths`."""
     from speed_world import compare_paths
 
-    from vlmrl.data.packing import PromptTokens, TrainItem
     from vlmrl.model.load import load_model, load_processor
+    from vlmrl.model.packing import PromptTokens, TrainItem
     from vlmrl.recipe.load import load_recipe
     from vlmrl.rollout.sample import encode_prompt
     from vlmrl.setup.model import make_encoder
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
     from vlmrl.tasks.source import open_source
 
     recipe = load_recipe(out / "recipe.toml").recipe

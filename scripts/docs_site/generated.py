@@ -111,7 +111,7 @@ def algorithms() -> str:
     """Return the table of algorithms: each row, its source, and the cells that differ from the table's defaults."""
     from dataclasses import fields
 
-    from vlmrl.algo.family import ALGORITHMS, CELLS, Algorithm
+    from vlmrl.algo.algorithms import ALGORITHMS, CELLS, Algorithm
     from vlmrl.recipe.explain import toml_value
 
     defaults = {field.name: field.default for field in fields(Algorithm)}
@@ -125,7 +125,7 @@ def algorithms() -> str:
 
 def differences() -> str:
     """Return where the rows of the table differ from the code of others."""
-    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
+    from vlmrl.algo.algorithms import EVERYWHERE, OF_ROWS
 
     everywhere = [f"- {_cell(text)}" for text in EVERYWHERE]
     rows = [(f"`{name}`", _cell(text)) for name, text in OF_ROWS.items()]

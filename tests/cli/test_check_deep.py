@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vlmrl.cli.app import app
 from vlmrl.inference import parity
 from vlmrl.inference.parity import TOLERANCES, compare
-from vlmrl.model.attention import split as split_attention
+from vlmrl.model import caches as split_attention
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
 

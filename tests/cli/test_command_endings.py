@@ -13,7 +13,7 @@ import pytest
 from command_line import COMMAND, started, this_process
 
 from vlmrl.errors import Interruption
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 INTERRUPTED = [
     ("vlmrl.store.pack.pack_run", ("runs", "pack", "one"), "runs was interrupted: changes already made are kept"),
@@ -55,7 +55,7 @@ def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, mon
 @pytest.mark.parametrize(
     ("where", "words", "line"),
     [
-        ("vlmrl.store.tail.Followed", ("runs", "watch", "one"), "stopped watching\n"),
+        ("vlmrl.store.summary.Followed", ("runs", "watch", "one"), "stopped watching\n"),
         ("vlmrl.evaluate.compare.compare", ("compare", "one", "one"), ""),
     ],
 )

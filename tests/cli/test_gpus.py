@@ -14,7 +14,7 @@ from vlmrl.dist.world import OPEN_PORTS
 from vlmrl.errors import LaunchError
 from vlmrl.launch.request import EvalRequest, GenerateRequest, Machines, TrainRequest
 from vlmrl.launch.train_plan import describe_other_processes
-from vlmrl.store.open_run import create_run, resume_run
+from vlmrl.store.runs import create_run, resume_run
 from vlmrl.tasks.digits import prepare_digits
 
 SHORT = settings(

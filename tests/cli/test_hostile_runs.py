@@ -19,7 +19,7 @@ import pytest
 from command_line import Done, this_process
 
 from vlmrl.errors import StoreError
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 from vlmrl.tasks.digits import prepare_digits
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"

@@ -24,8 +24,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.new_run import Labels, start_run
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import ResumeRequest, plan_resume

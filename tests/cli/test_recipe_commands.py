@@ -213,7 +213,7 @@ def test_check_goes_on_to_the_machine_when_the_data_is_missing(tmp_path, monkeyp
 
 
 def test_check_of_a_run_without_a_checkpoint_says_so(tmp_path, monkeypatch):
-    from vlmrl.store.open_run import create_run
+    from vlmrl.store.runs import create_run
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.toml").write_text(SOUND)

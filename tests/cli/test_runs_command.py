@@ -15,8 +15,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 IMAGE = b"an image file"

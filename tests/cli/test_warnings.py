@@ -10,8 +10,7 @@ from command_line import this_process
 
 from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.cli.show.training_end import closing_lines, result_fields
-from vlmrl.store.open_run import create_run, open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.train.journal import Health
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 

@@ -14,9 +14,8 @@ from command_line import own_process, started, this_process
 
 from vlmrl.cli.show.step_table import waiting_text
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run, resume_run
-from vlmrl.store.runs import Run
-from vlmrl.store.tail import Followed, phase_seconds
+from vlmrl.store.runs import Run, create_run, resume_run
+from vlmrl.store.summary import Followed, phase_seconds
 
 STEPS = 5
 

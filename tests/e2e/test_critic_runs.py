@@ -10,10 +10,9 @@ from command_line import Done, settings, this_process
 from small_runs import assert_same_run, begin, finite, go_on, make_place, paying, train, train_in_parts
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import VALUE_HEAD
 from vlmrl.errors import CheckpointError
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.checkpoints import VALUE_HEAD
+from vlmrl.store.runs import Run, open_run
 from vlmrl.train import credit, rl
 from vlmrl.train.forward_passes import fill_logps
 

@@ -16,7 +16,7 @@ from vlmrl.errors import RecipeError
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.recipe.files import shipped_folder
 from vlmrl.store.layout import eval_dirs
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 SMALL = settings(
     "train.steps=2",

@@ -9,7 +9,7 @@ from small_runs import events, make_place, train
 
 from vlmrl.diagnose.run import diagnose
 from vlmrl.errors import RewardError
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 REWARD = """
 def score(x):

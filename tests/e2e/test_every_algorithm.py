@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import finite, make_place, paying, train
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train import rl
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from small_runs import Ears, assert_same_run, begin, events, go_on, make_place, train
 
-from vlmrl.store.logger_ids import read_remote
-from vlmrl.store.read_only_run import FollowedRun
-from vlmrl.store.runs import Run
+from vlmrl.store.manifest import read_remote
+from vlmrl.store.runs import FollowedRun, Run
 from vlmrl.store.verify import verify_run
 from vlmrl.train.loggers import MOST_PROMPTS, MOST_SAMPLES, loggers_of
 

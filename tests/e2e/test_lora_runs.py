@@ -12,10 +12,9 @@ from command_line import this_process
 from small_runs import assert_same_run, begin, go_on, make_place, train, train_in_parts, weights
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.errors import CheckpointError
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.checkpoints import ADAPTER, MODEL
+from vlmrl.store.runs import Run, open_run
 
 pytestmark = pytest.mark.slow
 

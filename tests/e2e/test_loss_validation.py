@@ -13,8 +13,7 @@ from small_runs import recipe_text
 from tinyworld import image
 
 from vlmrl.model.load import banned_ids_of
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 ROWS = 12
 RECIPE = """

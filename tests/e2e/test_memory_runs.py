@@ -23,14 +23,13 @@ from small_runs import (
 )
 
 from vlmrl.checkpoint import io
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.errors import EngineError, OutOfMemoryError, exit_of
 from vlmrl.model.policy import Policy
 from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.listing import list_runs
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 from vlmrl.train import prompt_feed, rl, session
 
 RECIPE = """
@@ -62,7 +61,7 @@ def limit_rows(monkeypatch, tokens: int, doing: str = "") -> list[int]:
     run, rows = Policy._states, []
 
     def states(self, row):
-        if torch.is_grad_enabled() and doing in rank_process.doing():
+        if torch.is_grad_enabled() and doing in world.doing():
             rows.append(row.input_ids_N.numel())
             if rows[-1] > tokens:
                 ask_for_too_much()

@@ -8,8 +8,7 @@ import pytest
 from command_line import own_process, settings, this_process
 from small_runs import TWO_STEPS, assert_same_run, make_place, train
 
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 OFFLOAD = "parallel.offload=true"
 SAVING = ("train.steps=3", "checkpoint.every_steps=1")

@@ -17,7 +17,7 @@ from small_runs import Ears, assert_same_run, begin, events, finite, go_on, make
 
 from vlmrl.errors import RewardUnavailable, exit_of
 from vlmrl.rewards import outage
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
 STEPS = """

@@ -11,8 +11,7 @@ from command_line import this_process
 from small_runs import recipe_text
 from tinyworld import image
 
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 TEXT = "Which number is it?"
 ROWS = 12

@@ -13,7 +13,7 @@ from small_runs import recipe_text
 
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.store.media import RunImages
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 from vlmrl.types import Media
 
 RECIPE = """

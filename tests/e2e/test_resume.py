@@ -31,7 +31,7 @@ from vlmrl.checkpoint import checked_files, io
 from vlmrl.errors import CheckpointError, RewardError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.listing import list_runs
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 from vlmrl.store.verify import verify_run
 
 

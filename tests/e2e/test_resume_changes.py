@@ -25,8 +25,7 @@ from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
 from vlmrl.setup.new_run import Labels
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import ResumeRequest, changes_in_words, fork_run, notes_of, plan_fork, plan_resume

@@ -15,7 +15,7 @@ from secret_texts import PARTS, SECRETS, VALUE
 from small_runs import recipe_text
 
 from vlmrl.redaction.redact import HIDDEN
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 JUDGE = "Qq7-Zz9-Xx5-Vv3"
 """In the environment, and in a row of the data."""

@@ -10,8 +10,8 @@ from processes import TESTS, run_ranks
 from safetensors.torch import load_file, save_file
 from tinyfamilies import build
 
-from vlmrl.model.published_names import publishing
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.model_facts import quiet_transformers
+from vlmrl.model.stored_weights import publishing
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "gemma4", "glm4v", "llava")

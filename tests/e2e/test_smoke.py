@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import own_process, this_process
 
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 HINTS = ("vlmrl prep digits", "vlmrl demo --model-only demo/model --data data/digits")
 

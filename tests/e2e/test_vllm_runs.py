@@ -10,8 +10,8 @@ from command_line import own_process, settings
 from small_runs import rollouts, same_tensors, weights
 from vllm_place import train, vllm_place
 
-from vlmrl.store.open_run import open_run
 from vlmrl.store.rollouts import read_rollouts
+from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
 

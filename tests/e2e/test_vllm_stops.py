@@ -11,7 +11,7 @@ import pytest
 from command_line import own_process, settings, started
 from vllm_place import train, vllm_place
 
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
 

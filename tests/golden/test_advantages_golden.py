@@ -8,7 +8,7 @@ import pytest
 from one_group import group_advantages
 
 from vlmrl.algo.advantages import ESTIMATORS, is_dead
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 
 ALL = [True] * 4
 

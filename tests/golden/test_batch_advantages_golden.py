@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinyworld import near
 
-from vlmrl.algo.advantages import SCALES, ScoredGroup, batch_advantages
-from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
-from vlmrl.algo.returns import gae, rewards_to_go, whiten
-from vlmrl.algo.shaping import next_kl_coef, overlong_penalty, shaped_score, spread
+from vlmrl.algo.advantages import SCALES, ScoredGroup, batch_advantages, gae, rewards_to_go, whiten
+from vlmrl.algo.algorithms import ALGORITHMS, resolve
+from vlmrl.algo.credit import (
+    next_kl_coef,
+    overlong_penalty,
+    passes_filter,
+    scored_group,
+    shaped_score,
+    spread,
+    step_advantages,
+)
 from vlmrl.types import Score
 
 

@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 from tinyworld import near
 from torch import Tensor
 
-from vlmrl.algo.advantages import CRITIC_SCALES, SCALES, ScoredGroup, batch_advantages, value_targets
-from vlmrl.algo.aggregate import Denominator, aggregate
-from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.algo.inputs import scored_group, step_advantages, untrained_values
-from vlmrl.algo.losses import clipped_value_loss
-from vlmrl.algo.returns import explained_variance
-from vlmrl.packed import TokenStats
+from vlmrl.algo.advantages import (
+    CRITIC_SCALES,
+    SCALES,
+    ScoredGroup,
+    batch_advantages,
+    explained_variance,
+    value_targets,
+)
+from vlmrl.algo.algorithms import ALGORITHMS, resolve
+from vlmrl.algo.credit import scored_group, step_advantages, untrained_values
+from vlmrl.algo.losses import Denominator, aggregate, clipped_value_loss
+from vlmrl.model.packing import TokenStats
 from vlmrl.train.objectives import PolicyGradient, TokenData
 from vlmrl.types import Score
 

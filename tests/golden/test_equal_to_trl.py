@@ -49,10 +49,8 @@ from torch import Tensor
 
 from vlmrl.algo import advantages as estimators
 from vlmrl.algo.advantages import ScoredGroup, batch_advantages
-from vlmrl.algo.aggregate import Denominator, aggregate
-from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.algo.kl import k1, k3
-from vlmrl.algo.losses import importance_weight
+from vlmrl.algo.algorithms import ALGORITHMS, resolve
+from vlmrl.algo.losses import Denominator, aggregate, importance_weight, k1, k3
 
 pytest.importorskip("trl")
 

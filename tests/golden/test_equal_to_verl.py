@@ -9,7 +9,7 @@ masked, by token or by sequence; the weights themselves; the three aggregations;
 loss; the advantages grpo (with and without the deviation), rloo, opo, grpo_passk, reinforce_plus_plus and its baseline
 form, remax, gae and gdpo (scale "tokens").
 
-Different, and tested as the relation that is named: what algo/differences.py says of a row.
+Different, and tested as the relation that is named: what algo/algorithms.py says of a row.
 
 No counterpart here: dppo_tv, dppo_kl, dro, bypass_mode, optimal_token_baseline, rejection of whole sequences
 (rollout_rs), estimators whose name ends in "+".
@@ -29,11 +29,8 @@ from loss_numbers import Numbers, gradients, ours, token_data
 from torch import Tensor
 
 from vlmrl.algo.advantages import ScoredGroup, batch_advantages, value_targets
-from vlmrl.algo.aggregate import Denominator, aggregate
-from vlmrl.algo.differences import OF_ROWS
-from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.algo.kl import ESTIMATORS
-from vlmrl.algo.losses import clipped_value_loss
+from vlmrl.algo.algorithms import ALGORITHMS, OF_ROWS, resolve
+from vlmrl.algo.losses import ESTIMATORS, Denominator, aggregate, clipped_value_loss
 
 VERL = json.loads((Path(__file__).parent / "verl/numbers.json").read_text())
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-10}

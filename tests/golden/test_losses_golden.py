@@ -9,11 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
-from vlmrl.algo.family import ALGORITHMS
-from vlmrl.algo.kl import k3
-from vlmrl.algo.losses import clipped_share, clipped_surrogate, cross_entropy, log_ratio
-from vlmrl.packed import TokenStats
+from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.algo.losses import (
+    Denominator,
+    aggregate,
+    clipped_share,
+    clipped_surrogate,
+    cross_entropy,
+    global_mean,
+    k3,
+    log_ratio,
+)
+from vlmrl.model.packing import TokenStats
 from vlmrl.recipe.schema import Optim
 from vlmrl.train.objectives import PolicyGradient, TokenData
 from vlmrl.train.optim import learning_rate

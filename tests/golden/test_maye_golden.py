@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from vlmrl.algo.advantages import ScoredGroup
-from vlmrl.algo.family import ALGORITHMS, algorithm_of
-from vlmrl.algo.inputs import scored_group, step_advantages
-from vlmrl.algo.kl import k3
-from vlmrl.algo.losses import clipped_surrogate
+from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of
+from vlmrl.algo.credit import scored_group, step_advantages
+from vlmrl.algo.losses import clipped_surrogate, k3
 from vlmrl.recipe.load import load_recipe
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Finish, RewardInput, Score

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.algo.advantages import STD_EPSILON
-from vlmrl.algo.family import ALGORITHMS
-from vlmrl.algo.inputs import RewardWeights, scored_group, step_advantages
+from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.algo.credit import RewardWeights, scored_group, step_advantages
 from vlmrl.types import INAPPLICABLE, Score
 
 GDPO = replace(next(row for row in ALGORITHMS.values() if row.advantage == "part_by_part"), scale="none")

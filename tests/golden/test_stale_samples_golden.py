@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmrl.algo.family import resolve
-from vlmrl.packed import TokenStats
+from vlmrl.algo.algorithms import resolve
+from vlmrl.model.packing import TokenStats
 from vlmrl.recipe.schema import Algo, Data, Model, Recipe, Rollout
 from vlmrl.train.objectives import PolicyGradient, TokenData, objective_of
 

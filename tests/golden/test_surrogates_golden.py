@@ -9,22 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmrl.algo.aggregate import Denominator, aggregate
-from vlmrl.algo.algorithm import Algorithm
-from vlmrl.algo.choices import KL_ESTIMATORS, SURROGATES
-from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.algo.kl import ESTIMATORS, absolute, k1, k2, low_var_kl
-from vlmrl.algo.losses import SURROGATES as FUNCTIONS
+from vlmrl.algo.algo_keys import KL_ESTIMATORS, SURROGATES, Algorithm
+from vlmrl.algo.algorithms import ALGORITHMS, resolve
 from vlmrl.algo.losses import (
+    ESTIMATORS,
+    Denominator,
     Tokens,
+    absolute,
+    aggregate,
     applied_weight,
     dual_clipped,
     importance_weight,
+    k1,
+    k2,
     log_ratio,
+    low_var_kl,
     policy_loss,
     select_tokens,
 )
-from vlmrl.packed import TokenStats
+from vlmrl.algo.losses import SURROGATES as FUNCTIONS
+from vlmrl.model.packing import TokenStats
 from vlmrl.train.objectives import PolicyGradient, TokenData
 
 NAN = math.nan

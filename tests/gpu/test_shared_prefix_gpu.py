@@ -10,9 +10,9 @@ import torch
 from parity import world
 from tinyfamilies import build
 
-from vlmrl.data.packing import TrainItem, make_row, pack
-from vlmrl.model.attention import flex as flex_attention
+from vlmrl.model import attention as flex_attention
 from vlmrl.model.load import share_prefix
+from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -15,11 +15,11 @@ from test_update_property import MAX_TOKENS, TEMPERATURE, WHOLE, GradientTaker, 
 from tinyworld import assert_close, assert_same_gradients, encoded, gradients, items_of, response, saved_bytes
 from torch import Tensor
 
-from vlmrl.algo.family import ALGORITHMS, resolve
-from vlmrl.data.packing import TrainItem, make_row, pack
-from vlmrl.model import logprobs
-from vlmrl.model.head_chunks import HeadChunks
+from vlmrl.algo.algorithms import ALGORITHMS, resolve
+from vlmrl.model import policy as logprobs
 from vlmrl.model.lora import adapter_tensors, attach_adapter
+from vlmrl.model.memory import HeadChunks
+from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.forward_passes import fill_reference, fill_stats

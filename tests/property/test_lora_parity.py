@@ -6,10 +6,10 @@ import pytest
 import torch
 from tinyworld import encoded, items_of
 
-from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.packing import make_row
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.model.load import load_model
 from vlmrl.model.lora import attach_adapter
+from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model
 from vlmrl.train.objectives import PolicyGradient

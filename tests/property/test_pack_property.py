@@ -7,10 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row, pack
-from vlmrl.model.attention import row_plan
-from vlmrl.model.attention.row_plan import plan_row
-from vlmrl.packed import Span
+from vlmrl.model import packing
+from vlmrl.model.packing import PromptTokens, Span, TrainItem, make_row, pack, plan_row
 from vlmrl.train.rehearsal import full_row
 from vlmrl.types import Segment
 
@@ -96,7 +94,7 @@ def test_a_token_sees_its_own_story_and_nothing_else(items: list[TrainItem], win
     """By the rule, token by token: its past in [prompt][own response], images both ways, within the window."""
     row = make_row(pack(items, 10_000)[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_plan, "CHUNK_TOKENS", chunk)
+        patch.setattr(packing, "CHUNK_TOKENS", chunk)
         plan = plan_row(
             row.layout, torch.device("cpu"), kinds_N=row.kinds_N, bidirectional="always" if blocks else "never"
         )

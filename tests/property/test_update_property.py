@@ -22,12 +22,11 @@ from tinyworld import (
     saved_bytes,
 )
 
-from vlmrl.algo.algorithm import Algorithm
-from vlmrl.algo.choices import AGGREGATIONS
-from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.packing import TrainItem, make_row, pack
-from vlmrl.model.head_chunks import HeadChunks
+from vlmrl.algo.algo_keys import AGGREGATIONS, Algorithm
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.model.load import load_model
+from vlmrl.model.memory import HeadChunks
+from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
 from vlmrl.train.forward_passes import fill_logps
@@ -476,7 +475,7 @@ def test_gradient_checkpointing_keeps_less_and_changes_nothing(tiny_folder, poli
 
 
 def test_chunked_head_changes_nothing(policy, world, monkeypatch):
-    from vlmrl.model import logprobs
+    from vlmrl.model import policy as logprobs
 
     items, advantages = world
     objective = PolicyGradient(ALGORITHMS["grpo"])

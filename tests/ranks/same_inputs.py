@@ -17,13 +17,12 @@ from tinyfamilies import build
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from vlmrl.data.packing import make_row
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World
 from vlmrl.model.families import sharded_units
 from vlmrl.model.load import share_prefix
+from vlmrl.model.packing import PackedRow, make_row
 from vlmrl.model.policy import Policy
-from vlmrl.packed import PackedRow
 
 Seen = dict[str, list[torch.Tensor]]
 

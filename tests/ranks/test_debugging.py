@@ -21,7 +21,7 @@ from processes import TESTS, assert_all_gone, below
 from small_runs import make_place, train
 
 from vlmrl.process import DEBUG_RANK
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
 RECIPE = """

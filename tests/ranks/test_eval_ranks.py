@@ -14,7 +14,7 @@ from PIL import Image
 from processes import assert_all_gone, below
 
 from vlmrl.store import layout
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
 ROWS = 5

@@ -12,7 +12,7 @@ from tinyfamilies import build
 from tinyprocessors import PROCESSORS
 
 from vlmrl.store import layout
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 RECOMPUTED = "model.gradient_checkpointing=true"
 CASES = {

@@ -99,7 +99,7 @@ def test_ranks_start_where_the_output_goes_to_a_file(start, tmp_path) -> None:
 def test_the_last_line_of_a_rank_that_dies_before_its_run_is_known_is_shown(start) -> None:
     # It lives long enough for the launcher to open its pipe.
     dies = "print('no space \x1b left\\n'); time.sleep(2); os._exit(3)"
-    dies = f"import os, time; from vlmrl.dist import rank_process; rank_process.begin(); {dies}"
+    dies = f"import os, time; from vlmrl.dist import world as rank_process; rank_process.begin(); {dies}"
     code, _, err = start(1, ranks=1, command=["-c", dies]).end()
     assert code == 2
     assert "rank 0 ended with exit code 3 and without an error message" in err

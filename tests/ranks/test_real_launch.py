@@ -20,8 +20,7 @@ from processes import END_SECONDS, assert_all_gone, below, free_endpoint
 from small_runs import answers, make_place, paying
 
 from vlmrl.checkpoint import checked_files
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 
 pytestmark = pytest.mark.slow

@@ -25,8 +25,7 @@ from small_runs import (
 from vlmrl.checkpoint import checked_files, io
 from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.store import layout
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 LORA = ["lora.rank=4"]
 CASES = {

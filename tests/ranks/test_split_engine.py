@@ -15,9 +15,8 @@ from processes import below, command_of, lives
 from run_rank import job, run_jobs
 from small_runs import TWO_STEPS, make_place
 
-from vlmrl.dist.rank_process import ENGINES_VARIABLE
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.dist.world import ENGINES_VARIABLE
+from vlmrl.store.runs import Run, open_run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 SPLIT = [

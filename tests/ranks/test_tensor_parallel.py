@@ -32,7 +32,7 @@ from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm.hosted_engine import EnginePlace, HostedEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 from vlmrl.types import SamplingParams
 
 pytestmark = [

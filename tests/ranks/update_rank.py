@@ -23,14 +23,14 @@ from same_inputs import compare_families
 from tinyfamilies import BUILDERS, build
 from tinyworld import encoded, four_prompts, items_of, prompt_tokens, response
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.data.packing import TrainItem
 from vlmrl.dist.fsdp import shard, whole
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError, TrainError
 from vlmrl.model.families import sharded_units, units_of
 from vlmrl.model.load import checkpoint_gradients, load_model, load_processor, share_prefix
+from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Lora, Model, Optim, Recipe, Rollout
 from vlmrl.rollout.engine import SamplingRequest

@@ -23,16 +23,16 @@ import torch
 from parity import adapted
 from tinyworld import encoded, four_prompts, prompt_tokens, response
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.data.encode import Encoder
-from vlmrl.data.packing import TrainItem
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World, join_world
 from vlmrl.errors import EngineError
 from vlmrl.model.families import units_of
 from vlmrl.model.load import banned_ids_of, load_model, load_processor
 from vlmrl.model.lora import adapter_rank
+from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
@@ -276,5 +276,5 @@ def main(folder: str, out: str, forever: str = "") -> None:
 
 if __name__ == "__main__":
     if "forever" in sys.argv:
-        rank_process.run(lambda: main(*sys.argv[1:]))
+        world.run(lambda: main(*sys.argv[1:]))
     main(*sys.argv[1:])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlmrl.algo.family import algorithm_of
+from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.recipe.files import parse_toml, shipped_folder
 from vlmrl.recipe.load import load_recipe
 

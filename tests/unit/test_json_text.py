@@ -14,21 +14,20 @@ import pytest
 import vlmrl
 from vlmrl.data.prepared_dataset import read_info
 from vlmrl.errors import VlmrlError
-from vlmrl.json_text import MOST_LEVELS, parse_json
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.kept_recipe import planned_steps, read_resolved
 from vlmrl.store.lock import read_owner
-from vlmrl.store.logger_ids import read_remote
-from vlmrl.store.manifest import read_raw
+from vlmrl.store.manifest import read_raw, read_remote
 from vlmrl.store.metrics import parse_line
 from vlmrl.store.prune import pruned_ranges
+from vlmrl.untrusted import MOST_LEVELS, parse_json
 
 OWN_MESSAGES = {
     "checkpoint/proof.py",
     "data/control_tokens.py",
     "demo.py",
-    "dist/rank_process.py",
+    "dist/world.py",
     "rewards/__init__.py",
     "rollout/vllm/known_models.py",
     "rollout/vllm/wire.py",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from vlmrl.cli.output import console, draw_table, emit, say, show_table
 from vlmrl.cli.show.progress import ConsoleWatcher
 from vlmrl.recipe.files import tomllib
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
-from vlmrl.visible import one_line, visible, visible_json
+from vlmrl.untrusted import one_line, visible, visible_json
 
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"
 ZERO_WIDTH = "\u200b\u2060\ufeff\u00ad\u180e"

@@ -1,8 +1,9 @@
-"""Policy losses of the GRPO family, per token. aggregate.py reduces them to one number.
+"""Policy losses of the GRPO family per token, estimators of the KL, and their aggregation into one number.
 
-Letters: K trained tokens, flat over all responses of a microbatch; S responses. float32, log-probs in nats. On policy
-(new policy = old policy), the gradient of every surrogate with respect to a token's log-prob is -advantage, except for
-tokens that "clip_cov" picked.
+Letters: K trained tokens, flat over all responses of a microbatch; S responses of the whole update. float32, log-probs
+in nats. On policy, the gradient of every surrogate with respect to a token's log-prob is -advantage, except for tokens
+that "clip_cov" picked. The denominator is fixed before the first backward, so the gradient does not depend on how an
+update is split into microbatches. The KL estimator "full" needs hidden states: it is in `model/policy.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlmrl.algo.algorithm import Algorithm
+from vlmrl.algo.algo_keys import Algorithm
 
 LOG_RATIO_LIMIT = 20.0
 """Limit of a log-ratio before exp, +-20. The ratio exp(20) = 5e8 is beyond any clip; larger ones would overflow the
@@ -359,3 +360,140 @@ def select_tokens(
         generator = torch.Generator().manual_seed(seed)
         chosen[indices[torch.randperm(len(indices), generator=generator)[:count]]] = True
     return list(chosen.split([len(x) for x in logps]))
+
+
+@dataclass(frozen=True)
+class Denominator:
+    """Denominator of the loss, computed once from ALL responses of an update, on all ranks.
+
+    Args:
+        aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
+            same), or "constant" (responses x `max_tokens`: a token's weight does not depend on the length of its
+            response).
+        num_tokens: number of trained tokens in the whole update.
+        num_sequences: number of responses with at least one trained token in the whole update.
+        max_tokens: token limit of a response; used by "constant".
+        num_dead_tokens: number of those `num_tokens` that never enter a forward pass, because their loss is exactly 0.
+    """
+
+    aggregation: str
+    num_tokens: int
+    num_sequences: int
+    max_tokens: int
+    num_dead_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls, aggregation: str, tokens_S: Sequence[int], max_tokens: int, dead_tokens_S: Sequence[int] = ()
+    ) -> Denominator:
+        """Return the denominator of an update with these responses.
+
+        Args:
+            tokens_S: number of trained tokens of each response that enters a forward pass.
+            dead_tokens_S: number of trained tokens of each response that enters no forward pass, but counts in the
+                denominator.
+        """
+        trained = [n for n in tokens_S if n > 0]
+        dead = [n for n in dead_tokens_S if n > 0]
+        return cls(aggregation, sum(trained) + sum(dead), len(trained) + len(dead), max_tokens, sum(dead))
+
+
+def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> Tensor:
+    """Return this microbatch's share of the loss of its update; the shares of all microbatches add up to the loss.
+
+    Args:
+        loss_K: loss per token, trained tokens only.
+        sequence_tokens_K: number of trained tokens in the response of each token.
+    Returns: a scalar.
+    Raises: ValueError for an unknown aggregation.
+    Example: responses with losses [1, 1, 1] and [4]: token_mean (3 + 4) / 4 = 1.75; sequence_mean (1 + 4) / 2 = 2.5;
+        constant with max_tokens 10: 7 / 20 = 0.35.
+    """
+    # max(1, ...): an update without a trained token has the loss 0, not NaN.
+    if total.aggregation == "token_mean":
+        return loss_K.sum() / max(1, total.num_tokens)
+    if total.aggregation == "sequence_mean":
+        # Each token is weighted with 1 / (length of its response), so a response's sum is its mean. [K] -> scalar
+        return (loss_K / sequence_tokens_K.to(loss_K.dtype)).sum() / max(1, total.num_sequences)
+    if total.aggregation == "constant":
+        return loss_K.sum() / max(1, total.num_sequences * total.max_tokens)
+    raise ValueError(f"unknown aggregation {total.aggregation!r}")
+
+
+def global_mean(values_K: Tensor, total: Denominator) -> Tensor:
+    """Return this microbatch's share of a mean over the tokens of its update that enter a forward pass.
+
+    Args:
+        values_K: a metric per token.
+    Returns: a scalar, float64, without gradient.
+    """
+    return values_K.detach().to(torch.float64).sum() / max(1, total.num_tokens - total.num_dead_tokens)
+
+
+MAX_VALUE = 10.0
+"""Largest value of `low_var_kl`, in nats."""
+
+
+def _difference(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
+    """Return ref_logp - logp, limited to +-20: for a token that the reference excludes, estimates would overflow."""
+    return (ref_logp_K - logp_K).clamp(-20.0, 20.0)
+
+
+def k1(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
+    """Return logp - ref_logp: unbiased in value, may be negative.
+
+    It is meant for the KL in the reward. As a term of the loss, its expected gradient is zero.
+
+    Returns: [K], nats.
+    Source: J. Schulman, "Approximating KL divergence" (2020), k1. Example: ref 0.5, policy 0.25 -> -0.6931.
+    """
+    return -_difference(logp_K, ref_logp_K)
+
+
+def k2(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
+    """Return (ref_logp - logp)^2 / 2: biased in value; as a loss, its expected gradient is the KL's.
+
+    Returns: [K], nats.
+    Source: J. Schulman (2020), k2. Example: ref 0.5, policy 0.25 -> 0.6931^2 / 2 = 0.2402.
+    """
+    return 0.5 * _difference(logp_K, ref_logp_K).square()
+
+
+def k3(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
+    """Return exp(d) - d - 1 with d = ref_logp - logp: unbiased in value, never negative.
+
+    Returns: [K], nats.
+    Source: J. Schulman, "Approximating KL divergence" (2020), estimator k3; GRPO, arXiv:2402.03300 eq. 4.
+    Example: logp = ref_logp -> 0; ref 0.5, policy 0.25 -> d = ln 2 -> 2 - 0.6931 - 1 = 0.3069.
+    """
+    d = _difference(logp_K, ref_logp_K)
+    return d.exp() - d - 1.0
+
+
+def low_var_kl(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
+    """Return k3 with its value limited to 10: a token above the limit has no gradient.
+
+    Returns: [K], nats.
+    Source: EasyR1's and verl's code.
+    Example: ref 1, policy e^-5 -> exp(5) - 5 - 1 = 142.4 -> 10.
+    """
+    return k3(logp_K, ref_logp_K).clamp(max=MAX_VALUE)
+
+
+def absolute(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
+    """Return |logp - ref_logp|, whose gradient has the same size at any distance.
+
+    Returns: [K], nats.
+    Example: ref 0.5, policy 0.25 -> 0.6931.
+    """
+    return _difference(logp_K, ref_logp_K).abs()
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_var_kl": low_var_kl,
+    "abs": absolute,
+}
+"""Name in the algorithm table -> function (policy log-probs [K], reference log-probs [K]) -> KL estimates [K]."""

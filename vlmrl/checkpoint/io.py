@@ -17,19 +17,31 @@ from torch import Tensor, nn
 
 from vlmrl import __version__
 from vlmrl.checkpoint.checked_files import check_files, sync_tree
-from vlmrl.checkpoint.format import ADAPTER, DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, VALUE_HEAD
 from vlmrl.checkpoint.tensor_files import read_shards, write_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.model.load import write_processor
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.safetensors_blocks import StoredTensor, read_tensors
 from vlmrl.model.stored_weights import StoredWeight, leave_stored, put_buffer
-from vlmrl.store.checkpoints import SCHEMA, file_facts, listed, sha256_of
+from vlmrl.store.checkpoints import (
+    ADAPTER,
+    DATA,
+    HF,
+    MODEL,
+    OPTIMIZER,
+    PROOF,
+    RNG,
+    SCHEMA,
+    VALUE_HEAD,
+    file_facts,
+    listed,
+    sha256_of,
+)
 from vlmrl.store.files import crash_point, remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
+from vlmrl.untrusted import parse_json
 
 T = TypeVar("T")
 

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from vlmrl.checkpoint.checked_files import check_files
-from vlmrl.checkpoint.format import ADAPTER, HF
 from vlmrl.checkpoint.io import link_weights, load_weights, model_tensors
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
-from vlmrl.model.quiet_transformers import loading
+from vlmrl.model.model_facts import loading
+from vlmrl.model.safetensors_blocks import refuse_non_finite
 from vlmrl.model.stored_weights import OWN_CODE, empty_model, set_loaded_whole, value_blocks
-from vlmrl.model.weight_check import refuse_non_finite
 from vlmrl.recipe.schema import Lora
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.checkpoints import ADAPTER, HF, read_meta
 from vlmrl.store.layout import COMPLETE, checkpoint_dir
 from vlmrl.store.manifest import check_record, model_of
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model

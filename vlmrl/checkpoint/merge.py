@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 
 from vlmrl import __version__
 from vlmrl.checkpoint.checked_files import check_files
-from vlmrl.checkpoint.format import ADAPTER, HF, PROOF
 from vlmrl.checkpoint.load import find_base, load_checkpoint_model, put_adapter, saved_lora
 from vlmrl.checkpoint.merge_plan import CannotStreamError
 from vlmrl.checkpoint.merge_writer import write_streaming
@@ -25,10 +24,10 @@ from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settin
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import DTYPES, load_processor, write_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
-from vlmrl.model.published_names import publishing
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.model_facts import quiet_transformers
 from vlmrl.model.safetensors_blocks import parse_size
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.model.stored_weights import publishing
+from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, read_meta
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.layout import COMPLETE, MANIFEST, MERGE_RECORD
 

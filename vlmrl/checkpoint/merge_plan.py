@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.published_names import as_published, as_written
-from vlmrl.model.quiet_transformers import loading
+from vlmrl.model.model_facts import loading
 from vlmrl.model.safetensors_blocks import StoredTensor
-from vlmrl.model.stored_weights import OWN_CODE
+from vlmrl.model.stored_weights import OWN_CODE, as_published, as_written
 
 
 class CannotStreamError(Exception):

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from vlmrl.checkpoint.adapter_folding import Fold, read_folds
 from vlmrl.checkpoint.checked_files import check_files
-from vlmrl.checkpoint.format import ADAPTER, HF, MODEL
 from vlmrl.checkpoint.io import weight_files_of
 from vlmrl.checkpoint.load import BitSums, find_base, refuse_base, saved_lora
 from vlmrl.checkpoint.merge_plan import CannotStreamError, MergePlan, make_plan, match_stored, match_written
 from vlmrl.model.load import DTYPES
-from vlmrl.model.published_names import as_published
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.model_facts import quiet_transformers
 from vlmrl.model.safetensors_blocks import StoredTensor, TensorSpec, read_tensors, weight_files, write_shards
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.model.stored_weights import as_published
+from vlmrl.store.checkpoints import ADAPTER, HF, MODEL, read_meta
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.checkpoint.format import HF
 from vlmrl.checkpoint.io import load_proof
 from vlmrl.checkpoint.load import load_base
 from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, load_model, prepare_model
 from vlmrl.model.lora import load_peft_folder
 from vlmrl.model.model_facts import usable_memory
+from vlmrl.model.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
 from vlmrl.redaction.redact import excerpt
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.checkpoints import HF, read_meta
 from vlmrl.types import Segment
 
 TOLERANCE_NATS = {"float32": 1e-4, "bfloat16": 5e-2, "4bit": 1e-1}

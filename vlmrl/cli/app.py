@@ -56,7 +56,7 @@ class InLifeOrder(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            from vlmrl.dist.rank_process import launched
+            from vlmrl.dist.world import launched
 
             if launched():  # in a rank, the launcher prints the line
                 raise
@@ -100,9 +100,9 @@ def main() -> None:
     keep_standard_streams()
     end_on_sigterm()
     if "VLMRL_LAUNCH_DIR" in os.environ:
-        from vlmrl.dist import rank_process
+        from vlmrl.dist import world
 
-        rank_process.run(partial(app, sys.argv[1:]))
+        world.run(partial(app, sys.argv[1:]))
     try:
         try:
             app(sys.argv[1:], standalone_mode=True)

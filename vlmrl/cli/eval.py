@@ -133,7 +133,7 @@ def eval_(
     Otherwise it has Student's t interval of the same clusters, as lengths always have. A single row has no interval.
     """
     from vlmrl.data.blinded import parse_changes
-    from vlmrl.dist.rank_process import launched, recorded_command
+    from vlmrl.dist.world import launched, recorded_command
     from vlmrl.inference import evaluation as work
     from vlmrl.inference.eval_rows import rows_to_evaluate
     from vlmrl.inference.shared_rows import with_shared
@@ -240,7 +240,7 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
 def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:
     """Print a warning if a task, reward or prompt has changed since the run that the recipe comes from."""
     from vlmrl.setup.run_records import changed_since
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
 
     run = open_run(run_dir.parent, run_dir.name)
     sources = {id(one.rows): one.rows.source for one in planned}  # rows may be evaluated several times
@@ -276,8 +276,7 @@ def _evaluate(
     argv: Sequence[str],
 ) -> list[Any]:
     """Evaluate in this process, which is either the only one or a rank of a launcher."""
-    from vlmrl.dist.rank_process import join_evaluation, stderr
-    from vlmrl.dist.world import join_world
+    from vlmrl.dist.world import join_evaluation, join_world, stderr
     from vlmrl.inference import evaluation as work
     from vlmrl.store.layout import eval_log_path
 
@@ -315,7 +314,7 @@ def _evaluate_endpoint(
     root: Path,
     argv: Sequence[str],
 ) -> list[Any]:
-    from vlmrl.dist.rank_process import stderr
+    from vlmrl.dist.world import stderr
     from vlmrl.endpoint.client import EndpointClient
     from vlmrl.inference.endpoint_eval import evaluate_endpoint
     from vlmrl.inference.endpoint_responses import learn_key

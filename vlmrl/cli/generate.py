@@ -122,7 +122,7 @@ def generate(
     With --gpus, the rows are shared, and the file is in their order. A model that needs several GPUs is cut into parts
     by --set rollout.tensor_parallel=N (engine vLLM); --gpus is then a multiple of N.
     """
-    from vlmrl.dist.rank_process import launched
+    from vlmrl.dist.world import launched
     from vlmrl.inference.evaluation import EvalSettings
     from vlmrl.inference.generate import require_free
     from vlmrl.launch.request import GenerateRequest
@@ -177,7 +177,7 @@ def generate(
 
 def _sources(recipe: Recipe, request: GenerateRequest) -> list[Source]:
     """Return the rows to answer."""
-    from vlmrl.dist.rank_process import stderr
+    from vlmrl.dist.world import stderr
     from vlmrl.inference.generate import images_to_answer, rows_to_answer
     from vlmrl.tasks.image_source import Question
 
@@ -206,8 +206,7 @@ def _generate(
     recipe: Recipe, origin: ModelOrigin, sources: Sequence[Source], root: Path, out: Path, settings: EvalSettings
 ) -> Answered:
     """Generate in this process, which is either the only one or a rank of a launcher."""
-    from vlmrl.dist.rank_process import stderr
-    from vlmrl.dist.world import join_world
+    from vlmrl.dist.world import join_world, stderr
     from vlmrl.inference.generate import generate as write_responses
 
     with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world:

@@ -4,7 +4,7 @@ The result of a command (a verdict, facts, findings, tables) goes to stdout, so 
 saved. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
 Printed texts may contain names, notes, responses and errors from untrusted sources. So their control characters are
-made visible (`vlmrl.visible`), and secrets in them are replaced (`redaction/redact.py`).
+made visible (`vlmrl.untrusted`), and secrets in them are replaced (`redaction/redact.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from vlmrl.visible import one_line, visible, visible_json
+from vlmrl.untrusted import one_line, visible, visible_json
 
 SHORT_NAME = 32
 """A table whose names have at most so many characters does not break them."""
@@ -91,14 +91,14 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 def tell(text: str, *, bold: bool = False) -> None:
     """Print a line of the command's result on stdout. Do not call it with `--json`, where stdout is one JSON object."""
-    from vlmrl.dist.rank_process import stdout
+    from vlmrl.dist.world import stdout
 
     _print(text, stdout(), bold and sys.stdout.isatty())
 
 
 def say(text: str) -> None:
     """Print a line that is not part of the result on stderr: progress, a warning, a hint."""
-    from vlmrl.dist.rank_process import stderr
+    from vlmrl.dist.world import stderr
 
     _print(text, stderr(), bold=False)
 
@@ -141,7 +141,7 @@ def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
 
 def warn_of_namesakes(run_dir: Path, name: str) -> None:
     """Print a warning if another run has the same name."""
-    from vlmrl.store.printed_names import namesake_warning
+    from vlmrl.store.listing import namesake_warning
 
     if warning := namesake_warning(run_dir, name):
         say(warning)
@@ -162,7 +162,7 @@ def _width(text: str) -> int:
 
 def emit(result: Any, as_json: bool) -> None:
     """Print the result as one JSON object on stdout if `as_json`; else nothing: the command has printed its tables."""
-    from vlmrl.dist.rank_process import stdout
+    from vlmrl.dist.world import stdout
     from vlmrl.redaction.redact import redact_result
 
     if as_json:

@@ -14,7 +14,7 @@ from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, say, tell
 from vlmrl.cli.show.doctor import show_doctor
 from vlmrl.errors import Interruption
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 if TYPE_CHECKING:
     from vlmrl.tasks.dataset_assembly import Limits, Prepared

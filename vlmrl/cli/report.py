@@ -37,7 +37,7 @@ def report(
     from vlmrl.errors import StoreError
     from vlmrl.report.page import write_report
     from vlmrl.store.layout import REPORT, runs_root
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
     from vlmrl.store.verify import shortened
 
     root = runs_root(runs)

@@ -108,12 +108,11 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
     """Train in this process, which is either the only one or a rank of a launcher."""
     from vlmrl.cli.show.progress import ConsoleWatcher
     from vlmrl.cli.show.training_end import show_end
-    from vlmrl.dist.rank_process import launched, recorded_command, stderr
-    from vlmrl.dist.world import is_main_process, join_world
+    from vlmrl.dist.world import is_main_process, join_world, launched, recorded_command, stderr
     from vlmrl.launch.train_plan import begin_run, recipe_of
     from vlmrl.launch.train_ranks import resume_command
     from vlmrl.process import give_terminal, patience
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
     from vlmrl.train.start import run_session, share_run
 
     is_main, recipe, debug_rank = is_main_process(), recipe_of(plan), request.machines.debug_rank

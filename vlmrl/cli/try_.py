@@ -88,7 +88,7 @@ def try_(
     from vlmrl.process import give_terminal
     from vlmrl.setup.checked_recipe import load_checked
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.printed_names import command_line
+    from vlmrl.store.listing import command_line
 
     bounds = _bounds(filter_, out)
     condition = parse_solved(solved) if solved is not None else None

@@ -14,9 +14,9 @@ from typing import Any
 
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import quoted
 from vlmrl.types import Message
+from vlmrl.untrusted import parse_json
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 MAX_DEPTH = 50

@@ -24,10 +24,10 @@ from vlmrl.data.images import ShardWriter
 from vlmrl.data.parallel_parts import LostWorkerError
 from vlmrl.data.prepared_dataset import INFO_FILE, SCHEMA
 from vlmrl.errors import FULL, DataError
-from vlmrl.json_text import parse_json
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
+from vlmrl.untrusted import parse_json
 
 Outcome = Literal["created", "replaced", "up to date"]
 DROPPED_FILE = "dropped.jsonl"

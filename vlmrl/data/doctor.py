@@ -17,7 +17,7 @@ from vlmrl.data.image_shards import Examined
 from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, measure_images
 from vlmrl.data.near_duplicates import find_near_copies
 from vlmrl.errors import DataError
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 Verdict = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048

@@ -17,7 +17,7 @@ from vlmrl.data.seen_size import seen_size
 from vlmrl.errors import DataError
 from vlmrl.redaction.redact import first_line
 from vlmrl.types import Media, Message, Row
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image

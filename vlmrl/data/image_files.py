@@ -18,9 +18,8 @@ from vlmrl.data.dataset import Rows, decode_cached, require_split
 from vlmrl.data.images import MAX_FILE_BYTES, image_hash, probe_image
 from vlmrl.data.labelled_images import image_paths, open_collection
 from vlmrl.errors import DataError
-from vlmrl.regular_file import file_problem
 from vlmrl.types import Media, Row
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable, file_problem
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

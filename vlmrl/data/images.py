@@ -13,10 +13,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.broken_image import BROKEN_IMAGE
 from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import ShardFolder
 from vlmrl.types import Media
+from vlmrl.untrusted import BROKEN_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

@@ -26,8 +26,7 @@ from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
-from vlmrl.regular_file import file_problem
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable, file_problem
 
 MAX_TOTAL_BYTES = 1 << 40
 MAX_ENTRIES = 5_000_000

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.data.dataset import Rows, decode_cached, require_split
 from vlmrl.data.images import ImageStore
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import file_problem
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.types import Media, Row
+from vlmrl.untrusted import file_problem, parse_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from vlmrl.data.cells import show
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import file_problem
+from vlmrl.untrusted import file_problem, parse_json
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LINED = (".jsonl", ".csv")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import sqrt
 from statistics import fmean, median
 
-from vlmrl.algo.algorithm import CELLS
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algo_keys import CELLS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.diagnose.run_facts import ANSWER_PARTS, GRADIENT, RunFacts
 from vlmrl.diagnose.thresholds import Cause, Level, again, check_again, limit, look_again, percent, rows_of
 

@@ -12,20 +12,20 @@ from statistics import fmean
 from typing import Any
 
 from vlmrl.errors import StoreError, VlmrlError
-from vlmrl.json_text import parse_json
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_rows, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
+from vlmrl.store.listing import reference
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import counted
-from vlmrl.store.printed_names import reference
 from vlmrl.store.rollouts import read_table
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.types import INAPPLICABLE, Status, name_row
+from vlmrl.untrusted import parse_json
 
 COLUMNS = (
     "group",

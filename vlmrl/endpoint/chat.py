@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmrl.endpoint.failures import BrokenAnswer
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import excerpt
 from vlmrl.types import Finish
+from vlmrl.untrusted import parse_json
 
 CUT_BY_LIMIT = ("length", "max_tokens")
 """Values of `finish_reason` for a response that ended at the token limit."""

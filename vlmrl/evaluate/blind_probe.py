@@ -29,7 +29,7 @@ from vlmrl.evaluate.share import lost_share
 from vlmrl.evaluate.tested import LEADING, tests_of
 from vlmrl.metric import metric_facts
 from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 NORMAL = "normal"
 """Key of `meta`: the normal evaluation that one with changed images is compared with, by name or folder."""

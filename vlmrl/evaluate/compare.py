@@ -47,10 +47,9 @@ from vlmrl.store.evaluated_rows import (
     without_step,
 )
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
+from vlmrl.store.listing import can_be_scored, eval_command, reference
 from vlmrl.store.metrics import counted
-from vlmrl.store.open_run import open_run
-from vlmrl.store.printed_names import can_be_scored, eval_command, reference
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt_identity import same_prompt
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import VlmrlError
 from vlmrl.store.evaluated_rows import SHOWN_IMAGES
-from vlmrl.store.rollout_columns import seen_of
+from vlmrl.store.rollouts import seen_of
 from vlmrl.tasks.positions import MOST_FITTED
 from vlmrl.tasks.source import Source
 from vlmrl.types import Media, RewardInput

@@ -21,9 +21,9 @@ from vlmrl.dist.world import World
 from vlmrl.errors import StoreError, reason_of
 from vlmrl.evaluate.columns import EvalColumns
 from vlmrl.evaluate.record_table import has_shown, outcome_names, read_records, record_table
-from vlmrl.json_text import parse_json
 from vlmrl.store.files import remove_tree, write_atomic
 from vlmrl.store.media import ShardFolder, write_shard
+from vlmrl.untrusted import parse_json
 
 MERGED = "merged"
 """Folder with the pieces of all processes."""

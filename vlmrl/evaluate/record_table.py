@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import hide_known, redact_text, redact_value
 from vlmrl.store.evaluated_rows import OUTCOME, SCHEMA, SHOWN_IMAGES, UNREADABLE, read_rows, rows_schema
 from vlmrl.store.parquet import check_values, damage_told
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable, parse_json
 
 Record = Mapping[str, Any]
 JSON_COLUMNS = ("truth", "parts", "columns")

@@ -40,7 +40,7 @@ from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.store.evaluated_rows import COLUMNS, SHOWN_IMAGES
-from vlmrl.store.rollout_columns import image_fields
+from vlmrl.store.rollouts import image_fields
 from vlmrl.tasks.measures import Measurer
 from vlmrl.tasks.source import Source
 from vlmrl.types import Group, SamplingParams, Score

@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.store.files import TEMP_PREFIX, crash_point, remove_tree, sync_file, sync_folder
 from vlmrl.tasks.response_file import Draw, NoFile, ResponseFile
+from vlmrl.untrusted import parse_json
 
 RESPONSES, LEFT_OUT = "responses.jsonl", "left_out.jsonl"
 PICTURE = ".png"

@@ -31,7 +31,7 @@ from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
-from vlmrl.store.clock import now
+from vlmrl.store.layout import now
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.types import SamplingParams
 

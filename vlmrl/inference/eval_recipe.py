@@ -13,7 +13,7 @@ from typing import Any
 from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
-from vlmrl.model.hub import models_beside
+from vlmrl.model.model_files import models_beside
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved
@@ -25,9 +25,8 @@ from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.lineage import merged_run
-from vlmrl.store.listing import list_runs
-from vlmrl.store.open_run import open_run
-from vlmrl.store.printed_names import can_be_scored, eval_command
+from vlmrl.store.listing import can_be_scored, eval_command, list_runs
+from vlmrl.store.runs import open_run
 
 IMAGES_ALONE = "images:"
 """Path of the source of a recipe that has none, where the user's own images take the place of rows. No file has it."""

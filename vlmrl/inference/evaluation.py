@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.encode import Encoder
-from vlmrl.dist import rank_process
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.evaluate.graded_pieces import GradedPieces
 from vlmrl.evaluate.records import Evaluation, stored_rows, write_evaluation
@@ -35,12 +35,11 @@ from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
-from vlmrl.store.clock import now
+from vlmrl.store.layout import now
 from vlmrl.store.metrics import encode
-from vlmrl.store.open_run import create_run
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.response_journal import ResponseJournal
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.types import SamplingParams
 
 __all__ = ["EvalSettings", "PlannedEvaluation", "chosen_settings", "plan", "run_evaluation"]

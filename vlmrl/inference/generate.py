@@ -16,7 +16,7 @@ from vlmrl import __version__
 from vlmrl.data.dataset import Rows
 from vlmrl.data.image_files import ImageFiles
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.dist import rank_process
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import DataError, Interruption, StoreError
@@ -29,7 +29,6 @@ from vlmrl.inference.endpoint_responses import EndpointResponder
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity, journal_identity
 from vlmrl.inference.eval_rows import TEST, SeenRows, entries_of, named_rows
 from vlmrl.inference.evaluation import Answerer, EvalSettings, load_answerer
-from vlmrl.json_text import parse_json
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.files import write_json
@@ -37,6 +36,7 @@ from vlmrl.store.layout import unfinished_logs, unfinished_result
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.tasks.image_source import Question, ask_about
 from vlmrl.tasks.source import Source
+from vlmrl.untrusted import parse_json
 
 
 @dataclass(frozen=True)

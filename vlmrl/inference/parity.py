@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.data.packing import PromptTokens, TrainItem, join_images, make_row, pack
 from vlmrl.inference.trial import choose_rows
 from vlmrl.model.load import share_prefix
 from vlmrl.model.model_facts import usable_memory
+from vlmrl.model.packing import PromptTokens, TrainItem, join_images, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from vlmrl.algo.family import algorithm_of, stand_in, without_greedy
-from vlmrl.algo.inputs import untrained_values
+from vlmrl.algo.algorithms import algorithm_of, stand_in, without_greedy
+from vlmrl.algo.credit import untrained_values
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
 from vlmrl.data.sampler import PromptStream

@@ -21,7 +21,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from vlmrl.endpoint.chat import ChatRequest, ChatTurn, ImageFile
 from vlmrl.errors import RewardError
 from vlmrl.judge.rubric import REASON, Rubric
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 PROMPT_VERSION = 1
 """Number to raise with every change of a text below: it is part of every cached verdict's key."""

@@ -35,7 +35,7 @@ from vlmrl.errors import RecipeError, unknown
 from vlmrl.judge.tables import read_table
 from vlmrl.recipe.table import RecipeTable
 from vlmrl.redaction.redact import excerpt
-from vlmrl.regular_file import file_problem
+from vlmrl.untrusted import file_problem
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError, did_you_mean
 from vlmrl.redaction.redact import excerpt
-from vlmrl.visible import one_line
+from vlmrl.untrusted import one_line
 
 MOST_VALUE_CHARS = 60
 NEVER_SHOWN = {

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from vlmrl.endpoint.chat import ChatAnswer
 from vlmrl.endpoint.client import HIDDEN
-from vlmrl.json_text import parse_json
 from vlmrl.judge.failures import InvalidVerdict
 from vlmrl.judge.rubric import REASON, Rubric
 from vlmrl.redaction.redact import excerpt
-from vlmrl.visible import one_line, visible
+from vlmrl.untrusted import one_line, parse_json, visible
 
 MOST_REASON_CHARS = 2000
 """Maximum length of the judge's words that are kept."""

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.dist.rank_process import FOLDER_VARIABLE, HALVED_VARIABLE, PARENT_VARIABLE, TYPED_FILE
-from vlmrl.dist.world import MEETING_VARIABLE
+from vlmrl.dist.world import FOLDER_VARIABLE, HALVED_VARIABLE, MEETING_VARIABLE, PARENT_VARIABLE, TYPED_FILE
 from vlmrl.errors import LaunchError
 from vlmrl.launch.rank_watch import Ending, Watch
 from vlmrl.process import patience

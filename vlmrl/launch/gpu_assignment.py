@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlmrl.dist.rank_process import ENGINES_VARIABLE
+from vlmrl.dist.world import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.model.gpus import MachineGpu, machine_gpus, parse_gpus, visible_gpus
 from vlmrl.store.provenance import usable_threads

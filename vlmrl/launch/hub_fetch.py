@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vlmrl.model import hub
+from vlmrl.model import model_files
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.model_origin import find_model
 from vlmrl.store.checkpoints import read_meta
@@ -34,7 +34,7 @@ class Need:
         if not self.on_hub:
             return True
         if self.kind == "model":
-            return hub.is_cached(self.name, self.revision)
+            return model_files.is_cached(self.name, self.revision)
         # In a separate process: the library reads the offline variables only once, when it is imported.
         command = [sys.executable, "-c", OPEN, self.name]
         return subprocess.run(command, env={**os.environ, **OFFLINE}, capture_output=True).returncode == 0
@@ -42,7 +42,7 @@ class Need:
     def fetch(self) -> None:
         """Download the model or dataset. Raises: CheckpointError or DataError when the download fails."""
         if self.kind == "model":
-            hub.download(self.name, self.revision)
+            model_files.download(self.name, self.revision)
         else:
             from vlmrl.data.tables import open_tables
 

@@ -1,7 +1,7 @@
 """Watch over the ranks of a run: it forwards signals, ends all ranks if one dies or hangs, and reports that rank.
 
 The agent starts the ranks and waits. The watch is a thread that reads the files that the ranks write
-(dist/rank_process.py) and asks the kernel which of them are alive.
+(dist/world.py) and asks the kernel which of them are alive.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vlmrl.dist.rank_process import STACK_SIGNAL
+from vlmrl.dist.world import STACK_SIGNAL
 from vlmrl.errors import TRY_AGAIN, format_error
-from vlmrl.json_text import parse_json
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
-from vlmrl.visible import visible
+from vlmrl.untrusted import parse_json, visible
 
 POLL_SECONDS = 0.2
 LAST_LINES = 20
@@ -49,7 +48,7 @@ class Ending:
         message: the error to print, formatted; "" = no error.
         reason: the same error in one sentence.
         halved: after a rank ran out of memory, recipe key -> [token budget until now, budget of the next start]
-            (dist/rank_process.py).
+            (dist/world.py).
     """
 
     code: int

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.checkpoint.format import HF
-from vlmrl.dist.rank_process import launched
+from vlmrl.dist.world import launched
 from vlmrl.errors import Problem
 from vlmrl.launch.request import TrainRequest
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
 from vlmrl.setup.open_values import choice_text, choices_of
+from vlmrl.store.checkpoints import HF
 from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def begin_run(
     """
     from vlmrl.setup.model_origin import describe_origin
     from vlmrl.setup.new_run import Labels, start_run
-    from vlmrl.store.printed_names import namesake_warning
+    from vlmrl.store.listing import namesake_warning
     from vlmrl.train.resume import fork_run, reopen_run
 
     if not launched():  # else the launcher has already printed the changes

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vlmrl.dist.rank_process import CHOICES_VARIABLE
-from vlmrl.dist.world import OPEN_PORTS
+from vlmrl.dist.world import CHOICES_VARIABLE, OPEN_PORTS
 from vlmrl.errors import LaunchError, StoreError
 from vlmrl.launch.agent import Job, launch_twice
 from vlmrl.launch.gpu_assignment import Placement, place
@@ -19,8 +18,8 @@ from vlmrl.launch.train_plan import Plan, recipe_of
 from vlmrl.process import DEBUG_RANK
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.setup.open_values import choices_of
+from vlmrl.store.listing import command_line
 from vlmrl.store.manifest import read_manifest, settle
-from vlmrl.store.printed_names import command_line
 from vlmrl.store.removal import set_aside
 
 

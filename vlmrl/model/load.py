@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlmrl.errors import CheckpointError
-from vlmrl.json_text import parse_json
-from vlmrl.model.attention.prefix import NAME as SHARED_PREFIX
-from vlmrl.model.attention.prefix import VISION_NAME as VISION
+from vlmrl.model.attention import NAME as SHARED_PREFIX
+from vlmrl.model.attention import VISION_NAME as VISION
+from vlmrl.model.caches import checkpoint_layer
+from vlmrl.model.device_memory import keep_freed_memory
 from vlmrl.model.families import PART_NAMES, family_of, part_of
-from vlmrl.model.forked_cache import checkpoint_layer
 from vlmrl.model.gpus import require_gpus
-from vlmrl.model.heap import keep_freed_memory
-from vlmrl.model.hub import cached_folder, require_source
-from vlmrl.model.model_files import CHAT_TEMPLATE, PROCESSOR, PROCESSOR_FILES, TOKENIZER
-from vlmrl.model.quiet_transformers import loading
-from vlmrl.model.recomputation import Setting, recomputed_layers
+from vlmrl.model.memory import Setting, recomputed_layers
+from vlmrl.model.model_facts import loading
+from vlmrl.model.model_files import CHAT_TEMPLATE, PROCESSOR, PROCESSOR_FILES, TOKENIZER, cached_folder, require_source
+from vlmrl.model.safetensors_blocks import refuse_incomplete, refuse_non_finite
 from vlmrl.model.stored_weights import is_stored, settle_ties, weights_left_in_files
-from vlmrl.model.weight_check import refuse_incomplete, refuse_non_finite
+from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:  # type checkers only: loading a model must need no packages but torch and transformers
     from vlmrl.recipe.schema import Model
@@ -130,7 +129,7 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     if settings.quantize is None:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
-        from vlmrl.extras import install_line
+        from vlmrl.errors import install_line
 
         message = f'model.quantize = "{settings.quantize}" needs bitsandbytes'
         raise CheckpointError(message, hint=install_line("bitsandbytes"))
@@ -202,7 +201,7 @@ def share_prefix(model: Any) -> None:
 
 
 def checkpoint_gradients(model: Any, setting: Setting = True) -> None:
-    """Turn gradient checkpointing on for the layers that a setting recomputes (model/recomputation.py).
+    """Turn gradient checkpointing on for the layers that a setting recomputes (model/memory.py).
 
     Raises: CheckpointError for a share of the layers if the model's text layers cannot be recomputed one by one.
     """

@@ -1,27 +1,79 @@
-"""Size of a model, and the device and memory for it, found without loading weights."""
+"""Size of a model, and the device and memory for it, without loading weights; quiet calls of transformers.
+
+Its progress bars and info lines are left out, and its errors become CheckpointError.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.families import family_of, has_axes, has_two_way_images, part_of, sharded_units
 from vlmrl.model.gpus import missing_gpus
-from vlmrl.model.hub import require_source
-from vlmrl.model.model_files import stored_numbers
-from vlmrl.model.quiet_transformers import loading
-from vlmrl.model.weight_check import compare_stored
+from vlmrl.model.model_files import require_source, stored_numbers
+from vlmrl.model.safetensors_blocks import compare_stored
 from vlmrl.redaction.redact import first_line
 
 if TYPE_CHECKING:
     from vlmrl.recipe.schema import Model
+
+
+class quiet_transformers:
+    """Context manager that hides transformers' progress bars, info lines and warnings; errors are still shown."""
+
+    def __enter__(self) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from transformers.utils import logging
+
+        self._level = logging.get_verbosity()
+        self._bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self._level)
+        if self._bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def loading(source: str) -> Iterator[None]:
+    """Context manager for reading the model `source`, a folder or hub name.
+
+    Raises: CheckpointError instead of any error of transformers and its file readers, because their errors about wrong
+        files have no common class. Errors of vlmrl and out-of-memory errors are raised unchanged.
+    """
+    import torch
+
+    try:
+        with quiet_transformers():
+            yield
+    except (VlmrlError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        hint = (
+            "the folder must hold config.json, *.safetensors and the processor files, as `save_pretrained` writes them"
+            if Path(source).exists()
+            else "name a local folder, a run, or a hub model that is in the cache or can be downloaded"
+        )
+        message = f"no model can be loaded from `{source}`: {first_line(error)}"
+        if "trust_remote_code=True" in str(error):
+            message = f"the model `{source}` needs Python code of its own folder, which is not run unless you say so"
+            hint = (
+                "read that code, then add --set model.trust_remote_code=true (for `vlmrl merge`: --trust-remote-code)"
+            )
+        raise CheckpointError(message, hint=hint) from error
+
 
 EXPERTS = ".experts."
 """Text in the names of all expert weights of a mixture-of-experts model."""

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from vlmrl.errors import CheckpointError, VlmrlError
-from vlmrl.extras import install_line
-from vlmrl.model.hub import require_source
+from vlmrl.errors import CheckpointError, VlmrlError, install_line
 from vlmrl.model.load import pick_device
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.model_facts import quiet_transformers
+from vlmrl.model.model_files import require_source
 from vlmrl.redaction.redact import first_line
 
 Output = Literal["image_features", "pooler"]

@@ -3,7 +3,8 @@
 A file consists of the header's length (8 bytes, little-endian), a JSON header (name -> dtype, shape, data_offsets) and
 the data. Files that several ranks saved have one more entry under `__metadata__`: the offset of the file's part in the
 whole tensor (torch.distributed.checkpoint's DCP_SHARDING_INFO). Blocks are read by position, not through a memory
-mapping, because its pages would be counted as memory of this process.
+mapping, because its pages would be counted as memory of this process. Stored weights are checked: they must have the
+names and shapes of the model's configuration, and be finite.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import CheckpointError
-from vlmrl.json_text import parse_json
-from vlmrl.model.model_files import WEIGHTS_INDEX, read_header
+from vlmrl.model.model_files import WEIGHTS_INDEX, read_header, stored_shapes
+from vlmrl.untrusted import parse_json
 
 BLOCK_BYTES = 1 << 25
 """Approximate size of a block of rows, in bytes. A single row may be larger."""
@@ -269,3 +270,85 @@ def parse_size(text: str) -> int:
     if size <= 0:
         raise CheckpointError(f"`{text}` is not a size", hint="write it as 5GB, 500MB or 2GiB")
     return size
+
+
+SHOWN = 3
+"""Maximum number of weight names in an error message."""
+HINT = "copy or download the folder again; check that all shards are there and belong to this model"
+
+
+def refuse_incomplete(report: Mapping[str, Any], source: str) -> None:
+    """Check that every weight of the model was in the files, with the right shape.
+
+    Args:
+        report: loading report of transformers (`output_loading_info`), which accounts for renamed and tied weights.
+    Raises: CheckpointError with the first names of the weights for which this is not so.
+    """
+    if missing := sorted(report["missing_keys"]):
+        message = f"the weights of `{source}` lack {len(missing):,} tensors of the model: {_listed(missing)}"
+        raise CheckpointError(message, where=source, hint=HINT)
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, needed = mismatched[0]
+        message = (
+            f"{len(mismatched):,} weights of `{source}` have another shape than in its configuration: "
+            f"{name} is {tuple(stored)}, not {tuple(needed)}"
+        )
+        raise CheckpointError(message, where=source, hint=HINT)
+
+
+def refuse_non_finite(model: torch.nn.Module, source: str) -> None:
+    """Raise a CheckpointError unless every floating-point weight is finite. One pass, without copies.
+
+    Packed 4-bit weights are not checked, because they are bytes.
+    """
+    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.detach())]
+    if bad:
+        raise non_finite(bad, source)
+
+
+def non_finite(names: Collection[str], source: str) -> CheckpointError:
+    """Return the error about weights that are not finite.
+
+    Args:
+        names: their names, in the model's order.
+    """
+    message = f"{len(names):,} weights of `{source}` hold NaN or infinity: {_listed(names)}"
+    return CheckpointError(message, where=source, hint="use a checkpoint from before that, or copy the folder again")
+
+
+def compare_stored(folder: Path, model: Any) -> None:
+    """Compare the names and shapes in a folder's safetensors headers with a model on the meta device.
+
+    transformers loads empty tensors with these names, so its rules for renamed and tied weights apply here too. Two
+    cases are not compared: a folder without safetensors, which holds a configuration only (a checkpoint keeps its
+    weights elsewhere), and weights that were stored quantized, which have other names and shapes.
+
+    Raises: CheckpointError, see `refuse_incomplete`.
+    """
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files or getattr(model.config, "quantization_config", None) is not None:
+        return
+    shapes = {name: shape for path in files for name, shape in stored_shapes(path).items()}
+    stored = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    report = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=stored,
+        device_map={"": "meta"},
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )[1]
+    refuse_incomplete(report, str(folder))
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether all numbers are finite. Tensors of bytes and integers are."""
+    if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
+        return True
+    low, high = tensor.aminmax()  # both are NaN if any number is NaN
+    return bool(low.isfinite() & high.isfinite())
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(list(names)[:SHOWN]) + (" ..." if len(names) > SHOWN else "")

@@ -1,7 +1,8 @@
 """Models whose weights are still in their files: parameters are on the meta device and know their tensors on disk.
 
 A sharded run builds its model in this way. Then each rank reads only the rows that it holds. transformers' own loader
-runs on tensors without values, so its rules for renamed, merged, tied and missing weights apply unchanged.
+runs on tensors without values, so its rules for renamed, merged, tied and missing weights apply unchanged. In memory,
+transformers gives some tensors other names than the files have, and merges others.
 """
 
 from __future__ import annotations
@@ -311,3 +312,46 @@ def empty_model(config: Any, dtype: torch.dtype, trust_remote_code: bool = False
     model._move_missing_keys_from_meta_to_device(set(), None, None, None)
     model._initialize_missing_keys(False)
     return model
+
+
+@torch.no_grad()
+def as_written(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert tensors from their names and shapes in memory to those that `save_pretrained` writes."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted = revert_weight_conversion(model, dict(tensors))
+    return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
+
+
+def as_published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert tensors as `as_written` does inside `publishing`."""
+    with publishing(model):
+        return as_written(model, tensors)
+
+
+@contextmanager
+def publishing(model: Any) -> Iterator[None]:
+    """Context manager: `save_pretrained` names tensors as in the family's published checkpoints, which engines read.
+
+    This works for models from any source. Without it, transformers omits prefixes (such as that of a vision tower
+    inside a vision model) that were not in the files from which it loaded the model.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    seen = vars(model).get("_weight_conversions")
+    model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
+    try:
+        yield
+    finally:
+        model._weight_conversions = seen
+
+
+def published_names(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
+    """Return name in memory -> published name of the tensors that are only renamed, not merged or reshaped.
+
+    Args:
+        shapes: name in memory -> shape of the tensor.
+    """
+    stand_ins = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    own = {id(tensor): name for name, tensor in stand_ins.items()}
+    return {own[id(t)]: name for name, t in as_published(model, stand_ins).items() if id(t) in own}

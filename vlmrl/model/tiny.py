@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.model_facts import quiet_transformers
 
 INIT_STD = 0.1
 """Standard deviation of the random weights: about one over the square root of the width, as in a model trained from

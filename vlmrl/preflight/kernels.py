@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import Problem
-from vlmrl.extras import install_line
-from vlmrl.model.activation_memory import LINEAR_KEPT
+from vlmrl.errors import Problem, install_line
+from vlmrl.model.memory import LINEAR_KEPT
 from vlmrl.preflight.memory import HERE, Target, find_cluster
 from vlmrl.recipe.load import LoadedRecipe
 
@@ -49,7 +48,7 @@ def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = H
         return None
     if facts.sharing == "padded":
         return {"text": PLAIN_ATTENTION, "images": PLAIN_ATTENTION, "missing": None}
-    from vlmrl.model.attention.varlen import flash_attn
+    from vlmrl.model.attention import flash_attn
 
     here = flash_attn() is not None
     varlen = "flash-attn" if here else "PyTorch's variable-length kernel"

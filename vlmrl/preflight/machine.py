@@ -11,8 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import CheckpointError, Problem, gib
-from vlmrl.extras import install_line
+from vlmrl.errors import CheckpointError, Problem, gib, install_line
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.recipe.schema import Recipe

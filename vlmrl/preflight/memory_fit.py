@@ -8,7 +8,7 @@ from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
-from vlmrl.model.recomputation import KEY, UPDATE_SHARE, share_of, stricter
+from vlmrl.model.memory import KEY, UPDATE_SHARE, share_of, stricter
 from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmrl.model.engine_memory import (
+from vlmrl.model.memory import (
     GRAPH_BYTES,
     MIN_CACHE_BYTES,
     RESERVE_SHARE,

@@ -1,7 +1,7 @@
 """Sizes of the parts of a memory plan, in bytes, for one process of a run.
 
 They are derived from the code: dist/fsdp.py and torch's FSDP2 (gathered units, dtype in which gradients are reduced),
-train/optim.py (masters, moments), model/activation_memory.py (a packed row), rollout/ (caches, engines).
+train/optim.py (masters, moments), model/memory.py (a packed row), rollout/ (caches, engines).
 tests/unit/preflight/test_memory_plan.py compares them with the tensors of real updates.
 """
 
@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vlmrl.algo.family import algorithm_of
-from vlmrl.model.activation_memory import LayerSize, Widths, text_layers, vision_depth, vision_layer, vision_width
-from vlmrl.model.recomputation import Recomputed, recomputed_layers
+from vlmrl.algo.algorithms import algorithm_of
+from vlmrl.model.memory import (
+    LayerSize,
+    Recomputed,
+    Widths,
+    recomputed_layers,
+    text_layers,
+    vision_depth,
+    vision_layer,
+    vision_width,
+)
 from vlmrl.preflight.machine import MOMENT_BYTES, trained_parameters, weight_bytes
 from vlmrl.recipe.load import LoadedRecipe
 
@@ -278,7 +286,7 @@ class Sizes:
 
     def logits(self, device: str, memory_bytes: int) -> int:
         """Return the size of the logits that exist at once, and of the tensors that are computed from them."""
-        from vlmrl.model.head_chunks import head_chunks
+        from vlmrl.model.memory import head_chunks
 
         # Estimate: half of the memory is free when a run chooses the size of its chunks.
         chunks = head_chunks(device, memory_bytes // 2)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlmrl.errors import Problem, VlmrlError
-from vlmrl.model.hub import require_source
-from vlmrl.model.model_files import folder_problems
+from vlmrl.model.model_files import folder_problems, require_source
 from vlmrl.recipe.load import LoadedRecipe
 
 

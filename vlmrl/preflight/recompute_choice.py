@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlmrl.errors import gib
-from vlmrl.model.recomputation import KEY, STEPS, Setting
+from vlmrl.model.memory import KEY, STEPS, Setting
 from vlmrl.preflight.memory_plan import TIGHT, UPDATE, Cluster, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.explain import toml_value

@@ -1,6 +1,6 @@
 """The table `[algo]` of a recipe: `name`, and one key for each cell of the algorithm table.
 
-The cells are declared in algo/algorithm.py, with types, ranges, choices and help. This module makes recipe keys from
+The cells are declared in algo/algo_keys.py, with types, ranges, choices and help. This module makes recipe keys from
 them.
 """
 
@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, create_model
 
-from vlmrl.algo.algorithm import CELLS
-from vlmrl.algo.cells import KL, Cell
-from vlmrl.algo.family import ALGORITHMS, value_in_row
+from vlmrl.algo.algo_keys import CELLS, KL, Cell
+from vlmrl.algo.algorithms import ALGORITHMS, value_in_row
 from vlmrl.recipe.key_rules import RL_ONLY
 from vlmrl.recipe.table import RecipeTable, bounds
 
 
 class AlgoRow(RecipeTable):
-    """Algorithm of the GRPO family. `name` is a row of the table in algo/family.py; other keys override its cells."""
+    """Algorithm of the GRPO family. `name`: a row of the table in algo/algorithms.py; other keys override its cells."""
 
     name: Annotated[str, KL, RL_ONLY] = "grpo"
     """Row of the algorithm table; `vlmrl recipe list --algos` lists the rows, and how they differ from others' code."""

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.algo.algorithm import CELLS
-from vlmrl.algo.choices import ESTIMATORS
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algo_keys import CELLS, ESTIMATORS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.errors import Problem, did_you_mean, listed
-from vlmrl.json_text import parse_json
 from vlmrl.recipe.key_fields import field_at, mark_of
 from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe
@@ -30,6 +28,7 @@ from vlmrl.recipe.rules.numbers import NUMBER_RULES
 from vlmrl.recipe.rules.rewards import REWARD_LIST_RULES
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.toml_lines import Key, dotted
+from vlmrl.untrusted import parse_json
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Pattern of the names that a data source may have."""

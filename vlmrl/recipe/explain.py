@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from vlmrl.algo.algorithm import CELLS
+from vlmrl.algo.algo_keys import CELLS
 from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.algo_table import values_by_row
@@ -27,7 +27,7 @@ from vlmrl.recipe.renamed import present_name
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 from vlmrl.recipe.validation_messages import FOREIGN_KEYS, shown_bound
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 BOUND_WORDS = (("gt", "> {}"), ("ge", ">= {}"), ("lt", "< {}"), ("le", "<= {}"))

@@ -13,7 +13,7 @@ from vlmrl.errors import Problem, RecipeError, nearest
 from vlmrl.recipe.renamed import rename_keys
 from vlmrl.recipe.toml_lines import Key, key_lines
 from vlmrl.redaction.redact import excerpt
-from vlmrl.regular_file import run_around
+from vlmrl.untrusted import run_around
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.errors import RecipeError
-from vlmrl.regular_file import file_problem
+from vlmrl.untrusted import file_problem
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes

@@ -23,14 +23,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from vlmrl.redaction.names import kind_of_name
-from vlmrl.redaction.places import addresses, assigned, is_path, known_places
-from vlmrl.redaction.shapes import (
+from vlmrl.redaction.secrets import (
     HIDDEN,
     Span,
+    addresses,
+    assigned,
     has_random_part,
     is_mixed,
     is_open,
+    is_path,
+    kind_of_name,
+    known_places,
     looks_random,
     private_keys,
     scanner_shapes,

@@ -12,8 +12,7 @@ from vlmrl.errors import VlmrlError
 from vlmrl.evaluate.verdict import Verdict, overall, signed
 from vlmrl.judge.budget import spent_in
 from vlmrl.report.curves import LEADING, Changes, RunCurves, validated_ends
-from vlmrl.store.clock import span
-from vlmrl.store.layout import VERDICTS
+from vlmrl.store.layout import VERDICTS, span
 from vlmrl.store.runs import Run
 
 MAX_CAUSES = 3

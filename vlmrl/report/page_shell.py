@@ -16,9 +16,9 @@ from vlmrl import __version__
 from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import hide_known
 from vlmrl.report.texts import whole_text
-from vlmrl.store.clock import now
 from vlmrl.store.files import write_atomic
-from vlmrl.visible import visible
+from vlmrl.store.layout import now
+from vlmrl.untrusted import visible
 
 
 def render(template: str, **values: Any) -> str:

@@ -25,7 +25,7 @@ from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.table_images import row_images
 from vlmrl.types import Score
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 if TYPE_CHECKING:
     from markupsafe import Markup

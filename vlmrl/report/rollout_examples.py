@@ -23,7 +23,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
 from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample, Turn, hash64
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 MAX_STEPS = 4
 MAX_SAMPLES = 8

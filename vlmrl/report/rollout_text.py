@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.types import Group, Media, ScoredSample, Size
-from vlmrl.visible import one_line, plural, visible
+from vlmrl.untrusted import one_line, plural, visible
 
 MAX_DETAIL = 300
 """Maximum number of characters of a reward's detail on one line."""

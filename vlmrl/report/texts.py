@@ -6,7 +6,7 @@ import re
 
 from markupsafe import Markup, escape
 
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 MAX_TEXT = 6000
 """Characters of a text that stands open on a page."""

@@ -18,12 +18,12 @@ from vlmrl.data.cells import number_of, python_rows, show, text_of
 from vlmrl.data.columns import IMAGES, RESPONSES, match_columns
 from vlmrl.data.table_files import in_portions, parquet_batches, parquet_columns, parsed_row, place_of, text_rows
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
 from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.reward_check.table_cells import ArrowCells, Cells, RowCells
 from vlmrl.reward_check.table_truths import TruthReading, TruthRule
 from vlmrl.types import RewardInput, hash64
+from vlmrl.untrusted import parse_json
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
 """Roles whose columns a reward also receives under the column's own name, as in training: `solution`, `problem` ..."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.algo.family import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
-from vlmrl.algo.inputs import RewardWeights, Weights, scored_group, step_advantages, untrained_values
+from vlmrl.algo.algorithms import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
+from vlmrl.algo.credit import RewardWeights, Weights, scored_group, step_advantages, untrained_values
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.saved_responses import SavedResponses
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_part

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.reward_check.evaluated_files import count_saved, evaluation_of, read_saved
 from vlmrl.reward_check.response_columns import Chunk, Decoded, Head, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.store.metrics import counted
-from vlmrl.store.rollout_columns import read_turns, seen_of
+from vlmrl.store.rollouts import read_turns, seen_of
 from vlmrl.types import Media, RewardInput, Score, Size, name_row
+from vlmrl.untrusted import parse_json
 
 COLUMNS = (
     "step",

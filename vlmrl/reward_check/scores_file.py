@@ -16,7 +16,7 @@ from vlmrl.redaction.redact import redact_said, redact_text
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Scores
 from vlmrl.store.files import write_atomic
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 TAKEN = ("row", "score", "note")

@@ -10,10 +10,10 @@ from typing import Any
 
 from vlmrl.data.cells import plain
 from vlmrl.errors import RewardError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.own_task import is_own
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
+from vlmrl.untrusted import parse_json
 
 PLAIN_FIELDS = ("answer", "ground_truth")
 """Truth fields for a ground truth that is a single value. Training sets the first field; a check sets both."""

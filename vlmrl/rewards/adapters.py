@@ -28,12 +28,12 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
-from vlmrl.regular_file import run_around
 from vlmrl.rewards.accuracy_part import FUNCTION
 from vlmrl.rewards.base import VALUE_PART, RewardSpec, check_on_timeout, part_name
 from vlmrl.rewards.conventions import call_easyr1, call_trl, call_verl, check_args, is_open
 from vlmrl.rewards.worker_code import UserReward, WorkerFunction
 from vlmrl.types import RewardInput, Score
+from vlmrl.untrusted import run_around
 
 MARKS = {
     "trl": {"completions", "completion_ids"},

@@ -31,7 +31,7 @@ from vlmrl.rewards.second_tries import LOST_IN_A_ROW, is_bug, settle
 from vlmrl.rewards.service_pool import ServicePool
 from vlmrl.rewards.worker_code import NO_PLACE, Service, ServicePlace
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable
 
 NOTHING: Mapping[str, Any] = {}
 MESSAGE_SECONDS = 0.05

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Reward
@@ -15,8 +15,8 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.sample import Rollout
 from vlmrl.rollout.scoring import Missing, Scoring
-from vlmrl.store.clock import span
-from vlmrl.store.tail import ANSWERS, WAITS
+from vlmrl.store.layout import span
+from vlmrl.store.summary import ANSWERS, WAITS
 from vlmrl.types import Group
 
 TICK_SECONDS = 0.5

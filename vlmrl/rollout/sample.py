@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vlmrl.algo.advantages import ScoredGroup, value_targets
-from vlmrl.algo.family import Algorithm
-from vlmrl.algo.inputs import Weights as PartWeights
-from vlmrl.algo.inputs import passes_filter, scored_group, step_advantages
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.credit import Weights as PartWeights
+from vlmrl.algo.credit import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.errors import DataError, EngineError
 from vlmrl.rollout.engine import Generator, SamplingRequest

@@ -23,18 +23,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from vlmrl.data.packing import join_images, load_name
 from vlmrl.dist.fsdp import gathered
 from vlmrl.errors import Load, OutOfMemoryError
-from vlmrl.model.attention.prefix import NAME as SHARED_ATTENTION
-from vlmrl.model.attention.prefix import no_mask
-from vlmrl.model.decode_cache import DecodeCache, key_layers, rows_of
-from vlmrl.model.decode_linear import fast_linears
+from vlmrl.model.attention import NAME as SHARED_ATTENTION
+from vlmrl.model.attention import no_mask
+from vlmrl.model.caches import DecodeCache, cache_name, fast_linears, key_layers, rows_of
 from vlmrl.model.device_memory import asking_for, give_back
 from vlmrl.model.families import head_of
-from vlmrl.model.forked_cache import cache_name
-from vlmrl.model.logprobs import banned_mask, policy_logits
-from vlmrl.model.policy import Policy
+from vlmrl.model.packing import join_images, load_name
+from vlmrl.model.policy import Policy, banned_mask, policy_logits
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
 from vlmrl.types import Sample, SamplingParams, name_row

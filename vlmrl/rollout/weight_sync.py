@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from vlmrl.errors import EngineError
 from vlmrl.model.families import family_of
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
-from vlmrl.model.published_names import as_published, published_names
+from vlmrl.model.stored_weights import as_published, published_names
 
 BASE_LAYER = ".base_layer."
 """Fragment that PEFT and vLLM put into the name of a weight that an adapter sits on."""

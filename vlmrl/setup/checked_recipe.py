@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.dist.rank_process import launched
+from vlmrl.dist.world import launched
 from vlmrl.errors import Problem, ProblemsError, VlmrlError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, Load
 from vlmrl.model.device_memory import free_bytes, memory_use
-from vlmrl.model.engine_memory import MAX_SEQUENCES, RESERVE_SHARE, Demand, engine_work, size_cache, text_cache_shape
 from vlmrl.model.load import DTYPES
 from vlmrl.model.lora import adapted_parts, adapter_rank
+from vlmrl.model.memory import MAX_SEQUENCES, RESERVE_SHARE, Demand, engine_work, size_cache, text_cache_shape
 from vlmrl.model.model_facts import usable_memory
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe

@@ -7,7 +7,6 @@ from shlex import quote
 from typing import Any
 
 from vlmrl.checkpoint.checked_files import check_files
-from vlmrl.checkpoint.format import HF
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
@@ -28,7 +27,7 @@ from vlmrl.recipe.eval_table import GREEDY, EvalSetting
 from vlmrl.recipe.rules.world import why_whole
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.checkpoints import HF, read_meta
 from vlmrl.types import SamplingParams
 
 

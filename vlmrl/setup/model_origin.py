@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.checkpoint.format import HF
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.model_files import ADAPTER_CONFIG
-from vlmrl.store.checkpoints import AS_ASKED, choose_checkpoint, read_meta
+from vlmrl.store.checkpoints import AS_ASKED, HF, choose_checkpoint, read_meta
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
-from vlmrl.store.open_run import open_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from pathlib import Path
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.run_records import records_of, texts_of
-from vlmrl.store.open_run import create_run
 from vlmrl.store.provenance import usable_threads
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 
 
 @dataclass(frozen=True)

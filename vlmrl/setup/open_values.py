@@ -9,10 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.key_facts import MOST
-from vlmrl.model.recomputation import KEY as RECOMPUTATION
+from vlmrl.model.memory import KEY as RECOMPUTATION
 from vlmrl.preflight.gpu_models import Gpu, known_gpu
 from vlmrl.preflight.memory import HERE, Target, find_cluster, linear_kernels
 from vlmrl.preflight.memory_sizes import PromptLengths
@@ -155,7 +155,7 @@ def settle_for_run(
     keys = open_keys(loaded.recipe)
     if not keys:
         return loaded, []
-    launcher_choices = {c["key"]: Choice(**c) for c in rank_process.choices()}
+    launcher_choices = {c["key"]: Choice(**c) for c in world.choices()}
     if all(key in launcher_choices for key in keys):
         return settle(loaded, list(launcher_choices.values())), []
 

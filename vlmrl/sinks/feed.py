@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from vlmrl.redaction.redact import excerpt, redact_text
 from vlmrl.sinks.wire import Messages, pack
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 QUEUE_BYTES = 64 << 20
 """Maximum size of a logger's queue, in bytes. If it is full, further lines are dropped."""

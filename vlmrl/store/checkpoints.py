@@ -1,9 +1,23 @@
-"""The files of a checkpoint folder, checked against its meta.json. This module alone decides which files belong to it.
+"""Files of a checkpoint folder: their names, meta.json, and the check against it. No torch, and nothing is unpickled.
 
-meta.json lists every file of the folder with its size and sha256. COMPLETE is written last and holds the sha256 of
-meta.json (the first versions left it empty). A file that is not listed was added later by another program. A reader
-that loads all shards of a folder would load it, too. So readers refuse a folder with such a file. They also refuse a
-folder if the step in its name differs from the step in its meta.json.
+checkpoints/step-000010/
+  meta.json           schema, step, base model, dtype, what is trained, sampling policy, every file with size and sha256
+  model/              weights: torch.distributed.checkpoint in safetensors form, names as in the transformers model;
+                      absent under LoRA
+  adapter/            under LoRA: adapter_config.json and adapter_model.safetensors as PEFT reads them; frozen weights
+                      stay in the base model, which meta.json names with a checksum
+  value_head.safetensors
+                      weight and bias of the critic's value head, where there is a critic; for a resume, never merged
+  optimizer/          moments, in the same form; float32 masters too when the weights are bfloat16
+  hf/                 config, generation config, processor and chat template, as `save_pretrained` writes them
+  data.json           position in the data, training state (step, best validation, ...)
+  rng/torch.safetensors
+  proof.safetensors   token log-probs of a few rollouts under exactly these weights, to prove a reload or a merge
+  COMPLETE            sha256 of meta.json, written last; without it, resume, eval and merge ignore the folder
+
+This module alone decides which files belong to a checkpoint. Readers refuse a folder with a file that meta.json does
+not list, because a reader that loads all shards would load it, too. They also refuse a folder whose name has another
+step than its meta.json. The first versions left COMPLETE empty.
 """
 
 from __future__ import annotations
@@ -16,11 +30,10 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.layout import COMPLETE, META, parse_checkpoint_name
 from vlmrl.store.manifest import Manifest, check_record
+from vlmrl.untrusted import parse_json, read_regular
 
 SCHEMA = 1
 MOST_NAMES = 3
@@ -271,3 +284,10 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     raise StoreError(
         f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {names}{why}"
     )
+
+
+MODEL, ADAPTER, OPTIMIZER, HF = "model", "adapter", "optimizer", "hf"
+DATA = "data.json"
+RNG = "rng/torch.safetensors"
+VALUE_HEAD = "value_head.safetensors"
+PROOF = "proof.safetensors"

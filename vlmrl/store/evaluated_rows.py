@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import read_regular
 from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
 from vlmrl.store.manifest import check_record
 from vlmrl.store.parquet import check_values, damage_told
+from vlmrl.untrusted import parse_json, read_regular
 
 SCHEMA = 1
 """Schema number of the files of an evaluation."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.regular_file import entry_problems
 from vlmrl.store.layout import LOGGER_FOLDERS
+from vlmrl.untrusted import entry_problems
 
 TEMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"

@@ -16,12 +16,12 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import hidden_keys, redact_text, redact_value
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import hashes_of
 from vlmrl.store.files import write_atomic, write_json
 from vlmrl.store.manifest import read_raw, read_record
 from vlmrl.store.metrics import encode
+from vlmrl.untrusted import read_regular
 
 Texts = Mapping[tuple[str, str], str]
 """(reward or prompt, sha256 as in the manifest) -> text."""

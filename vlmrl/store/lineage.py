@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import read_regular
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.layout import MERGE_RECORD
 from vlmrl.store.manifest import Manifest, read_manifest
+from vlmrl.untrusted import parse_json, read_regular
 
 MOST_PARENTS = 100
 """Maximum number of runs that are followed back."""

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
-from vlmrl.store.clock import ago, now
+from vlmrl.store.layout import ago, now
+from vlmrl.untrusted import parse_json, read_regular
 
 try:
     import fcntl

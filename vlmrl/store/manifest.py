@@ -1,4 +1,4 @@
-"""Manifest of a run: all recorded facts about it, in one JSON file that is written atomically."""
+"""Recorded facts about a run: its manifest, and the ids of its remote loggers. Both files are written atomically."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.errors import StoreError, shortened
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import excerpt, redact_argv, redact_value
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
-from vlmrl.store.clock import now
 from vlmrl.store.files import folder_guard, write_json
+from vlmrl.store.layout import now
 from vlmrl.store.lock import this_process
+from vlmrl.store.metrics import encode
+from vlmrl.untrusted import parse_json, read_regular
 
 SCHEMA = 1
 MAX_ERROR_CHARS = 2000
@@ -366,3 +366,41 @@ def check_name(name: str) -> None:
 def check_tag(tag: str) -> None:
     if not tag or len(tag) > 80 or not tag.isprintable() or "," in tag or tag != tag.strip():
         raise StoreError(f"`{tag}` cannot be a tag", hint="use up to 80 printable characters without commas")
+
+
+LOGGER_IDS_SCHEMA = 1
+
+
+@cache
+def _model() -> Any:
+    from pydantic import Field, TypeAdapter, create_model  # at the first use: importing it is slow
+
+    schema: Any = (Literal[1], Field(alias="schema"))
+    return TypeAdapter(create_model("Sinks", schema_=schema, sinks=(dict[str, dict[str, Any]], ...)))
+
+
+def read_remote(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return logger -> the values that its `open` returned; {} for a run without loggers.
+
+    Raises: StoreError if the file is damaged or of a newer schema.
+    """
+    path = run_dir / layout.SINKS
+    return read_record(path, _model(), layout.SINKS, hint=_HINT)["sinks"] if os.path.lexists(path) else {}
+
+
+def write_remote(run_dir: Path, sink: str, kept: Mapping[str, Any]) -> None:
+    """Write the values that a logger's `open` returned. The values of other loggers stay.
+
+    Secrets are hidden. A damaged file is replaced.
+
+    Raises: StoreError if the write fails; TypeError if a value is not JSON.
+    """
+    try:
+        before = read_remote(run_dir)
+    except StoreError:
+        before = {}
+    sinks = {**before, sink: redact_value(encode(kept))}
+    write_json(run_dir / layout.SINKS, {"schema": LOGGER_IDS_SCHEMA, "sinks": sinks})
+
+
+_HINT = "delete it: the loggers then begin new runs"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.store import layout
 from vlmrl.store.files import write_atomic
 from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.types import Media
+from vlmrl.untrusted import parse_json
 
 Resolver = Callable[[Media], "bytes | None"]
 """Function that returns the image file of a reference, or None if it does not have it."""

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import quoted
-from vlmrl.regular_file import read_regular
 from vlmrl.store import layout
+from vlmrl.untrusted import parse_json, read_regular
 
 KINDS = ("train", "validation", "event")
 WARNING = "health/warning"

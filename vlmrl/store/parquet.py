@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import first_line
-from vlmrl.regular_file import file_problem
+from vlmrl.untrusted import file_problem, parse_json
 
 JSON_COLUMNS = ("truth", "columns", "parts", "detail", "turns")
 """Columns of rollouts and evaluations with a JSON object as text."""

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from vlmrl.errors import StoreError
-from vlmrl.json_text import parse_json
 from vlmrl.store.layout import unfinished_path
+from vlmrl.untrusted import parse_json
 
 try:
     import fcntl

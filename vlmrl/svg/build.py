@@ -8,18 +8,27 @@ from dataclasses import replace
 from typing import Literal
 
 from vlmrl.redaction.redact import excerpt
-from vlmrl.svg.bitmap import read_bitmap
-from vlmrl.svg.css import apply_styles
-from vlmrl.svg.effects import clip_of, mask_of
-from vlmrl.svg.geometry import SHAPES, Box, Lengths, bounds, fitted, outline, rectangle
-from vlmrl.svg.limits import ELEMENT, LETTER, POINT, STOP, SvgLimits, SvgRefused, Work
-from vlmrl.svg.markers import MOST_REFERENCES, Line, add_markers, markers_of
-from vlmrl.svg.parse import Node
-from vlmrl.svg.paths import Command
-from vlmrl.svg.properties import BLENDS
+from vlmrl.svg.css import BLENDS, OF_CONTEXT, Place, apply_styles, fails, inherit, is_hidden, page_of
+from vlmrl.svg.geometry import SHAPES, Box, Command, Lengths, bounds, fitted, outline, rectangle
+from vlmrl.svg.parse import ELEMENT, LETTER, POINT, STOP, Node, SvgLimits, SvgRefused, Work
+from vlmrl.svg.references import (
+    GRADIENTS,
+    MOST_REFERENCES,
+    Content,
+    Line,
+    add_markers,
+    clip_of,
+    faded,
+    gradient,
+    markers_of,
+    mask_of,
+    number_of,
+    opacity_of,
+    parts_of,
+    pattern,
+    read_bitmap,
+)
 from vlmrl.svg.scene import Bitmap, ClipPart, Group, Item, Scene, Shape, Source, Stroke
-from vlmrl.svg.servers import GRADIENTS, Content, faded, gradient, number_of, opacity_of, parts_of, pattern
-from vlmrl.svg.styles import OF_CONTEXT, Place, fails, inherit, is_hidden, page_of
 from vlmrl.svg.text import lay_out
 from vlmrl.svg.values import Matrix, Paint, read_length, read_origin, read_paint, read_transform, read_view_box
 

@@ -20,8 +20,7 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.build import DRAWN, Images
 from vlmrl.svg.cairosvg_work import counted
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg, pixels_digest
-from vlmrl.svg.limits import BrokenPainter, SvgLimits, SvgRefused, Work
-from vlmrl.svg.parse import SVG, XML, Node, parse_svg
+from vlmrl.svg.parse import SVG, XML, BrokenPainter, Node, SvgLimits, SvgRefused, Work, parse_svg
 
 KNOWN = frozenset(DRAWN) - {"image"} | {
     "defs", "symbol", "style", "linearGradient", "radialGradient", "stop", "pattern", "clipPath", "mask", "marker",

@@ -23,8 +23,8 @@ import cairosvg.surface
 import cairosvg.text
 from cairocffi import Context, Gradient, ImageSurface, SolidPattern, constants
 
-from vlmrl.svg.limits import ELEMENT, GLYPH, LETTER, POINT, STOP, Work
-from vlmrl.svg.paint import CURVE, DASH, MASKED, PLAIN, SHADED, fill_steps
+from vlmrl.svg.draw import CURVE, DASH, MASKED, PLAIN, SHADED, fill_steps
+from vlmrl.svg.parse import ELEMENT, GLYPH, LETTER, POINT, STOP, Work
 
 CALL, CSS, FACE, FONT, SURFACE = 10, 16, 50_000, 1_000, 20_000
 """Steps of work of a function, of a character of CSS, of a new font, of a font at another size, and of the surface of a

@@ -1,12 +1,78 @@
-"""Reading of SVG text as a tree of elements, with limits, without DTD, entities or processing instructions."""
+"""SVG code in a response, read as a tree of elements: with limits, without DTD, entities or processing instructions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+ELEMENT, LETTER, POINT, STOP, GLYPH = 1000, 10, 10, 100, 150
+"""Steps of work of an element, of a character of its attributes, of a point of an outline, of a colour of a gradient,
+and of a character of text."""
+
+
+@dataclass(frozen=True)
+class SvgLimits:
+    """Limits of one SVG text. A text beyond one of them is refused as a whole, with the limit in the reason.
+
+    Args:
+        chars: characters of the text.
+        elements: elements, those that are not drawn included.
+        depth: nested elements.
+        attribute_chars: characters of one attribute. Paths of traced figures are the longest.
+        pixels: width times height of the picture.
+        steps: work of reading what is drawn, and again of painting it; see `Work`.
+        cpu_seconds, seconds: processor time and wall clock of a worker: backstops, far above what `steps` allow.
+        memory_mb: address space of a worker beyond what it has at its start, in MiB.
+    """
+
+    chars: int = 1_000_000
+    elements: int = 20_000
+    depth: int = 100
+    attribute_chars: int = 200_000
+    pixels: int = 16_777_216
+    steps: int = 50_000_000
+    cpu_seconds: float = 60.0
+    seconds: float = 600.0
+    memory_mb: int = 384
+
+
+class SvgRefused(Exception):
+    """Refusal of an SVG text: the fault of the model that wrote it, never of vlmrl.
+
+    Args:
+        kind: one word for statistics: `missing`, `cut`, `syntax`, `limit`, `forbidden`, `blank` or `drawing`.
+        reason: one sentence for people.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+class BrokenPainter(SvgRefused):
+    """Refusal after which this process must not draw again: cairo keeps some errors, such as those of a font."""
+
+
+class Work:
+    """Counter of the work that a text asks for: elements, characters, points, pixels. It is the same on every machine.
+
+    A step is about 0.1 microseconds of one core.
+
+    Args:
+        most: number of steps from which on the text is refused.
+    """
+
+    def __init__(self, most: int = SvgLimits.steps) -> None:
+        self.most = self.left = most
+
+    def spend(self, steps: float) -> None:
+        """Count steps. Raises: SvgRefused (`limit`) when there were more than `most`."""
+        self.left -= steps
+        if not self.left >= 0:  # it may be no number
+            raise SvgRefused("limit", f"drawing it takes more than {self.most:,} steps of work")
+
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
@@ -120,3 +186,55 @@ def parse_svg(text: str, limits: SvgLimits | None = None) -> Node:
     if root is None or root.tag != "svg":
         raise SvgRefused("syntax", "its outermost element is not svg")
     return root
+
+
+TOKEN = re.compile(r"<!--|-->|<!\[CDATA\[|\]\]>|<(/?)(?:[A-Za-z_][\w.-]*:)?svg(?=[\s/>])", re.IGNORECASE)
+"""Begin and end of comments and of CDATA sections, and tags of `svg` elements with or without a prefix."""
+ENDS = {"<!--": "-->", "<![CDATA[": "]]>"}
+"""Begin of a comment and of a CDATA section -> its end."""
+TAG_END = re.compile(r"[^\"'>]*(?:\"[^\"]*\"[^\"'>]*|'[^']*'[^\"'>]*)*>")
+"""Rest of a tag. A `>` within quotes does not end it."""
+
+
+def find_svg(response: str) -> str:
+    """Return the last complete `svg` element of a response, from its tag to the end tag that belongs to it.
+
+    Prose, thoughts and code fences around it are left out. An `svg` within an `svg` belongs to the outer one. A word
+    such as `<svg>` in prose that no end tag follows is not an element.
+
+    Raises: SvgRefused (`missing` without an element, `cut` if the last one has no end).
+    """
+    complete: list[tuple[int, int]] = []
+    starts: list[int] = []
+    place, last_ends = 0, {end: response.rfind(end) for end in ENDS.values()}
+    while token := TOKEN.search(response, place):
+        place = token.end()
+        if token[0] in ENDS:
+            end = ENDS[token[0]]
+            # Not searched where there is none: of many that have no end, each would search the rest of the text.
+            place = response.find(end, place) + len(end) if starts and last_ends[end] >= place else place
+            continue
+        if token[0] in ENDS.values():
+            continue
+        rest = TAG_END.match(response, place)
+        if rest is None:
+            starts.append(token.start())
+            break
+        place = rest.end()
+        if token[1]:
+            if starts:
+                complete.append((starts.pop(), place))
+        elif rest[0].endswith("/>"):
+            complete.append((token.start(), place))
+        else:
+            starts.append(token.start())
+    if not complete:
+        raise SvgRefused(
+            *(("cut", "the svg element has no end tag") if starts else ("missing", "there is no svg element"))
+        )
+    # An open tag after the last complete element: the answer was cut, and what is complete is an earlier draft.
+    last = max(end for _, end in complete)
+    if starts and starts[-1] > last:
+        raise SvgRefused("cut", "the last svg element has no end tag")
+    first = min(start for start, end in complete if end == last)
+    return response[first:last]

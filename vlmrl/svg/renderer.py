@@ -19,11 +19,11 @@ from types import TracebackType
 import numpy as np
 
 from vlmrl.errors import VlmrlError
-from vlmrl.json_text import parse_json
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import Drawer, Drawing, DrawJob
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits, SvgRefused
 from vlmrl.svg.worker import LENGTH, frame
+from vlmrl.untrusted import parse_json
 
 START_SECONDS = 60.0
 """Longest time that a worker may need to start."""

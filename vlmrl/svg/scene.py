@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vlmrl.svg.geometry import Box
-from vlmrl.svg.paths import Command
+from vlmrl.svg.geometry import Box, Command
 from vlmrl.svg.values import Matrix
 
 Colour = tuple[float, float, float, float]

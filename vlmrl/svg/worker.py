@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vlmrl.json_text import parse_json
 from vlmrl.svg.draw import FONT_SAMPLE, Drawing, DrawJob, draw_svg
-from vlmrl.svg.limits import BrokenPainter, SvgLimits, SvgRefused
+from vlmrl.svg.parse import BrokenPainter, SvgLimits, SvgRefused
+from vlmrl.untrusted import parse_json
 
 LENGTH = struct.Struct(">I")
 

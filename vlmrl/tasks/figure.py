@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmrl.errors import DataError
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable
 
 MAX_FIGURES = 8
 MAX_SERIES = 6

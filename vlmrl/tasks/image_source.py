@@ -18,7 +18,7 @@ from vlmrl.tasks.own_task import is_own
 from vlmrl.tasks.prompt_template import IMAGE, render_user
 from vlmrl.tasks.source import Source, make_source
 from vlmrl.types import Row
-from vlmrl.visible import encodable, plural
+from vlmrl.untrusted import encodable, plural
 
 ASK = 'ask with --prompt "TEXT", or with --template FILE'
 

@@ -14,7 +14,7 @@ from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
 from vlmrl.rewards.boxes.planes import Box, Plane, convert
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media
-from vlmrl.visible import one_line
+from vlmrl.untrusted import one_line
 
 SHARES = Plane("unit", 1.0, 1.0)
 """Plane of marks: shares of the image's width and height."""

@@ -20,7 +20,6 @@ from typing import Any
 
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.redaction.redact import quoted
-from vlmrl.regular_file import run_around
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.own_checks import (
@@ -34,6 +33,7 @@ from vlmrl.tasks.own_checks import (
 )
 from vlmrl.tasks.pooled import PooledMetrics
 from vlmrl.tasks.positions import Positions
+from vlmrl.untrusted import run_around
 
 MAX_SOURCE_BYTES = 1_000_000
 HOW = "write it as path/to/file.py:function"

@@ -18,7 +18,7 @@ from vlmrl.recipe.template_worker import (
     render_bounded,
 )
 from vlmrl.types import Message, Row
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 IMAGE = "<image>"
 RENDERING = 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.algo.inputs import RewardWeights
-from vlmrl.algo.inputs import Weights as PartWeights
+from vlmrl.algo.credit import RewardWeights
+from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, Rows, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError

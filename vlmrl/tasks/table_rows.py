@@ -24,7 +24,7 @@ from vlmrl.tasks.dataset_assembly import is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage
 from vlmrl.tasks.table_request import TableRequest
 from vlmrl.types import Size, hash64
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 IMAGES = "images"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"

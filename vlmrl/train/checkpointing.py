@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import DATA
 from vlmrl.checkpoint.proof import make_proof
-from vlmrl.data.packing import TrainItem
 from vlmrl.data.sampler import SavedStream
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.dist.fsdp import HostCopies
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import VlmrlError
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.model.packing import TrainItem
+from vlmrl.store.checkpoints import DATA, read_meta
 from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.runs import Run
 from vlmrl.train.forward_passes import fill_logps
@@ -141,7 +140,7 @@ def save(session: Session, *, wait: bool = False) -> None:
     """
     recipe, learner, journal, saver = session.recipe, session.learner, session.journal, session.saver
     policy, progress = learner.policy, journal.progress
-    rank_process.phase("saving", progress.step)
+    world.phase("saving", progress.step)
     journal.rollouts.finish()  # a complete checkpoint has the rollouts and metrics of its steps beside it
     finish_save(saver)
     meta = {

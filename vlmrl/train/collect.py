@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from statistics import fmean
 
-from vlmrl.algo.family import Algorithm
-from vlmrl.data.packing import PromptTokens
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.model.packing import PromptTokens
 from vlmrl.rollout.deal import Deal
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, has_spread, requests_for, rollouts_of

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vlmrl.algo.advantages import Array
-from vlmrl.algo.family import Algorithm
-from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
-from vlmrl.algo.returns import explained_variance
+from vlmrl.algo.advantages import Array, explained_variance
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.dist.world import World
 from vlmrl.rollout.sample import Weights, add_advantages, mark_masked
 from vlmrl.train.collect import Collected

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vlmrl.data.packing import TrainItem, make_row
+from vlmrl.model.packing import TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.train.step_batch import FILLER, StepBatch

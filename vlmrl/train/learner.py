@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vlmrl.data.packing import TrainItem
 from vlmrl.dist.fsdp import can_repeat, end_failed_pass
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.device_memory import give_back
+from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.optim import Optimizer

@@ -21,8 +21,7 @@ from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
 from vlmrl.sinks.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
 from vlmrl.sinks.wire import pack
 from vlmrl.store import layout
-from vlmrl.store.logger_ids import read_remote, write_remote
-from vlmrl.store.manifest import Manifest
+from vlmrl.store.manifest import Manifest, read_remote, write_remote
 from vlmrl.store.metrics import read_file
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
@@ -67,7 +67,7 @@ def after_step(session: Session, generator: Generator) -> None:
     With `checkpoint.keep_best`, a new best policy is always saved.
     """
     settings, progress = session.recipe, session.journal.progress
-    rank_process.phase("after the update", progress.step)
+    world.phase("after the update", progress.step)
     look_after_save(session.saver, session.journal.world)
     if is_due(settings, session.feed.training_rows, progress.step):
         validate(session, generator)
@@ -143,7 +143,7 @@ def save_once(session: Session) -> None:
     session.journal.rollouts.finish()
     if session.saver.saved_step != session.journal.progress.step:
         save(session)
-    rank_process.phase("saving")
+    world.phase("saving")
     finish_save(session.saver)
 
 

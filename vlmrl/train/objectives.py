@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vlmrl.algo.family import Algorithm
-from vlmrl.algo.kl import ESTIMATORS as KL_ESTIMATORS
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.losses import (
     Tokens,
     applied_weight,
@@ -19,8 +19,8 @@ from vlmrl.algo.losses import (
     policy_loss,
     select_tokens,
 )
+from vlmrl.model.packing import TokenStats
 from vlmrl.model.policy import Policy
-from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.step_batch import StepBatch

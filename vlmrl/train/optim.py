@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmrl.dist.fsdp import own_part, whole
-from vlmrl.errors import TrainError
-from vlmrl.extras import install_line
+from vlmrl.errors import TrainError, install_line
 from vlmrl.model.families import part_of
 from vlmrl.train.kahan_adamw import KahanAdamW
 

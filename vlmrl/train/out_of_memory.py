@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.errors import Load, OutOfMemoryError
 from vlmrl.model.device_memory import memory_use, ran_out, use_in_words
 from vlmrl.model.load import pick_device
@@ -67,7 +67,7 @@ def report_halved(journal: Journal, device: torch.device, load: Load, before: in
     key = load.budget
     peak, limit = memory_use(device)
     journal.watcher.message(
-        f"out of memory in {rank_process.doing()} with {load} at once: trying again with {key} = {now},"
+        f"out of memory in {world.doing()} with {load} at once: trying again with {key} = {now},"
         " which stays until the run's end"
     )
     journal.run.event(
@@ -108,7 +108,7 @@ def explain(recipe: Recipe, error: BaseException) -> OutOfMemoryError:
     raw = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError("", where=getattr(error, "where", None))
     load = raw.load
     load_text = f" with {load} at once" if load else ""
-    message = f"out of memory in {rank_process.doing()}{load_text}; {use_in_words(pick_device(recipe.model.device))}"
+    message = f"out of memory in {world.doing()}{load_text}; {use_in_words(pick_device(recipe.model.device))}"
     if load and raw.fits:
         hint = f"set {load.budget} = {raw.fits}: this value was tried and fits"
     else:
@@ -127,7 +127,7 @@ def first_change(recipe: Recipe, load: Load | None) -> str:
         load: the packed row or batch that did not fit; None = not known, then the phase of the run decides.
     """
     model, rollout = recipe.model, recipe.rollout
-    phase = rank_process.doing().split("`")[1]
+    phase = world.doing().split("`")[1]
     if load and load.responses > 1:
         return f"{load.budget} = {load.half(_in_recipe(recipe, load.budget))} (half of what did not fit)"
     if load:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vlmrl.dist.fsdp import own_part, regather
 from vlmrl.model.lora import adapter_off, adapter_parameters, by_parameter, has_adapted_head
+from vlmrl.model.packing import PackedRow, RowReference, TokenStats
 from vlmrl.model.policy import Policy
-from vlmrl.packed import PackedRow, RowReference, TokenStats
 
 
 class ReferencePolicy:

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlmrl.algo.family import algorithm_of
+from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.data.measurements import CHARACTERS_PER_TOKEN, estimate_image_tokens
-from vlmrl.data.packing import TrainItem, row_load
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.errors import Load, OutOfMemoryError, gib
 from vlmrl.model.device_memory import memory_use
+from vlmrl.model.packing import TokenStats, TrainItem, row_load
 from vlmrl.model.policy import Policy
-from vlmrl.packed import TokenStats
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
@@ -154,7 +153,7 @@ def rehearse(
     if not learner.recipe.train.rehearsal:
         run.write_log("the largest packed row is not rehearsed: train.rehearsal = false")
         return
-    rank_process.phase("rehearsal", step)
+    world.phase("rehearsal", step)
     start = time.perf_counter()
     heaviest = scan()
     if not heaviest.items:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.algo.family import algorithm_of
+from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.errors import Problem, StoreError
 from vlmrl.preflight.memory import HERE, Target
 from vlmrl.recipe.changes import Change, compare_recipes
@@ -26,9 +26,8 @@ from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
 from vlmrl.store.manifest import short_value
-from vlmrl.store.open_run import create_run, open_run, resume_run
 from vlmrl.store.provenance import usable_threads
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run, open_run, resume_run
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}

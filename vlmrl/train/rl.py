@@ -12,11 +12,11 @@ from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
-from vlmrl.algo.family import Algorithm, algorithm_of
-from vlmrl.algo.shaping import next_kl_coef
-from vlmrl.data.packing import PromptTokens, TrainItem
-from vlmrl.dist import rank_process
+from vlmrl.algo.algorithms import Algorithm, algorithm_of
+from vlmrl.algo.credit import next_kl_coef
+from vlmrl.dist import world
 from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text, pooled_metrics
+from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.engine import make_generator
@@ -134,7 +134,7 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
     """Start the engine, rehearse the largest packed row while it sleeps, and return it with this step's weights."""
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     run, say, step = journal.run, journal.watcher.message, journal.progress.step
-    rank_process.phase("engine start", step)
+    world.phase("engine start", step)
     generator = make_generator(
         recipe,
         learner.policy,

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from vlmrl.algo.family import algorithm_of
+from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.checked_files import check_files
-from vlmrl.checkpoint.format import ADAPTER
 from vlmrl.checkpoint.load import saved_lora
 from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World, group_of_one
@@ -32,6 +31,7 @@ from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
 from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
 from vlmrl.setup.sources import make_scorer, open_training
+from vlmrl.store.checkpoints import ADAPTER
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run

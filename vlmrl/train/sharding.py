@@ -10,15 +10,15 @@ from torch import nn
 
 from vlmrl.data.chat_template import IMAGE_SLOT
 from vlmrl.data.encode import Encoder
-from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.dist.fsdp import allocate, own_part, own_rows, shard
 from vlmrl.dist.world import World
 from vlmrl.errors import LaunchError
 from vlmrl.model.families import sharded_units
 from vlmrl.model.load import DTYPES, pick_device
+from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
+from vlmrl.model.safetensors_blocks import is_finite, non_finite
 from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_whole
-from vlmrl.model.weight_check import is_finite, non_finite
 from vlmrl.recipe.rules.world import check_trainers
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.step_batch import FILLER

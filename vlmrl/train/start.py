@@ -10,13 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import VlmrlError
 from vlmrl.recipe.schema import Recipe
-from vlmrl.store.read_only_run import FollowedRun
 from vlmrl.store.removal import set_aside
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import FollowedRun, Run
 
 if TYPE_CHECKING:
     from vlmrl.train.journal import Watcher

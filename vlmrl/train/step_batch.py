@@ -15,12 +15,11 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from vlmrl.data.packing import PromptTokens, TrainItem, layout_of, pack, row_load
 from vlmrl.dist.world import ALONE, World
+from vlmrl.model.caches import common_passes, passes_of
 from vlmrl.model.device_memory import asking_for
-from vlmrl.model.passes import common_passes, passes_of
+from vlmrl.model.packing import PromptTokens, RowReference, TrainItem, layout_of, pack, row_load
 from vlmrl.model.policy import Policy
-from vlmrl.packed import RowReference
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.train.reference import ReferencePolicy
 from vlmrl.types import Group, ScoredSample, name_row

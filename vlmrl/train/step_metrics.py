@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.dist.world import World
 from vlmrl.evaluate.estimates import mean_interval
 from vlmrl.evaluate.interval import Interval
@@ -127,7 +127,7 @@ class Clock:
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
-        rank_process.phase(part)
+        world.phase(part)
         try:
             yield
         finally:
@@ -146,7 +146,7 @@ def memory_metrics(device: torch.device, world: World) -> dict[str, float]:
     FlexAttention is used, `policy/attention_compilations` is the number of shapes that it was compiled for.
     """
     if device.type == "cuda":
-        from vlmrl.model.attention.flex import compiled_shapes
+        from vlmrl.model.attention import compiled_shapes
 
         peak = float(torch.cuda.max_memory_allocated())
         other_metrics = {"policy/attention_compilations": float(len(compiled_shapes))} if compiled_shapes else {}

@@ -10,8 +10,8 @@ from statistics import fmean, median
 
 import torch
 
-from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import EngineError
+from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.train.forward_passes import fill_logps

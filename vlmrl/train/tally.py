@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from vlmrl.algo.kl import k3
-from vlmrl.algo.losses import LOG_RATIO_LIMIT
+from vlmrl.algo.losses import LOG_RATIO_LIMIT, k3
 
 PREFIX = "mismatch/"
 """Prefix of the names in a tally that belong to `Mismatch`."""

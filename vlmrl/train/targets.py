@@ -9,8 +9,8 @@ from functools import partial
 
 from torch import Tensor
 
-from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.errors import DataError
+from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
 from vlmrl.train.forward_passes import fill_logps

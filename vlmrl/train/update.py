@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vlmrl.algo.aggregate import Denominator, aggregate, global_mean
-from vlmrl.data.packing import TrainItem, make_row
+from vlmrl.algo.losses import Denominator, aggregate, global_mean
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
+from vlmrl.model.packing import TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.train.objectives import Objective, TokenData
 from vlmrl.train.optim import Optimizer

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.evaluate.metrics import metric_value, task_problems
 from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
@@ -79,7 +79,7 @@ def validate(session: Session, generator: Generator) -> None:
     step = journal.progress.step
     if not feed.validation or journal.progress.validated == step:
         return
-    rank_process.phase("validation", step)
+    world.phase("validation", step)
     if feed.recipe.eval.by_loss:
         validate_by_loss(session)
         return

@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from vlmrl.algo import advantages, aggregate
-from vlmrl.algo.algorithm import CELLS, CHOICES, Algorithm
-from vlmrl.algo.choices import AGGREGATIONS, ESTIMATORS, SURROGATES
-from vlmrl.algo.family import (
-    ALGORITHMS,
-    algorithm_of,
-    resolve,
-    stand_in,
-    value_in_row,
-    without_greedy,
-)
+from vlmrl.algo import advantages, losses
+from vlmrl.algo.algo_keys import AGGREGATIONS, CELLS, CHOICES, ESTIMATORS, SURROGATES, Algorithm
+from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of, resolve, stand_in, value_in_row, without_greedy
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.schema import Algo
 
@@ -140,8 +132,8 @@ def test_what_the_correction_for_the_engine_comes_to():
 def test_every_aggregation_of_the_table_is_one_that_works(name):
     import torch
 
-    total = aggregate.Denominator.of(name, [2], 4)
-    assert aggregate.aggregate(torch.ones(2), torch.tensor([2, 2]), total).item() > 0
+    total = losses.Denominator.of(name, [2], 4)
+    assert losses.aggregate(torch.ones(2), torch.tensor([2, 2]), total).item() > 0
 
 
 def test_a_row_without_overrides_is_the_row():

@@ -11,10 +11,9 @@ import pytest
 import torch
 from checkpoint_files import prove_items, save_checkpoint, seal, write_meta
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint import merge as merges
-from vlmrl.checkpoint.format import ADAPTER, MODEL
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.merge_plan import CannotStreamError
@@ -25,6 +24,7 @@ from vlmrl.model.lora import attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.safetensors_blocks import weight_files
 from vlmrl.recipe.schema import Lora, Model, Optim
+from vlmrl.store.checkpoints import ADAPTER, MODEL
 from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer
 from vlmrl.train.step_batch import StepBatch

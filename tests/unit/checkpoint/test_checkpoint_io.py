@@ -14,9 +14,8 @@ import pytest
 import torch
 from checkpoint_files import contents_of, prove_items, save_checkpoint, seal
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.checkpoint import checked_files, io, tensor_files
-from vlmrl.checkpoint.format import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap
 from vlmrl.dist.fsdp import HostCopies
@@ -26,7 +25,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.recipe.schema import Model, Optim
 from vlmrl.store import checkpoints as sealed
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.checkpoints import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, read_meta
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
 from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.optim import Optimizer

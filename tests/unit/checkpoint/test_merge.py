@@ -12,10 +12,10 @@ from checkpoint_files import prove_items, save_checkpoint, seal
 from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge import merge
 from vlmrl.errors import CheckpointError
 from vlmrl.model.policy import Policy
+from vlmrl.store.checkpoints import HF, MODEL
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
 from vlmrl.store.layout import MERGE_RECORD
 from vlmrl.store.manifest import update_manifest
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 PROVEN = Proof(3.2e-6, 40, 8, 1e-4)
 META = {

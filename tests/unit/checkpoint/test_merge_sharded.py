@@ -14,12 +14,12 @@ import torch
 from checkpoint_files import prove_items, save_checkpoint, seal
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.format import MODEL
 from vlmrl.checkpoint.merge import merge
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
+from vlmrl.store.checkpoints import MODEL
 from vlmrl.store.layout import MERGE_RECORD
 
 SCRIPT = Path(__file__).parents[2] / "save_sharded.py"

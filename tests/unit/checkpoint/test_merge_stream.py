@@ -18,13 +18,11 @@ from tinyfamilies import BUILDERS, build
 
 from vlmrl.checkpoint import io, proof
 from vlmrl.checkpoint.adapter_folding import Fold
-from vlmrl.checkpoint.format import HF, MODEL
 from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan, match_written
 from vlmrl.checkpoint.merge_writer import write_streaming
 from vlmrl.errors import CheckpointError
 from vlmrl.model import safetensors_blocks
-from vlmrl.model.published_names import publishing
-from vlmrl.model.quiet_transformers import quiet_transformers
+from vlmrl.model.model_facts import quiet_transformers
 from vlmrl.model.safetensors_blocks import (
     TensorSpec,
     parse_size,
@@ -33,6 +31,8 @@ from vlmrl.model.safetensors_blocks import (
     weight_files,
     write_shards,
 )
+from vlmrl.model.stored_weights import publishing
+from vlmrl.store.checkpoints import HF, MODEL
 
 
 class NoProcessor:

@@ -13,8 +13,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.data.run_images import run_images
 from vlmrl.recipe.schema import Data
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.types import Media
 
 

@@ -16,8 +16,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 from vlmrl.types import Group, Media, RewardInput, Row, Score, ScoredSample, Segment, Trajectory

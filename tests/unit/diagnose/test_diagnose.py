@@ -37,7 +37,7 @@ from vlmrl.diagnose.thresholds import (
 from vlmrl.errors import RewardUnavailable, StoreError
 from vlmrl.reward_check.texts import answer_of
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.store.open_run import create_run, open_run
+from vlmrl.store.runs import create_run, open_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 

@@ -21,7 +21,7 @@ from vlmrl.evaluate.shown_alike import require_shown_alike
 from vlmrl.report.evaluations import EvalColumn, eval_tables
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_summary, same_rows_key
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 META = {"split": "test", "source": "s", "role": "test", "greedy": True, "reward": {"name": "r", "sha256": "1"}}
 

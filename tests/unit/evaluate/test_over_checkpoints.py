@@ -13,8 +13,7 @@ from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand, summary_over_steps, words_of_steps
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 
 
 def summary(step: int | None, accuracy: float | None, **meta: Any) -> dict[str, Any]:

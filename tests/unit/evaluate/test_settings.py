@@ -24,7 +24,7 @@ from vlmrl.evaluate.settings import (
     tables_of,
 )
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 
 
 def test_mean_and_band_by_hand():

@@ -24,7 +24,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
 from vlmrl.rollout.sample import is_dead_group
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.source import open_source
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory

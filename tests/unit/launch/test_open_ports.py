@@ -22,7 +22,7 @@ from vlmrl.dist import world as worlds
 RANK = """
 import os, sys, time
 from pathlib import Path
-from vlmrl.dist import rank_process
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import MEETING_VARIABLE, join_world
 
 out = Path(sys.argv[1])

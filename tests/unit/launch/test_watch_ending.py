@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.dist.rank_process import BEAT_BYTES
+from vlmrl.dist.world import BEAT_BYTES
 from vlmrl.launch.rank_watch import Watch
 
 

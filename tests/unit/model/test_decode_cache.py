@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from vlmrl.model import decode_cache
-from vlmrl.model.decode_cache import GROWTH_TOKENS, DecodeCache, key_layers, rows_of
+from vlmrl.model import caches
+from vlmrl.model.caches import GROWTH_TOKENS, DecodeCache, key_layers, rows_of
 
 LAYERS, KEY_HEADS, REPEAT, WIDTH = 2, 2, 3, 4
 
@@ -60,7 +60,7 @@ def test_a_step_equals_attention_over_prompt_and_own_response_row_by_row(prompts
     torch.manual_seed(rng.randrange(1000))
     copies, lengths = [c for c, _ in prompts], [n for _, n in prompts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_cache, "GROWTH_TOKENS", growth)
+        patch.setattr(caches, "GROWTH_TOKENS", growth)
         check_steps(*make_cache(copies, lengths, steps, window), copies, lengths, steps, window, rng)
 
 

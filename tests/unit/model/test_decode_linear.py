@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vlmrl.model import decode_linear
-from vlmrl.model.decode_linear import MAX_ROWS, fast_linears
+from vlmrl.model import caches
+from vlmrl.model.caches import MAX_ROWS, fast_linears
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -45,7 +45,7 @@ def test_other_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any("forward" in vars(m) for m in model[:2])
         assert model[2](torch.zeros(1)) == 1.0
     assert replaced(torch.zeros(1)) == 1.0
-    monkeypatch.setattr(decode_linear, "HAS_KERNEL", False)
+    monkeypatch.setattr(caches, "HAS_FAST_LINEAR", False)
     layer = nn.Linear(2, 2)
     with fast_linears(layer):
         assert "forward" not in vars(layer)

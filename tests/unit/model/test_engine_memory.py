@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.model.engine_memory import Demand, cache_shape, size_cache
+from vlmrl.model.memory import Demand, cache_shape, size_cache
 
 SEVEN_B = {"num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}
 HYBRID = {

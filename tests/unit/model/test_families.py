@@ -9,11 +9,11 @@ import torch
 from tinyfamilies import build
 from tinyworld import saved_bytes
 
-from vlmrl.data.packing import make_row
 from vlmrl.errors import CheckpointError
+from vlmrl.model.caches import batches_of_similar_length
 from vlmrl.model.families import family_of, head_of
-from vlmrl.model.forked_cache import batches_of_similar_length
 from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 
 

@@ -11,14 +11,13 @@ from parity import TOLERANCE, Outcome, adapted, differences, packed, reference, 
 from tinyfamilies import BUILDERS, IMAGE, TinyFamily, build
 from tinyprocessors import encoder_of
 
-from vlmrl.data.packing import TrainItem, make_row, pack
-from vlmrl.model import forked_cache
+from vlmrl.model import caches, packing
+from vlmrl.model import caches as split_attention
 from vlmrl.model import policy as policy_module
-from vlmrl.model.attention import row_plan
-from vlmrl.model.attention import split as split_attention
-from vlmrl.model.attention.prefix import ForkPlan
+from vlmrl.model.attention import ForkPlan
 from vlmrl.model.families import part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
 from vlmrl.train.optim import Optimizer
@@ -192,7 +191,7 @@ def seen_siblings(patch: pytest.MonkeyPatch) -> None:
 
     right = split_attention._groups
     together = lambda plan: [replace(g, each=(g.responses,)) if g.each else g for g in right(plan)]  # noqa: E731
-    patch.setattr(row_plan.RowTokens, "sees", wrong)
+    patch.setattr(packing.RowTokens, "sees", wrong)
     patch.setattr(split_attention, "_groups", together)
 
 
@@ -238,31 +237,31 @@ def other_image_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_window(patch: pytest.MonkeyPatch) -> None:
-    right = row_plan.RowTokens.sees
-    patch.setattr(row_plan.RowTokens, "sees", lambda self, q, k, window, blocks: right(self, q, k, None, blocks))
+    right = packing.RowTokens.sees
+    patch.setattr(packing.RowTokens, "sees", lambda self, q, k, window, blocks: right(self, q, k, None, blocks))
 
 
 def one_way_images(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(row_plan.RowPlan, "has_blocks", lambda self, window: False)
+    patch.setattr(packing.RowPlan, "has_blocks", lambda self, window: False)
 
 
 def no_tail(patch: pytest.MonkeyPatch) -> None:
     """Forked responses begin their convolution from nothing."""
-    right = forked_cache.RecordedPrompt.update_conv_state
+    right = caches.RecordedPrompt.update_conv_state
 
     def wrong(self, conv_states, layer_idx, *args, **kwargs):
         out = right(self, conv_states, layer_idx, *args, **kwargs)
         self.tails[layer_idx] = torch.zeros_like(self.tails[layer_idx])
         return out
 
-    patch.setattr(forked_cache.RecordedPrompt, "update_conv_state", wrong)
+    patch.setattr(caches.RecordedPrompt, "update_conv_state", wrong)
 
 
 def detached_state(patch: pytest.MonkeyPatch) -> None:
     """No gradient flows from the responses into the prompt's recurrent state."""
-    right = forked_cache.RecordedPrompt.update_recurrent_state
+    right = caches.RecordedPrompt.update_recurrent_state
     patch.setattr(
-        forked_cache.RecordedPrompt,
+        caches.RecordedPrompt,
         "update_recurrent_state",
         lambda self, states, layer_idx, *a, **k: right(self, states.detach(), layer_idx, *a, **k),
     )

@@ -14,10 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from transformers import Qwen2_5_VLConfig
 from transformers.vision_utils import get_vision_window_index
 
-from vlmrl.data.packing import make_row
-from vlmrl.model.attention.row_plan import plan_row
 from vlmrl.model.load import share_prefix
 from vlmrl.model.lora import attach_adapter
+from vlmrl.model.packing import make_row, plan_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 

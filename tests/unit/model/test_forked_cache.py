@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from vlmrl.model.forked_cache import CACHE_NAMES, ContinuedCache, RecordedPrompt, checkpoint_layer, run_with_cache
+from vlmrl.model.caches import CACHE_NAMES, ContinuedCache, RecordedPrompt, checkpoint_layer, run_with_cache
 
 
 def test_a_layers_state_is_where_old_and_new_versions_look():

@@ -262,10 +262,10 @@ def test_the_oracle_is_a_plain_softmax_over_what_a_token_may_see():
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [gpu_kernels.varlen_rows, gpu_kernels.flex_rows, gpu_kernels.vision_towers])
 def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
-    from vlmrl.model.attention import varlen
+    from vlmrl.model import attention
 
     for name in ("_kernel", "_takes_kernel"):
-        monkeypatch.setattr(varlen, name, getattr(varlen, name))  # put back afterwards
+        monkeypatch.setattr(attention, name, getattr(attention, name))  # put back afterwards
     assert all(row["ok"] for row in rows(True))
     exact = gpu_kernels.oracle
 

@@ -10,13 +10,12 @@ from parity import world
 from tinyfamilies import TinyFamily, build
 from waits import Waits
 
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
-from vlmrl.model import logprobs
-from vlmrl.model.attention import varlen as varlen_attention
-from vlmrl.model.head_chunks import HeadChunks
+from vlmrl.model import attention as varlen_attention
+from vlmrl.model import policy as logprobs
 from vlmrl.model.load import share_prefix
+from vlmrl.model.memory import HeadChunks
+from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
-from vlmrl.packed import PackedRow
 from vlmrl.types import Segment
 
 

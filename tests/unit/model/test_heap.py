@@ -13,7 +13,7 @@ CHILD = """
 import resource
 import sys
 import torch
-from vlmrl.model.heap import keep_freed_memory
+from vlmrl.model.device_memory import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

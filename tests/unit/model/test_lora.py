@@ -10,7 +10,6 @@ import torch
 from tinyfamilies import build
 from tinyworld import two_groups
 
-from vlmrl.data.packing import make_row
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.load import checkpoint_gradients, load_model, read_model
@@ -28,6 +27,7 @@ from vlmrl.model.lora import (
     trained_parts,
     write_adapter,
 )
+from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model
 from vlmrl.train.reference import ReferencePolicy

@@ -9,8 +9,8 @@ import torch
 from parity import TOLERANCE, adapted, differences, join, packed, reference
 from tinyfamilies import IMAGE, TinyFamily, build
 
-from vlmrl.data.packing import PromptTokens, TrainItem
 from vlmrl.model.load import share_prefix
+from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
 from vlmrl.types import Segment

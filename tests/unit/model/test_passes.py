@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vlmrl.data.packing import PromptTokens, TrainItem, layout_of, make_row
 from vlmrl.dist.world import World
-from vlmrl.model.passes import Pass, common_passes, passes_of, with_fillers
+from vlmrl.model.caches import Pass, common_passes, passes_of, with_fillers
+from vlmrl.model.packing import PromptTokens, TrainItem, layout_of, make_row
 from vlmrl.train.step_batch import FILLER, StepBatch
 from vlmrl.types import Segment
 

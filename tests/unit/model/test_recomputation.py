@@ -10,12 +10,12 @@ from parity import Outcome, packed, world
 from tinyfamilies import build
 from tinyworld import saved_bytes
 
-from vlmrl.data.packing import make_row
 from vlmrl.errors import CheckpointError
 from vlmrl.model.families import part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.memory import STEPS, Recomputed, recomputed_layers, stricter
+from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
-from vlmrl.model.recomputation import STEPS, Recomputed, recomputed_layers, stricter
 
 ANY = st.one_of(st.sampled_from(STEPS), st.floats(0, 1, exclude_min=True, exclude_max=True))
 

@@ -12,17 +12,14 @@ from tinyfamilies import build
 from torch._dynamo.testing import CompileCounter
 from torch.profiler import ProfilerActivity, profile
 
-from vlmrl.data.packing import make_row
-from vlmrl.model.attention import flex as flex_attention
-from vlmrl.model.attention import prefix as prefix_attention_module
-from vlmrl.model.attention import varlen as varlen_attention
-from vlmrl.model.attention.prefix import choose_backend, prefix_attention
-from vlmrl.model.attention.row_plan import RowPlan, plan_row
-from vlmrl.model.attention.split import split_row_attention
-from vlmrl.model.attention.varlen import varlen_index, vision_attention
+from vlmrl.model import attention as flex_attention
+from vlmrl.model import attention as prefix_attention_module
+from vlmrl.model import attention as varlen_attention
+from vlmrl.model.attention import choose_backend, prefix_attention, varlen_index, vision_attention
+from vlmrl.model.caches import split_row_attention
 from vlmrl.model.load import share_prefix
+from vlmrl.model.packing import RowPlan, Span, make_row, plan_row
 from vlmrl.model.policy import Policy
-from vlmrl.packed import Span
 
 CPU = torch.device("cpu")
 LAYOUT = [

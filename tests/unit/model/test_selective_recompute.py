@@ -11,10 +11,9 @@ from parity import adapted, packed, world
 from tinyfamilies import build
 from torch import Tensor, nn
 
-from vlmrl.model import selective_recompute
+from vlmrl.model import policy as selective_recompute
 from vlmrl.model.load import checkpoint_gradients, share_prefix
-from vlmrl.model.policy import Policy
-from vlmrl.model.selective_recompute import cheap_modules, recomputing_cheap
+from vlmrl.model.policy import Policy, cheap_modules, recomputing_cheap
 from vlmrl.recipe.schema import Lora
 
 

@@ -20,9 +20,8 @@ from vlmrl.errors import CheckpointError
 from vlmrl.model import safetensors_blocks
 from vlmrl.model.load import prepare_model, read_model
 from vlmrl.model.lora import adapter_parameters, attach_adapter
-from vlmrl.model.published_names import publishing
-from vlmrl.model.quiet_transformers import quiet_transformers
-from vlmrl.model.stored_weights import is_stored, stored_weight
+from vlmrl.model.model_facts import quiet_transformers
+from vlmrl.model.stored_weights import is_stored, publishing, stored_weight
 from vlmrl.recipe.schema import Lora, Model
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.hub import require_source
+from vlmrl.model.model_files import require_source
 from vlmrl.preflight.rows import first_errors
 from vlmrl.preflight.run import preflight, quick_look
 from vlmrl.recipe.load import load_recipe

@@ -11,7 +11,7 @@ import pytest
 
 from vlmrl.cli.show import check_plan
 from vlmrl.errors import CheckpointError
-from vlmrl.model.attention import varlen
+from vlmrl.model import attention
 from vlmrl.model.model_facts import ModelFacts
 from vlmrl.preflight import kernels
 from vlmrl.preflight.gpu_models import Gpu
@@ -85,7 +85,7 @@ def test_a_flash_attn_without_the_function_counts_as_absent(tmp_path, monkeypatc
     named = attention_kernel(recipe(tmp_path), facts())
     sys.modules.pop("flash_attn", None)
     assert named == {"text": kernel, "images": kernel, "missing": None if kernel == "flash-attn" else INSTALL}
-    assert (varlen.flash_attn() is not None) == (kernel == "flash-attn")
+    assert (attention.flash_attn() is not None) == (kernel == "flash-attn")
     sys.modules.pop("flash_attn", None)
 
 
@@ -93,7 +93,7 @@ def test_a_broken_flash_attn_is_named_before_training(tmp_path, monkeypatch):
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CheckpointError, match="flash-attn is installed and cannot be imported: undefined symbol"):
-        varlen.flash_attn()
+        attention.flash_attn()
 
 
 def test_nothing_is_said_of_kernels_without_a_gpu_or_of_another_machine(tmp_path, environment):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vlmrl.model.memory import KEY, STEPS
 from vlmrl.model.model_facts import ModelFacts, model_facts
-from vlmrl.model.recomputation import KEY, STEPS
 from vlmrl.preflight import memory_plan
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.preflight.memory import Target

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.errors import Problem, RecipeError
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.preflight.memory import HERE, Target
@@ -124,10 +124,10 @@ def test_a_launcher_chooses_for_all_its_processes(file, monkeypatch, tmp_path):
     assert [w.message for w in warnings] == ["slow"] and loaded.recipe.eval.patience == 4
     told = choices_of(loaded)
     assert [c["key"] for c in told] == list(KEYS)
-    monkeypatch.setenv(rank_process.CHOICES_VARIABLE, json.dumps([dict(told[0], value=999), told[1]]))
+    monkeypatch.setenv(world.CHOICES_VARIABLE, json.dumps([dict(told[0], value=999), told[1]]))
     alone, _ = settle_for_run(load_recipe(file), tmp_path)  # no launcher started this process
     assert alone.recipe.train.max_seconds == 420
-    monkeypatch.setattr(rank_process, "launched", lambda: True)
+    monkeypatch.setattr(world, "launched", lambda: True)
     monkeypatch.setattr(of_runs, "choosers", lambda *arguments: pytest.fail("chosen a second time"))
     rank, warnings = settle_for_run(load_recipe(file), tmp_path)
     assert (rank.recipe.train.max_seconds, rank.recipe.eval.patience, warnings) == (999, 4, [])

@@ -21,8 +21,7 @@ from vlmrl.reward_check.saved_responses import open_saved
 from vlmrl.rewards import reward_record
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Row, Score
 

@@ -14,8 +14,7 @@ from vlmrl.report.curves import RunCurves, health_charts
 from vlmrl.report.page import render_report
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import training_name
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 
 
 def opening(run: Run) -> tuple[str, str]:

@@ -17,8 +17,7 @@ from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run, open_run, resume_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.verify import shortened
 from vlmrl.tasks.figure import Lines, Table, figures_to_json
 from vlmrl.tasks.pairs.outcome import confidence_figures

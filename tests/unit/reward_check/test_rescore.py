@@ -22,7 +22,7 @@ from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.store.open_run import create_run
+from vlmrl.store.runs import create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Row, Score
 
@@ -327,7 +327,7 @@ def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
 
     from vlmrl.rewards import reward_record
     from vlmrl.store.media import write_shard
-    from vlmrl.store.open_run import create_run
+    from vlmrl.store.runs import create_run
     from vlmrl.tasks.builtin_rewards import load_reward
     from vlmrl.types import Group, Media, Row, ScoredSample, Segment, Trajectory
 

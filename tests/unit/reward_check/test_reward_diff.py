@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reward_runs import make_pair_run
 
-from vlmrl.algo.family import resolve
+from vlmrl.algo.algorithms import resolve
 from vlmrl.reward_check.rescore import own_rewards, scan_saved
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.reward_diff import Estimate, advantages_of, diff_rewards, estimate_of

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.errors import StoreError
-from vlmrl.redaction.shapes import HIDDEN
+from vlmrl.redaction.secrets import HIDDEN
 from vlmrl.reward_check.response_columns import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.scores_file import check_out, write_scores

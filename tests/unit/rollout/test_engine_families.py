@@ -14,10 +14,9 @@ from tinyfamilies import BUILDERS, IMAGE, build
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from vlmrl.data.encode import EncodedPrompt
-from vlmrl.data.packing import PromptTokens, TrainItem, make_row
-from vlmrl.model.decode_cache import DecodeCache, SplitLayer
-from vlmrl.model.forked_cache import cache_name
+from vlmrl.model.caches import DecodeCache, SplitLayer, cache_name
 from vlmrl.model.load import share_prefix
+from vlmrl.model.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine

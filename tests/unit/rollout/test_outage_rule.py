@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vlmrl.dist import rank_process
+from vlmrl.dist import world
 from vlmrl.dist.world import World
 from vlmrl.rollout import outages as rule
 from vlmrl.rollout.outages import OutageError, Outages, StepLeftError
@@ -88,7 +88,7 @@ def two_ranks(work: Callable[[int, Thread], Any]) -> list[Any]:
 @pytest.fixture
 def phases(monkeypatch) -> list[str]:
     entered: list[str] = []
-    monkeypatch.setattr(rank_process, "phase", lambda name, step=None: entered.append(name))
+    monkeypatch.setattr(world, "phase", lambda name, step=None: entered.append(name))
     return entered
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tinyworld import RELATIVE_TOLERANCE, mixed_prompts, prompt_tokens, sampler_gap
 
-from vlmrl.data.packing import TrainItem, make_row
 from vlmrl.errors import OutOfMemoryError
 from vlmrl.model.load import stop_ids_of
+from vlmrl.model.packing import TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.torch_engine import TorchEngine, _filtered

@@ -12,7 +12,7 @@ from tinyfamilies import BUILDERS, build
 from vllm_family import measure
 
 from vlmrl.errors import EngineError
-from vlmrl.model.published_names import as_published, published_names
+from vlmrl.model.stored_weights import as_published, published_names
 from vlmrl.recipe.rules.engine import CPU_REFUSALS
 
 GAP = 2e-5

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.store import layout
-from vlmrl.store.open_run import create_run
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, create_run
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 IMAGE = Media("a" * 64, 8, 6)

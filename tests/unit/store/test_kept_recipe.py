@@ -11,7 +11,7 @@ import pytest
 from vlmrl.errors import StoreError
 from vlmrl.store import kept_recipe
 from vlmrl.store.files import link_tree
-from vlmrl.store.open_run import create_run, open_run, resume_run
+from vlmrl.store.runs import create_run, open_run, resume_run
 
 SHA = "ab" * 32
 CHANGE = {"what": "train.steps", "old": 1, "new": 2, "kind": "free", "why": "length"}

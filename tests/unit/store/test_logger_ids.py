@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import StoreError
-from vlmrl.store.logger_ids import read_remote, write_remote
-from vlmrl.store.open_run import create_run
+from vlmrl.store.manifest import read_remote, write_remote
+from vlmrl.store.runs import create_run
 from vlmrl.store.verify import verify_run
 
 

@@ -10,11 +10,9 @@ from store_builders import make_checkpoint, make_run
 
 from vlmrl.setup.model_origin import describe_origin, find_model
 from vlmrl.store.checkpoints import choose_checkpoint
-from vlmrl.store.listing import find
+from vlmrl.store.listing import command_line, find, namesake_warning, reference
 from vlmrl.store.manifest import edit
-from vlmrl.store.open_run import open_run
-from vlmrl.store.printed_names import command_line, namesake_warning, reference
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 from vlmrl.store.summary import describe
 
 

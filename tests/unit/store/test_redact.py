@@ -16,7 +16,6 @@ from secret_texts import ASSIGNMENTS, HEX, INNOCENT, PARTS, PASSWORD, PEM, SECRE
 from store_builders import make_group, make_run
 
 from vlmrl.redaction import redact
-from vlmrl.redaction.names import kind_of_name
 from vlmrl.redaction.redact import (
     HIDDEN,
     hidden_keys,
@@ -28,8 +27,8 @@ from vlmrl.redaction.redact import (
     redact_text,
     redact_value,
 )
-from vlmrl.redaction.shapes import looks_random, lowered
-from vlmrl.store.open_run import open_run
+from vlmrl.redaction.secrets import kind_of_name, looks_random, lowered
+from vlmrl.store.runs import open_run
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -11,7 +11,7 @@ from store_builders import make_run
 from vlmrl.errors import CheckpointError, StoreError, exit_of
 from vlmrl.store import files
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Status, read_manifest, settle
-from vlmrl.store.open_run import open_run
+from vlmrl.store.runs import open_run
 
 
 def test_a_disk_too_full_for_the_manifest_does_not_hide_what_happened(tmp_path: Path, monkeypatch) -> None:

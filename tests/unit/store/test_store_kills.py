@@ -14,7 +14,7 @@ from vlmrl.store import layout
 from vlmrl.store.files import EXIT_CODE, VARIABLE, leftovers
 from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import read_manifest
-from vlmrl.store.open_run import open_run, resume_run
+from vlmrl.store.runs import open_run, resume_run
 from vlmrl.store.verify import verify_run
 
 BUILDERS = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom store_builders import *\n"
@@ -22,7 +22,7 @@ BUILDERS = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfro
 
 def die(root: Path, ref: str, point: str, body: str) -> None:
     """Resume the run in a process of its own, run `body`, and be killed at `point`."""
-    code = f"{BUILDERS}from vlmrl.store.open_run import resume_run\nrun = resume_run({str(root)!r}, {ref!r})\n{body}\n"
+    code = f"{BUILDERS}from vlmrl.store.runs import resume_run\nrun = resume_run({str(root)!r}, {ref!r})\n{body}\n"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, VARIABLE: point}, capture_output=True, text=True
     )

@@ -16,11 +16,11 @@ from store_builders import make_run
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.lock import Owner, RunLock, force_release, owner_state, read_owner, this_process
-from vlmrl.store.open_run import open_run, resume_run
+from vlmrl.store.runs import open_run, resume_run
 
 HOLD = """
 import sys, time
-from vlmrl.store.open_run import resume_run
+from vlmrl.store.runs import resume_run
 run = resume_run({root!r}, {ref!r})
 print("held", flush=True)
 {then}

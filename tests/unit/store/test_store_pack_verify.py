@@ -27,12 +27,10 @@ from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.manifest import manifest_fault
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
 from vlmrl.store.metrics import SEAL, sealed
-from vlmrl.store.open_run import open_run, resume_run
 from vlmrl.store.pack import LOG_PART, pack_run
 from vlmrl.store.rollouts import write_rollouts
-from vlmrl.store.runs import Run
-from vlmrl.store.verify import verify_run
-from vlmrl.store.verify_metrics import _gaps
+from vlmrl.store.runs import Run, open_run, resume_run
+from vlmrl.store.verify import _gaps, verify_run
 from vlmrl.types import Group, Media, Segment
 
 REWARD = "def score(x):\n    return 1\n"

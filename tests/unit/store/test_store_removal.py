@@ -10,9 +10,8 @@ from store_builders import make_checkpoint, make_group, make_run
 
 from vlmrl.errors import StoreError
 from vlmrl.store.listing import run_ids
-from vlmrl.store.open_run import open_run
 from vlmrl.store.removal import removable, remove_runs, set_aside
-from vlmrl.store.runs import Run
+from vlmrl.store.runs import Run, open_run
 
 
 def ended(root: Path, status: str = "done", **settings) -> Run:

@@ -20,7 +20,7 @@ from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX
 from vlmrl.store.listing import find, list_runs
 from vlmrl.store.manifest import edit, read_manifest
-from vlmrl.store.open_run import open_run, resume_run
+from vlmrl.store.runs import open_run, resume_run
 
 
 def test_a_run_is_whole_under_its_name_from_the_start(tmp_path: Path):

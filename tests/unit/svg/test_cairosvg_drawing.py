@@ -18,7 +18,7 @@ from vlmrl.errors import RewardError
 from vlmrl.svg import cairosvg_drawing
 from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused, Work
+from vlmrl.svg.parse import SvgLimits, SvgRefused, Work
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged import reward
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure

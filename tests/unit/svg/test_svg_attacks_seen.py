@@ -11,7 +11,7 @@ from svg_attack_parts import KINDS, SvgAttack
 from svg_attack_table import ATTACKS
 
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused
 
 QUICK = [attack for attack in ATTACKS if attack.kind in ("copy", "hidden", "odd")]
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.svg.css import apply_styles, read_declarations
-from vlmrl.svg.limits import SvgRefused
-from vlmrl.svg.parse import parse_svg
+from vlmrl.svg.parse import SvgRefused, parse_svg
 
 
 def styled(text: str) -> dict[str, dict[str, str]]:

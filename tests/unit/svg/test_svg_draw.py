@@ -13,10 +13,8 @@ import pytest
 from PIL import Image
 
 from vlmrl.svg.build import build_scene
-from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused
-from vlmrl.svg.paint import paint
-from vlmrl.svg.parse import parse_svg
+from vlmrl.svg.draw import DrawJob, draw_svg, paint
+from vlmrl.svg.parse import SvgLimits, SvgRefused, parse_svg
 from vlmrl.svg.scene import Shape
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
 
@@ -298,7 +296,7 @@ def test_equal_texts_have_equal_digests():
 
 
 def test_a_leaf_alone_is_what_it_is_in_the_whole():
-    from vlmrl.svg.paint import Painter, view_of
+    from vlmrl.svg.draw import Painter, view_of
 
     scene = build_scene(
         parse_svg(

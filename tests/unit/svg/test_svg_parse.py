@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused
-from vlmrl.svg.parse import SVG, parse_svg
+from vlmrl.svg.parse import SVG, SvgLimits, SvgRefused, find_svg, parse_svg
 
 PLAIN = f'<svg xmlns="{SVG}"><rect/></svg>'
 NESTED = "<svg><svg x='>'><g/></svg><rect/></svg>"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vlmrl.svg.paths import path_text, read_path
+from vlmrl.svg.geometry import path_text, read_path
 
 
 @pytest.mark.parametrize(

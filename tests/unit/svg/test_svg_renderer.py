@@ -11,7 +11,7 @@ import pytest
 
 from vlmrl.errors import VlmrlError
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits, SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'

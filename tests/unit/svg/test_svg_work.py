@@ -8,9 +8,9 @@ import pytest
 from svg_attack_parts import svg
 from svg_attacks_load import star
 
-from vlmrl.svg import build, draw, limits
+from vlmrl.svg import build, draw, parse
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused, Work
+from vlmrl.svg.parse import SvgLimits, SvgRefused, Work
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
 
 DISC = '<circle cx="50" cy="50" r="49" fill="{}"/>'
@@ -51,7 +51,7 @@ def counted(text: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made: list[Work] = []
 
     def make(most: int) -> Work:
-        made.append(limits.Work(most))
+        made.append(parse.Work(most))
         return made[-1]
 
     for module in (build, draw):

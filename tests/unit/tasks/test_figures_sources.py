@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlmrl.errors import DataError
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits, SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.vfig.code_text import ShapeCounts, code_hash, count_shapes, repetition
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure

@@ -15,15 +15,15 @@ from parity import world as family_items
 from tinyfamilies import build
 from tinyworld import assert_close, encoded, items_of
 
-from vlmrl.algo.family import ALGORITHMS
-from vlmrl.data.packing import make_row
-from vlmrl.dist import rank_process
+from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.dist import world
 from vlmrl.dist.fsdp import end_failed_pass, own_part, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import CheckpointError, EngineError, Load, OutOfMemoryError, RewardError, exit_of
 from vlmrl.model.device_memory import asking_for, memory_use, ran_out
 from vlmrl.model.families import sharded_units
 from vlmrl.model.load import share_prefix
+from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
 from vlmrl.train.forward_passes import fill_logps, fill_reference
@@ -261,7 +261,7 @@ def test_a_pass_of_several_runs_that_failed_leaves_nothing(group, at):
 @pytest.mark.slow
 def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
     session = session_of(tiny_model)
-    rank_process.phase("update", 7)
+    world.phase("update", 7)
     rows = fail_above(session.learner.policy, WHOLE)
     assert session.budgets.metrics() == {"train/tokens_per_row": BUDGET}
     assert session.budgets.may_halve("train.tokens_per_row")
@@ -284,7 +284,7 @@ def test_the_half_is_the_budget_from_then_on_said_and_noted(tiny_model, items):
 @pytest.mark.slow
 def test_a_second_failure_ends_with_rows_images_peak_and_the_key_to_change(tiny_model, items):
     session = session_of(tiny_model)
-    rank_process.phase("update", 7)
+    world.phase("update", 7)
     fail_above(session.learner.policy, WHOLE)
     one_update(session, items)
     rows = fail_above(session.learner.policy, HALF)

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import Ears
 
-from vlmrl.algo.family import ALGORITHMS, Algorithm
-from vlmrl.data.packing import PromptTokens
+from vlmrl.algo.algorithms import ALGORITHMS, Algorithm
 from vlmrl.dist.world import World
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.evaluate.outcomes import pooled_metrics
+from vlmrl.model.packing import PromptTokens
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.store.metrics import encode

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tinyworld import encoded, items_of
 
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Optim
@@ -90,7 +90,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(tiny_model, optimiz
 def test_a_sound_update_changes_weights_raises_what_was_good_and_reports(tiny_model, optimizer, items):
     policy = Policy(tiny_model)
     advantages = [1.0, -1.0, 1.0, -1.0]
-    from vlmrl.data.packing import make_row
+    from vlmrl.model.packing import make_row
 
     def gain() -> float:
         with torch.no_grad():

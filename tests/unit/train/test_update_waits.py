@@ -9,9 +9,8 @@ import pytest
 import torch
 from waits import Waits
 
-from vlmrl.algo.family import resolve
-from vlmrl.data.packing import PromptTokens, TrainItem
-from vlmrl.packed import PackedRow, TokenStats
+from vlmrl.algo.algorithms import resolve
+from vlmrl.model.packing import PackedRow, PromptTokens, TokenStats, TrainItem
 from vlmrl.train.forward_passes import fill_logps
 from vlmrl.train.objectives import CrossEntropy, PolicyGradient
 from vlmrl.train.step_batch import StepBatch

@@ -25,7 +25,7 @@ def show(
     from vlmrl.recipe.explain import toml_lines
     from vlmrl.recipe.files import text_of_base
     from vlmrl.recipe.load import load_recipe
-    from vlmrl.visible import visible
+    from vlmrl.untrusted import visible
 
     text = None if origin or overrides or as_json else text_of_base(recipe)
     if text is not None:

@@ -33,7 +33,7 @@ def diagnose(
     """
     from vlmrl.diagnose.run import diagnose as look
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
 
     diagnosis = look(open_run(runs_root(runs), run, trained=True))
     emit(diagnosis.as_dict(), as_json)

@@ -33,7 +33,7 @@ def show(
     """
     from vlmrl.cli.show.run_facts import print_facts
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.open_run import open_run
+    from vlmrl.store.runs import open_run
     from vlmrl.store.summary import describe
 
     opened = open_run(runs_root(runs), run)

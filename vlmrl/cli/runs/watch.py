@@ -11,10 +11,10 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, say
 from vlmrl.cli.show.step_table import columns, step_of, step_table, waiting_text
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 if TYPE_CHECKING:
-    from vlmrl.store.tail import Followed
+    from vlmrl.store.summary import Followed
 
 
 def watch(
@@ -33,8 +33,7 @@ def watch(
     """
     from vlmrl.store.layout import runs_root
     from vlmrl.store.listing import find
-    from vlmrl.store.summary import resume_command
-    from vlmrl.store.tail import Followed
+    from vlmrl.store.summary import Followed, resume_command
 
     followed = Followed(find(runs_root(runs), run))
     if as_json:

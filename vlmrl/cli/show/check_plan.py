@@ -9,7 +9,7 @@ from typing import Any
 from vlmrl.cli.output import console, shorten
 from vlmrl.cli.show.memory_table import show_memory
 from vlmrl.errors import Problem, gib
-from vlmrl.visible import one_line, plural, visible
+from vlmrl.untrusted import one_line, plural, visible
 
 MAX_RESPONSE = 160
 """Maximum number of characters of a correct response that are shown."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vlmrl.cli.output import say, tell
 from vlmrl.types import INAPPLICABLE, NO_SCORE
-from vlmrl.visible import visible_json
+from vlmrl.untrusted import visible_json
 
 if TYPE_CHECKING:
     from vlmrl.diagnose.run import Diagnosis

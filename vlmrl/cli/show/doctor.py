@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.cli.output import console, tell
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 
 def show_doctor(report: Mapping[str, Any]) -> None:

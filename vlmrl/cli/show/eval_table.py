@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import say, show_table, tell
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.records import Evaluation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlmrl.cli.output import emit, say, tell
-from vlmrl.visible import one_line, plural
+from vlmrl.untrusted import one_line, plural
 
 if TYPE_CHECKING:
     from vlmrl.inference.generate import Answered

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import draw_quote, line_of_code, number, share, shorten
-from vlmrl.visible import one_line
+from vlmrl.untrusted import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

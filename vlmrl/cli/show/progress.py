@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from vlmrl.cli.output import shorten
 from vlmrl.types import Group
-from vlmrl.visible import one_line, visible
+from vlmrl.untrusted import one_line, visible
 
 MAX_TEXT = 400
 """Maximum number of characters of a response that is shown."""
@@ -40,7 +40,7 @@ class ConsoleWatcher:
             self.stream.flush()
 
     def step(self, step: int, total: int, metrics: Mapping[str, Any]) -> None:
-        from vlmrl.store.clock import span
+        from vlmrl.store.layout import span
         from vlmrl.store.metrics import counted
 
         if self.first_step is None:
@@ -101,7 +101,7 @@ class PartCounter:
         self._what, self._done, self._first, self._begun, self._told = "", 0, 0, 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        from vlmrl.store.clock import span
+        from vlmrl.store.layout import span
 
         now = self._clock()
         if what != self._what or done < self._done:

@@ -56,8 +56,7 @@ def show_table_of_keys(explanation: Any) -> None:
 
 
 def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
-    from vlmrl.algo.differences import EVERYWHERE, OF_ROWS
-    from vlmrl.algo.family import ALGORITHMS
+    from vlmrl.algo.algorithms import ALGORITHMS, EVERYWHERE, OF_ROWS
     from vlmrl.preflight.catalogs import catalogs
 
     known = catalogs()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import draw_quote, draw_table, line_of_code, number, share, shorten
 from vlmrl.cli.show.probe_report import show_probes
-from vlmrl.visible import one_line, plural
+from vlmrl.untrusted import one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import emit, shorten, show_table
 from vlmrl.errors import StoreError
-from vlmrl.visible import one_line, visible
+from vlmrl.untrusted import one_line, visible
 
 if TYPE_CHECKING:
     from vlmrl.store.runs import Run

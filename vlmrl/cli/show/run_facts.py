@@ -23,7 +23,7 @@ def print_facts(about: dict[str, Any]) -> None:
 
 def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (label, text) of every line; an empty text is not printed."""
-    from vlmrl.store.clock import ago, span
+    from vlmrl.store.layout import ago, span
 
     git = about["git"]
     tags = " ".join(f"#{tag}" for tag in about["tags"])

@@ -28,7 +28,7 @@ def show_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> No
 
 
 def run_line(run: ListedRun) -> dict[str, Any]:
-    from vlmrl.store.clock import ago
+    from vlmrl.store.layout import ago
     from vlmrl.store.metrics import counted, read_tail
 
     raw = run.raw

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.cli.show.progress import by_cell
 
 if TYPE_CHECKING:
-    from vlmrl.store.tail import Followed
+    from vlmrl.store.summary import Followed
 
 
 MOST_PHASES = 3
@@ -37,7 +37,7 @@ def step_table(followed: Followed, height: int) -> Any:
 
 
 def _headline(followed: Followed) -> str:
-    from vlmrl.store.clock import span
+    from vlmrl.store.layout import span
     from vlmrl.store.metrics import counted
 
     run, train = followed.run, followed.lines()
@@ -59,7 +59,7 @@ def _headline(followed: Followed) -> str:
 
 def waiting_text(followed: Followed) -> str:
     """Return what the run waits for, and how long; "" if it does not wait."""
-    from vlmrl.store.clock import ago
+    from vlmrl.store.layout import ago
 
     wait = followed.waits_for if followed.run.status == "running" else None
     return "" if wait is None else f"{wait['event']} for {ago(wait['time'])}: {wait['reason']}"
@@ -76,7 +76,7 @@ def _validation(followed: Followed) -> str:
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:
     """Return column -> text for a step of reinforcement or supervised learning; "" if the step lacks the metric."""
-    from vlmrl.store.tail import phase_seconds
+    from vlmrl.store.summary import phase_seconds
 
     memory = line.get("memory/peak_bytes")
     phases = list(phase_seconds([dict(line)]).items())[:MOST_PHASES]

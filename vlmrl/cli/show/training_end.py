@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def show_end(done: Run, status: str, resume_command: str, as_json: bool) -> None:
     """Print how a run ended, also as JSON; for an interrupted run, the command that resumes it."""
-    from vlmrl.dist.rank_process import launched
+    from vlmrl.dist.world import launched
 
     if as_json:
         emit(result_fields(done), as_json)
@@ -31,7 +31,7 @@ def closing_lines(done: Run) -> str:
     """
     from vlmrl.diagnose.run_facts import unbeaten_start
     from vlmrl.inference.eval_rows import only_training_rows
-    from vlmrl.store.printed_names import checkpoint_option, command_line
+    from vlmrl.store.listing import checkpoint_option, command_line
 
     best, best_text, which = done.manifest.best, "", checkpoint_option(done)
     if best:
@@ -63,7 +63,7 @@ def _warnings(done: Run) -> str:
     """Return the warnings about the run's metrics, as an addition to the line about its end; "" for none."""
     from vlmrl.diagnose.run_facts import with_update
     from vlmrl.diagnose.signs import find_signs, since
-    from vlmrl.store.printed_names import command_line
+    from vlmrl.store.listing import command_line
 
     train = done.metrics("train")
     signs = find_signs(train, done.metrics("validation"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.cli.output import console, line_of_code, say, shorten
-from vlmrl.visible import one_line, visible
+from vlmrl.untrusted import one_line, visible
 
 BAR_WIDTH = 30
 """Number of characters of the longest bar of a histogram."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from vlmrl.algo.algorithm import CELLS, Algorithm
-from vlmrl.algo.choices import CRITIC_SCALES, ESTIMATORS
-from vlmrl.algo.family import ALGORITHMS
+from vlmrl.algo.algo_keys import CELLS, CRITIC_SCALES, ESTIMATORS, Algorithm
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import LoadedRecipe
 

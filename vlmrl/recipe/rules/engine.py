@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vlmrl.errors import Problem
-from vlmrl.extras import install_line
+from vlmrl.errors import Problem, install_line
 from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe

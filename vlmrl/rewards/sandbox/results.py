@@ -13,14 +13,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from vlmrl.broken_image import BROKEN_IMAGE
 from vlmrl.errors import RewardError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import part_name
 from vlmrl.rewards.sandbox.frames import MOST_BLOB_BYTES, StrictEncoder
 from vlmrl.types import Media
-from vlmrl.visible import encodable
+from vlmrl.untrusted import BROKEN_IMAGE, encodable, parse_json
 
 MOST_DETAIL_BYTES = 1 << 16
 """Maximum length of the detail of one response, as JSON."""

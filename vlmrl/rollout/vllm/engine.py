@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from vlmrl.dist.isolation import has_world, undisturbed, world_kept
+from vlmrl.dist.engine_isolation import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
-from vlmrl.model.engine_memory import BATCHED_TOKENS, MAX_SEQUENCES
+from vlmrl.model.memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts

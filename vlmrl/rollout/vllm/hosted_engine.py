@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from vlmrl.dist.isolation import environment_without_world
+from vlmrl.dist.engine_isolation import environment_without_world
 from vlmrl.dist.world import World
 from vlmrl.errors import EngineError
-from vlmrl.model.engine_memory import MAX_SEQUENCES
+from vlmrl.model.memory import MAX_SEQUENCES
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.rollout.vllm import gpu_handles, wire
 from vlmrl.rollout.vllm.places import EnginePlace, visible_gpus

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vlmrl.dist.rank_process import ENGINES_VARIABLE
-from vlmrl.dist.world import World
+from vlmrl.dist.world import ENGINES_VARIABLE, World
 from vlmrl.errors import LaunchError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.dist.broadcast_group import BroadcastGroup
+from vlmrl.dist.engine_isolation import BroadcastGroup
 from vlmrl.errors import EngineError
 from vlmrl.rollout.vllm import gpu_handles, wire
 from vlmrl.rollout.vllm.kept_parts import Region, cut, paste

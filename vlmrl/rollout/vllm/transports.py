@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from vlmrl.dist.broadcast_group import BroadcastGroup
+from vlmrl.dist.engine_isolation import BroadcastGroup
 from vlmrl.rollout.vllm import wire
 
 Transport = Literal["memory", "ipc", "nccl", "socket"]

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from vlmrl.json_text import parse_json
 from vlmrl.metric import SHARE
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
@@ -32,6 +31,7 @@ from vlmrl.tasks.boxes.truth import size_of
 from vlmrl.tasks.counting.published import BEGIN, BETWEEN, CLOSE, OPEN
 from vlmrl.tasks.detection.truth import true_boxes
 from vlmrl.types import RewardInput
+from vlmrl.untrusted import parse_json
 
 WEIGHTS = {"iou": 0.33, "confidence": 0.33, "format": 0.34}
 POSITIONS = ("Position", "position", "bbox", "Bbox")

@@ -11,7 +11,6 @@ from typing import Any
 from vlmrl.data.cells import plain, show
 from vlmrl.data.columns import IMAGES
 from vlmrl.errors import DataError
-from vlmrl.json_text import parse_json
 from vlmrl.rewards.boxes.planes import Plane, Space
 from vlmrl.rewards.boxes.reading import Order
 from vlmrl.rewards.boxes.scan import MOST_CHARS
@@ -22,6 +21,7 @@ from vlmrl.tasks.detection.truth import MOST_CATEGORY_CHARS, MOST_TRUE_BOXES, ma
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size
+from vlmrl.untrusted import parse_json
 
 SPELLINGS = {
     "images": IMAGES,

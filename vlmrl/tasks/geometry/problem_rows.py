@@ -22,7 +22,7 @@ from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
 from vlmrl.tasks.prompt_template import IMAGE
 from vlmrl.tasks.table_rows import IMAGES, TEST
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 SPELLINGS = {
     IMAGES: IMAGE_COLUMNS,

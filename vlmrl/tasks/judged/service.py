@@ -24,12 +24,11 @@ from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.store.layout import VERDICTS, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits, SvgRefused, find_svg
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged.reward import RENDER
 from vlmrl.types import RewardInput, RewardResult
-from vlmrl.visible import plural
+from vlmrl.untrusted import plural
 
 OFFLINE = "VLMRL_JUDGE_OFFLINE"
 """Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""

@@ -25,7 +25,7 @@ from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.taxonrl.domain_rows import complete_truth
 from vlmrl.tasks.taxonrl.domains import DOMAINS
 from vlmrl.tasks.taxonrl.layouts import LAYOUTS, UNKNOWN
-from vlmrl.visible import encodable
+from vlmrl.untrusted import encodable
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "imagepath", "path", "filepath", "file", "filename"),

@@ -18,7 +18,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.store.provenance import usable_cores
-from vlmrl.svg.limits import SvgLimits
+from vlmrl.svg.parse import SvgLimits
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.dataset_assembly import is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow
@@ -29,7 +29,7 @@ from vlmrl.tasks.vfig.screening import DOUBTFUL, WRONG, Rejected, Screened, scre
 from vlmrl.tasks.vfig.source_report import TEST, TRAIN, VALIDATION, FigureReport, SourceCounts
 from vlmrl.tasks.vfig.truth import as_label, make_truth
 from vlmrl.types import hash64
-from vlmrl.visible import visible
+from vlmrl.untrusted import visible
 
 TRAINED_SPLITS = (TRAIN, "start")
 """Splits of other datasets that are trained on; their other splits are held out."""

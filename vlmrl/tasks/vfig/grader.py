@@ -7,8 +7,7 @@ from functools import partial
 
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import pixels_digest
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.tasks.vfig.pictures import shown_pictures
 from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, load_fonts, read_figure, read_truth
 from vlmrl.tasks.vfig.true_figure import true_figure

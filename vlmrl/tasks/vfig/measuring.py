@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.tasks.vfig.grader import PART_DECIMALS
 from vlmrl.tasks.vfig.published.cleanliness import published_cleanliness
 from vlmrl.tasks.vfig.scoring.compare import fitting, load_fonts, read_figure, read_truth

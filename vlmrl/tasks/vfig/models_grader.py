@@ -12,8 +12,7 @@ import numpy as np
 from vlmrl.errors import RewardError
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.tasks.vfig.likeness import LPIPS, PictureModel, open_picture_model
 from vlmrl.tasks.vfig.pictures import shown_pictures
 from vlmrl.tasks.vfig.scoring.compare import fitting, load_fonts, read_figure

@@ -85,8 +85,7 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
 
 def _code(response: str) -> str | None:
     """Return the SVG code in a response; None if there is none."""
-    from vlmrl.svg.extract import find_svg
-    from vlmrl.svg.limits import SvgRefused
+    from vlmrl.svg.parse import SvgRefused, find_svg
 
     try:
         return find_svg(response)

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.json_text import parse_json
 from vlmrl.rewards.text_rewards import ground_truth
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.tasks.vfig.published.score import published_rules
 from vlmrl.types import RewardInput, RewardResult
+from vlmrl.untrusted import parse_json
 
 
 def make_grader(*, key: str | None, metadata: str | None) -> Callable[[RewardInput], RewardResult]:

@@ -12,8 +12,7 @@ from vlmrl.data.image_shards import stored_form
 from vlmrl.data.images import decode_image, encode_png
 from vlmrl.errors import DataError
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.vfig.code_text import code_hash, count_shapes, repetition
 from vlmrl.tasks.vfig.figure_sources import SourceFigure

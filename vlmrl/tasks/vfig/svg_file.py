@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vlmrl.redaction.redact import excerpt
-from vlmrl.svg.extract import find_svg
-from vlmrl.svg.limits import SvgRefused
-from vlmrl.svg.parse import Node, parse_svg
+from vlmrl.svg.parse import Node, SvgRefused, find_svg, parse_svg
 from vlmrl.tasks.response_file import Draw, NoFile, ResponseFile
 
 MOST_WORKERS = 8

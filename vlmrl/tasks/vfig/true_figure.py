@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.text_rewards import ground_truth
-from vlmrl.svg.limits import SvgRefused
+from vlmrl.svg.parse import SvgRefused
 from vlmrl.types import RewardInput
 
 Figure = TypeVar("Figure")

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import RewardError
-from vlmrl.json_text import parse_json
 from vlmrl.redaction.redact import quoted
-from vlmrl.svg.limits import SvgLimits
+from vlmrl.svg.parse import SvgLimits
 from vlmrl.tasks.truth_kinds import Truth, TruthForm
+from vlmrl.untrusted import parse_json
 
 CODE = "svg"
 """Truth field with the code of the row's figure."""

@@ -11,8 +11,7 @@ import numpy as np
 
 from vlmrl.svg.build import Images, build_scene
 from vlmrl.svg.draw import FONT_SAMPLE, own_size
-from vlmrl.svg.limits import SvgLimits
-from vlmrl.svg.parse import parse_svg
+from vlmrl.svg.parse import SvgLimits, parse_svg
 from vlmrl.svg.scene import Bitmap
 from vlmrl.tasks.vfig.scoring.elements import Element, elements_of
 from vlmrl.tasks.vfig.scoring.matching import correspond

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import find_objects
 
+from vlmrl.svg.draw import Painter
 from vlmrl.svg.geometry import Box, bounds, fitted, moved
-from vlmrl.svg.paint import Painter
 from vlmrl.svg.scene import Bitmap, Group, Scene, Shape
 from vlmrl.svg.values import Matrix
 

@@ -1,15 +1,17 @@
-"""Cells of the algorithm table, each declared once. Imports neither torch nor numpy.
+"""Cells of the algorithm table: class `Algorithm`, each cell declared once with its facts, and the values it may have.
 
-A new key of the recipe's table `[algo]` is a new field of `Algorithm`. choices.py lists the values that a cell may
-have, family.py the rows of the table.
+The recipe's table `[algo]`, its JSON Schema, the help of `vlmrl recipe explain`, the check for keys that do nothing,
+and the rules for a resume are derived from these fields. A new key of `[algo]` is a new field of `Algorithm`. For a new
+value, add an entry here and its function in advantages.py or losses.py; tests compare the names. Neither torch nor
+numpy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from vlmrl.algo.cells import KL, When, cell, cells_of
-from vlmrl.algo.choices import AGGREGATIONS, ESTIMATORS, KL_ESTIMATORS, RATIOS, SCALES, SURROGATES, Surrogate
 from vlmrl.key_facts import (
     ABOVE_ONE,
     COUNT,
@@ -19,8 +21,238 @@ from vlmrl.key_facts import (
     POSITIVE,
     POSITIVE_FRACTION,
     POSITIVE_INT,
+    OnResume,
     Range,
 )
+
+T = TypeVar("T")
+
+ALGORITHM = OnResume("asked", "the algorithm")
+KL = OnResume("asked", "the algorithm and the weight of its KL", ("kl",))
+
+
+@dataclass(frozen=True)
+class When:
+    """Condition under which a cell is read: it depends on the value of another cell.
+
+    Args:
+        cell: the other cell.
+        values: values of the other cell with which this one is read; () = every value but None, 0 and False.
+        otherwise: reason for the user why this cell does nothing if the condition does not hold. {row} stands for the
+            row's name, {value} for the other cell's value. "" = a text with the other cell and its value.
+        hint: advice for the user in this case; "" = remove this cell, or set the other one.
+    """
+
+    cell: str
+    values: tuple[str, ...] = ()
+    otherwise: str = ""
+    hint: str = ""
+
+    def holds(self, value: Any) -> bool:
+        """Return whether the condition holds for this value of the other cell."""
+        return value in self.values if self.values else bool(value)
+
+    def unread(self, row: str, value: Any) -> str:
+        """Return the reason why the cell does nothing in this row, with this value of the other cell."""
+        shown = f'"{value}"' if isinstance(value, str) else "not set" if value is None else f"{value:g}"
+        return self.otherwise.format(row=row, value=value) or f"`algo.{self.cell}` is {shown}"
+
+    @property
+    def remedy(self) -> str:
+        """Advice for the user if the condition does not hold, so that the cell does nothing."""
+        if self.hint:
+            return self.hint
+        if len(self.values) == 1:
+            return f'remove it, or set algo.{self.cell} = "{self.values[0]}"'
+        if self.values:
+            return f"remove it, or set algo.{self.cell} to {' or '.join(self.values)}"
+        return f"set algo.{self.cell}, or remove it"
+
+    @property
+    def words(self) -> str:
+        """The condition in words, for help texts."""
+        if self.values:
+            return f"algo.{self.cell} is {_listed(self.values)}"
+        return f"algo.{self.cell} is set and not 0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Facts about one cell.
+
+    Args:
+        name: name of the cell, and of the recipe key `algo.<name>`.
+        type: bool, int, float or str.
+        optional: whether a row may leave the cell empty (None).
+        default: value in rows that do not set the cell.
+        help: text for users about the effect of the cell. `description` adds the choices and the conditions.
+        range: bounds of a number; None for other types.
+        choices: possible value -> remark ("" = no remark); empty for a number or a boolean.
+        open_list: whether the choices are entries of a table in this package that is meant to grow (estimators,
+            surrogates ...). If so, the recipe's check refuses an unknown value; else the reading of the recipe does.
+        used_when: conditions under which the cell is read. If one of them does not hold, the cell does nothing.
+        neutral: value that has no effect under any condition; None = there is no such value.
+        on_resume: rule for a change of the cell on resume.
+        of_row: whether a recipe without this key uses the row's value. False = it uses the default, in all rows.
+    """
+
+    name: str
+    type: type[bool] | type[int] | type[float] | type[str]
+    optional: bool
+    default: Any
+    help: str
+    range: Range | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+    open_list: bool = False
+    used_when: tuple[When, ...] = ()
+    neutral: Any = None
+    on_resume: OnResume = ALGORITHM
+    of_row: bool = True
+
+    @property
+    def description(self) -> str:
+        """Text for users: the help, the choices with their remarks, and the conditions under which the cell is read."""
+        texts = [self.help]
+        if self.open_list and any(self.choices.values()):
+            names = (f"{name} ({remark})" if remark else name for name, remark in self.choices.items())
+            texts.append(f"One of: {', '.join(names)}.")
+        if self.used_when:
+            texts.append(f"Only where {' and '.join(when.words for when in self.used_when)}.")
+        return " ".join(texts)
+
+
+def cell(
+    default: T,
+    help: str,
+    *,
+    range: Range | None = None,
+    choices: Mapping[str, str] | tuple[str, ...] = (),
+    open_list: bool = False,
+    used_when: tuple[When, ...] = (),
+    neutral: Any = None,
+    on_resume: OnResume = ALGORITHM,
+    of_row: bool = True,
+) -> T:
+    """Return a dataclass field that declares a cell. Arguments: see `Cell`. Its type is that of the default."""
+    names = choices if isinstance(choices, Mapping) else dict.fromkeys(choices, "")
+    facts = {"help": help, "range": range, "choices": names, "open_list": open_list, "used_when": used_when}
+    facts |= {"neutral": neutral, "on_resume": on_resume, "of_row": of_row}
+    declared: Any = field(default=default, metadata=facts)
+    return declared
+
+
+def cells_of(table: type) -> Iterator[Cell]:
+    """Yield the cells that a dataclass declares, in the order of its fields."""
+    hints = get_type_hints(table)
+    for item in fields(table):
+        if item.metadata:
+            yield _cell(item, hints[item.name])
+
+
+def _cell(item: Field[Any], hint: Any) -> Cell:
+    alternatives = get_args(hint) or (hint,)
+    kind = next(a for a in alternatives if a is not type(None))
+    optional = type(None) in alternatives
+    return Cell(name=item.name, type=kind, optional=optional, default=item.default, **item.metadata)
+
+
+def _listed(values: tuple[str, ...]) -> str:
+    return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """Facts about a surrogate of losses.py.
+
+    Args:
+        reads: the cells that the surrogate reads. A recipe that sets such a cell gets a warning if its own surrogate
+            does not read it. Cells that apply to every surrogate, such as `aggregation`, are not listed.
+        gate: whether the surrogate limits the effect of every token by a smooth function instead of a clip.
+        selects: whether the surrogate picks tokens from all tokens of an update and treats them differently.
+    """
+
+    reads: tuple[str, ...] = ()
+    gate: bool = False
+    selects: bool = False
+
+
+SURROGATES: dict[str, Surrogate] = {
+    "clip": Surrogate(("ratio", "clip_low", "clip_high", "dual_clip")),
+    "reinforce": Surrogate(),
+    "cispo": Surrogate(("ratio", "clip_low", "clip_high")),
+    "gmpo": Surrogate(("clip_low", "clip_high")),
+    "sapo": Surrogate(("ratio", "tau_positive", "tau_negative"), gate=True),
+    "clip_cov": Surrogate(
+        ("ratio", "clip_low", "clip_high", "dual_clip", "cov_share", "cov_low", "cov_high"), selects=True
+    ),
+    "kl_cov": Surrogate(("ratio", "cov_share", "cov_kl_coef"), selects=True),
+}
+"""Name of a surrogate in losses.py -> facts. losses.py is not imported, because it needs torch; a test compares the
+two."""
+RATIOS = {
+    "token": "",
+    "sequence": "length-normalised ratio of the whole response",
+    "sequence_token": "the value of sequence, with each token's own gradient",
+}
+"""Level of the probability ratio in losses.py -> remark for users."""
+AGGREGATIONS = {
+    "token_mean": "all tokens count the same",
+    "sequence_mean": "all responses count the same",
+    "constant": "the sum over responses x rollout.max_new_tokens",
+}
+"""Name of an aggregation in aggregate.py -> remark for users."""
+KL_ESTIMATORS = {
+    "k1": "",
+    "k2": "",
+    "k3": "",
+    "low_var_kl": "k3, at most 10",
+    "abs": "",
+    "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
+}
+"""Name of a KL estimator in kl.py -> remark for users. The estimator "full" is in model/policy.py."""
+SCALES = {
+    "none": "",
+    "group": "standard deviation of the group's scores",
+    "batch": "standard deviation of all scores",
+    "alive": "share of live samples",
+    "samples": "centred and divided over all samples",
+    "tokens": "centred and divided over all tokens",
+    "tokens_keep_mean": "as tokens, with the mean added back",
+}
+"""Name of a scale, a divisor of the advantages -> remark for users. advantages.py computes it (`_scaled`)."""
+CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
+"""Scales that may be used with a critic. Others divide by the spread of scores, which can be 0 although advantages are
+not 0."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Facts about an estimator of the advantage. Its baseline is a function in advantages.py.
+
+    Args:
+        scale: the default scale, one of `SCALES`.
+        needs_group: whether the estimator compares the samples of a prompt, so that one sample is not enough.
+        critic: whether the estimator uses the values of a critic; then no group is dead.
+        remark: a few words for users.
+    """
+
+    scale: str = "none"
+    needs_group: bool = True
+    critic: bool = False
+    remark: str = ""
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "group_mean": Estimator(),
+    "group_mean_std": Estimator("group"),
+    "leave_one_out": Estimator(),
+    "length_weighted": Estimator(),
+    "best_of_group": Estimator(),
+    "part_by_part": Estimator("samples", remark="each reward part on its own"),
+    "greedy": Estimator(needs_group=False, remark="score of one greedy answer per prompt"),
+    "none": Estimator(needs_group=False),
+    "gae": Estimator(needs_group=False, critic=True, remark="a critic"),
+}
 
 
 def _by_surrogate(

@@ -1,7 +1,11 @@
-"""Search for secrets by the place where they are: in addresses, cookies, commands, and beside the name of a secret.
+"""Recognition of secrets: by their names, by their shapes, and by the places where they are.
 
-After a name such as `api_key`, a value is searched for: a string literal or a word. No language is parsed. The search
-ends where the statement ends, as far as brackets, commas and line ends show it.
+Names: `openaiApiKey` is split into openai, api, key; `PGPASSWORD` into pg, password. The short endings key, pass, pwd
+and pw are split off only after words that often precede them in names of secrets (`dbpass`, `sshkey`), because
+`monkey`, `compass` and `hotkey` have these endings, too. Shapes of tokens are those of detect-secrets (Yelp's scanner)
+and our own; ours allow no token to begin in the middle of a word, because a base64 image contains every short sequence
+of letters. Places are addresses, cookies, commands, and the value after a secret's name. No language is parsed: the
+search ends where the statement ends, as far as brackets, commas and line ends show it.
 """
 
 from __future__ import annotations
@@ -9,18 +13,266 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from itertools import pairwise
+from typing import Literal
 
-from vlmrl.redaction.names import kind_of_name, words_of
-from vlmrl.redaction.shapes import (
-    HIDDEN,
-    Span,
-    has_random_part,
-    is_mixed,
-    is_open,
-    is_placeholder,
-    looks_random,
-    lowered,
+Sure = Literal["sure", "maybe", "none"]
+"""Probability that a name is that of a secret.
+
+sure: any value is hidden. maybe: only a value that looks random is hidden. none: no value is hidden.
+"""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SURE_WORDS = _words(
+    "password passwd passphrase passcode pwd pw secret apikey secretkey privatekey accesskey credential credentials"
+    " mnemonic"
 )
+MAYBE_WORDS = _words(
+    "key token auth login bearer pass pat jwt sig signature cookie session dsn webhook authorization cred creds sas"
+)
+"""Words in names of passwords, but also of other values (a folder, weights of parts).
+
+A short value under such a name is hidden only if it is not a word.
+"""
+SYSTEMS = _words(
+    "db database user usr admin root smtp imap mail email ftp sftp ssh mysql sql pg pgsql postgres postgresql mariadb"
+    " redis rabbit rabbitmq mq amqp mqtt kafka mongo mongodb oracle elastic es proxy ldap bind vpn wifi http https"
+    " server remote login sudo svc service account acct client keystore truststore cert pfx ssl tls registry docker git"
+    " github gitlab jenkins samba smb rpc api app web"
+)
+"""Words after which `pass` means a password."""
+KEY_OWNERS = SYSTEMS | _words(
+    "access private secret signing encryption master auth license licence deploy storage session host bot judge wandb"
+    " openai anthropic hf huggingface gemini google azure aws cohere mistral groq together stripe"
+)
+SURE_PAIR = re.compile(
+    r"\b(?:(?:api|access|private|secret|signing|encryption|master|auth|account) key|(?:auth|access|api|bearer|refresh)"
+    rf" token|(?:{'|'.join(sorted(SYSTEMS))}) pass)\b"
+)
+ENDING = re.compile(
+    r"(\w+)(password|passphrase|passcode|passwd|secret|token|apikey|credential)"
+    rf"|({'|'.join(sorted(KEY_OWNERS))})(key)|({'|'.join(sorted(SYSTEMS))})(pass|pwd|pw)"
+)
+"""Endings that are split off: the first ones after any word, key and pass only after words that own one."""
+OTHER_KINDS = {
+    "token": _words(
+        "stop eos bos pad image images special think mask sep unk cls start end vision video new max min num prompt"
+        " completion first last next prev per newline begin boi eoi sampled response extra answer tool tokens sub"
+    ),
+    "key": _words(
+        "cache row sort primary foreign group dict hash public partition column lookup json state metric sample prompt"
+        " dedupe content object param config weight data first last left right arrow answer label image next prev"
+        " idempotency candidate source map index join merge cluster"
+    ),
+}
+"""Last word -> words before it that make the name harmless, such as a stop token or a cache key."""
+ABOUT_IT = _words(
+    "name path file dir folder url uri env var variable field column header prefix suffix regex pattern hint help label"
+    " type kind len length size count id ids index limit hash sha sha1 sha256 md5 digest fingerprint checksum policy"
+    " prompt question riddle word words message error required enabled valid expiry expires ttl age format placeholder"
+    " manager provider store vault usage cost budget rate ratio embedding embeddings per and or is of"
+)
+"""Last words of names whose value describes a secret but is not the secret."""
+SUFFIXES = _words("prod dev test staging primary secondary value val str string b64 base64 raw default")
+"""Last words that do not change the meaning of a name."""
+_NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name: singular, lower case, without SUFFIXES (`OPENAI_API_KEYS_2` -> openai, api, key)."""
+    words: list[str] = []
+    for word in map(str.lower, _NAME_PART.findall(name.rpartition(".")[2] or name)):
+        one = word[:-1] if word.endswith("s") and not word.endswith(("ss", "sas")) else word
+        split = None if one in SURE_WORDS | MAYBE_WORDS else ENDING.fullmatch(one)
+        words += [part for part in split.groups() if part] if split else [one if one in _SINGULAR else word]
+    if words[-2:] == ["key", "data"]:  # `key-data` in Kubernetes configurations
+        words.pop()
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in SUFFIXES):
+        words.pop()
+    return words
+
+
+_SINGULAR = SURE_WORDS | MAYBE_WORDS
+
+
+@lru_cache(maxsize=4096)
+def kind_of_name(name: str) -> Sure:
+    """Return how likely it is that a value with this name is a secret."""
+    words = words_of(name)
+    last, before = (["", "", *words])[-1], (["", "", *words])[-2]
+    pair = SURE_PAIR.search(" ".join(words))
+    if last in SURE_WORDS or (pair and pair.end() == len(" ".join(words))):
+        return "sure"
+    if last in MAYBE_WORDS:
+        return "none" if before in OTHER_KINDS.get(last, ()) else "maybe"
+    if last in ABOUT_IT:
+        return "none"
+    return "maybe" if pair or not SURE_WORDS.isdisjoint(words) else "none"
+
+
+HIDDEN = "<redacted>"
+"""Text that replaces a secret."""
+Span = tuple[int, int]
+
+PREFIXES = r"""
+    hf_ api_org_ c?sk- gsk_ r8_ npm_ nvapi- pplx- xai- tgp_v1_ fw_ wandb_v\d_ jina_ rpa_ lsv2_ KGAT_ fc- pa- tvly- e2b_
+    gh[opsur]_ github_pat_ gl[a-z]{2,5}- ya29\. GOCSPX- xox[a-z]- xapp-\d- pypi-AgE dckr_pat_ ATATT3 lin_api_ PMAK-
+    ntn_ figd_ glsa_ sbp_ phx_ do[oprt]_v1_ shp[a-z]{2}_ sq0[a-z]{3}- hv[bs]\. dp\.[a-z]{2,5}\. NRAK- sntry[su]_
+    [sr]k_(?:live_|test_)? whsec_ SG\. AGE-SECRET-KEY-1 PRIVATE-AGE- pul- pat[A-Za-z0-9]{14}\. tskey-[a-z]+-
+    pscale_(?:tkn|oauth|pw)_ rubygems_ secret_ key- vc[pikar]_ HRKU- apify_api_ sgp_ CCI[A-Z]{3}_ cf[ua]t_ bkua_
+    [A-Za-z0-9]{14}\.atlasv1\. EAACEdEose0cBA amzn\.mws\. oauth2v1_
+"""
+"""Beginnings of tokens, each followed by at least 16 letters, digits, `_` and `-`, which look random."""
+WHOLE = (
+    r"(?:fm[12]_|(?:ops|glc)_eyJ|LS0tLS1CRUdJTiB(?:QUklWQVRFI|SU0EgUFJJV|FQyBQUklWQ|PUEVOU1NII|FTkNSWVBUR))[\w+/=-]{24,}",
+    r"dapi[a-f0-9]{32}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
+    r"\$[56]\$(?:rounds=\d+\$)?[\w./]{1,16}\$[\w./]{43,86}|\$2[abxy]\$\d\d\$[\w./]{53}",
+    r"\$argon2(?:id?|d)\$v=\d+\$[\w=,]+\$[\w+/]{8,}\$[\w+/]{16,}",
+)
+"""Patterns of tokens, and of hashes of passwords, that have other signs in them."""
+PLAIN = r"A(?<![\w+/-]A)(?:Iza[\w-]{30,}|(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16})"
+"""Pattern of tokens that begin like a word. They are not accepted inside base64 text."""
+HOOKS = (
+    r"(?:hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/|webhook\.office\.com/"
+    r"|hooks\.zapier\.com/hooks/catch/|/open-apis/bot/v2/hook/|/with/key/|api\.telegram\.org/(?:file/)?bot)"
+    r"([\w:/@+-]{8,})"
+)
+_RUN = re.compile(r"[\w.+/=$,-]{15,}", re.ASCII)
+"""Pattern of a long sequence without spaces. Tokens are long, so shorter words are not searched (for speed)."""
+_TOKEN = re.compile(
+    rf"(?:(?<![\w-])|(?<=\\[nrt]))(?:(?P<token>(?:{'|'.join(PREFIXES.split())})[\w-]{{16,}}(?:[.+/=][\w-]{{16,}})*[=]*)|{'|'.join(WHOLE)})",
+    re.ASCII,
+)
+_PLAIN, _HOOK = re.compile(PLAIN, re.ASCII), re.compile(HOOKS, re.ASCII)
+_HOSTS = ("hook", "/with/key/", "api.telegram.org")
+_LONGEST_WORD = 15
+"""Maximum number of letters of a word. A longer sequence after a service's prefix is a token."""
+_PEM = re.compile(
+    r"(?:-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d)"
+    r"(?P<body>(?:(?!-----|Private-MAC).){0,20000})(?P<end>-----END|Private-MAC)?",
+    re.DOTALL,
+)
+_PEM_LINE = re.compile(r"[+\- #*>]*(?P<line>[^\n]*[^\s][^\n]*)")
+_PEM_BODY = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
+_CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{3,}")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_TIME = re.compile(r"\d{4}-?\d\d-?\d\d[T _-]?\d\d:?\d\d(?::?\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
+_NUMBER = re.compile(r"[\d._,]+(?:e[+-]?\d+)?%?", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"[*xX._?\-\s]*|<[^>]*>|\$?\{.*\}|\$[a-z_]+|\$\(.*\)|%(?:\(\w+\))?[sdr]|none|null|nil|true|false|undefined"
+    r"|(?:your|insert|enter|replace|put|example|dummy|fake|todo)(?:[\W_][^\d]*|)",
+    re.IGNORECASE | re.DOTALL,
+)
+DETECTORS = (
+    "aws azure_storage_key discord github_token gitlab_token mailchimp pypi_token sendgrid slack square_oauth stripe"
+    " telegram_token twilio"
+)
+"""Modules of detect-secrets whose shapes are used.
+
+These are left out: those for any assignment, entropy or address (git hashes and fingerprints are no secrets here),
+those whose time is quadratic in the text's length (JWT, OpenAI, npm, basic authentication: our shapes cover them), and
+those that match ordinary words (Artifactory, IBM).
+"""
+
+
+def service_tokens(text: str) -> Iterator[Span]:
+    """Yield (start, end) of every token that has a service's prefix.
+
+    Plain words are not tokens, whatever their beginning: `sk-learn-contrib-package`.
+    """
+    for run in _RUN.finditer(text):
+        for m in _TOKEN.finditer(text, *run.span()):
+            if m["token"] is None or has_random_part(m[0]) or max(map(len, re.split(r"[\W_]+", m[0]))) > _LONGEST_WORD:
+                yield m.span()
+    yield from (m.span() for m in _PLAIN.finditer(text))
+    if any(host in text for host in _HOSTS):
+        yield from (m.span(1) for m in _HOOK.finditer(text))
+
+
+@lru_cache(maxsize=1)
+def scanner_shapes() -> re.Pattern[str]:
+    """Return one pattern of the tokens that detect-secrets knows by their service. It is imported at the first call."""
+    from detect_secrets.plugins.base import RegexBasedDetector
+
+    modules = [vars(import_module(f"detect_secrets.plugins.{name}")).values() for name in DETECTORS.split()]
+    kinds = {v for module in modules for v in module if isinstance(v, type) and issubclass(v, RegexBasedDetector)}
+    kinds = sorted(kinds - {RegexBasedDetector}, key=lambda kind: kind.__name__)
+    shapes: list[re.Pattern[str]] = [shape for kind in kinds for shape in kind().denylist]
+    each = (f"(?i:{s.pattern})" if s.flags & re.IGNORECASE else f"(?:{s.pattern})" for s in shapes)
+    return re.compile(rf"(?:(?<![A-Za-z0-9+/])|(?<=\\[nrt]))(?:{'|'.join(each)})[\w-]*", re.ASCII)
+
+
+def private_keys(text: str) -> Iterator[Span]:
+    """Yield the lines of private keys between the first and the last line, each as a span.
+
+    If the last line is missing, all following lines that look like parts of the key are yielded.
+    """
+    for key in _PEM.finditer(text):
+        for line in re.finditer(r"[^\n]+", key["body"]):
+            if key["end"] is None and not _PEM_BODY.fullmatch(line[0]):
+                break
+            shown = len(line[0]) - len(line[0].lstrip("+- #"))
+            if line[0].strip():
+                yield key.start("body") + line.start() + shown, key.start("body") + line.end()
+
+
+def lowered(text: str) -> str:
+    """Return the text in lower case with the same length: the character that would become two becomes one."""
+    return text.replace("\u0130", "I").lower()
+
+
+def is_placeholder(value: str, *, names: bool = True) -> bool:
+    """Return whether a value is a placeholder: `<token>`, `${TOKEN}`, `...`, or a name such as `HF_TOKEN`.
+
+    Args:
+        names: whether a name counts as a placeholder. In an address it does not: `user:password` is really sent.
+    """
+    if _PLACEHOLDER.fullmatch(value) or not names:
+        return _PLACEHOLDER.fullmatch(value) is not None
+    return re.fullmatch(r"[A-Za-z_][A-Za-z_.-]*", value) is not None and kind_of_name(value) != "none"
+
+
+def is_open(value: str) -> bool:
+    """Return whether a value is no secret, whatever its name: empty, a plain number, a placeholder, already hidden."""
+    return not value or HIDDEN in value or _NUMBER.fullmatch(value) is not None or is_placeholder(value)
+
+
+def is_mixed(value: str) -> bool:
+    """Return whether a value is one word that mixes letters with digits or signs, so neither a word nor a number."""
+    if len(value) < 6 or any(c.isspace() for c in value) or _NUMBER.fullmatch(value):
+        return False
+    return any(c.isalpha() for c in value) and any(c.isdigit() or c in "!@#$%^&*+/=~" for c in value)
+
+
+def looks_random(value: str) -> bool:
+    """Return whether a value looks like random characters, and not like words, numbers, dates or versions."""
+    if len(value) < 12 or not re.fullmatch(r"[\w.+/=~:@!#$%^&*?-]+", value, re.ASCII) or _TIME.fullmatch(value):
+        return False
+    return _UUID.fullmatch(value) is not None or has_random_part(value)
+
+
+def has_random_part(value: str) -> bool:
+    """Return whether a sequence of letters and digits in a value looks random, however short the value is."""
+    return any(_is_random_part(part) for part in re.split(r"[^A-Za-z0-9]+", value))
+
+
+def _is_random_part(part: str) -> bool:
+    if len(part) < 8 or part.isdigit():
+        return False
+    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in part]
+    changes = sum(a != b for a, b in pairwise(kinds))
+    if part.isalpha():  # words in camel case, such as `MyClassName`, are not random
+        words = sum(map(len, _CAMEL_WORD.findall(part)))
+        return len(part) >= 16 and words < len(part) / 2 and changes >= 6
+    # A word that begins with a capital and ends in a number has two changes of kind.
+    return changes >= 3 or (len(part) >= 16 and re.fullmatch("[0-9a-f]+|[0-9A-F]+", part) is not None)
+
 
 USERINFO = re.compile(r"(?<=://)([^/\s:@\"'<>]*):([^/\s\"'<>]+)(?=@)|(?<=://)([^/\s:@\"'<>]{12,})(?=@)")
 _IN_ADDRESS = frozenset(("token", "sig", "signature", "auth", "jwt", "sas", "session"))
