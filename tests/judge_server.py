@@ -12,8 +12,8 @@ from typing import Any
 
 from endpoint_server import Endpoint, Reply, failure, serve_endpoint
 
-from vlmrl.judge.prompt import JudgeRequest, tiny_png
-from vlmrl.judge.settings import JudgeSettings
+from vlmrl.services.judge_prompt import JudgeRequest, tiny_png
+from vlmrl.services.judge_settings import JudgeSettings
 
 PATHS = r"/chat/completions$|:generateContent$"
 AXES = ("presence", "layout", "connectivity", "details")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmrl.rewards.text_parsing import Tag, find_tags
-from vlmrl.tasks.pairs.parse import Names, PairFormat, parse_probability, two_names
+from vlmrl.tasks.pairs.answer import Names, PairFormat, parse_probability, two_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlmrl.rewards.base import combine
-from vlmrl.tasks.taxonrl.published import FUNCTIONS
+from vlmrl.tasks.taxonrl.rewards import FUNCTIONS
 
 
 def score_batch(

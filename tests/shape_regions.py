@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from vlmrl.tasks.drawn_scene import COLOURS
+from vlmrl.tasks.drawing import COLOURS
 
 
 def regions(image: Image.Image) -> list[tuple[str, str, tuple[int, ...]]]:

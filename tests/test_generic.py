@@ -38,7 +38,7 @@ ALLOWED = {
     ("demo.py", "grounding"): "the demo of boxes is of that task",
     ("demo.py", "counting"): "the demo of counts is of that task",
     ("demo.py", "distance"): "the demo is of that task",
-    ("data/cells.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
+    ("data/table_values.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
     ("diagnose/health.py", "digits"): "a class of characters, no task",
 }
 """(file, what it names) -> why it may."""

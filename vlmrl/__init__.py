@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from vlmrl.errors import RewardUnavailable
     from vlmrl.metric import Metric
     from vlmrl.tasks.attack import Attack
-    from vlmrl.tasks.base import Task
+    from vlmrl.tasks.base import NoFile, PooledMetrics, ResponseFile, Task
     from vlmrl.tasks.figure import Histogram, Lines, Table
     from vlmrl.tasks.own_prep import NewRow
-    from vlmrl.tasks.pooled import PooledMetrics
-    from vlmrl.tasks.response_file import NoFile, ResponseFile
     from vlmrl.types import RewardInput, RewardResult
 
 __version__ = "0.1.0"
@@ -41,9 +39,9 @@ _HOMES = {
     "Lines": "vlmrl.tasks.figure",
     "Metric": "vlmrl.metric",
     "NewRow": "vlmrl.tasks.own_prep",
-    "NoFile": "vlmrl.tasks.response_file",
-    "PooledMetrics": "vlmrl.tasks.pooled",
-    "ResponseFile": "vlmrl.tasks.response_file",
+    "NoFile": "vlmrl.tasks.base",
+    "PooledMetrics": "vlmrl.tasks.base",
+    "ResponseFile": "vlmrl.tasks.base",
     "RewardInput": "vlmrl.types",
     "RewardResult": "vlmrl.types",
     "RewardUnavailable": "vlmrl.errors",

@@ -167,7 +167,7 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
 
 def _texts_of(entry: Data) -> Iterator[str]:
     """Yield prompts and answers of the first rows of a `[[data]]` entry. Its reward is neither needed nor opened."""
-    from vlmrl.data.prepared_dataset import INFO_FILE
+    from vlmrl.data.dataset import INFO_FILE
     from vlmrl.recipe.schema import Reward
     from vlmrl.tasks.source import open_source
 

@@ -1,6 +1,6 @@
 """Facts that a recipe key declares beside its type: the range of its number, and what a resume may do with it.
 
-The keys of `[algo]` are declared in algo/algo_keys.py, all others in recipe/schema.py and recipe/table.py.
+The keys of `[algo]` are declared in algo/algo_keys.py, all others in recipe/schema.py and recipe/tables.py.
 """
 
 from __future__ import annotations

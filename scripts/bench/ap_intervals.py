@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from vlmrl.evaluate.set_metrics import summarise_sets
-from vlmrl.tasks.accumulated import AccumulatedMetrics
-from vlmrl.tasks.detection.average_precision import THRESHOLDS, Matched, accumulate
+from vlmrl.tasks.base import AccumulatedMetrics
+from vlmrl.tasks.perception.average_precision import THRESHOLDS, Matched, accumulate
 
 RANGE = (0.85, 0.98)
 MANY = 100_000

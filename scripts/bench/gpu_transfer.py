@@ -23,9 +23,9 @@ from torch import Tensor
 from vlmrl.dist.fsdp import shard
 from vlmrl.dist.world import World as Processes
 from vlmrl.model.families import units_of
-from vlmrl.rollout.vllm import gpu_handles, wire
+from vlmrl.rollout.vllm import wire
 from vlmrl.rollout.vllm.transports import ByHandle, BySocket, Sender
-from vlmrl.rollout.vllm.weight_transport import SentWeights
+from vlmrl.rollout.vllm.weight_loading import SentWeights
 from vlmrl.rollout.weight_sync import base_tensors, engine_names
 
 Row = dict[str, Any]
@@ -53,7 +53,7 @@ def handover(smoke: bool, model: str) -> Iterator[Row]:
     yield _line(f"{model}, to another process over a socket", size, seconds)
     if not smoke:  # handles of GPU memory need a GPU
         with _receiver() as link:
-            seconds = _time(lambda: _send(tensors(), link, ByHandle(gpu_handles.export, "cuda")), device)
+            seconds = _time(lambda: _send(tensors(), link, ByHandle(wire.export, "cuda")), device)
         yield _line(f"{model}, to another process on the same GPU by handles", size, seconds)
 
 
@@ -91,7 +91,7 @@ def _receive(path: str) -> None:
 
 @contextmanager
 def _receiver() -> Iterator[socket.socket]:
-    """Connect to a process that takes tensors, as a hosted engine does (rollout/vllm/weight_transport.py)."""
+    """Connect to a process that takes tensors, as a hosted engine does (rollout/vllm/weight_loading.py)."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = str(Path(folder, "weights"))
         listener.bind(path)

@@ -46,11 +46,10 @@ sys.path[:0] = [str(HERE.parents[2] / "tests")]
 
 from judge_server import AXES, Asked, honest, pair, picture, refuse, say, score_of, serve_judge, verdict_text  # noqa: E402
 
-from vlmrl.judge.attempts import Pauses  # noqa: E402
-from vlmrl.judge.breaker import Breaker  # noqa: E402
-from vlmrl.judge.service import JudgeService  # noqa: E402
-from vlmrl.judge.settings import JudgeSettings  # noqa: E402
-from vlmrl.judge.verdict import Verdict  # noqa: E402
+from vlmrl.services.calls import Breaker, Pauses  # noqa: E402
+from vlmrl.services.judge import JudgeService  # noqa: E402
+from vlmrl.services.judge_settings import JudgeSettings  # noqa: E402
+from vlmrl.services.rubric import Verdict  # noqa: E402
 
 MOST_RATIO = 1.3
 KEY = "the-key-of-the-drill"

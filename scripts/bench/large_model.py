@@ -44,7 +44,7 @@ def write_weights(hf: Path, folder: Path) -> None:
     """The weights of a configuration; at no time is more than one tensor in memory."""
     import torch
 
-    from vlmrl.checkpoint.merge_plan import make_plan
+    from vlmrl.checkpoint.merge_weights import make_plan
     from vlmrl.model.safetensors_blocks import TensorSpec, write_shards
 
     plan = make_plan(hf, torch.bfloat16)

@@ -31,7 +31,7 @@ WORKER = """
 import json, sys, time
 from pathlib import Path
 from vlmrl.checkpoint import merge
-from vlmrl.checkpoint.merge_plan import CannotStreamError
+from vlmrl.checkpoint.merge_weights import CannotStreamError
 checkpoint, out, size, how = sys.argv[1:]
 if how == "whole":
     def refuse(*_): raise CannotStreamError("the benchmark asks for it")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
 HOLDS = {
+    "loggers": "loggers",
+    "services": "model servers; a model as a judge",
     "recipe": "recipes: schema, loading, checks",
-    "endpoint": "client of model servers",
-    "judge": "a model as a judge: verdicts, cache, budget",
     "svg": "SVG code: reading, drawing, limits",
     "rewards": "built-in rewards, sandbox",
     "algo": "algorithms: table, losses, advantages",
@@ -23,7 +23,6 @@ HOLDS = {
     "tasks": "tasks: prompt, truth, reward",
     "rollout": "engines, weight sync",
     "checkpoint": "checkpoints, merge",
-    "sinks": "loggers",
     "evaluate": "metrics, intervals, comparison",
     "preflight": "checks before a run, memory plan",
     "reward_check": "saved responses, probe",

@@ -153,7 +153,7 @@ def recipes() -> str:
 
 def columns() -> str:
     """Return the columns of other trainers' tables."""
-    from vlmrl.data.columns import STYLES
+    from vlmrl.data.table_values import STYLES
 
     return "\n".join(_table(("library", "columns"), [(name, _cell(text)) for name, text in STYLES.items()]))
 

@@ -145,7 +145,7 @@ def test_an_endpoint_that_refuses_everything_is_an_error_and_not_a_score_of_0(pl
 
 
 def test_a_broken_answer_stops_after_the_others_are_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vlmrl.endpoint.client import EndpointClient
+    from vlmrl.services.client import EndpointClient
 
     async def no_pause(seconds: float) -> None:
         pass

@@ -218,7 +218,7 @@ def test_a_killed_evaluation_of_a_model_generates_nothing_again(
     place: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C within the evaluation with changed images: the next command makes a new run, from the kept responses."""
-    from vlmrl.data.blinded import BlindedDataset
+    from vlmrl.data.blinded_images import BlindedDataset
     from vlmrl.inference import engine_responses
 
     generated: list[bool] = []

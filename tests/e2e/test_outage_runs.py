@@ -74,7 +74,7 @@ def whole(place, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick(place, monkeypatch):
     monkeypatch.setattr(outage, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr("vlmrl.rollout.outages.TICK_SECONDS", 0.05)
+    monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.05)
     yield
     (place / "down").unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ from small_runs import (
     weights,
 )
 
-from vlmrl.checkpoint import checked_files, io
+from vlmrl.checkpoint import io
 from vlmrl.errors import CheckpointError, RewardError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.listing import list_runs
@@ -178,7 +178,7 @@ def test_killed_at_a_named_point_and_resumed_equals_uninterrupted(place, whole, 
     assert died.code == 137, died.err
     run = open_run(tmp_path, "last")
     for folder in run.checkpoint_dirs():
-        checked_files.check_files(folder)
+        io.check_files(folder)
     resumed = this_process("train", "--resume", "last", "--json", "--runs", ".", cwd=tmp_path)
     assert resumed.json["status"] == "done"
     run = open_run(tmp_path, "last")
@@ -202,7 +202,7 @@ def test_a_write_that_fails_beside_the_training_ends_the_run_with_its_error(plac
     run = open_run(tmp_path, "last")
     assert run.status == "failed" and "the disk is full" in (run.manifest.error or "")
     assert began == [2, 4] and [f.name for f in run.checkpoint_dirs()] == ["step-000002"]
-    checked_files.check_files(run.checkpoint_dirs()[0])
+    io.check_files(run.checkpoint_dirs()[0])
 
 
 @pytest.mark.slow

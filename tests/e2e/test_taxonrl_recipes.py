@@ -20,8 +20,7 @@ from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import open_source
-from vlmrl.tasks.taxonrl.domain import truth_distance
-from vlmrl.tasks.taxonrl.domains import DOMAINS
+from vlmrl.tasks.taxonrl.domains import DOMAINS, truth_distance
 
 BASE = "qwen2_5_vl_7b_taxonrl.toml"
 RECIPES = sorted(p.stem for p in shipped_folder().glob("*.toml") if BASE in p.read_text())

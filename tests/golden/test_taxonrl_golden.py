@@ -15,8 +15,8 @@ from published_batches import score_batch
 
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.taxonrl.layouts import LAYOUTS
-from vlmrl.tasks.taxonrl.published import FUNCTIONS
+from vlmrl.tasks.taxonrl.domains import LAYOUTS
+from vlmrl.tasks.taxonrl.rewards import FUNCTIONS
 from vlmrl.types import RewardInput
 
 FILES = sorted((Path(__file__).parent / "taxonrl").glob("*.json.gz"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.validation_cut import MAX_LOST, RowUnits, cut_rows
+from vlmrl.data.open_dataset import MAX_LOST, RowUnits, cut_rows
 
 rows_of_pairs = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()).map(lambda row: RowUnits(row[:2], row[2])),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
-from vlmrl.tasks.pairs.outcome import outcome_as
 from vlmrl.tasks.pairs.reward import PairReading, PairReward
+from vlmrl.tasks.pairs.task import outcome_as
 from vlmrl.types import RewardInput
 
 LEVELS = ["loop", "digit"]

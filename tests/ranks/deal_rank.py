@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from vlmrl.dist.world import join_world
-from vlmrl.rollout.deal import Deal
+from vlmrl.rollout.sample import Deal
 
 COUNT, FIRST = 40, 2
 

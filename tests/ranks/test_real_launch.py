@@ -19,7 +19,7 @@ from command_line import started, this_process
 from processes import END_SECONDS, assert_all_gone, below, free_endpoint
 from small_runs import answers, make_place, paying
 
-from vlmrl.checkpoint import checked_files
+from vlmrl.checkpoint import io
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 
@@ -212,7 +212,7 @@ def test_sigterm_finishes_the_step_saves_on_both_and_says_how_to_go_on(stopped) 
 
 def test_a_disk_that_fills_while_both_save_is_told_in_words_and_older_checkpoints_stay(place, start, stopped) -> None:
     _, err, run = stopped
-    before = [(folder, checked_files.check_files(folder)) for folder in run.checkpoint_dirs()]
+    before = [(folder, io.check_files(folder)) for folder in run.checkpoint_dirs()]
     code, out, err = start(*resume_words(err), file_limit=FILE_LIMIT).end()
     assert code == 2 and out == "" and "Traceback" not in err, err
     found = re.search(r"error: the checkpoint of step (\d+) could not be saved: .*File too large", err)
@@ -220,7 +220,7 @@ def test_a_disk_that_fills_while_both_save_is_told_in_words_and_older_checkpoint
     assert "older checkpoints are untouched" in err
     run = run_in(place, "stopped")
     assert run.status == "failed" and "could not be saved" in (run.manifest.error or "")
-    assert [(folder, checked_files.check_files(folder)) for folder in run.checkpoint_dirs()] == before
+    assert [(folder, io.check_files(folder)) for folder in run.checkpoint_dirs()] == before
     assert not (run.dir / "checkpoints" / f"step-{int(found[1]):06d}").exists()
     assert verify_run(run.dir).errors == []
 

@@ -22,7 +22,7 @@ from small_runs import (
     weights,
 )
 
-from vlmrl.checkpoint import checked_files, io
+from vlmrl.checkpoint import io
 from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, open_run
@@ -185,7 +185,7 @@ def test_both_wrote_their_shards_and_a_log_and_one_the_rest(runs: Path) -> None:
     checkpoint = run.checkpoint_dirs()[-1]
     for part in ("model", "optimizer"):
         assert {f.name[:11] for f in (checkpoint / part).glob("*.safetensors")} == {"shard-00001", "shard-00002"}
-    checked_files.check_files(checkpoint)
+    io.check_files(checkpoint)
     assert [a.processes for a in run.manifest.attempts] == [2] and run.manifest.threads == 1
     assert run.log_path(1).is_file()
     assert "rows are run by" in run.log_path(1).read_text()

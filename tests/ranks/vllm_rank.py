@@ -36,9 +36,8 @@ from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
-from vlmrl.rollout.deal import Deal
 from vlmrl.rollout.engine import SamplingRequest
-from vlmrl.rollout.sample import Prompt, Rollout
+from vlmrl.rollout.sample import Deal, Prompt, Rollout
 from vlmrl.rollout.scoring import sample_scored
 from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import VllmEngine

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import vlmrl
-from vlmrl.data.prepared_dataset import read_info
+from vlmrl.data.dataset import read_info
 from vlmrl.errors import VlmrlError
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.evaluated_rows import read_summary
@@ -25,11 +25,11 @@ from vlmrl.untrusted import MOST_LEVELS, parse_json
 
 OWN_MESSAGES = {
     "checkpoint/proof.py",
-    "data/control_tokens.py",
+    "data/chat_template.py",
     "demo.py",
     "dist/world.py",
     "rewards/__init__.py",
-    "rollout/vllm/known_models.py",
+    "rollout/vllm/settings.py",
     "rollout/vllm/wire.py",
     "recipe/template_worker.py",
 }
@@ -37,10 +37,8 @@ OWN_MESSAGES = {
 SCRATCH = {
     "data/table_pieces.py",
     "data/image_scan.py",
-    "tasks/geometry/dataset_rows.py",
-    "tasks/geometry/survey.py",
-    "tasks/taxonrl/domain_prep.py",
-    "tasks/taxonrl/domain_rows.py",
+    "tasks/geometry/prepare.py",
+    "tasks/taxonrl/published_rows.py",
 }
 """Files that read what the same command wrote into a folder for its own use."""
 CAUGHT = {"recipe/imports/read.py"}

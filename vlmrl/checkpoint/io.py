@@ -1,9 +1,14 @@
-"""Saving and loading of checkpoints: all or nothing, and exact."""
+"""Saving and loading of checkpoints: all or nothing, and exact.
+
+Tensors are in safetensors files of limited size, written and read by all ranks. The ranks share the check of the files
+among them.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,17 +19,20 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from vlmrl import __version__
-from vlmrl.checkpoint.checked_files import check_files, sync_tree
-from vlmrl.checkpoint.tensor_files import read_shards, write_shards
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.load import write_processor
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
-from vlmrl.model.safetensors_blocks import StoredTensor, read_tensors
+from vlmrl.model.safetensors_blocks import StoredTensor, TensorSpec, read_tensors, split_shards
 from vlmrl.model.stored_weights import StoredWeight, leave_stored, put_buffer
+from vlmrl.store import checkpoints
 from vlmrl.store.checkpoints import (
     ADAPTER,
     DATA,
@@ -42,6 +50,108 @@ from vlmrl.store.checkpoints import (
 from vlmrl.store.files import crash_point, remove_tree, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import COMPLETE, META, checkpoint_dir
 from vlmrl.untrusted import parse_json
+
+MAX_FILES = 64
+"""Approximate number of files into which weights or optimizer state are split; at most twice as many are made.
+
+A file is copied in memory before it is written, so many small files need less memory than a few large ones.
+"""
+MIN_FILE_BYTES = 64 * 2**20
+"""Minimum size of each of these files except the last, in bytes."""
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Write this rank's shards. A tensor that is not sharded is written by one of the ranks."""
+    several = world.size > 1
+    with plain_errors():
+        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_file_of(tensors), save_distributed=several)
+        # The shards of a single rank are whole tensors.
+        whole_or_shards = {k: (v if several else own_part(v)).detach().contiguous() for k, v in tensors.items()}
+        save(whole_or_shards, storage_writer=writer, no_dist=not several, process_group=world.group)
+
+
+def _file_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the file number of each tensor, from 1.
+
+    There are many small files, because the writer builds each file in memory.
+    """
+    limit = max(MIN_FILE_BYTES, sum(t.nbytes for t in tensors.values()) // MAX_FILES)
+    specs = [TensorSpec(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    return {spec.name: file for file, shard in enumerate(split_shards(specs, limit), 1) for spec in shard}
+
+
+def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    target = {k: torch.empty_like(v, memory_format=torch.contiguous_format) for k, v in like.items()}
+    try:
+        with plain_errors():
+            load(target, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"the weights cannot be read: {first}", where=str(folder)) from error
+    return target
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Context manager that raises the first cause of a CheckpointException, and hides a warning of torch.
+
+    torch wraps errors in a CheckpointException, which is not a subclass of `Exception`. It also warns that there is no
+    process group, but this is normal for a single process.
+    """
+    # The filter stays, because restoring the old filters would change the warnings of other threads.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+    try:
+        yield
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        raise cause from error
+
+
+_compared: Path | None = None
+"""Checkpoint whose files have all been read and compared, each by one rank of this run; None = none."""
+
+
+def check_files(folder: Path, under: str = "") -> list[str]:
+    """Check files as `store.checkpoints.check_files` does. Within `compared_once`, their content is not read again."""
+    return checkpoints.check_files(folder, under, read=folder != _compared)
+
+
+@contextmanager
+def compared_once(folder: Path | None, world: World) -> Iterator[None]:
+    """Context manager: at its start, each file of the checkpoint is compared by one of the ranks, and then not again.
+
+    Raises: CheckpointError on all ranks, with the name of the first file that is missing or differs.
+    """
+    global _compared
+    if folder is None or world.size == 1:
+        yield
+        return
+    error: CheckpointError | None = None
+    try:
+        table = list(checkpoints.listed(folder).items())
+        for i in world.mine(len(table)):
+            checkpoints.check_file(folder, *table[i])
+    except CheckpointError as problem:
+        error = problem
+    first = next((e for e in world.gather(error) if e is not None), None)
+    if first is not None:
+        raise first
+    _compared = folder
+    try:
+        yield
+    finally:
+        _compared = None
+
+
+def sync_tree(folder: Path) -> None:
+    """Write everything in a folder, and the folder itself, to disk (fsync)."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vlmrl.checkpoint.checked_files import check_files
-from vlmrl.checkpoint.io import link_weights, load_weights, model_tensors
+from vlmrl.checkpoint.io import check_files, link_weights, load_weights, model_tensors
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model

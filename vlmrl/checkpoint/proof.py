@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vlmrl.checkpoint.io import load_proof
 from vlmrl.checkpoint.load import load_base
-from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan
+from vlmrl.checkpoint.merge_weights import CannotStreamError, make_plan
 from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, load_model, prepare_model
 from vlmrl.model.lora import load_peft_folder

@@ -9,10 +9,10 @@ from vlmrl.errors import Problem, RecipeError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vlmrl.endpoint.client import EndpointOptions
     from vlmrl.inference.eval_recipe import ChosenRecipe
     from vlmrl.launch.request import AnswerRequest
     from vlmrl.recipe.schema import Recipe
+    from vlmrl.services.client import EndpointOptions
     from vlmrl.setup.model_origin import ModelOrigin
 
 
@@ -44,7 +44,7 @@ def endpoint_of(
         raise RecipeError("--endpoint needs the name of the model there", hint="add --model NAME")
     if gpus is not None:
         raise RecipeError("--gpus is for a model that is loaded here, not for --endpoint", hint="leave out --gpus")
-    from vlmrl.endpoint.client import EndpointOptions, base_url
+    from vlmrl.services.client import EndpointOptions, base_url
 
     return EndpointOptions(base_url(endpoint), served, key_env, concurrency)
 

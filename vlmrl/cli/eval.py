@@ -18,11 +18,11 @@ from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
-    from vlmrl.endpoint.client import EndpointOptions
     from vlmrl.evaluate.records import Evaluation
     from vlmrl.inference.eval_rows import EvalRows
     from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
     from vlmrl.recipe.schema import Recipe
+    from vlmrl.services.client import EndpointOptions
     from vlmrl.setup.model_origin import ModelOrigin
 
 Split = Annotated[
@@ -132,7 +132,7 @@ def eval_(
     outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
     Otherwise it has Student's t interval of the same clusters, as lengths always have. A single row has no interval.
     """
-    from vlmrl.data.blinded import parse_changes
+    from vlmrl.data.blinded_images import parse_changes
     from vlmrl.dist.world import launched, recorded_command
     from vlmrl.inference import evaluation as work
     from vlmrl.inference.eval_rows import rows_to_evaluate
@@ -315,9 +315,9 @@ def _evaluate_endpoint(
     argv: Sequence[str],
 ) -> list[Any]:
     from vlmrl.dist.world import stderr
-    from vlmrl.endpoint.client import EndpointClient
     from vlmrl.inference.endpoint_eval import evaluate_endpoint
     from vlmrl.inference.endpoint_responses import learn_key
+    from vlmrl.services.client import EndpointClient
 
     learn_key(endpoint.key_env)
     progress = counter("evaluating", stderr())

@@ -17,11 +17,11 @@ from vlmrl.cli.show.progress import counter
 from vlmrl.errors import RecipeError
 
 if TYPE_CHECKING:
-    from vlmrl.endpoint.client import EndpointOptions
     from vlmrl.inference.evaluation import EvalSettings
     from vlmrl.inference.generate import Answered
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.recipe.schema import Recipe
+    from vlmrl.services.client import EndpointOptions
     from vlmrl.setup.model_origin import ModelOrigin
     from vlmrl.tasks.source import Source
 
@@ -227,9 +227,9 @@ def _ask(
     settings: EvalSettings,
 ) -> Answered:
     """Let an endpoint generate."""
-    from vlmrl.endpoint.client import EndpointClient
     from vlmrl.inference.endpoint_responses import learn_key
     from vlmrl.inference.generate import generate as write_responses
+    from vlmrl.services.client import EndpointClient
 
     learn_key(connection.key_env)
     progress = counter("generating", sys.stderr)

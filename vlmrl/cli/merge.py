@@ -62,8 +62,8 @@ def merge(
 
     Example: vlmrl merge last --out models/digits
     """
+    from vlmrl.checkpoint.merge import check_access, push
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
-    from vlmrl.checkpoint.push_to_hub import check_access, push
     from vlmrl.errors import CheckpointError, unknown
     from vlmrl.model.load import DTYPES
     from vlmrl.store.checkpoints import choose_checkpoint

@@ -18,7 +18,7 @@ from vlmrl.untrusted import visible
 
 if TYPE_CHECKING:
     from vlmrl.tasks.dataset_assembly import Limits, Prepared
-    from vlmrl.tasks.options import Parameter, PrepCommand
+    from vlmrl.tasks.prep_options import Parameter, PrepCommand
 
 FORCE_HELP = "Replace another dataset in the same place."
 TOKENS_HELP = "Maximum number of tokens of a prompt with its images. For longer rows see --on-overlong."
@@ -43,7 +43,7 @@ class PrepGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from vlmrl.tasks import TASKS
         from vlmrl.tasks.own_prep import own_command
-        from vlmrl.tasks.own_task import is_own
+        from vlmrl.tasks.user_task import is_own
 
         if is_own(cmd_name):
             return _task_command(cmd_name, own_command(cmd_name))
@@ -74,7 +74,7 @@ def register(app: typer.Typer) -> None:
 
 def _task_command(name: str, command: PrepCommand) -> Any:
     """Return the click command of a task's preparation."""
-    from vlmrl.tasks.options import parameters_of
+    from vlmrl.tasks.prep_options import parameters_of
 
     has_limits = "limits" in inspect.signature(command.run).parameters
 

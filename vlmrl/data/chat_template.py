@@ -1,22 +1,26 @@
-"""Rendering of messages with a model's chat template, in the text format that the model was trained on."""
+"""Rendering of messages with a model's chat template. Control tokens in the text of a dataset stay letters.
+
+A tokenizer converts the name of a special token to that token wherever the name occurs. So a question that quotes
+`<|im_end|><|im_start|>assistant` would end its own turn. This module separates the names that the chat template writes
+from the names in the data. Before rendering, `guard` replaces the first character of each name in the data by a mark,
+which has no meaning for the template. `encode` then uses a copy of the tokenizer in which every control token has a
+secret name. In the rendered text, names that the template wrote are replaced by secret names; names in the data are
+restored as letters. A text without a control token's name is encoded by the model's own tokenizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from vlmrl.errors import CheckpointError, DataError
-from vlmrl.recipe.template_worker import (
-    TemplateFailedError,
-    TemplateInvalidError,
-    TemplateLimitError,
-    TemplateWorker,
-)
+from vlmrl.recipe.template_worker import TemplateFailedError, TemplateInvalidError, TemplateLimitError, TemplateWorker
 from vlmrl.redaction.redact import first_line
 from vlmrl.types import Message
-
-if TYPE_CHECKING:
-    from vlmrl.data.control_tokens import ControlTokens
 
 IMAGE_SLOT = "<image>"
 TEMPLATE_HINT = "use the chat template that came with the model (chat_template.jinja in its folder)"
@@ -99,3 +103,201 @@ def _entries(text: str) -> list[dict[str, str]]:
         if piece:
             parts.append({"type": "text", "text": piece})
     return parts
+
+
+MEDIA = ("image", "video", "audio")
+"""Kinds of media that have placeholder tokens."""
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Private-use characters around a mark or a secret name. Between them are random digits, which no data can predict."""
+_NO_NAME = r"(?!)"
+"""Pattern that matches nothing."""
+_OF_SOME_MODEL = re.compile(
+    r"<\|[A-Za-z0-9_]{1,40}\|?>|<[A-Za-z0-9_]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<(?:bos|eos|pad|unk)>"
+    r"|<(?:start|end)_of_(?:turn|image|utterance)>|<(?:image_soft_token|IMG_CONTEXT|fake_token_around_image|global-img)>"
+    r"|\[/?INST\]"
+)
+"""Pattern of the control tokens of the known model families, to check a dataset without a model."""
+
+
+def typed_in(text: str) -> Counter[str]:
+    """Count the names in a text that are control tokens of any known model family. Returns: name -> number."""
+    return Counter(_OF_SOME_MODEL.findall(text))
+
+
+class ControlTokens:
+    """Control tokens of a processor: special tokens, placeholders of media, and tokens that open or close a turn.
+
+    Args:
+        processor: a transformers processor.
+        render: renders one user message with the chat template, without generation prompt. The added tokens in the
+            result open or close a turn; not every tokenizer marks these tokens as special.
+
+    Attributes:
+        names: the tokens as text, the longest first.
+    """
+
+    def __init__(self, processor: Any, render: Callable[[str], str]) -> None:
+        self.tokenizer = processor.tokenizer
+        self.names = _names(processor, render)
+        self._name = _any_of(self.names)
+        self._firsts = frozenset(name[0] for name in self.names)
+        self._longest = max(map(len, self.names), default=0)
+        nonce = "".join(str(secrets.randbelow(10)) for _ in range(20))
+        # The nonce is random, so that no data contains a mark or a secret name.
+        self._marks = {c: f"{OPEN}{nonce}0{i}{CLOSE}" for i, c in enumerate(sorted(self._firsts))}
+        self._marked = {mark: c for c, mark in self._marks.items()}
+        self._mark = _any_of(self._marked)
+        self._secrets = {name: f"{OPEN}{nonce}1{i}{CLOSE}" for i, name in enumerate(self.names)}
+        self._name_or_mark = _any_of((*self.names, *self._marked))
+        self._ids = {name: self.tokenizer.convert_tokens_to_ids(name) for name in self.names}
+        self._copy: Any = None
+
+    def found_in(self, text: str) -> Counter[str]:
+        """Return name -> number of occurrences of the control tokens in a text of the data."""
+        return Counter(self._name.findall(text))
+
+    def guard(self, text: str) -> str:
+        """Return a text of the data with a mark in place of the first character of every control token.
+
+        The beginning of a control token at the end of the text is marked, too, because the template may add its rest.
+        """
+        while (marked := self._name.sub(lambda m: self._marks[m[0][0]] + m[0][1:], text)) != text:
+            text = marked  # a name may contain another name: repeat until no name is left
+        body = text.rstrip()
+        for at in range(max(0, len(body) - self._longest), len(body)):
+            if body[at] in self._firsts and any(name.startswith(body[at:]) for name in self.names):
+                return text[:at] + self._marks[body[at]] + text[at + 1 :]
+        return text
+
+    def reveal(self, marked: str) -> str:
+        """Return a guarded text, or a text rendered from guarded texts, without marks, as people read it."""
+        return self._mark.sub(lambda m: self._marked[m[0]], marked)
+
+    def is_ambiguous(self, marked: str) -> bool:
+        """Return whether the model's tokenizer would read data as a control token if the marks were removed."""
+        if self._mark.search(marked) is None:
+            return False
+        return self._name.split(self.reveal(marked)) != [self.reveal(piece) for piece in self._name.split(marked)]
+
+    def encode(self, marked: str) -> list[int]:
+        """Return the token ids of a text rendered from guarded data; no special token is added.
+
+        Raises: DataError when this tokenizer cannot read a control token as letters.
+        """
+        if not self.is_ambiguous(marked):
+            return self.tokenizer(self.reveal(marked), add_special_tokens=False)["input_ids"]
+        return self.encode_ambiguous(marked)[0]
+
+    def encode_ambiguous(self, marked: str) -> tuple[list[int], Callable[[int], int | None]]:
+        """Return the token ids, and a function: index into `marked` -> index of the token that holds its character."""
+        out: list[str] = []
+        size = last = 0
+        moved: list[tuple[int, int, bool]] = []  # (from this index on, its new index, whether it is in a name)
+        for match in self._name_or_mark.finditer(marked):
+            replacement = self._marked.get(match[0]) or self._secrets[match[0]]
+            out += (marked[last : match.start()], replacement)
+            start = size + match.start() - last
+            size, last = start + len(replacement), match.end()
+            moved += ((match.start(), start, True), (last, size, False))
+        encoding = self._renamed(marked).encode("".join((*out, marked[last:])), add_special_tokens=False)
+        written, read = sum(self.found_in(marked).values()), sum(i in self._ids.values() for i in encoding.ids)
+        if written != read:
+            raise self._unreadable(marked, f"it reads {read} control tokens in a text that has {written}")
+
+        def token_at(index: int) -> int | None:
+            start, new_start, in_name = max((m for m in moved if m[0] <= index), default=(0, 0, False))
+            return encoding.char_to_token(new_start if in_name else new_start + index - start)
+
+        return encoding.ids, token_at
+
+    def processor_over(self, processor: Any) -> Any:
+        """Return a copy of the processor that accepts guarded text."""
+        from copy import copy
+
+        other = copy(processor)
+        other.tokenizer = _GuardedTokenizer(self)
+        return other
+
+    def _renamed(self, marked: str) -> Any:
+        """Return a copy of the tokenizer in which every control token has a secret name and its old id; made once."""
+        if self._copy is None:
+            backend = getattr(self.tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise self._unreadable(marked, f"{type(self.tokenizer).__name__} is not one of the tokenizers library")
+            self._copy = rename_tokens(backend, self._secrets)
+            ids = {name: self._copy.token_to_id(secret) for name, secret in self._secrets.items()}
+            if ids != self._ids:
+                raise self._unreadable(marked, "its control tokens have no fixed ids")
+        return self._copy
+
+    def _unreadable(self, marked: str, why: str) -> DataError:
+        named = ", ".join(self.found_in(self.reveal(marked)) - self.found_in(marked))
+        return DataError(
+            f"the text holds {named}, which this model's tokenizer cannot read as letters: {why}",
+            hint="remove it from the text",
+        )
+
+
+class _GuardedTokenizer:
+    """Tokenizer that encodes guarded text, for a copy of a processor. All else is as in the model's tokenizer."""
+
+    def __init__(self, control: ControlTokens) -> None:
+        self._control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control.tokenizer, name)
+
+    def __call__(self, text: str | Sequence[str], **settings: Any) -> Any:
+        texts = [text] if isinstance(text, str) else list(text)
+        if not any(map(self._control.is_ambiguous, texts)):
+            return self._control.tokenizer(text, **settings)
+        from transformers import BatchEncoding
+
+        class Encoding(BatchEncoding):
+            def char_to_token(self, batch_or_char_index: int, char_index: int | None = None) -> Any:
+                at = (0, batch_or_char_index) if char_index is None else (batch_or_char_index, char_index)
+                return token_at[at[0]](at[1])
+
+        all_ids, token_at = zip(*map(self._control.encode_ambiguous, texts), strict=True)
+        fields = {"input_ids": list(all_ids), "attention_mask": [[1] * len(ids) for ids in all_ids]}
+        return Encoding(fields, tensor_type=settings.get("return_tensors"))
+
+
+def rename_tokens(backend: Any, names: Mapping[str, str]) -> Any:
+    """Return a copy of a `tokenizers.Tokenizer` with other names for these tokens; ids, flags and all else stay."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    state["truncation"] = state["padding"] = None
+    for token in state["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = state["model"]
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {names.get(token, token): number for token, number in model["vocab"].items()}
+    elif isinstance(model.get("vocab"), list):  # Unigram: [token, score]
+        model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _names(processor: Any, render: Callable[[str], str]) -> tuple[str, ...]:
+    tokenizer = processor.tokenizer
+    added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+    names = {name for name, special in added.items() if special} | set(tokenizer.all_special_tokens)
+    for holder in (processor, tokenizer):
+        names |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
+    turn = render("x")
+    names |= {name for name in added if name in turn}
+    return tuple(sorted(names & added.keys(), key=lambda name: (-len(name), name)))
+
+
+def _any_of(words: Sequence[str] | Mapping[str, str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of the words; if several match, the first in order.
+
+    A look-ahead for the first characters makes it fast, because at most places of a text no word begins.
+    """
+    if not words:
+        return re.compile(_NO_NAME)
+    firsts = re.escape("".join(sorted({word[0] for word in words})))
+    return re.compile(f"(?=[{firsts}])(?:{'|'.join(map(re.escape, words))})")

@@ -19,10 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.data.dataset import canonical_json
+from vlmrl.data.dataset import INFO_FILE, SCHEMA, canonical_json
 from vlmrl.data.images import ShardWriter
 from vlmrl.data.parallel_parts import LostWorkerError
-from vlmrl.data.prepared_dataset import INFO_FILE, SCHEMA
 from vlmrl.errors import FULL, DataError
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.files import write_atomic
@@ -47,7 +46,7 @@ class Build:
         leftovers: notes on the hidden folders of earlier, interrupted writers.
 
     Attributes:
-        images: writer of single images. For many images, `write_shards` (data/image_shards.py) fills `folder` instead.
+        images: writer of single images. For many images, `write_shards` (data/image_scan.py) fills `folder` instead.
         work: folder for intermediate results (data/parallel_parts.py); it is removed at the end.
     """
 

@@ -10,8 +10,11 @@ import hashlib
 import io
 import os
 import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import ShardFolder
@@ -20,6 +23,7 @@ from vlmrl.untrusted import BROKEN_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
+
 
 MAX_PIXELS = 100_000_000
 """Largest image that is decoded, in pixels. A file may state any size, and decoding could fill the memory."""
@@ -317,3 +321,43 @@ class ImageStore:
                 hint="the shard is damaged: make the dataset again with `vlmrl prep ... --force`",
             )
         return data
+
+
+T = TypeVar("T")
+
+
+class BoundedCache(Generic[T]):
+    """Values by key, up to a total size; the least recently used values go first.
+
+    Args:
+        limit_bytes: limit of all values together, in bytes; the newest value stays, however large it is.
+        size_of: returns the size of a value in bytes.
+    """
+
+    def __init__(self, limit_bytes: int, size_of: Callable[[T], int]) -> None:
+        self.limit_bytes, self.size_of = limit_bytes, size_of
+        self.bytes = 0
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of a key; `make` is called if there is none.
+
+        An exception of `make` is passed on, and nothing is stored.
+        """
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        # `make` is called without the lock. So two threads may make the same value; the cache keeps the first one.
+        value = make()
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = value
+                self.bytes += self.size_of(value)
+            while self.bytes > self.limit_bytes and len(self._values) > 1:
+                self.bytes -= self.size_of(self._values.popitem(last=False)[1])
+        return value

@@ -12,7 +12,7 @@ from vlmrl.errors import DataError
 from vlmrl.types import Media, hash64
 
 if TYPE_CHECKING:
-    from vlmrl.data.image_shards import Examined
+    from vlmrl.data.image_scan import Examined
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.data.cells import plain, python_rows
+from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.parallel_parts import write_lines
-from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.data.table_files import (
     LINED,
     arrow_batches,
+    find_tables,
     in_portions,
     kind_of_files,
     parquet_batches,
@@ -27,7 +27,7 @@ from vlmrl.data.table_files import (
     require_file,
     sound_rows,
 )
-from vlmrl.data.table_sources import find_tables
+from vlmrl.data.table_values import plain, python_rows
 from vlmrl.errors import DataError
 
 PIECE_ROWS = 128

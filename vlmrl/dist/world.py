@@ -500,7 +500,7 @@ def halved() -> dict[str, list[int]]:
 def choices() -> list[dict[str, Any]]:
     """Return the launcher's choices for keys that the recipe leaves open; [] when no launcher started this process.
 
-    Returns: {"key", "value", "reason"} each (recipe/settle.py).
+    Returns: {"key", "value", "reason"} each (recipe/auto_values.py).
     """
     return json.loads(os.environ.get(CHOICES_VARIABLE, "[]")) if launched() else []
 

@@ -51,7 +51,7 @@ from vlmrl.store.listing import can_be_scored, eval_command, reference
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import damage_of, shortened
-from vlmrl.tasks.prompt_identity import same_prompt
+from vlmrl.tasks.prompt import same_prompt
 
 _LEFT_OUT = ("step", "attempt")
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vlmrl.rewards.several_scorer import RewardScorer
-from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout
-from vlmrl.rollout.scoring import Scoring
+from vlmrl.rollout.scoring import Outages, Scoring
 from vlmrl.types import Group, Row
 
 CHUNK_PROMPTS = 512

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmrl.evaluate.outcomes import response_input
-from vlmrl.tasks.base import Task
-from vlmrl.tasks.measures import CEILING, VALID, Measurer
+from vlmrl.tasks.base import CEILING, VALID, Measurer, Task
+from vlmrl.tasks.source import response_input
 from vlmrl.types import Group
 
 Cell = Mapping[str, Any]

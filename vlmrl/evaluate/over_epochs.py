@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.over_checkpoints import best_label, selected_step
 from vlmrl.evaluate.tested import LEADING
-from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import leaves, with_defaults
+from vlmrl.recipe.tables import is_test_split
 from vlmrl.recipe.toml_lines import dotted
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.runs import Run

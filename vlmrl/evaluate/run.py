@@ -18,7 +18,6 @@ from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, Grader, Number
 from vlmrl.evaluate.interval import Range
 from vlmrl.evaluate.measured import add_measures, measures_record
 from vlmrl.evaluate.metrics import summarise_columns
-from vlmrl.evaluate.outcomes import outcome_of
 from vlmrl.evaluate.records import (
     KEPT_BYTES,
     ArtifactLimit,
@@ -34,15 +33,13 @@ from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
-from vlmrl.rollout.answering import answer_pieces
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Rollout, encode_prompt
-from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.rollout.scoring import Outages, answer_pieces, score_rollouts
 from vlmrl.store.evaluated_rows import COLUMNS, SHOWN_IMAGES
 from vlmrl.store.rollouts import image_fields
-from vlmrl.tasks.measures import Measurer
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.base import Measurer
+from vlmrl.tasks.source import Source, outcome_of
 from vlmrl.types import Group, SamplingParams, Score
 
 NO_PROMPT_LIMIT = 2**31

@@ -33,9 +33,7 @@ from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.interval import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.accumulated import AccumulatedMetrics
-from vlmrl.tasks.base import REPLICATES, SetMetrics
-from vlmrl.tasks.pooled import PooledMetrics, Verdict
+from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, PooledMetrics, SetMetrics, Verdict
 
 LEAST_UNITS = 10
 """Minimum number of units for an interval. With fewer, percentile intervals are too narrow."""

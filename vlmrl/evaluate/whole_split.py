@@ -9,11 +9,10 @@ from typing import Any
 
 from vlmrl.dist.world import World
 from vlmrl.errors import VlmrlError
-from vlmrl.evaluate.outcomes import response_input
 from vlmrl.evaluate.set_metrics import no_clash, summarise_sets
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import PooledMetrics, Task, Verdict
 from vlmrl.tasks.figure import figures_to_json
-from vlmrl.tasks.pooled import PooledMetrics, Verdict
+from vlmrl.tasks.source import response_input
 from vlmrl.types import Group, RewardInput, Row, Score, ScoredSample
 
 Kept = tuple[Verdict, Row, Mapping[str, Any]]

@@ -22,7 +22,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.store.files import TEMP_PREFIX, crash_point, remove_tree, sync_file, sync_folder
-from vlmrl.tasks.response_file import Draw, NoFile, ResponseFile
+from vlmrl.tasks.base import Draw, NoFile, ResponseFile
 from vlmrl.untrusted import parse_json
 
 RESPONSES, LEFT_OUT = "responses.jsonl", "left_out.jsonl"

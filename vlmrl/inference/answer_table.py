@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.image_files import ImageFiles, LeftOut
+from vlmrl.data.image_folders import ImageFiles, LeftOut
 from vlmrl.errors import StoreError
 from vlmrl.inference.answer_files import LEFT_OUT, RESPONSES, FileWriter, file_stems, new_folder, write_lines
 from vlmrl.redaction.redact import hide_known

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.blinded import Blinding, ImageChange, leaves_as_it_is
+from vlmrl.data.blinded_images import Blinding, ImageChange, ImagePlace, leaves_as_it_is, swap_images
 from vlmrl.data.dataset import canonical_json
-from vlmrl.data.image_swap import ImagePlace, swap_images
 from vlmrl.errors import DataError, StoreError
 from vlmrl.evaluate.grading import NumberedRow, Respond, Responses
 from vlmrl.inference.eval_identity import IDENTITY, agrees_on

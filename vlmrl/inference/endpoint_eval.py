@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.dist.world import ALONE
-from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import Interruption, RewardError
 from vlmrl.evaluate.graded_pieces import GradedPieces
 from vlmrl.evaluate.records import Evaluation, stored_rows, write_evaluation
@@ -26,7 +25,8 @@ from vlmrl.inference.evaluation import Evaluated, create_eval_run, grading_ident
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.worker_code import ServicePlace
-from vlmrl.rollout.outages import Outages
+from vlmrl.rollout.scoring import Outages
+from vlmrl.services.client import EndpointClient
 from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer

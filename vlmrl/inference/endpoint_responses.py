@@ -9,17 +9,24 @@ from typing import Any
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png, probe_image, remarks_on
-from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
-from vlmrl.endpoint.client import EndpointClient
-from vlmrl.endpoint.failures import BrokenAnswer, EndpointError, RequestRefused
 from vlmrl.errors import DataError
 from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.inference.engine_responses import keep_dropped
 from vlmrl.redaction.redact import hide_known, learn
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.rollout.scoring import LISTEN_SECONDS
+from vlmrl.services.client import EndpointClient
+from vlmrl.services.protocol import (
+    BrokenAnswer,
+    ChatAnswer,
+    ChatRequest,
+    ChatTurn,
+    EndpointError,
+    ImageFile,
+    RequestRefused,
+)
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
-from vlmrl.tasks.prompt_template import IMAGE
+from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.source import Source
 from vlmrl.types import Finish, Media, Message, Row, Sample, SamplingParams, Segment, sample_seed
 

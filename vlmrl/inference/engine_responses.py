@@ -15,9 +15,9 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.grading import NumberedRow, Responses
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import hide_known
-from vlmrl.rollout.answering import answer_pieces, without_pixels
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of
+from vlmrl.rollout.scoring import answer_pieces, without_pixels
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.tasks.source import Source

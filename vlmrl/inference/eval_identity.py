@@ -11,7 +11,7 @@ from vlmrl.evaluate.scoring_rewards import scored_alike, scored_by
 from vlmrl.redaction.redact import excerpt
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_summary
-from vlmrl.tasks.prompt_identity import same_prompt
+from vlmrl.tasks.prompt import same_prompt
 
 IDENTITY = (
     "model",

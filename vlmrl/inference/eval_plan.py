@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl import __version__
-from vlmrl.data.blinded import ImageChange
+from vlmrl.data.blinded_images import ImageChange
 from vlmrl.errors import RecipeError, StoreError, listed
 from vlmrl.inference.blinded import (
     GENERATION_KEY,
@@ -20,8 +20,8 @@ from vlmrl.inference.blinded import (
 )
 from vlmrl.inference.eval_identity import require_name
 from vlmrl.inference.eval_rows import EvalRows
-from vlmrl.recipe.eval_table import EvalSetting
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import EvalSetting
 from vlmrl.rewards import reward_record
 from vlmrl.setup.measures import chosen_measures
 from vlmrl.setup.model_origin import ModelOrigin

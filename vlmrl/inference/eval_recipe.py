@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.prepared_dataset import INFO_FILE
+from vlmrl.data.dataset import INFO_FILE
 from vlmrl.errors import Problem, ProblemsError, RecipeError, StoreError, did_you_mean
 from vlmrl.inference.eval_rows import SeenRows, seen_by, trained_by
 from vlmrl.model.model_files import models_beside
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
-from vlmrl.recipe.key_place import AUTO_ORIGIN
-from vlmrl.recipe.load import load_recipe, recipe_from_resolved
-from vlmrl.recipe.overrides import apply_override, parse_override, refuse_remote_code
-from vlmrl.recipe.paths import is_path_key, names_file
+from vlmrl.recipe.key_fields import is_path_key, names_file
+from vlmrl.recipe.load import apply_override, load_recipe, parse_override, recipe_from_resolved, refuse_remote_code
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.toml_lines import AUTO_ORIGIN
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.evaluated_rows import images_of, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, refuse_hidden

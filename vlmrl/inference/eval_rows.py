@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.held_out import HeldOutDataset
-from vlmrl.data.open_dataset import open_dataset
+from vlmrl.data.open_dataset import HeldOutDataset, open_dataset
 from vlmrl.errors import DataError, VlmrlError
-from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Data, Recipe
+from vlmrl.recipe.tables import is_test_split
 from vlmrl.setup.eval_sets import missing_set
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.store.evaluated_rows import Role

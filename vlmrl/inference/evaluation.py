@@ -21,13 +21,13 @@ from vlmrl.inference.blinded import ShownRows
 from vlmrl.inference.engine_responses import EngineResponder, engine_identity
 from vlmrl.inference.eval_plan import EvalSettings, PlannedEvaluation, chosen_settings, params_of, plan
 from vlmrl.inference.eval_rows import EvalRows
+from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.open_services import summary_of
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.outages import Outages
+from vlmrl.rollout.scoring import Outages
 from vlmrl.setup.engine import make_generator
 from vlmrl.setup.measures import open_measurer
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, setting_params

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.dataset_writer import building
-from vlmrl.data.prepared_dataset import INFO_FILE
 from vlmrl.errors import DataError
 from vlmrl.store.files import write_atomic
 from vlmrl.tasks.source import Source

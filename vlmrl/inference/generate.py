@@ -14,11 +14,10 @@ from pathlib import Path
 
 from vlmrl import __version__
 from vlmrl.data.dataset import Rows
-from vlmrl.data.image_files import ImageFiles
+from vlmrl.data.image_folders import ImageFiles
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.endpoint.client import EndpointClient
 from vlmrl.errors import DataError, Interruption, StoreError
 from vlmrl.evaluate.grading import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, Respond
 from vlmrl.inference.answer_files import is_folder
@@ -30,6 +29,7 @@ from vlmrl.inference.engine_responses import EngineResponder, engine_identity, j
 from vlmrl.inference.eval_rows import TEST, SeenRows, entries_of, named_rows
 from vlmrl.inference.evaluation import Answerer, EvalSettings, load_answerer
 from vlmrl.recipe.schema import Recipe
+from vlmrl.services.client import EndpointClient
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.files import write_json
 from vlmrl.store.layout import unfinished_logs, unfinished_result

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmrl.data.dataset import Dataset
-from vlmrl.data.held_out import prompt_of
-from vlmrl.data.open_dataset import open_dataset
+from vlmrl.data.open_dataset import open_dataset, prompt_of
 from vlmrl.errors import VlmrlError
 from vlmrl.inference.eval_rows import EvalRows, dataset_records, place_of, training_runs
 from vlmrl.recipe.load import recipe_from_resolved

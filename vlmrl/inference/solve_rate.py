@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from vlmrl.errors import RewardError
-from vlmrl.evaluate.outcomes import accuracies
 from vlmrl.rewards.accuracy_part import RIGHT, is_binary
 from vlmrl.rewards.base import value_bounds
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.source import Source, accuracies
 from vlmrl.types import Group, ScoredSample
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {

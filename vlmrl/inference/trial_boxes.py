@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmrl.evaluate.outcomes import response_input
 from vlmrl.store.layout import MEDIA
-from vlmrl.tasks.overlay import Mark, caption_of, save_overlays
-from vlmrl.tasks.positions import Fit
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.positions import Fit, Mark, caption_of, save_overlays
+from vlmrl.tasks.source import Source, response_input
 from vlmrl.types import Group
 
 MOST_DRAWN = 8

@@ -16,7 +16,7 @@ from vlmrl.store.checkpoints import read_meta
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Environment variables with which the Hugging Face libraries send no requests to the hub."""
-OPEN = "import sys; from vlmrl.data.tables import open_tables; open_tables(sys.argv[1])"
+OPEN = "import sys; from vlmrl.data.table_dataset import open_tables; open_tables(sys.argv[1])"
 """Python program that opens the dataset named on its command line; it fails if the dataset cannot be opened."""
 
 
@@ -44,7 +44,7 @@ class Need:
         if self.kind == "model":
             model_files.download(self.name, self.revision)
         else:
-            from vlmrl.data.tables import open_tables
+            from vlmrl.data.table_dataset import open_tables
 
             open_tables(self.name)
 

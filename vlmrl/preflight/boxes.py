@@ -14,8 +14,7 @@ from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.boxes.planes import MEANINGS
 from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.store.layout import CHECKED
-from vlmrl.tasks.overlay import caption_of, save_overlays
-from vlmrl.tasks.positions import Fit
+from vlmrl.tasks.positions import Fit, caption_of, save_overlays
 from vlmrl.types import RewardInput
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmrl.data.columns import TRAINING
+from vlmrl.data.table_values import TRAINING
 from vlmrl.recipe.checks import Catalogs
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.several import JOIN, label_from

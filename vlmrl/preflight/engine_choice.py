@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.preflight.gpu_models import Gpu
+from vlmrl.recipe.auto_values import Choice
 from vlmrl.recipe.rules.engine import VLLM_INSTALL, unsupported_by_vllm, vllm_refusal
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.settle import Choice
 from vlmrl.redaction.redact import first_line
-from vlmrl.rollout.vllm.known_models import VllmFacts
+from vlmrl.rollout.vllm.settings import VllmFacts
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlmrl.errors import Problem, did_you_mean
+from vlmrl.loggers import BUILTIN, file_and_class, short_name
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.sinks import BUILTIN, file_and_class, short_name
 
 METHODS = ("open", "log", "samples", "close")
 FOR_SERVICES = ("project", "entity", "group", "name")
@@ -71,7 +71,7 @@ def _own_class(loaded: LoadedRecipe, file: str, class_name: str) -> Iterator[Pro
     has = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     missing = [name for name in METHODS if name not in has]
     if missing and not node.bases:
-        hint = f"a logger has the methods {', '.join(METHODS)} (vlmrl/sinks/base.py)"
+        hint = f"a logger has the methods {', '.join(METHODS)} (vlmrl/loggers/base.py)"
         yield Problem(f"`{class_name}` has no method `{missing[0]}`", f"{file}:{node.lineno}", hint)
 
 

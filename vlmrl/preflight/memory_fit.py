@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from vlmrl.model.memory import KEY, UPDATE_SHARE, share_of, stricter
 from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
+from vlmrl.recipe.auto_values import Choice, with_values
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.rules.world import check_world
+from vlmrl.recipe.rules.engine import check_world
 from vlmrl.recipe.schema import Lora, Recipe
-from vlmrl.recipe.settle import Choice, with_values
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts

@@ -24,7 +24,7 @@ from vlmrl.model.memory import (
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.preflight.memory_sizes import PromptLengths, Sizes
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.rules.world import is_sharded, why_whole
+from vlmrl.recipe.rules.engine import is_sharded, why_whole
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts

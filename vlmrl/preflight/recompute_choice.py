@@ -9,9 +9,9 @@ from vlmrl.errors import gib
 from vlmrl.model.memory import KEY, STEPS, Setting
 from vlmrl.preflight.memory_plan import TIGHT, UPDATE, Cluster, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
+from vlmrl.recipe.auto_values import Choice, with_values
 from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.settle import Choice, with_values
 
 if TYPE_CHECKING:
     from vlmrl.model.model_facts import ModelFacts

@@ -18,10 +18,10 @@ from vlmrl.preflight.catalogs import catalogs
 from vlmrl.preflight.prompts import PromptScan, examples, named
 from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, prompt_text, trial_of, unpaid
 from vlmrl.recipe.checks import check_recipe
-from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.files import blames_reward, is_file_reward
 from vlmrl.recipe.schema import Data, Recipe, Reward
+from vlmrl.recipe.tables import is_test_split
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.rewards.several import weights_of_parts

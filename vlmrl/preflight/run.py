@@ -27,10 +27,9 @@ from vlmrl.preflight.right_answer import told_answers, truth_form
 from vlmrl.preflight.services import check_services, place_of_check
 from vlmrl.preflight.validation import check_validation
 from vlmrl.recipe.checks import check_recipe
-from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.rules.engine import check_engine
-from vlmrl.recipe.rules.world import check_world
+from vlmrl.recipe.rules.engine import check_engine, check_world
+from vlmrl.recipe.toml_lines import AUTO_ORIGIN
 from vlmrl.rewards.accuracy_part import accuracy_part, other_choices
 from vlmrl.rewards.base import value_bounds
 from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from vlmrl.errors import Problem, listed
 from vlmrl.metric import metric_facts
 from vlmrl.preflight.rows import Opened, check_traces, scorer_limits
-from vlmrl.recipe.eval_table import AUTO
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.eval import wrong_goal
+from vlmrl.recipe.tables import AUTO
 from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
 from vlmrl.rewards.several import declared_parts
 from vlmrl.rewards.several_scorer import open_scorer

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.key_facts import OnResume
-from vlmrl.recipe.key_fields import field_at, key_name, mark_of
-from vlmrl.recipe.key_rules import MOVED, SOURCES
+from vlmrl.recipe.key_fields import field_at, is_path_key, key_name, mark_of
 from vlmrl.recipe.load import LoadedRecipe, leaves, with_defaults
-from vlmrl.recipe.paths import is_path_key
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import MOVED, SOURCES
 from vlmrl.recipe.toml_lines import Key, dotted
 
 

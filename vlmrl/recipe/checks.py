@@ -16,17 +16,13 @@ from vlmrl.algo.algo_keys import CELLS, ESTIMATORS
 from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.errors import Problem, did_you_mean, listed
 from vlmrl.recipe.key_fields import field_at, mark_of
-from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.reward_list import OF_TASK
-from vlmrl.recipe.rules.algo import check_algo, overridden_row
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.eval import EVAL_RULES
-from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, is_file_reward, named_rewards
-from vlmrl.recipe.rules.lora import LORA_RULES
-from vlmrl.recipe.rules.numbers import NUMBER_RULES
-from vlmrl.recipe.rules.rewards import REWARD_LIST_RULES
+from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, REWARD_LIST_RULES, is_file_reward, named_rewards
+from vlmrl.recipe.rules.training import LORA_RULES, NUMBER_RULES, check_algo, overridden_row
 from vlmrl.recipe.schema import Data, Recipe
+from vlmrl.recipe.tables import OF_TASK, ReadBy
 from vlmrl.recipe.toml_lines import Key, dotted
 from vlmrl.untrusted import parse_json
 

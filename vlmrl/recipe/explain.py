@@ -18,13 +18,11 @@ from pydantic_core import PydanticUndefined
 from vlmrl.algo.algo_keys import CELLS
 from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
-from vlmrl.recipe.algo_table import values_by_row
-from vlmrl.recipe.files import read_layer, read_layers, shipped_folder
+from vlmrl.recipe.files import present_name, read_layer, read_layers, shipped_folder
 from vlmrl.recipe.key_fields import key_name, leaf_fields, literal_choices, mark_of, table_class
-from vlmrl.recipe.key_rules import ReadBy
 from vlmrl.recipe.load import LoadedRecipe, leaves
-from vlmrl.recipe.renamed import present_name
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import ReadBy, values_by_row
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
 from vlmrl.recipe.validation_messages import FOREIGN_KEYS, shown_bound
 from vlmrl.untrusted import visible

@@ -2,40 +2,227 @@
 
 A recipe may name parents (`extends`), whose keys it overrides one by one. Two kinds of values replace a parent's value
 as a whole: tables with names that users choose (`reward.weights`, `reward.args`, `data.columns`, `paper`), and lists
-(`[[data]]`, `stop`). Then `--set` overrides all files. All problems are reported at once, with file and line.
+(`[[data]]`, `stop`). Then `--set key=value` overrides all files; its values are TOML, and a bare word is a string. All
+problems are reported at once, with file and line. Some numbers of steps are counted when a run begins.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.recipe.eval_table import AUTO
-from vlmrl.recipe.files import Layer, find_recipe, read_layers
-from vlmrl.recipe.key_fields import key_name, table_class
-from vlmrl.recipe.key_place import AUTO_ORIGIN, KeyPlace
-from vlmrl.recipe.overrides import (
-    apply_override,
-    notes_on_overrides,
-    parse_override,
-    present_override,
-    refuse_remote_code,
+from vlmrl.recipe.files import (
+    REMOTE_CODE,
+    Layer,
+    find_recipe,
+    parse_toml,
+    present_name,
+    read_layers,
+    rename_note,
+    with_present_names,
 )
-from vlmrl.recipe.paths import candidates, file_part, is_path_key, locate, names_file
-from vlmrl.recipe.raw_values import copy_values, drop_none, value_at
-from vlmrl.recipe.renamed import with_present_names
-from vlmrl.recipe.reward_list import ARGUMENTS, drop_replaced
+from vlmrl.recipe.key_fields import candidates, file_part, is_path_key, key_name, locate, names_file, table_class
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.step_counts import keep_one, written_in
-from vlmrl.recipe.toml_lines import Key, dotted
+from vlmrl.recipe.tables import ARGUMENTS, AUTO, drop_replaced
+from vlmrl.recipe.toml_lines import AUTO_ORIGIN, Key, KeyPlace, dotted, parse_dotted
 from vlmrl.recipe.validation_messages import problems_of
+
+LISTS_OF_TABLES = ("data", "rewards", "data.rewards")
+"""Keys that are lists of tables, without positions: `data.0.path` is the path in the first element."""
+
+MOST_PARTS = 20
+"""Maximum number of parts of a key. Code that reads a recipe recurses once per part, and Python's limit is about 1000
+levels."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """Parsed `--set`: parts of its key, value, and original text."""
+
+    parts: tuple[str, ...]
+    value: Any
+    text: str
+
+
+def parse_override(text: str) -> Override | Problem:
+    """Parse `algo.clip_high=0.3`.
+
+    The value is read as TOML (`0.3`, `true`, `[1, 2]`, `"quoted"`). A text that is not TOML and does not begin like a
+    string, list or table is used as a string, so that `model.path=demo/model` needs no quotes.
+    """
+    where = f"--set {text}"
+    name, equals, value = text.partition("=")
+    if not equals:
+        return Problem("`--set` needs a key and a value", where, "write --set algo.clip_high=0.3")
+    parts = parse_dotted(name.strip())
+    if parts and len(parts) > MOST_PARTS:
+        return Problem(
+            f"the key has {len(parts):,} parts; no key of a recipe has more than {MOST_PARTS}",
+            f"--set {dotted(parts[:3])}...",
+            "write --set table.key=value, such as algo.clip_high=0.3",
+        )
+    if not parts:
+        return Problem(
+            f"`{name.strip()}` is not a key", where, "write --set table.key=value, such as algo.clip_high=0.3"
+        )
+    parsed = _value(value.strip())
+    if parsed is None:
+        hint = """quote for the shell as well: --set 'rollout.stop=["a", "b"]'"""
+        return Problem(f"the value {value.strip()!r} is not a complete TOML string, list or table", where, hint)
+    return Override(parts, parsed[0], text)
+
+
+def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
+    """Set the value in `raw`; create missing tables. Return the key of the value, or a problem."""
+    where = f"--set {override.text}"
+    container: Any = raw
+    key: Key = ()
+    for i, part in enumerate(override.parts):
+        is_last = i == len(override.parts) - 1
+        if isinstance(container, list):
+            index = _list_index(part, len(container))
+            if index is None:
+                hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {dotted(key)}.0.path=..."
+                return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
+            key = (*key, index)
+            if is_last:
+                container[index : index + 1] = [override.value]  # replace an element, or append one at the end
+                return key
+            if index == len(container):
+                container.append({})
+            container = container[index]
+        elif isinstance(container, dict):
+            key = (*key, part)
+            if is_last:
+                container[part] = override.value
+                return key
+            container = container.setdefault(part, [] if key_name(key) in LISTS_OF_TABLES else {})
+        else:
+            return Problem(f"`{dotted(key)}` is a single value, not a table", where)
+    return Problem("`--set` needs a key", where)
+
+
+def present_override(override: Override) -> Override:
+    """Return a `--set` with the present name of its key (renamed.py)."""
+    return replace(override, parts=present_name(override.parts))
+
+
+def notes_on_overrides(overrides: Sequence[str]) -> list[Problem]:
+    """Return a warning for each `--set` that uses the old name of a key."""
+    notes = []
+    for text in overrides:
+        parsed = parse_override(text)
+        if not isinstance(parsed, Problem) and (name := present_name(parsed.parts)) != parsed.parts:
+            notes.append(rename_note(parsed.parts, name, f"--set {text}"))
+    return notes
+
+
+def refuse_remote_code(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> None:
+    """Refuse the settings of a run, maybe a stranger's, that run the code of a model, unless a `--set` repeats it.
+
+    Raises: RecipeError.
+    """
+    keys = [dotted(parsed.parts) for text in overrides if not isinstance(parsed := parse_override(text), Problem)]
+    if values.get("model", {}).get("trust_remote_code") and REMOTE_CODE not in keys:
+        raise RecipeError(
+            f"the run would execute Python code that its model's folder holds ({REMOTE_CODE} = true)",
+            where=where,
+            hint=f"a run never turns this on by itself: read that code, then add --set {REMOTE_CODE}=true",
+        )
+
+
+def _list_index(part: str, length: int) -> int | None:
+    """Return the list position that `part` denotes; None if it is none. `length` = a new element at the end."""
+    return int(part) if part.isascii() and part.isdigit() and len(part) < 6 and int(part) <= length else None
+
+
+def _value(text: str) -> tuple[Any] | None:
+    """Return the value in a tuple of one; None if the text begins like a TOML string, list or table but is invalid."""
+    try:
+        table = parse_toml(f"value = {text}")
+    except (ValueError, RecursionError):
+        table = {}
+    dates = (datetime.date, datetime.time, datetime.datetime)
+    if set(table) == {"value"} and not isinstance(table["value"], dates):
+        return (table["value"],)
+    return None if text[:1] in ('"', "'", "[", "{") else (text,)
+
+
+def value_at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
+    """Return the value of a key. Raises: KeyError or IndexError without one."""
+    value: Any = raw
+    for part in prefix:
+        value = value[part]
+    return value
+
+
+def copy_values(value: Any) -> Any:
+    """Return a copy of a value, with copies of all tables and lists in it."""
+    if isinstance(value, dict):
+        return {name: copy_values(inner) for name, inner in value.items()}
+    return [copy_values(inner) for inner in value] if isinstance(value, list) else value
+
+
+def drop_none(value: Any) -> None:
+    """Remove keys whose value is None, because TOML has no null. Then `--set` can add a table that was left out."""
+    if isinstance(value, dict):
+        for name in [n for n, inner in value.items() if inner is None]:
+            del value[name]
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        drop_none(inner)
+
+
+COUNTED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("train", "steps"): ("train", "epochs"),
+    ("optim", "warmup_steps"): ("optim", "warmup_ratio"),
+    ("eval", "every_steps"): ("eval", "every_epochs"),
+}
+"""Key of a number of steps -> key from which it is counted. If the second key is set, the first one is 0 until the
+steps are counted (recipe/auto_values.py); `eval.every_steps` stays 0, because its steps need not be evenly spaced."""
+
+
+def written_in(values: Mapping[Any, Any]) -> set[Key]:
+    """Return the keys in `COUNTED`, from both sides of it, that these values of a recipe contain."""
+    keys = [*COUNTED, *COUNTED.values()]
+    return {(table, name) for table, name in keys if isinstance(t := values.get(table), Mapping) and name in t}
+
+
+def keep_one(
+    raw: dict[str, Any], written: Collection[Key], where: Callable[[Key], str]
+) -> tuple[list[Key], list[Problem]]:
+    """Keep only one key of each pair in `COUNTED`: the one that is written last replaces the other one.
+
+    Args:
+        raw: values of the recipe; changed in place.
+        written: keys that one file, or all `--set` together, set.
+        where: function that returns the place of a key, for messages.
+    Returns: (keys whose written value is replaced, an error for each pair of which `written` contains both keys).
+    """
+    replaced: list[Key] = []
+    problems: list[Problem] = []
+    for steps, source in COUNTED.items():
+        table = raw.get(steps[0])
+        if not isinstance(table, dict):
+            continue
+        # 0 steps together with the other key are no contradiction: the steps of this recipe are not counted yet.
+        if source in written and steps in written and table.get(steps[1]) != 0:
+            message = f"`{dotted(steps)}` and `{dotted(source)}` are both set, but each gives the number of steps alone"
+            problems.append(Problem(message, where(source), "leave one of the two out"))
+        elif source in written:
+            table[steps[1]] = 0
+            replaced.append(steps)
+        elif steps in written and source[1] in table:
+            del table[source[1]]
+            replaced.append(source)
+    return replaced, problems
+
 
 MAX_TABLE_DEPTH = 2
 MAX_NAME_BYTES = 255
@@ -323,7 +510,7 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
 
 
 def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Path, first: Path | None) -> list[Problem]:
-    """Replace relative paths by paths of existing files (recipe/paths.py). `first`: folder that is tried first.
+    """Replace relative paths by paths of existing files (recipe/key_fields.py). `first`: folder that is tried first.
 
     Returns: a warning for each path that may mean either of two files.
     """

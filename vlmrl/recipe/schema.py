@@ -10,10 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from vlmrl.key_facts import MOST
-from vlmrl.recipe.algo_table import Algo
-from vlmrl.recipe.eval_table import Eval
-from vlmrl.recipe.judge_table import Judge
-from vlmrl.recipe.key_rules import (
+from vlmrl.recipe.tables import (
     ADAPTER,
     CADENCE,
     ENDING,
@@ -37,11 +34,12 @@ from vlmrl.recipe.key_rules import (
     UPDATE,
     WEIGHT_TYPE,
     WEIGHTS,
-)
-from vlmrl.recipe.reward_list import ListedReward
-from vlmrl.recipe.table import (
+    Algo,
     Count,
+    Eval,
     Fraction,
+    Judge,
+    ListedReward,
     Log,
     NotNegative,
     Number,

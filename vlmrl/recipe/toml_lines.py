@@ -1,4 +1,4 @@
-"""Line number of each key in a TOML text, for error messages, because tomllib returns values without lines.
+"""File and line that set a recipe key, for error messages, because tomllib returns values without lines.
 
 The text must be valid TOML: the scanner in this module relies on that and does not check it.
 """
@@ -6,6 +6,8 @@ The text must be valid TOML: the scanner in this module relies on that and does 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 Key = tuple["str | int", ...]
 """Key of a recipe as a tuple: names of tables and keys, and positions in lists. Example: ("data", 0, "path")."""
@@ -200,3 +202,25 @@ class _Scanner:
 def _unescape(match: re.Match[str]) -> str:
     code = match.group(1)
     return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
+
+
+AUTO_ORIGIN = "auto: "
+"""Prefix of the origin of a value that the recipe left open (recipe/auto_values.py). The reason for the value follows
+it."""
+
+
+@dataclass(frozen=True)
+class KeyPlace:
+    """Place where a value is set: a line of a file, or a `--set`."""
+
+    file: Path | None
+    line: int = 0
+    override: str = ""
+
+    @property
+    def origin(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "--set"
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else f"--set {self.override}"

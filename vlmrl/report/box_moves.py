@@ -20,8 +20,7 @@ from vlmrl.store.evaluated_rows import read_summary, without_step
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
-from vlmrl.tasks.overlay import Mark
-from vlmrl.tasks.positions import overlap
+from vlmrl.tasks.positions import Mark, overlap
 from vlmrl.tasks.truth_kinds import Drawn
 from vlmrl.types import Media, ScoredSample
 

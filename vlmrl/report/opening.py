@@ -10,8 +10,8 @@ from vlmrl.diagnose.run import diagnose
 from vlmrl.diagnose.run_facts import with_update
 from vlmrl.errors import VlmrlError
 from vlmrl.evaluate.verdict import Verdict, overall, signed
-from vlmrl.judge.budget import spent_in
 from vlmrl.report.curves import LEADING, Changes, RunCurves, validated_ends
+from vlmrl.services.calls import spent_in
 from vlmrl.store.layout import VERDICTS, span
 from vlmrl.store.runs import Run
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.tasks import kind_of
-from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.positions import Mark
 
 if TYPE_CHECKING:
     from vlmrl.report.rollout_examples import Picture

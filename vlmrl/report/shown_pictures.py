@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from vlmrl.data.blinded import ImageChange, draw_picture, noise_key, picture_file
+from vlmrl.data.blinded_images import ImageChange, draw_picture, noise_key, picture_file
 from vlmrl.data.images import decode_image
 from vlmrl.errors import VlmrlError
 from vlmrl.evaluate.records import Evaluation

@@ -43,7 +43,7 @@ def open_table(
     """Open a table of responses for scoring.
 
     Args:
-        columns: role -> column, for column names that are not recognised; see data/columns.py.
+        columns: role -> column, for column names that are not recognised; see data/table_values.py.
         task, variant: task whose prompts the responses answer. It determines how truths are read, the reward, and how
             accuracy is measured.
         lenient: see `TruthRule`.

@@ -1,7 +1,7 @@
 """Reader of tables of responses: JSONL, CSV, JSON or Parquet, with one response and its truth per row.
 
-The names that common trainers give to the columns are recognised; see data/columns.py. Text files are read line by line
-and Parquet files batch by batch, so memory does not grow with the file.
+The names that common trainers give to the columns are recognised; see data/table_values.py. Text files are read line by
+line and Parquet files batch by batch, so memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.data.cells import number_of, python_rows, show, text_of
-from vlmrl.data.columns import IMAGES, RESPONSES, match_columns
 from vlmrl.data.table_files import in_portions, parquet_batches, parquet_columns, parsed_row, place_of, text_rows
+from vlmrl.data.table_values import IMAGES, RESPONSES, match_columns, number_of, python_rows, show, text_of
 from vlmrl.errors import DataError
 from vlmrl.reward_check.response_columns import Broken, Chunk, Decoded, ResponseColumns
 from vlmrl.reward_check.scores import Coded, Ints, Scores

@@ -22,7 +22,7 @@ from vlmrl.store.kept_recipe import kept_text, newest_resolved, read_resolved
 from vlmrl.store.metrics import counted, newest
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import damage_of, shortened
-from vlmrl.tasks.own_task import is_own, read_own
+from vlmrl.tasks.user_task import is_own, read_own
 from vlmrl.types import Media, RewardInput, Score
 
 if TYPE_CHECKING:

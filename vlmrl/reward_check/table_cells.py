@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from vlmrl.data.cells import UNREADABLE, plain, python_rows, unreadable_cell
 from vlmrl.data.table_files import TextRow, parsed_row
+from vlmrl.data.table_values import UNREADABLE, plain, python_rows, unreadable_cell
 
 
 class Cells(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.data.cells import UNREADABLE, image_bytes, read_image, split_images, unreadable_cell
 from vlmrl.data.table_files import parquet_batches, parquet_groups
+from vlmrl.data.table_values import UNREADABLE, image_bytes, read_image, split_images, unreadable_cell
 from vlmrl.errors import DataError
 from vlmrl.reward_check.response_table import TableReader
 from vlmrl.reward_check.scores import Ints

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from vlmrl.data.cells import plain
+from vlmrl.data.table_values import plain
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.own_task import is_own
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
+from vlmrl.tasks.user_task import is_own
 from vlmrl.untrusted import parse_json
 
 PLAIN_FIELDS = ("answer", "ground_truth")

@@ -1,17 +1,22 @@
-"""From prompts to rollouts, scored groups and advantages: the part of a step before the update."""
+"""From prompts to rollouts, scored groups and advantages: the part of a step before the update.
+
+A draw's prompts are dealt to the ranks; engines that are done take prompts of other ranks from a shared queue.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
 from vlmrl.algo.advantages import ScoredGroup, value_targets
 from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.algo.credit import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.dist.world import World
 from vlmrl.errors import DataError, EngineError
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.types import (
@@ -240,3 +245,57 @@ def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Gr
     return replace(
         group, samples=tuple(s if s.masked else replace(s, value_targets=tuple(t.tolist())) for s, t in pairs)
     )
+
+
+T = TypeVar("T")
+
+
+class Deal:
+    """Deal of the prompts of a draw. Prompt i belongs to rank i modulo the number of ranks.
+
+    Iteration gives the indices of the prompts that this rank samples, one at a time. A rank begins with its first
+    prompts, as many as its engine generates at the same time. Its other prompts are in a queue. A rank takes from its
+    own queue, and when this is empty, from those of the other ranks. Every prompt is taken once. Which rank takes it
+    depends on the time; its seed, and so its samples, do not.
+
+    Args:
+        count: number of prompts in the draw.
+        name: name of the draw, the same on all ranks and used once in a run.
+        first: number of prompts with which each rank begins, the same on all ranks; None = all that belong to it.
+
+    Attributes:
+        taken: the indices that this rank has taken, in this order.
+    """
+
+    def __init__(self, count: int, world: World, name: str = "", first: int | None = None) -> None:
+        self.count, self.world, self.taken = count, world, list[int]()
+        first = count if first is None else first
+        self._own = world.mine(count)[:first]
+        self._queues = [range(rank, count, world.size)[first:] for rank in range(world.size)]
+        self._keys = [f"deal/{name}/{rank}" for rank in range(world.size)]
+
+    def __iter__(self) -> Iterator[int]:
+        for index in chain(self._own, self._queued()):
+            self.taken.append(index)
+            yield index
+
+    def _queued(self) -> Iterator[int]:
+        size = self.world.size
+        for rank in (*range(self.world.rank, size), *range(self.world.rank)):
+            queue = self._queues[rank]
+            while queue and (number := self.world.store.add(self._keys[rank], 1)) <= len(queue):
+                yield queue[number - 1]
+
+    def join(self, own: Sequence[T]) -> list[T]:
+        """Return the items of all ranks, in order of the prompts. All ranks call this.
+
+        Args:
+            own: this rank's items, in the order in which it took the prompts.
+        """
+        of_ranks = self.world.gather(list(zip(self.taken, own, strict=True)))
+        if self.world.is_main:  # every rank has taken its last prompt
+            for key, queue in zip(self._keys, self._queues, strict=True):
+                if queue:
+                    self.world.store.delete_key(key)
+        items = {index: item for of_rank in of_ranks for index, item in of_rank}
+        return [items[index] for index in range(self.count)]

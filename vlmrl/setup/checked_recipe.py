@@ -57,7 +57,7 @@ def check_loaded(
         asks: whether the services of the rewards get one request each. A run that goes on waits for them itself.
         files: folder with the model's files; None = the folder that `model.path` names.
         gpus: value of `--gpus`; None = one process.
-    Returns: (recipe without open values (recipe/settle.py), warnings).
+    Returns: (recipe without open values (recipe/auto_values.py), warnings).
     Raises: ProblemsError with all errors; LaunchError for a `gpus` that cannot be read.
     """
     from vlmrl.preflight.run import check_model, quick_look

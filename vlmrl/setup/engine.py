@@ -19,8 +19,14 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.rollout.vllm.hosted_engine import HostedEngine
-from vlmrl.rollout.vllm.places import place_alone, places_apart, places_shared, reserved_gpus, visible_gpus
+from vlmrl.rollout.vllm.hosted_engine import (
+    HostedEngine,
+    place_alone,
+    places_apart,
+    places_shared,
+    reserved_gpus,
+    visible_gpus,
+)
 from vlmrl.rollout.weight_sync import PolicyWeights
 
 GIB = 1 << 30

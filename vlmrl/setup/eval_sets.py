@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.evaluate.over_checkpoints import ON_TEST
-from vlmrl.recipe.eval_table import is_test_split
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import is_test_split
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.tasks.source import Source, open_set, open_validation, scores_responses, set_label
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.schema import Recipe
-from vlmrl.tasks.measures import Measurer
+from vlmrl.tasks.base import Measurer
 from vlmrl.tasks.source import Source
 
 
@@ -30,7 +30,7 @@ def open_measurer(recipe: Recipe, source: Source) -> Iterator[Measurer | None]:
 
     Raises: as `chosen_measures`.
     """
-    from vlmrl.tasks.measures import MeasureSettings
+    from vlmrl.tasks.base import MeasureSettings
 
     names, r = chosen_measures(recipe, source), recipe.reward
     if source.task.measures is None or not names:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import Any
 
-from vlmrl.checkpoint.checked_files import check_files
+from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.encode import Encoder
 from vlmrl.dist.world import ALONE, World
@@ -23,9 +23,9 @@ from vlmrl.model.load import (
 from vlmrl.model.lora import attach_adapter, fold_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.stored_weights import set_loaded_whole
-from vlmrl.recipe.eval_table import GREEDY, EvalSetting
-from vlmrl.recipe.rules.world import why_whole
+from vlmrl.recipe.rules.engine import why_whole
 from vlmrl.recipe.schema import Lora, Model, Recipe
+from vlmrl.recipe.tables import GREEDY, EvalSetting
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.checkpoints import HF, read_meta
 from vlmrl.types import SamplingParams

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.settle import require_settled
 from vlmrl.setup.run_records import records_of, texts_of
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run

@@ -1,4 +1,4 @@
-"""Choice of a value for every key that a recipe leaves open, before the run begins (recipe/settle.py)."""
+"""Choice of a value for every key that a recipe leaves open, before the run begins (recipe/auto_values.py)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.prompt_lengths import estimate_prompts
 from vlmrl.preflight.recompute_choice import choose_recomputation
 from vlmrl.preflight.rows import open_sources
+from vlmrl.recipe.auto_values import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
 from vlmrl.recipe.explain import toml_value
-from vlmrl.recipe.key_place import AUTO_ORIGIN
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model, Recipe, Train
-from vlmrl.recipe.settle import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
+from vlmrl.recipe.toml_lines import AUTO_ORIGIN
 from vlmrl.redaction.redact import first_line
 
 
@@ -38,7 +38,7 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     """
     from vlmrl.model.model_facts import ModelFacts, device_facts, model_facts
     from vlmrl.preflight.engine_choice import EngineWorld, choose_engine
-    from vlmrl.rollout.vllm.known_models import probe_vllm
+    from vlmrl.rollout.vllm.settings import probe_vllm
 
     def engine(recipe: Recipe) -> Choice:
         device, _ = device_facts(recipe.model.device) if recipe.model.device != "cpu" else ({"kind": "cpu"}, [])

@@ -17,7 +17,7 @@ from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
 from vlmrl.rewards.used_code import same_code
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.runs import Run
-from vlmrl.tasks.prompt_identity import same_prompt
+from vlmrl.tasks.prompt import same_prompt
 from vlmrl.tasks.source import Source
 
 

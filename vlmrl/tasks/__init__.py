@@ -14,10 +14,9 @@ from typing import Any
 from vlmrl.data.dataset import Dataset
 from vlmrl.errors import RecipeError, unknown
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.entry import TaskEntry
-from vlmrl.tasks.folders import entries_of, modules_of_folders
-from vlmrl.tasks.own_task import is_own, load_own
+from vlmrl.tasks.entry import TaskEntry, entries_of, modules_of_folders
 from vlmrl.tasks.truth_kinds import TEXTS, RowKind, Truth, TruthForm
+from vlmrl.tasks.user_task import is_own, load_own
 
 _ENTRIES = modules_of_folders("entries")
 TASKS: dict[str, TaskEntry] = entries_of(_ENTRIES, "TASKS")

@@ -1,27 +1,216 @@
-"""The class Task: prompt, truth, reward and metrics, as training, validation, `eval` and `reward-check` use them."""
+"""The class Task: prompt, truth, reward and metrics, as training, validation, `eval` and `reward-check` use them.
+
+A measure is a number that `vlmrl eval` takes of responses beside their reward, such as the distance of pictures: never
+in training, since it may need a model of its own. Measures that have weights are absent where the weights are, and the
+summary says why. Metrics of a whole set of responses come from a count per response, summed over the set, or from an
+examination of each response, such as an average precision. A task may turn responses into files (ResponseFile).
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vlmrl.errors import DataError, unknown
+from vlmrl.errors import DataError, RecipeError, listed, unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
-from vlmrl.tasks.measures import Measures
-from vlmrl.tasks.pooled import PooledMetrics, Verdict
 from vlmrl.tasks.positions import Positions
-from vlmrl.tasks.response_file import ResponseFile
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
 from vlmrl.types import Message, RewardInput, Row, Score, Size
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from vlmrl.rewards.base import RewardSpec
     from vlmrl.tasks.own_prep import LeftOut, NewRow
-    from vlmrl.tasks.own_task import OwnFile
+    from vlmrl.tasks.user_task import OwnFile
+
+
+VALID, CEILING = "valid", "ceiling"
+"""Last words of metrics: `<measure>/valid` is over the responses that can be measured at all, as papers give it;
+`<measure>/ceiling` is the measure of the truth beside itself. `<measure>` alone is over all responses, with the worst
+value for those that cannot be measured."""
+EVERYTHING = "all"
+"""Name in `eval.measures` that means every measure of the task."""
+Numbers = Mapping[str, "float | None"]
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """Measures that are to be taken, and with what.
+
+    Args:
+        names: measures of the task.
+        weights: measure -> folder, or model of the hub, in place of the task's own (`eval.weights`).
+        device: as `model.device` of a recipe.
+        timeout_seconds, memory_mb, workers: limits and number of worker processes, as of a reward.
+    """
+
+    names: tuple[str, ...]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    timeout_seconds: float = 10.0
+    memory_mb: int = 4096
+    workers: int = 1
+
+
+class Measurer(Protocol):
+    """Measures that are ready."""
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Name of each measure that was to be taken and cannot be -> why."""
+        ...
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Reasons why responses were not measured through no fault of theirs, one text for each."""
+        ...
+
+    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Numbers]:
+        """Return the metrics of each response by name."""
+        ...
+
+    def close(self) -> None:
+        """End the worker processes, and forget the models."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Measures of a task. The facts about their metrics stand in `Task.metrics`, by the name of the measure.
+
+    Args:
+        names: all of them, in the order in which they are shown.
+        default: those that are taken if a recipe names none: they need no weights.
+        weights: measure -> its weights, a model of the hub or "" if a recipe must name them.
+        open: settings -> measurer.
+    """
+
+    names: tuple[str, ...]
+    default: tuple[str, ...]
+    weights: Mapping[str, str]
+    open: Callable[[MeasureSettings], Measurer]
+
+    def chosen(self, names: Sequence[str] | None, weights: Mapping[str, str], task: str) -> tuple[str, ...]:
+        """Return the measures that a recipe asks for, in the order of `names`.
+
+        Args:
+            names: `eval.measures`; None = the default ones, and those whose weights the recipe names.
+            weights: `eval.weights`.
+            task: name of the task, for messages.
+        Raises: RecipeError for a measure that the task does not have, or that has no weights.
+        """
+        for name in [name for name in names or () if name != EVERYTHING]:
+            if name not in self.names:
+                raise unknown("measure", name, (*self.names, EVERYTHING), whose=f" of task `{task}`")
+        for name in weights:
+            if name not in self.weights:
+                hint = listed(name, self.weights, "those with weights")
+                raise RecipeError(f"eval.weights names `{name}`, no measure with weights of task `{task}`", hint=hint)
+        if names is None:
+            return tuple(name for name in self.names if name in self.default or name in weights)
+        return tuple(name for name in self.names if name in names or EVERYTHING in names)
+
+
+Verdict = tuple[RewardInput, Score, Mapping[str, float | None]]
+"""Response, its score, and its outcome."""
+
+
+@dataclass(frozen=True)
+class PooledMetrics:
+    """Metrics that depend only on sums over responses, such as the ratio of two counts.
+
+    As `Task.set_metrics`, they are measured in evaluations, and in training at every step on the responses of all
+    ranks. The sums are stored with them. So the metrics of several steps, runs or sources together can be computed from
+    the added sums.
+
+    Args:
+        count: response -> its integers by name; the same names for every response, none of them that of a metric.
+        metrics: sums by name -> metrics by name; None = not defined, such as a ratio whose denominator is 0.
+    Example: shouting = PooledMetrics(
+        count=lambda verdict: {"loud": int(verdict[0].response.isupper()), "all": 1},
+        metrics=lambda sums: {"shouting": sums["loud"] / sums["all"] if sums["all"] else None},
+    )
+    """
+
+    count: Callable[[Verdict], Mapping[str, int]]
+    metrics: Callable[[Mapping[str, int]], Mapping[str, float | None]]
+
+    def sums(self, verdicts: Iterable[Verdict]) -> dict[str, int]:
+        """Return the sums over responses; {} without responses."""
+        total: dict[str, int] = {}
+        for verdict in verdicts:
+            for name, number in self.count(verdict).items():
+                total[name] = total.get(name, 0) + number
+        return total
+
+    def __call__(self, verdicts: Iterable[Verdict]) -> Mapping[str, float | None]:
+        """Return the metrics of responses, at least one."""
+        return self.metrics(self.sums(verdicts))
+
+
+Metrics = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class AccumulatedMetrics:
+    """Metrics that are accumulated from facts about single responses.
+
+    As `Task.set_metrics`, a resample examines no response again. Without this class, each of the 400 resamples would.
+
+    Args:
+        examine: response -> facts about it.
+        accumulate: facts about all responses, in their order -> function from how often each response is taken, [N], to
+            the metrics by name; None = not defined.
+        reflected: range of the metrics, if they are biased for few responses, as an average precision is. Resamples
+            repeat this bias, so the percentiles are reflected at the value and cut to this range. None = they are not.
+    """
+
+    examine: Callable[[Verdict], Any]
+    accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Metrics]]
+    reflected: tuple[float, float] | None = None
+
+    def __call__(self, verdicts: Sequence[Verdict]) -> Metrics:
+        """Return the metrics of responses, at least one."""
+        import numpy as np
+
+        facts = [self.examine(verdict) for verdict in verdicts]
+        return self.accumulate(facts)(np.ones(len(facts), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class NoFile:
+    """Result for a response that gives no file. `reason`: one sentence for people."""
+
+    reason: str
+
+
+Draw = Callable[[Sequence[str]], Sequence[bytes | NoFile]]
+"""Contents of files -> a picture of each as PNG bytes, or the reason why there is none."""
+
+
+@dataclass(frozen=True)
+class ResponseFile:
+    """Kind of file that a response contains, for `vlmrl generate --images`.
+
+    Args:
+        kind: word for messages, such as "SVG code".
+        suffix: ending of the files, such as ".svg".
+        content: text of a response -> content of its file, or the reason why there is none. Responses are hostile.
+        drawing: opens what draws the files; it is closed at the end. None = there are no pictures.
+    """
+
+    kind: str
+    suffix: str
+    content: Callable[[str], str | NoFile]
+    drawing: Callable[[], AbstractContextManager[Draw]] | None = None
+
 
 REPLICATES = 400
 Outcome = Mapping[str, float | None]
@@ -57,7 +246,7 @@ class Task:
         set_metrics: all responses of a split -> metrics of the whole split, such as an average precision; the value
             None = not defined. It is also called once per resample, in which a response may be repeated or missing, so
             it must accept any list of at least one response. PooledMetrics are measured in training too, at every
-            step. AccumulatedMetrics (tasks/accumulated.py) examine each response once. None = the task has no such
+            step. AccumulatedMetrics (tasks/base.py) examine each response once. None = the task has no such
             metrics.
         replicates: number of resamples for an interval of a metric of `set_metrics`; 0 = no intervals.
         figures: all responses of a split -> figures for its report (tasks/figure.py), such as a confusion matrix.
@@ -69,9 +258,10 @@ class Task:
         trace_sees: whether `trace` takes a third argument: (width, height) of each image as the model sees it.
         attacks: inputs of rows -> tricks of this task, which the probe tries besides the known ones (tasks/attack.py).
         truths: form of the truths in a table of responses; None = a cell holds a mapping, or a value for `answer`.
-        positions: reward that scores the rows -> reading of positions from responses (tasks/overlay.py), as this reward
-            reads them. `check` and `try` draw them and compare coordinate spaces. None = the answers are no positions.
-        measures: what `vlmrl eval` measures on responses beside their reward (tasks/measures.py); None = nothing.
+        positions: reward that scores the rows -> reading of positions from responses (tasks/positions.py), as this
+            reward reads them. `check` and `try` draw them and compare coordinate spaces. None = the answers are no
+            positions.
+        measures: what `vlmrl eval` measures on responses beside their reward (tasks/base.py); None = nothing.
         kind: facts about the rows for the probe, the data doctor and `diagnose` (tasks/truth_kinds.py); None = the kind
             is found from the truths.
         notes: all truths of a new dataset -> notes of the data doctor: name of the check -> ("ok", "look" or "bad",
@@ -79,7 +269,7 @@ class Task:
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`. Its parameters are the
             options of the command; an option without a default is required.
         file: kind of file that a response contains; `vlmrl generate --images` writes it. None = responses are texts.
-        own: the file of a user's own task (tasks/own_task.py).
+        own: the file of a user's own task (tasks/user_task.py).
         variant: name of the task's variant (`TaskEntry.variants`): it sets how much a response must state. "" = the
             task has no variants.
     """

@@ -11,7 +11,7 @@ from functools import partial
 
 from vlmrl import rewards
 from vlmrl.rewards import GENERAL, Builtin
-from vlmrl.tasks.folders import entries_of, modules_of_folders
+from vlmrl.tasks.entry import entries_of, modules_of_folders
 
 REWARDS: Mapping[str, Builtin] = {**entries_of(modules_of_folders("rewards"), "REWARDS"), **GENERAL}
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.image_files import SPLIT, ImageFiles
-from vlmrl.data.prepared_dataset import INFO_FILE, read_info
+from vlmrl.data.dataset import INFO_FILE, read_info
+from vlmrl.data.image_folders import SPLIT, ImageFiles
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.recipe.template import parse_template
 from vlmrl.tasks import DEFAULT, make_task
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.own_task import is_own
-from vlmrl.tasks.prompt_template import IMAGE, render_user
+from vlmrl.tasks.prompt import IMAGE, render_user
 from vlmrl.tasks.source import Source, make_source
+from vlmrl.tasks.user_task import is_own
 from vlmrl.types import Row
 from vlmrl.untrusted import encodable, plural
 

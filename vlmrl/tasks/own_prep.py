@@ -14,15 +14,14 @@ from typing import Annotated, Any, get_type_hints
 from vlmrl.data.dataset import content_hash
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import FileReader
-from vlmrl.data.image_shards import Examined, examine
+from vlmrl.data.image_scan import Examined, FileReader, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
-from vlmrl.tasks.options import Option, PrepCommand, hints_of, parameters_of
-from vlmrl.tasks.own_task import guarded, load_own
+from vlmrl.tasks.prep_options import Option, PrepCommand, hints_of, parameters_of
+from vlmrl.tasks.user_task import guarded, load_own
 from vlmrl.types import Media, Row
 
 SHOWN_BAD = 3

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields
 
 from vlmrl.errors import unknown
 from vlmrl.metric import SHARE, Metric
-from vlmrl.tasks.pooled import PooledMetrics, Verdict
+from vlmrl.tasks.base import PooledMetrics, Verdict
 
 MAYE_WORDS = (
     "re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",

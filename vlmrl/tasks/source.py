@@ -1,30 +1,156 @@
-"""The class Source: an opened `[[data]]` entry of a recipe with its rows, task, prompt and reward."""
+"""The class Source: an opened `[[data]]` entry of a recipe with its rows, task, prompt and reward.
+
+The reward is a single one, or several. The outcome of a scored response is that of its task, with the part of the
+reward that is an accuracy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, Rows, require_split
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.errors import DataError, RecipeError
-from vlmrl.recipe.eval_table import AUTO, LOSSES
+from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
 from vlmrl.recipe.schema import Data, Recipe, Reward
+from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
+from vlmrl.rewards.accuracy_part import accuracy_words, with_accuracy
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks import task_of
-from vlmrl.tasks.base import Task
-from vlmrl.tasks.prompt_identity import earlier_prints, prompt_print
-from vlmrl.tasks.prompt_template import compile_template, place_images, render_user
-from vlmrl.tasks.source_rewards import accuracy_notes, outcome_with, reward_of
-from vlmrl.types import Finish, Message, RewardInput, Row
+from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task
+from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
+from vlmrl.types import Finish, Group, Message, RewardInput, Row, ScoredSample
 
 if TYPE_CHECKING:
-    from vlmrl.rewards.base import RewardSpec
+    from vlmrl.rewards.several import Member
+
+
+Chosen = tuple["RewardSpec", dict[str, float]]
+"""Reward, and the weights of its parts; of several rewards, the weights of the rewards by their labels."""
+
+
+def reward_of(data: Data, reward: Reward, task: Task, scored: bool = True) -> Chosen:
+    """Return the reward of an entry: its list of rewards, or a single one.
+
+    A single one is the entry's own, else that of `[reward] name`, else that of the task's profile `[reward] profile`.
+    `[reward] args` and `[reward] weights` belong to the reward that `[reward]` selects. They apply to the entry's own
+    reward only if `[reward] name` is the same reward or is not set. The arguments replace those that the task binds,
+    key by key, also within a table (such as `aliases`).
+
+    Args:
+        scored: whether responses will be scored. If not, a missing reward is no error, and NO_REWARD takes its place.
+    Raises: RecipeError or RewardError for a reward that is missing or cannot be loaded.
+    """
+    from vlmrl.rewards import name_accuracy
+    from vlmrl.rewards.base import NO_REWARD
+    from vlmrl.rewards.several import compose
+
+    if data.all_rewards:
+        several = compose([_member(listed_reward, data, task) for listed_reward in data.all_rewards])
+        return name_accuracy(several, reward.accuracy), dict(several.weights)
+    is_named = bool(data.reward or reward.name)
+    own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
+    name = data.reward or reward.name or own
+    if name is None and not scored:
+        return NO_REWARD, {}
+    if name is None:
+        raise _no_reward(task, data)
+    meant = data.reward is None or reward.name in (None, data.reward)
+    settings = reward if meant else Reward(style=reward.style)
+    settings._judge = reward._judge
+    spec, weights = _load(name, settings, own_args if name == own else {})
+    return name_accuracy(spec, settings.accuracy), weights
+
+
+def _member(listed_reward: ListedReward, data: Data, task: Task) -> Member:
+    """Return one of the several rewards of an entry."""
+    from vlmrl.rewards.several import Member, label_from
+
+    one = listed_reward
+    has_profile = one.name == OF_TASK or task.has_profile(one.profile)
+    own, own_args = task.profile(one.profile) if has_profile else (None, {})
+    name = own if one.name == OF_TASK else one.name
+    if name is None:
+        raise _no_reward(task, data)
+    spec, weights = _load(name, one, own_args if name == own else {})
+    return Member(
+        one.label or label_from(one.name),
+        spec,
+        weights,
+        one.weight,
+        one.gate,
+        one.timeout_seconds,
+        of_task=name in {profile_name for profile_name, _ in task.profiles.values()},
+    )
+
+
+def _no_reward(task: Task, data: Data) -> RecipeError:
+    return RecipeError(
+        f"task `{task.name}` has no reward of its own",
+        where=data.path,
+        hint="name one, `path/to/file.py:function` or a built-in (`vlmrl recipe list --rewards`): [reward] name, or "
+        "--set reward.name=NAME; "
+        "a supervised start needs none where eval.metric is left out or is loss",
+    )
+
+
+def _load(name: str, settings: Reward | ListedReward, own_args: Mapping[str, Any]) -> Chosen:
+    """Return a reward with a recipe's settings. `own_args`: the arguments that the task binds."""
+    from vlmrl.rewards import earn_on_timeout
+    from vlmrl.rewards.base import check_weight_sizes
+    from vlmrl.tasks.builtin_rewards import load_reward, takes_judge
+
+    args = dict(own_args) | {key: _over(own_args.get(key), value) for key, value in settings.args.items()}
+    if takes_judge(name):
+        args["judge"] = settings._judge.changed_by(args.get("judge", {}))
+    spec = earn_on_timeout(load_reward(name, args=args, style=settings.style), settings.on_timeout)
+    weights = dict(settings.weights or spec.weights)
+    check_weight_sizes(weights, f"reward `{name}`")
+    unknown = [part for part in weights if part not in spec.ranges] if spec.is_builtin else []
+    if unknown:
+        raise RecipeError(
+            f"reward `{name}` has no part `{unknown[0]}`",
+            where="[reward] weights" if isinstance(settings, Reward) else "weights of [[rewards]]",
+            hint=listed(unknown[0], spec.ranges, "its parts"),
+        )
+    return spec, weights
+
+
+def _over(own: Any, given: Any) -> Any:
+    """Return the recipe's value of an argument. Two tables are merged; the recipe's keys replace the task's."""
+    return {**own, **given} if isinstance(own, Mapping) and isinstance(given, Mapping) else given
+
+
+def outcome_with(task: Task, spec: RewardSpec) -> Measure:
+    """Return the task's measure of a response that this reward scores.
+
+    Of several rewards, the measure reads the score of the task's own one, as if it were the only one; without one, it
+    reads the whole score.
+    """
+    from vlmrl.rewards.several import score_of, task_member
+
+    if not spec.members:
+        return task.outcome if task.outcome_as is None else task.outcome_as(spec)
+    member = task_member(spec)
+    read_as = member.spec if member is not None else None
+    measure = task.outcome if task.outcome_as is None else task.outcome_as(read_as)
+    return measure if member is None else lambda x, score: measure(x, score_of(score, member))
+
+
+def accuracy_notes(spec: RewardSpec) -> Sequence[str]:
+    """Return a note if several rewards have an accuracy, as far as this is known before they have run."""
+    from vlmrl.rewards.accuracy_part import other_choices
+    from vlmrl.rewards.several import declared_parts
+
+    return [note] if spec.members and (note := other_choices(declared_parts(spec, {}), spec)) else []
+
 
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 VALIDATION = "validation"
@@ -262,3 +388,110 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
     if template:
         compile_template(template, where)
     return template, where
+
+
+def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec) -> tuple[Outcome, str]:
+    """Return the outcome of a response of a group, and the reason why it is incomplete, or "".
+
+    If a task fails on one response, only the numbers of that response are lost.
+
+    Args:
+        spec: the reward that gave the score.
+    """
+    try:
+        outcome, problem = task.outcome(response_input(group, sample), sample.score), ""
+    except VlmrlError as error:
+        outcome, problem = {}, str(error)
+    return with_accuracy(outcome, sample.score.parts, spec), problem
+
+
+def response_input(group: Group, sample: ScoredSample) -> RewardInput:
+    """Return the reward's input for a scored response, without the pixels."""
+    row, trajectory = group.row, sample.trajectory
+    return RewardInput(
+        sample.text,
+        row.truth,
+        row.columns,
+        finish=trajectory.finish,
+        num_tokens=trajectory.num_sampled_tokens,
+        prompt=group.prompt_text,
+        token_ids=trajectory.response_ids or None,
+        step=trajectory.version,
+        prompt_id=row.prompt_id,
+        sample=trajectory.sample,
+        media=row.media,
+        seen_sizes=trajectory.seen_sizes,
+        turns=sample.turns,
+    )
+
+
+def accuracies(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[float | None]]:
+    """Return the accuracy of every sample of every group; None if it has none."""
+    return [[outcome.get("accuracy") for outcome, _ in measured] for measured in _outcomes(groups, sources)]
+
+
+def accuracy_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float]:
+    """Return `reward/accuracy` and `reward/outcome_errors`, each only if there is one.
+
+    The first is the mean over the samples that have an accuracy, the second the number of samples on which the task
+    failed.
+    """
+    measured = [one for of_group in _outcomes(groups, sources) for one in of_group]
+    values = [value for outcome, _ in measured if (value := outcome.get("accuracy")) is not None]
+    failed = sum(bool(problem) for _, problem in measured)
+    errors = {"reward/outcome_errors": float(failed)} if failed else {}
+    return ({"reward/accuracy": fmean(values)} if values else {}) | errors
+
+
+def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[tuple[Outcome, str]]]:
+    """Return `outcome_of` every sample of every group."""
+    by_name = {source.name: source for source in sources}
+    return [
+        [outcome_of(source.task, group, s, source.reward) for s in group.samples]
+        for group in groups
+        for source in (by_name[group.row.source],)
+    ]
+
+
+def pooled_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float | None]:
+    """Return the PooledMetrics of the sources' tasks and their sums, over all responses of a step.
+
+    Sources whose tasks have the same metrics are pooled. A metric that is not defined is None. If a task fails,
+    `reward/set_metrics_errors` is the number of the responses that it was to measure, and its metrics are missing.
+    """
+    by_metrics: dict[PooledMetrics, list[Source]] = {}
+    for source in sources:
+        if isinstance(source.task.set_metrics, PooledMetrics):
+            by_metrics.setdefault(source.task.set_metrics, []).append(source)
+    measured: dict[str, float | None] = {}
+    failed = 0
+    for pooled, own_sources in by_metrics.items():
+        names = {source.name for source in own_sources}
+        own = [group for group in groups if group.row.source in names]
+        outcomes = _outcomes(own, own_sources)
+        verdicts = [
+            (response_input(group, s), s.score, outcome)
+            for group, of_group in zip(own, outcomes, strict=True)
+            for s, (outcome, _) in zip(group.samples, of_group, strict=True)
+        ]
+        if not verdicts:
+            continue
+        try:
+            sums = pooled.sums(verdicts)
+            measured |= {name: float(number) for name, number in sums.items()} | dict(pooled.metrics(sums))
+        except VlmrlError:
+            failed += len(verdicts)
+    return measured | ({"reward/set_metrics_errors": float(failed)} if failed else {})
+
+
+def accuracy_text(groups: Sequence[Group], sources: Sequence[Source]) -> str:
+    """Return in words where sources get their accuracy from, if it is their reward; "" if none does."""
+    texts = []
+    for source in sources:
+        own = [g for g in groups if g.row.source == source.name]
+        values = [a for values_of_group in accuracies(own, [source]) for a in values_of_group if a is not None]
+        parts = dict.fromkeys(name for g in own for s in g.samples for name in s.score.parts)
+        words = accuracy_words(source.task.measured(own[0].row.truth), parts, values, source.reward) if own else ""
+        if words:
+            texts.append(f"{words} ({source.name})" if len(sources) > 1 else words)
+    return f"accuracy is {'; '.join(texts)}" if texts else ""

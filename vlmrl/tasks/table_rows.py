@@ -2,27 +2,28 @@
 
 A task says which columns it needs and what a row of them means; this module reads the tables, one row at a time, for
 `prepare_own`. Rows that are there twice are left out. If the table has no validation split, some images of `train` are
-cut off for one.
+cut off for one. The rows may be drawn instead.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vlmrl.data.cells import image_bytes, read_image, split_images
-from vlmrl.data.columns import Spellings, match_columns
-from vlmrl.data.image_shards import Examined, examine
+from vlmrl.data.image_scan import Examined, examine
 from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
+from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.dataset_assembly import is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage
-from vlmrl.tasks.table_request import TableRequest
+from vlmrl.tasks.base import Task
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, is_few, leave_out
+from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage, prepare_own
+from vlmrl.tasks.prep_options import TableRequest
 from vlmrl.types import Size, hash64
 from vlmrl.untrusted import visible
 
@@ -272,3 +273,30 @@ def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterabl
             [*hints, f"mend the rows{f', or {leave_out(len(bad), total)}' if len(bad) < total else ''}"]
         ),
     )
+
+
+def prepare_table(
+    task: Task,
+    request: TableRequest,
+    limits: Limits,
+    *,
+    form: RowForm,
+    settings: Mapping[str, Any],
+    draw: Callable[[Mapping[str, int]], Mapping[str, list[NewRow]]],
+    drawn_settings: Mapping[str, Any],
+    split_names: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Prepared:
+    """Make the dataset of a task from tables, or draw it.
+
+    Args:
+        form, settings: form of the rows in tables, and the task's own options for them.
+        draw, drawn_settings: split -> number of rows -> drawn rows, and the task's own options for them.
+        split_names: name of a split in published tables -> its name in the dataset.
+    Raises: DataError for a source, name or row that cannot be used; nothing is written.
+    """
+    name, out = request.place(task.name)
+    counts = request.drawn()
+    splits = partial(draw, counts) if counts else partial(read_tables, request, form, split_names or {})
+    args = {**request.args(), **(drawn_settings if counts else settings), **limits.args}
+    return prepare_own(replace(task, prep=lambda **_: splits()), args, out, limits, name=name, force=force)

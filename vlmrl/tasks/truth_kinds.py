@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlmrl.data.dataset_visit import RowLabels, answer_labels
+from vlmrl.data.doctor import RowLabels, answer_labels
 from vlmrl.tasks.attack import Play, Stage
-from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.positions import Mark
 from vlmrl.types import Row
 
 Truth = Mapping[str, Any]

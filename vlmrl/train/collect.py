@@ -10,9 +10,8 @@ from statistics import fmean
 
 from vlmrl.algo.algorithms import Algorithm
 from vlmrl.model.packing import PromptTokens
-from vlmrl.rollout.deal import Deal
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import Prompt, Rollout, has_spread, requests_for, rollouts_of
+from vlmrl.rollout.sample import Deal, Prompt, Rollout, has_spread, requests_for, rollouts_of
 from vlmrl.rollout.scoring import Scoring, sample_scored
 from vlmrl.train.prompt_feed import Drawn, PromptFeed
 from vlmrl.train.step_batch import Tail

@@ -1,6 +1,6 @@
 """Data that a run sends to its loggers (`log.sinks`): the metrics of every step, some rollouts, and its ending.
 
-No function here waits for a logger or fails because of one (sinks/feed.py). Only the rank that writes the run has
+No function here waits for a logger or fails because of one (loggers/feed.py). Only the rank that writes the run has
 loggers.
 """
 
@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vlmrl.errors import StoreError, VlmrlError
+from vlmrl.loggers import short_name
+from vlmrl.loggers.base import Ending, Line, SampledRollout, SinkRun, pack
+from vlmrl.loggers.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import redact_value
-from vlmrl.sinks import short_name
-from vlmrl.sinks.base import Ending, Line, SampledRollout, SinkRun
-from vlmrl.sinks.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
-from vlmrl.sinks.wire import pack
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
 from vlmrl.store.metrics import read_file

@@ -13,7 +13,7 @@ from vlmrl.dist import world
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.outages import HINT, OutageError, StepLeftError
+from vlmrl.rollout.scoring import HINT, OutageError, StepLeftError
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.journal import Journal
 from vlmrl.train.resume import ALL_DONE

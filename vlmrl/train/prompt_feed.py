@@ -13,8 +13,8 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.open_services import ServiceMeter
 from vlmrl.rewards.several_scorer import RewardScorer
-from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import Prompt, Weights, encode_prompt
+from vlmrl.rollout.scoring import Outages
 from vlmrl.setup.eval_sets import EvalSet
 from vlmrl.tasks.source import Source
 from vlmrl.train.step_batch import Tail

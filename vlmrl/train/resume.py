@@ -14,10 +14,10 @@ from typing import Any
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.errors import Problem, StoreError
 from vlmrl.preflight.memory import HERE, Target
+from vlmrl.recipe.auto_values import keep_settled
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.settle import keep_settled
 from vlmrl.redaction.redact import HIDDEN, redact_value
 from vlmrl.setup.new_run import Labels
 from vlmrl.setup.open_values import settle_for_run

@@ -15,12 +15,11 @@ from typing import Any
 from vlmrl.algo.algorithms import Algorithm, algorithm_of
 from vlmrl.algo.credit import next_kl_coef
 from vlmrl.dist import world
-from vlmrl.evaluate.outcomes import accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.engine import make_generator
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.source import Source, accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.checkpointing import save
 from vlmrl.train.collect import Collected, collect, look_ahead
 from vlmrl.train.credit import Before, assign_credit, batch_of

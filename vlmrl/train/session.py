@@ -13,19 +13,19 @@ import torch
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.checked_files import check_files
+from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import saved_lora
 from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.model.load import pick_device, stop_ids_of
 from vlmrl.model.lora import read_adapter, trained_parts
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.rules.world import is_sharded
+from vlmrl.recipe.auto_values import require_settled
+from vlmrl.recipe.rules.engine import is_sharded
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.settle import require_settled
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rewards.worker_code import ServicePlace
-from vlmrl.rollout.outages import Outages
+from vlmrl.rollout.scoring import Outages
 from vlmrl.setup.cuda_allocator import set_allocator
 from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
 from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params

@@ -19,7 +19,7 @@ from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.model.safetensors_blocks import is_finite, non_finite
 from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_whole
-from vlmrl.recipe.rules.world import check_trainers
+from vlmrl.recipe.rules.engine import check_trainers
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.step_batch import FILLER
 from vlmrl.types import Media, Message, Row, Segment

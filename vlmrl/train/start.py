@@ -47,7 +47,7 @@ def run_session(
     A run of one process that fails before its first step is set aside. Of several processes, the launcher does this.
     """
     # Imported here, since these modules import torch.
-    from vlmrl.checkpoint.checked_files import compared_once
+    from vlmrl.checkpoint.io import compared_once
     from vlmrl.train.checkpointing import finish_failed
     from vlmrl.train.loggers import loggers_of
     from vlmrl.train.out_of_memory import explaining

@@ -17,8 +17,8 @@ from vlmrl.evaluate.metrics import metric_value, task_problems
 from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.evaluate.tested import LEADING
-from vlmrl.recipe.eval_table import EvalSetting
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import EvalSetting
 from vlmrl.rollout.engine import Generator
 from vlmrl.setup.eval_sets import EvalSet
 from vlmrl.store.evaluated_rows import Role

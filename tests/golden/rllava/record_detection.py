@@ -1,7 +1,7 @@
 """Write detection.json: scores of a second implementation of RLLaVA's detection reward, written from its description.
 
 The original program (TinyLoopX/RLLaVA at 4753d4a, `examples/reward_function/ovd.py`) did not write it. Run once on the
-same inputs, it gave the same. This implementation and `vlmrl/tasks/detection/published.py` share no code. Each case:
+same inputs, it gave the same. This implementation and `vlmrl/tasks/perception/rewards.py` share no code. Each case:
 [response, true boxes in 0 to 1000, overall, iou, confidence, format]; "crash" in place of the numbers where the
 original raises.
 

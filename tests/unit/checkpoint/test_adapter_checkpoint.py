@@ -16,7 +16,7 @@ from vlmrl.checkpoint import io
 from vlmrl.checkpoint import merge as merges
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
-from vlmrl.checkpoint.merge_plan import CannotStreamError
+from vlmrl.checkpoint.merge_weights import CannotStreamError
 from vlmrl.checkpoint.proof import proof_gap
 from vlmrl.errors import CheckpointError
 from vlmrl.model.load import load_model

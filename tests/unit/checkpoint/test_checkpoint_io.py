@@ -15,7 +15,7 @@ import torch
 from checkpoint_files import contents_of, prove_items, save_checkpoint, seal
 
 from vlmrl.algo.algorithms import ALGORITHMS
-from vlmrl.checkpoint import checked_files, io, tensor_files
+from vlmrl.checkpoint import io
 from vlmrl.checkpoint.load import load_checkpoint_model
 from vlmrl.checkpoint.proof import proof_gap
 from vlmrl.dist.fsdp import HostCopies
@@ -78,15 +78,15 @@ def settings(dtype: str = "float32") -> Model:
 def test_many_files_hold_the_same(trained, tiny_processor, tmp_path, monkeypatch):
     """No file is much larger than the limit, and all together are the model and its moments."""
     policy, optimizer = trained
-    monkeypatch.setattr(tensor_files, "MIN_FILE_BYTES", 100_000)
+    monkeypatch.setattr(io, "MIN_FILE_BYTES", 100_000)
     folder = save_checkpoint(
         tmp_path, io.CheckpointContent(3, meta_of(policy), {}), policy.model, tiny_processor, optimizer.state_tensors()
     )
     largest = max(t.nbytes for t in policy.model.state_dict().values())
     for part in (MODEL, OPTIMIZER):
         sizes = [p.stat().st_size for p in (folder / part).glob("*.safetensors")]
-        assert 3 < len(sizes) <= 2 * tensor_files.MAX_FILES
-        assert max(sizes) < max(largest, sum(sizes) // tensor_files.MAX_FILES, 100_000) + 20_000  # and its header
+        assert 3 < len(sizes) <= 2 * io.MAX_FILES
+        assert max(sizes) < max(largest, sum(sizes) // io.MAX_FILES, 100_000) + 20_000  # and its header
     own = policy.model.state_dict()
     model = load_checkpoint_model(folder, settings())
     assert all(torch.equal(v, own[k]) for k, v in model.state_dict().items())
@@ -384,20 +384,20 @@ def test_several_processes_read_each_file_once_between_them(saved, monkeypatch):
     hashed: list[str] = []
     real = sealed.sha256_of
     monkeypatch.setattr(sealed, "sha256_of", lambda path: hashed.append(path.name) or real(path))
-    count = len(checked_files.check_files(saved))
+    count = len(io.check_files(saved))
     assert len(hashed) == count
     hashed.clear()
-    with checked_files.compared_once(saved, OfTwo()):
-        checked_files.check_files(saved)
+    with io.compared_once(saved, OfTwo()):
+        io.check_files(saved)
         assert len(hashed) == -(-count // 2)
         (saved / "data.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"data.json was changed"):
-            checked_files.check_files(saved, "data.json")  # its size is still looked at
+            io.check_files(saved, "data.json")  # its size is still looked at
     with pytest.raises(CheckpointError, match=r"data.json was changed"):
-        checked_files.check_files(saved, "data.json")
+        io.check_files(saved, "data.json")
     hashed.clear()
-    with checked_files.compared_once(saved, io.ALONE):
-        checked_files.check_files(saved, "hf")
+    with io.compared_once(saved, io.ALONE):
+        io.check_files(saved, "hf")
     assert hashed
 
 
@@ -405,16 +405,16 @@ def test_a_damaged_file_is_named_by_all_whoever_has_read_it(saved):
     name = sorted(read_meta(saved)["files"])[0]
     good = (saved / name).read_bytes()
     (saved / name).write_bytes(bytes(len(good)))
-    with pytest.raises(CheckpointError, match=f"{name} was changed"), checked_files.compared_once(saved, OfTwo()):
+    with pytest.raises(CheckpointError, match=f"{name} was changed"), io.compared_once(saved, OfTwo()):
         pass
     (saved / name).write_bytes(good)
     other = OfTwo(CheckpointError("the other"))
-    with pytest.raises(CheckpointError, match="the other"), checked_files.compared_once(saved, other):
+    with pytest.raises(CheckpointError, match="the other"), io.compared_once(saved, other):
         pass
     (saved / name).write_bytes(bytes(len(good)))
-    checked_files.check_files(saved, "hf")
+    io.check_files(saved, "hf")
     with pytest.raises(CheckpointError, match=f"{name} was changed"):
-        checked_files.check_files(saved)  # nothing is remembered of a comparison that failed
+        io.check_files(saved)  # nothing is remembered of a comparison that failed
 
 
 def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_told_in_words(trained, tmp_path):

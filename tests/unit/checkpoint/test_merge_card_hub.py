@@ -15,8 +15,7 @@ from checkpoint_files import prove_items, save_checkpoint, write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.merge import CARD, merge
-from vlmrl.checkpoint.model_card import model_card
+from vlmrl.checkpoint.merge import CARD, merge, model_card
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
 from vlmrl.store.layout import MERGE_RECORD
@@ -177,7 +176,7 @@ def test_every_merge_has_a_card(checkpoint, tmp_path):
 PUSH = """
 import json, sys
 from pathlib import Path
-from vlmrl.checkpoint.push_to_hub import check_access, push
+from vlmrl.checkpoint.merge import check_access, push
 from vlmrl.errors import VlmrlError
 try:
     check_access(sys.argv[2])

@@ -17,9 +17,7 @@ from safetensors.torch import load_file, save_file
 from tinyfamilies import BUILDERS, build
 
 from vlmrl.checkpoint import io, proof
-from vlmrl.checkpoint.adapter_folding import Fold
-from vlmrl.checkpoint.merge_plan import CannotStreamError, make_plan, match_written
-from vlmrl.checkpoint.merge_writer import write_streaming
+from vlmrl.checkpoint.merge_weights import CannotStreamError, Fold, make_plan, match_written, write_streaming
 from vlmrl.errors import CheckpointError
 from vlmrl.model import safetensors_blocks
 from vlmrl.model.model_facts import quiet_transformers
@@ -98,7 +96,7 @@ def test_a_merged_folder_has_the_published_names_and_a_base_is_found_under_eithe
 
 
 def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
-    from vlmrl.checkpoint import merge_plan
+    from vlmrl.checkpoint import merge_weights
 
     checkpoint = save(tmp_path, build("qwen2_5_vl").model)
 
@@ -107,7 +105,7 @@ def test_a_tensor_made_of_several_cannot_be_streamed(tmp_path, monkeypatch):
         pair = [rest.pop(k) for k in list(rest) if ".layers.0.self_attn.q_proj.weight" in k or "k_proj.weight" in k]
         return rest | ({"qk": torch.cat(pair)} if len(pair) > 1 else {})
 
-    monkeypatch.setattr(merge_plan, "as_published", join)
+    monkeypatch.setattr(merge_weights, "as_published", join)
     with pytest.raises(CannotStreamError, match="several tensors"):
         make_plan(checkpoint / HF, torch.float32)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlmrl.data.blinded import GREY, BlindedDataset, Blinding, ImageChange, parse_changes
+from vlmrl.data.blinded_images import GREY, BlindedDataset, Blinding, ImageChange, parse_changes
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.errors import RecipeError
 from vlmrl.types import Media, Row

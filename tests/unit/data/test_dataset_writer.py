@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from vlmrl.data.dataset import PreparedDataset
 from vlmrl.data.dataset_writer import building, old_folder
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.data.prepared_dataset import PreparedDataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.types import Media

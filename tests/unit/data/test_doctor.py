@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.data.doctor import DatasetFacts, RowFacts, baseline, examine_dataset
-from vlmrl.data.image_shards import Examined
-from vlmrl.data.near_duplicates import HASH_BYTES
+from vlmrl.data.image_scan import HASH_BYTES, Examined
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 

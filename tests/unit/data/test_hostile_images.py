@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlmrl.data.image_shards import examine, stored_form
+from vlmrl.data.image_scan import examine, stored_form
 from vlmrl.data.images import MAX_PIXELS, decode_image
 from vlmrl.errors import DataError
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlmrl.data import images as limits
-from vlmrl.data.image_scan import FileReader, MemoryFiles, scan_files
-from vlmrl.data.image_shards import Stored, examine, stored_form, write_shards
+from vlmrl.data.image_scan import FileReader, MemoryFiles, Stored, examine, scan_files, stored_form, write_shards
 from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash
 from vlmrl.data.measurements import MAX_PIXELS, PATCH_PIXELS, estimate_image_tokens, fit_size
 from vlmrl.errors import DataError

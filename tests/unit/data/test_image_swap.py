@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.image_swap import _Swap, swap_images
+from vlmrl.data.blinded_images import _Swap, swap_images
 from vlmrl.errors import DataError
 from vlmrl.types import Media
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlmrl.data import labelled_images as labelled_module
+from vlmrl.data import image_folders as labelled_module
+from vlmrl.data.image_folders import check_name, read_labelled
 from vlmrl.data.images import encode_png, image_hash
-from vlmrl.data.labelled_images import check_name, read_labelled
 from vlmrl.errors import DataError
 
 LEVELS = ["alphabet", "character"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlmrl.data import near_duplicates
-from vlmrl.data.near_duplicates import COARSE_BITS, FINE_BITS, HASH_BYTES, find_near_copies, look_hash
+from vlmrl.data import image_scan
+from vlmrl.data.image_scan import COARSE_BITS, FINE_BITS, HASH_BYTES, find_near_copies, look_hash
 
 TRAIN, TEST, OTHER = 1, 2, 4
 
@@ -49,7 +49,7 @@ def slow_search(table: np.ndarray, groups: list[int]) -> list[int]:
     return near
 
 
-@pytest.mark.parametrize("most", [near_duplicates.MAX_NEIGHBOURS, 2])
+@pytest.mark.parametrize("most", [image_scan.MAX_NEIGHBOURS, 2])
 def test_the_search_finds_what_comparing_all_pairs_finds(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     rng = np.random.default_rng(0)
     base = rng.integers(0, 256, (60, HASH_BYTES), dtype=np.uint8)
@@ -65,7 +65,7 @@ def test_the_search_finds_what_comparing_all_pairs_finds(monkeypatch: pytest.Mon
     groups = [int(group) for group in rng.integers(1, 8, len(table))]
     expected = slow_search(table, groups)
     assert 40 < sum(near == 0 for near in expected) < 200  # some images have near copies, others none
-    monkeypatch.setattr(near_duplicates, "MAX_NEIGHBOURS", most)
+    monkeypatch.setattr(image_scan, "MAX_NEIGHBOURS", most)
     found = find_near_copies([row.tobytes().hex() for row in table], groups, shown=500)
     if most > 2:
         assert found.near == expected

@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, PngImagePlugin
 
-from vlmrl.data.cells import read_answer, read_image, read_messages, split_images
-from vlmrl.data.columns import map_columns
 from vlmrl.data.images import decode_image, probe_image
-from vlmrl.data.table_dataset import TableDataset
-from vlmrl.data.tables import open_tables
+from vlmrl.data.table_dataset import TableDataset, open_tables
+from vlmrl.data.table_values import map_columns, read_answer, read_image, read_messages, split_images
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 

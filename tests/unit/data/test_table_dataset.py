@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vlmrl.data import tables
+from vlmrl.data import table_dataset
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
@@ -156,7 +156,7 @@ def test_an_image_known_by_its_hash_alone_is_found_by_reading_the_rows(tmp_path:
 def test_large_parquet_is_unpacked_once_and_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("parquet", tmp_path)
     _, rows = open_rows(path)
-    monkeypatch.setattr(tables, "IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr(table_dataset, "IN_MEMORY_BYTES", 1)
     monkeypatch.setenv("VLMRL_CACHE", str(tmp_path / "cache"))
     assert open_rows(path)[1] == rows
     (made,) = (tmp_path / "cache" / "tables").iterdir()
@@ -275,7 +275,7 @@ def test_a_bad_cell_is_named_with_file_row_and_column(tmp_path: Path, name: str)
 def test_an_image_over_the_limit_is_refused_with_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, message: str
 ) -> None:
-    monkeypatch.setattr("vlmrl.data.cells.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("vlmrl.data.table_values.MAX_FILE_BYTES", 1000)
     (tmp_path / "big.png").write_bytes(bytes(1001))
     with pytest.raises(DataError, match=message):
         open_rows(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "?", "image": image}]))

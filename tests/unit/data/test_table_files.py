@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.data.columns import PAIRS, RESPONSES, TRAINING, match_columns
+from vlmrl.data.table_dataset import open_tables
 from vlmrl.data.table_files import in_portions, parsed_row, sound_rows, text_rows
 from vlmrl.data.table_pieces import locate_rows, open_row_files, read_piece
-from vlmrl.data.tables import open_tables
+from vlmrl.data.table_values import PAIRS, RESPONSES, TRAINING, match_columns
 from vlmrl.errors import DataError
 from vlmrl.recipe.explain import explain
 from vlmrl.reward_check.open_table import open_table

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.data.encode import Encoder
+from vlmrl.data.table_dataset import open_tables
 from vlmrl.data.table_files import parsed_row
 from vlmrl.data.table_pieces import TablePiece, read_piece
-from vlmrl.data.tables import open_tables
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
 from vlmrl.inference.eval_identity import _words
 from vlmrl.model.gpus import parse_gpus
 from vlmrl.preflight.gpu_models import parse_gpu
-from vlmrl.recipe.overrides import Problem, parse_override
+from vlmrl.recipe.load import Problem, parse_override
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
 from vlmrl.reward_check.response_table import first_row

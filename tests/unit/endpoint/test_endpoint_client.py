@@ -15,10 +15,19 @@ from typing import Any
 import pytest
 from endpoint_server import Behaviour, Endpoint, Reply, completion, echo, failure, prompt_of, serve_endpoint
 
-from vlmrl.endpoint.chat import ChatAnswer, ChatRequest, ChatTurn, ImageFile
-from vlmrl.endpoint.client import EndpointClient, EndpointOptions, base_url
-from vlmrl.endpoint.failures import BrokenAnswer, EndpointDown, EndpointError, EndpointRejects, RequestRefused
-from vlmrl.endpoint.statuses import retry_seconds
+from vlmrl.services.client import EndpointClient, EndpointOptions, base_url
+from vlmrl.services.protocol import (
+    BrokenAnswer,
+    ChatAnswer,
+    ChatRequest,
+    ChatTurn,
+    EndpointDown,
+    EndpointError,
+    EndpointRejects,
+    ImageFile,
+    RequestRefused,
+    retry_seconds,
+)
 
 KEY = "sk-secret-of-the-test-123"
 

@@ -7,10 +7,8 @@ import json
 import httpx
 import pytest
 
-from vlmrl.endpoint.bounded_http import open_client
-from vlmrl.endpoint.chat import read_answers
-from vlmrl.endpoint.client import base_url
-from vlmrl.endpoint.failures import EndpointError
+from vlmrl.services.client import base_url, open_client
+from vlmrl.services.protocol import EndpointError, read_answers
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])

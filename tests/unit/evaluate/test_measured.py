@@ -19,8 +19,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.report.page import render_report
 from vlmrl.setup.measures import chosen_measures
 from vlmrl.store import layout
-from vlmrl.tasks.base import Task
-from vlmrl.tasks.measures import Measures
+from vlmrl.tasks.base import Measures, Task
 from vlmrl.types import RewardInput
 
 NUMBERS: list[dict[str, float | None]] = [

@@ -27,15 +27,13 @@ from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rollout.answering import answer_pieces
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.outages import Outages
 from vlmrl.rollout.sample import encode_prompt
+from vlmrl.rollout.scoring import Outages, answer_pieces
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
-from vlmrl.tasks.base import REPLICATES, Task, Verdict
+from vlmrl.tasks.base import REPLICATES, Measures, Task, Verdict
 from vlmrl.tasks.figure import Table
-from vlmrl.tasks.measures import Measures
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=4)
@@ -208,7 +206,7 @@ def test_a_service_that_is_down_stops_an_evaluation_and_no_training():
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(monkeypatch, size):
     monkeypatch.setattr("vlmrl.rewards.outage.FIRST_SECONDS", 0.01)
-    monkeypatch.setattr("vlmrl.rollout.outages.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.01)
     calls = Counter()
 
     def busy(x: RewardInput) -> float:
@@ -239,7 +237,7 @@ def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(mo
 @pytest.mark.parametrize("rule", [Outages("stop"), Outages("wait", minutes=0.001)])
 def test_an_evaluation_that_cannot_be_scored_ends_without_numbers(monkeypatch, rule):
     monkeypatch.setattr("vlmrl.rewards.outage.FIRST_SECONDS", 0.01)
-    monkeypatch.setattr("vlmrl.rollout.outages.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.01)
 
     def down_for_one(x: RewardInput) -> float:
         if x.response.startswith("p1"):

@@ -22,9 +22,7 @@ from vlmrl.evaluate.metrics import summarise, task_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.set_metrics import no_clash, resamples, row_counts, set_differences, summarise_sets
 from vlmrl.store.evaluated_rows import set_method_of
-from vlmrl.tasks.accumulated import AccumulatedMetrics
-from vlmrl.tasks.base import REPLICATES
-from vlmrl.tasks.pooled import PooledMetrics
+from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, PooledMetrics
 from vlmrl.types import RewardInput, Score
 
 Pair = tuple[RewardInput, Score, dict[str, float | None]]

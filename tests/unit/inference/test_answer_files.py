@@ -9,9 +9,9 @@ import pytest
 from vlmrl.errors import RecipeError
 from vlmrl.inference.answer_files import FileWriter, file_stems, is_folder
 from vlmrl.tasks import make_task
+from vlmrl.tasks.base import NoFile, ResponseFile
 from vlmrl.tasks.image_source import literal
-from vlmrl.tasks.prompt_template import compile_template
-from vlmrl.tasks.response_file import NoFile, ResponseFile
+from vlmrl.tasks.prompt import compile_template
 
 
 @pytest.mark.parametrize(

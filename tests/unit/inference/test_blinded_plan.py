@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vlmrl.data.blinded import ImageChange, ShownMedia, parse_changes
+from vlmrl.data.blinded_images import ImageChange, ShownMedia, parse_changes
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.grading import NumberedRow, Responses

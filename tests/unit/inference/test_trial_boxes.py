@@ -23,10 +23,9 @@ from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.setup.open_values import settle_for_run
-from vlmrl.tasks.boxes.truth import size_of
 from vlmrl.tasks.dataset_assembly import Limits
-from vlmrl.tasks.grounding.command import prep
-from vlmrl.tasks.grounding.truth import true_box
+from vlmrl.tasks.perception.entries import prep_grounding
+from vlmrl.tasks.perception.truth import size_of, true_box_of
 from vlmrl.types import Sample
 
 RECIPE = """
@@ -41,7 +40,7 @@ def answers(space: Space, generator: Any, prompts: Sequence[Prompt], *rest: Any,
     """Stand-in for a model: it knows the true box, and states it in a space of its own."""
     rollouts = []
     for prompt in prompts:
-        plane, box = true_box(prompt.row.truth)
+        plane, box = true_box_of(prompt.row.truth)
         target: Plane = plane_of(space, size_of(prompt.row.truth), prompt.encoded.image_sizes[0])
         text = f"<answer>{write_box(convert(box, plane, target), target)}</answer>"
         sample = Sample((1, 2), text, (0.0, 0.0), "stop", 0, 0)
@@ -55,7 +54,7 @@ def tried(
 ) -> Callable[[str, Space], tuple[Any, Trial]]:
     """Return a function: (variant, space of the answers) -> the run and the trial. Images of 84 are seen as 56."""
     monkeypatch.chdir(tmp_path)
-    prep(synthetic=20, side=84, others=0, out=tmp_path / "data", limits=Limits(workers=1))
+    prep_grounding(synthetic=20, side=84, others=0, out=tmp_path / "data", limits=Limits(workers=1))
 
     def run(variant: str, space: Space) -> tuple[Any, Trial]:
         (tmp_path / "recipe.toml").write_text(recipe_text(tiny_folder, RECIPE.format(variant=variant)))

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_server import settings_for
 
-from vlmrl.endpoint.failures import EndpointDown
-from vlmrl.judge.attempts import Attempts, Pauses
-from vlmrl.judge.breaker import Breaker, Turn
-from vlmrl.judge.failures import JudgeDown
+from vlmrl.services.calls import Attempts, Breaker, Pauses, Turn
+from vlmrl.services.protocol import EndpointDown, JudgeDown
 
 NORMAL, PROBE = Turn(is_probe=False), Turn(is_probe=True)
 

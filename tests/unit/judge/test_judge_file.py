@@ -18,14 +18,12 @@ from hypothesis import strategies as st
 from judge_server import AXES, pair, picture, verdict_text
 
 from vlmrl.errors import RecipeError, RewardError
-from vlmrl.judge.budget import Budget, Spent, spent_in
-from vlmrl.judge.cache import VerdictCache, request_key
-from vlmrl.judge.database import Database
-from vlmrl.judge.failures import BudgetSpent
-from vlmrl.judge.prompt import JudgeRequest
-from vlmrl.judge.rubric import VFIG
-from vlmrl.judge.settings import Prices
-from vlmrl.judge.verdict import Verdict, read_verdict
+from vlmrl.services.calls import Budget, Spent, spent_in
+from vlmrl.services.judge_database import Database, VerdictCache, request_key
+from vlmrl.services.judge_prompt import JudgeRequest
+from vlmrl.services.judge_settings import Prices
+from vlmrl.services.protocol import BudgetSpent
+from vlmrl.services.rubric import VFIG, Verdict, read_verdict
 
 HALF = read_verdict(VFIG, verdict_text(0.5))
 ONE = read_verdict(VFIG, verdict_text(1))
@@ -269,9 +267,9 @@ def test_no_order_of_events_exceeds_the_limits(events: list[tuple[str, int]]) ->
 PROCESS = """
 import json, sys
 from pathlib import Path
-from vlmrl.judge.budget import Budget, Spent, spent_in
-from vlmrl.judge.database import Database
-from vlmrl.judge.failures import BudgetSpent
+from vlmrl.services.calls import Budget, Spent, spent_in
+from vlmrl.services.judge_database import Database
+from vlmrl.services.protocol import BudgetSpent
 budget = Budget(Database(Path(sys.argv[1])), account="run", max_calls=900, max_cost=None, prices=None, hold_seconds=60)
 calls = 0
 print("ready", flush=True)

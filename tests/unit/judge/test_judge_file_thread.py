@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from vlmrl.judge.cache import StoredVerdicts, VerdictCache
-from vlmrl.judge.database import Database
-from vlmrl.judge.file_thread import FileThread
-from vlmrl.judge.rubric import VFIG
-from vlmrl.judge.verdict import Verdict
+from vlmrl.services.judge_database import Database, FileThread, StoredVerdicts, VerdictCache
+from vlmrl.services.rubric import VFIG, Verdict
 
 COUNTS = {"input_tokens": 1, "output_tokens": 1, "seconds": 0.1}
 

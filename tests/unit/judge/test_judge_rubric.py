@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from judge_server import pair, picture
 
-from vlmrl.endpoint.chat import ImageFile
-from vlmrl.endpoint.failures import EndpointError
 from vlmrl.errors import ProblemsError, RecipeError, RewardError, VlmrlError
-from vlmrl.judge.open_provider import open_provider
-from vlmrl.judge.prompt import JudgeRequest, make_chat, mark_of, system_text, tiny_png
-from vlmrl.judge.rubric import BUILT_IN, VFIG, Rubric, load_rubric
-from vlmrl.judge.settings import JudgeSettings, read_settings
+from vlmrl.services.judge_prompt import JudgeRequest, make_chat, mark_of, system_text, tiny_png
+from vlmrl.services.judge_settings import JudgeSettings, read_settings
+from vlmrl.services.protocol import EndpointError, ImageFile
+from vlmrl.services.providers import open_provider
+from vlmrl.services.rubric import BUILT_IN, VFIG, Rubric, load_rubric
 
 FILE = """
 instructions = "Compare circuits."

@@ -38,16 +38,14 @@ from judge_server import (
 )
 
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.judge.attempts import Pauses
-from vlmrl.judge.breaker import Breaker
-from vlmrl.judge.budget import Budget
-from vlmrl.judge.cache import VerdictCache
-from vlmrl.judge.failures import BudgetSpent, JudgeDown, JudgeRejected, NotInCache, NoVerdict
-from vlmrl.judge.gemini import retry_delay
-from vlmrl.judge.prompt import JudgeRequest
-from vlmrl.judge.service import JudgeService
-from vlmrl.judge.settings import JudgeSettings
-from vlmrl.judge.verdict import Verdict
+from vlmrl.services.calls import Breaker, Budget, Pauses
+from vlmrl.services.judge import JudgeService
+from vlmrl.services.judge_database import VerdictCache
+from vlmrl.services.judge_prompt import JudgeRequest
+from vlmrl.services.judge_settings import JudgeSettings
+from vlmrl.services.protocol import BudgetSpent, JudgeDown, JudgeRejected, NotInCache, NoVerdict
+from vlmrl.services.providers import retry_delay
+from vlmrl.services.rubric import Verdict
 
 PRICES = {"input": 1.0, "output": 10.0}
 
@@ -600,8 +598,8 @@ import json, random, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from judge_server import pair, settings_for
-from vlmrl.judge.service import JudgeService
-from vlmrl.judge.verdict import Verdict
+from vlmrl.services.judge import JudgeService
+from vlmrl.services.rubric import Verdict
 settings = settings_for(sys.argv[2], cache=sys.argv[3], max_calls=50, concurrency=4)
 numbers = list(range(60))
 random.Random(int(sys.argv[4])).shuffle(numbers)

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_server import AXES, verdict_text
 
-from vlmrl.endpoint.chat import ChatAnswer
-from vlmrl.judge.failures import InvalidVerdict
-from vlmrl.judge.rubric import VFIG, Rubric
-from vlmrl.judge.verdict import MOST_REASON_CHARS, Verdict, read_verdict, verdict_of
+from vlmrl.services.protocol import ChatAnswer, InvalidVerdict
+from vlmrl.services.rubric import MOST_REASON_CHARS, VFIG, Rubric, Verdict, read_verdict, verdict_of
 
 GOOD = verdict_text(0.5)
 

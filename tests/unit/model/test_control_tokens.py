@@ -13,7 +13,7 @@ from tinyprocessors import PROCESSORS
 from tinyworld import encoded, image
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from vlmrl.data.control_tokens import ControlTokens, rename_tokens
+from vlmrl.data.chat_template import ControlTokens, rename_tokens
 from vlmrl.data.encode import Encoder
 from vlmrl.errors import CheckpointError, DataError, VlmrlError
 from vlmrl.types import Media, Message, Row

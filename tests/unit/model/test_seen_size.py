@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 from tinyprocessors import PROCESSORS
 
-from vlmrl.data.encode import Encoder
+from vlmrl.data.encode import Encoder, seen_size
 from vlmrl.data.images import encode_png, image_hash
-from vlmrl.data.seen_size import seen_size
 from vlmrl.inference.model_view import seen_images
 from vlmrl.types import Media, Message, Row
 

@@ -14,7 +14,7 @@ from small_runs import recipe_text
 from vlmrl.model.families import FAMILIES
 from vlmrl.model.spoken_boxes import SPOKEN
 from vlmrl.tasks.dataset_assembly import Limits
-from vlmrl.tasks.grounding.command import prep
+from vlmrl.tasks.perception.entries import prep_grounding
 
 RECIPE = """
 rollout.max_new_tokens = 64
@@ -30,7 +30,7 @@ variant = "{variant}"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with drawn rows of 84 x 84 pixels, which the tiny model sees as 56 x 56."""
     folder = tmp_path_factory.mktemp("boxes")
-    prep(synthetic=20, side=84, others=0, out=folder / "data", limits=Limits(workers=1))
+    prep_grounding(synthetic=20, side=84, others=0, out=folder / "data", limits=Limits(workers=1))
     return folder
 
 

@@ -12,8 +12,8 @@ from vlmrl.model.model_facts import ModelFacts
 from vlmrl.preflight.engine_choice import EngineWorld, choose_engine
 from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.recipe.load import load_recipe
-from vlmrl.rollout.vllm import known_models
-from vlmrl.rollout.vllm.known_models import VllmFacts
+from vlmrl.rollout.vllm import settings
+from vlmrl.rollout.vllm.settings import VllmFacts
 
 GPU = Gpu("H100", 80 << 30, 3.35e12)
 KNOWS = VllmFacts("0.32.0", frozenset({"Qwen2_5_VLForConditionalGeneration"}))
@@ -110,7 +110,7 @@ def test_the_installed_vllm_is_asked_in_a_process_of_its_own(fake_vllm):
             def get_supported_archs():
                 return {"B", "A"}
     """)
-    found = known_models.probe_vllm()
+    found = settings.probe_vllm()
     assert found.is_installed and found.architectures == {"A", "B"} and not found.error
     assert "vllm" not in sys.modules
 
@@ -124,11 +124,11 @@ def test_the_installed_vllm_is_asked_in_a_process_of_its_own(fake_vllm):
 )
 def test_a_vllm_that_cannot_be_imported_is_an_error_in_words(fake_vllm, text, error):
     fake_vllm(text)
-    found = known_models.probe_vllm()
+    found = settings.probe_vllm()
     assert found.is_installed and error in found.error and not found.architectures
 
 
 def test_no_vllm_is_asked_where_none_is(monkeypatch):
-    monkeypatch.setattr(known_models.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(known_models.subprocess, "run", lambda *a, **k: pytest.fail("a process was started"))
-    assert known_models.probe_vllm() == VllmFacts()
+    monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings.subprocess, "run", lambda *a, **k: pytest.fail("a process was started"))
+    assert settings.probe_vllm() == VllmFacts()

@@ -55,7 +55,7 @@ def test_a_folder_is_no_library(tmp_path, monkeypatch):
 def test_every_extra_of_a_logger_is_one_that_can_be_installed():
     import tomllib
 
-    from vlmrl.sinks import BUILTIN
+    from vlmrl.loggers import BUILTIN
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     for builtin in BUILTIN.values():

@@ -346,9 +346,9 @@ def test_what_follows_from_a_table_that_cannot_be_read_is_not_reported(world, tm
 @pytest.mark.slow
 def test_a_template_without_end_is_one_error_and_ends_the_look_at_the_rows(world, tmp_path, monkeypatch):
     from vlmrl.recipe.template_worker import TemplateWorker
-    from vlmrl.tasks import prompt_template
+    from vlmrl.tasks import prompt
 
-    monkeypatch.setattr(prompt_template, "WORKER", worker := TemplateWorker(cpu_seconds=1))
+    monkeypatch.setattr(prompt, "WORKER", worker := TemplateWorker(cpu_seconds=1))
     loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
     (tmp_path / "ask.jinja").write_text(f"<image>{loops}")
     try:

@@ -17,8 +17,8 @@ from vlmrl.preflight.memory_fit import find_fits
 from vlmrl.preflight.memory_plan import TIGHT, Cluster, make_plan
 from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.preflight.recompute_choice import choose_recomputation
+from vlmrl.recipe.auto_values import Choice, keep_settled
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
-from vlmrl.recipe.settle import Choice, keep_settled
 from vlmrl.setup import open_values
 from vlmrl.setup.open_values import choice_text, choices_of, settle_for_answers, settle_for_run
 

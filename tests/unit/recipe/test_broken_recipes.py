@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.data.columns import TRAINING
+from vlmrl.data.table_values import TRAINING
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe

@@ -12,9 +12,9 @@ from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import compare_recipes, rule_of
 from vlmrl.recipe.explain import all_keys
 from vlmrl.recipe.key_fields import key_name, leaf_fields
-from vlmrl.recipe.key_rules import SOURCES
 from vlmrl.recipe.load import leaves, load_recipe, recipe_from_resolved, reload_recipe
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import SOURCES
 
 RECIPE = """
 kind = "rl"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import ProblemsError, RecipeError
 from vlmrl.recipe.changes import compare_recipes
-from vlmrl.recipe.load import leaves, load_recipe, recipe_from_resolved, reload_recipe
-from vlmrl.recipe.overrides import Override, parse_override
+from vlmrl.recipe.load import Override, leaves, load_recipe, parse_override, recipe_from_resolved, reload_recipe
 from vlmrl.recipe.toml_lines import dotted
 
 PARENT = """\

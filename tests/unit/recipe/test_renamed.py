@@ -10,8 +10,8 @@ import pytest
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.explain import all_keys, explain
+from vlmrl.recipe.files import RENAMED
 from vlmrl.recipe.load import load_recipe, recipe_from_resolved, reload_recipe
-from vlmrl.recipe.renamed import RENAMED
 from vlmrl.recipe.toml_lines import dotted
 
 TEXT = 'model.path = "m"\n[[data]]\npath = "d"\n[reward]\nname = "taxonomy"\n'

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import ProblemsError
+from vlmrl.recipe.auto_values import keep_settled, open_keys
 from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, reload_recipe
-from vlmrl.recipe.rules.numbers import NUMBER_RULES
-from vlmrl.recipe.settle import keep_settled, open_keys
+from vlmrl.recipe.rules.training import NUMBER_RULES
 from vlmrl.setup.open_values import count_steps, settle_for_answers, settle_for_run
 
 RECIPE = """[model]

@@ -20,7 +20,7 @@ from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.verify import shortened
 from vlmrl.tasks.figure import Lines, Table, figures_to_json
-from vlmrl.tasks.pairs.outcome import confidence_figures
+from vlmrl.tasks.pairs.task import confidence_figures
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 SVG_LEAVES = {"line", "path", "circle", "rect", "use", "image", "text"}

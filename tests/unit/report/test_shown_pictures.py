@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vlmrl.data.blinded import BlindedDataset, Blinding, ImageChange
+from vlmrl.data.blinded_images import BlindedDataset, Blinding, ImageChange
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.evaluate.records import Evaluation
 from vlmrl.report.shown_pictures import shown_pictures

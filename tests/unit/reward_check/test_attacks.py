@@ -10,9 +10,8 @@ from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.layouts import LAYOUTS
-from vlmrl.tasks.taxonrl.truth_kind import answer_form
+from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS
+from vlmrl.tasks.taxonrl.task import answer_form
 from vlmrl.types import RewardInput
 
 TRUTHS = {

@@ -10,8 +10,8 @@ from vlmrl.reward_check.probe import probe_reward
 from vlmrl.reward_check.trick_results import WORDS, ProbeResult, ranked
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.pairs.answer_form import form_of
-from vlmrl.tasks.pairs.play import player
+from vlmrl.tasks.pairs.answer import form_of
+from vlmrl.tasks.pairs.probe_responses import player
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")
@@ -185,7 +185,7 @@ def test_a_reward_that_fails_on_an_honest_answer_stops(tmp_path):
 
 NAMES = """
 import re
-from vlmrl.tasks.pairs.parse import PairFormat
+from vlmrl.tasks.pairs.answer import PairFormat
 
 FORM = PairFormat(("loop", "digit"))
 

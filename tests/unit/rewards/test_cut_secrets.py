@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 import vlmrl
 from vlmrl.cli.output import shorten
 from vlmrl.diagnose.thresholds import short
-from vlmrl.endpoint.chat import error_words
-from vlmrl.endpoint.statuses import failure_of
-from vlmrl.judge.rubric import read_rubric
-from vlmrl.judge.verdict import read_verdict
 from vlmrl.recipe.files import read_layer
 from vlmrl.recipe.validation_messages import show
 from vlmrl.redaction.redact import excerpt, first_line, hide_known, redact_text, remember
-from vlmrl.rollout.outages import _last_line
+from vlmrl.rollout.scoring import _last_line
+from vlmrl.services.protocol import error_words, failure_of
+from vlmrl.services.rubric import read_rubric, read_verdict
 
 KEY = "hf_Zx9Qm2Lp8Rt4Kw7Nb3Zx9Qm2Lp8Rt4Kw7Nb3"
 OURS = "q7Zk2Lp9Rt4Kw7Nb3Xc5Vb8Nm1As6Df0"

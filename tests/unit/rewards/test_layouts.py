@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.tasks.taxonrl.layouts import DISTANCES, LAYOUTS, RANKS, distance_bounds
+from vlmrl.tasks.taxonrl.domains import DISTANCES, LAYOUT_RANKS, LAYOUTS, distance_bounds
 
 FUNGI = "0;Boletaceae;Boletus;Boletales;Boletus edulis;Boletaceae;Suillus;Boletales;Suillus luteus"
 BIRD = "0;sameFamily;Corvus;Corvidae;Passeriformes;Pica;Corvidae;Passeriformes"
@@ -69,13 +69,15 @@ def truths(draw: st.DrawFn, name: str):
     if layout.ranks:
         distance = 0 if same else draw(st.integers(1, 4))
         for rank in layout.fields:
-            apart = distance >= (["species", *RANKS].index(rank) + 1)
+            apart = distance >= (["species", *LAYOUT_RANKS].index(rank) + 1)
             first = draw(names)
             second = draw(st.one_of(st.none(), st.just(first))) if not apart else draw(names)
             if apart and first is not None and second == first:
                 second = first + "x"
             truth[rank] = [first, second]
-        equal = {rank: None if None in truth[rank] else distance < RANKS.index(rank) + 2 for rank in RANKS}
+        equal = {
+            rank: None if None in truth[rank] else distance < LAYOUT_RANKS.index(rank) + 2 for rank in LAYOUT_RANKS
+        }
         low, high = distance_bounds(same, equal)
         truth["distance"] = distance if "distance" in layout.columns else distance if low == high else None
     else:

@@ -17,7 +17,7 @@ from published_batches import score_batch
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.taxonrl.published import FUNCTIONS, squeeze
+from vlmrl.tasks.taxonrl.rewards import FUNCTIONS, squeeze
 from vlmrl.types import RewardInput
 
 RIGHT = "<think>x</think><answer>1.0000</answer>"

@@ -4,7 +4,7 @@ import pytest
 from pair_responses import parse_pair_response
 
 from vlmrl.rewards.text_parsing import find_tags, normalise_name, tagged_text
-from vlmrl.tasks.pairs.parse import parse_probability
+from vlmrl.tasks.pairs.answer import parse_probability
 
 LEVELS = ("order", "family", "genus")
 

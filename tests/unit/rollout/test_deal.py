@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import ALONE, World
-from vlmrl.rollout.deal import Deal
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.sample import Prompt
+from vlmrl.rollout.sample import Deal, Prompt
 from vlmrl.rollout.scoring import sample_scored
 from vlmrl.types import Row, Sample, SamplingParams
 

@@ -13,11 +13,17 @@ from torch import Tensor
 
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import EngineError, LaunchError
-from vlmrl.rollout.vllm import host, hosted_engine, weight_transport, wire
-from vlmrl.rollout.vllm.hosted_engine import HostedEngine
-from vlmrl.rollout.vllm.places import EnginePlace, place_alone, places_apart, places_shared, visible_gpus
+from vlmrl.rollout.vllm import host, hosted_engine, weight_loading, wire
+from vlmrl.rollout.vllm.hosted_engine import (
+    EnginePlace,
+    HostedEngine,
+    place_alone,
+    places_apart,
+    places_shared,
+    visible_gpus,
+)
 from vlmrl.rollout.vllm.settings import EngineSettings
-from vlmrl.rollout.vllm.weight_transport import ToWorkers, take_weights
+from vlmrl.rollout.vllm.weight_loading import ToWorkers, take_weights
 
 SIX = World(rank=2, size=6, local_rank=2, local_size=6)
 NODES = World(rank=5, size=8, local_rank=1, local_size=4)
@@ -161,8 +167,8 @@ class Layer(torch.nn.Linear):
 
 @pytest.fixture
 def to_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_transport, "die_with_parent", lambda pid: None)
-    for name in (weight_transport.SOCKET_VARIABLE, weight_transport.PARENT_VARIABLE):
+    monkeypatch.setattr(weight_loading, "die_with_parent", lambda pid: None)
+    for name in (weight_loading.SOCKET_VARIABLE, weight_loading.PARENT_VARIABLE):
         monkeypatch.setenv(name, "")
     return lambda named: ToWorkers(Plain(named), tmp_path / "weights", 2)
 
@@ -198,7 +204,7 @@ def test_what_gets_lost_on_the_way_to_a_worker_process_is_named(to_workers) -> N
 
 
 def test_workers_that_never_come_for_their_weights_end_the_handing_over(to_workers, monkeypatch) -> None:
-    monkeypatch.setattr(weight_transport, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(weight_loading, "LOOK_SECONDS", 0.01)
     over = to_workers({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)})
     with pytest.raises(EngineError, match="never asked"):
         over.during("sync", loading([Layer(3, 2)][:0]))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vlmrl.rollout.vllm import wire
-from vlmrl.rollout.vllm.kept_parts import WatchedLoad, cut, paste
+from vlmrl.rollout.vllm.wire import WatchedLoad, cut, paste
 
 
 def load_rows(parameter: Tensor, tensor: Tensor, part: int) -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from vlmrl.dist import world
 from vlmrl.dist.world import World
-from vlmrl.rollout import outages as rule
-from vlmrl.rollout.outages import OutageError, Outages, StepLeftError
-from vlmrl.rollout.scoring import Missing
+from vlmrl.rollout import scoring as rule
+from vlmrl.rollout.scoring import Missing, OutageError, Outages, StepLeftError
 
 
 class Meeting:

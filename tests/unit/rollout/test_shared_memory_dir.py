@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.rollout.vllm import shared_memory_dir
-from vlmrl.rollout.vllm.shared_memory_dir import PREFIX, OwnedFolder
+from vlmrl.rollout.vllm import transports
+from vlmrl.rollout.vllm.transports import PREFIX, OwnedFolder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
+from vlmrl.rollout.vllm.transports import OwnedFolder
 folder = OwnedFolder(Path(sys.argv[1]))
 (folder.path / "adapter").write_text("weights")
 print(folder.path, flush=True)
@@ -35,7 +35,7 @@ def test_a_closed_folder_is_gone(tmp_path: Path) -> None:
 
 def test_it_is_made_in_memory_unless_told() -> None:
     folder = OwnedFolder()
-    assert not shared_memory_dir.TMPFS.is_dir() or folder.path.parent == shared_memory_dir.TMPFS
+    assert not transports.TMPFS.is_dir() or folder.path.parent == transports.TMPFS
     folder.close()
 
 
@@ -59,7 +59,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_liv
 @pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
 def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Path, monkeypatch, moment: str) -> None:
     """Between its making and its lock another process may take it for a dead one's."""
-    make, lock, made = shared_memory_dir.tempfile.mkdtemp, shared_memory_dir.fcntl.flock, []
+    make, lock, made = transports.tempfile.mkdtemp, transports.fcntl.flock, []
 
     def cleaned_up(when: str) -> None:
         if when == moment and len(made) == 1:
@@ -74,8 +74,8 @@ def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Pa
         cleaned_up("before it is locked")
         lock(handle, how)
 
-    monkeypatch.setattr(shared_memory_dir.tempfile, "mkdtemp", mkdtemp)
-    monkeypatch.setattr(shared_memory_dir.fcntl, "flock", flock)
+    monkeypatch.setattr(transports.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(transports.fcntl, "flock", flock)
     folder = OwnedFolder(tmp_path)
     assert len(made) == 2 and str(folder.path) == made[1] and folder.path.is_dir() and not Path(made[0]).exists()
     folder.close()
@@ -86,7 +86,7 @@ def test_a_lock_is_refused_for_a_folder_that_is(tmp_path: Path, what: str) -> No
     folder = OwnedFolder(tmp_path)
     if what == "gone":
         folder.close()
-    assert shared_memory_dir._lock(folder.path) is None
+    assert transports._lock(folder.path) is None
     folder.close()
 
 
@@ -101,7 +101,7 @@ if len(sys.argv) == 3:
     held = share(sys.argv[2])
     print("ready", flush=True)
     time.sleep(600)
-from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
+from vlmrl.rollout.vllm.transports import OwnedFolder
 folder, held = OwnedFolder(Path(sys.argv[1])), share(sys.argv[2])
 below = subprocess.Popen([sys.executable, __file__, sys.argv[1], sys.argv[3]], stdout=subprocess.PIPE)
 below.stdout.readline()
@@ -111,11 +111,11 @@ time.sleep(600)
 """
 
 
-@pytest.mark.skipif(not (shared_memory_dir.TMPFS.is_dir() and Path("/proc/self/maps").exists()), reason="Linux's own")
+@pytest.mark.skipif(not (transports.TMPFS.is_dir() and Path("/proc/self/maps").exists()), reason="Linux's own")
 def test_shared_memory_of_a_killed_engine_is_removed_by_the_next_that_makes_a_folder(tmp_path: Path) -> None:
     (tmp_path / "share.py").write_text(SHARE)
-    names = [shared_memory_dir.TMPFS / f"vlmrl-test-{part}-{os.getpid()}" for part in ("own", "below")]
-    other = shared_memory_dir.TMPFS / f"vlmrl-test-other-{os.getpid()}"
+    names = [transports.TMPFS / f"vlmrl-test-{part}-{os.getpid()}" for part in ("own", "below")]
+    other = transports.TMPFS / f"vlmrl-test-other-{os.getpid()}"
     other.write_text("somebody else's")
     folders = tmp_path / "folders"
     folders.mkdir()
@@ -142,6 +142,6 @@ def test_no_name_leads_out_of_the_place_of_shared_memory(tmp_path: Path) -> None
     dead, victim = tmp_path / f"{PREFIX}dead", tmp_path / "victim"
     dead.mkdir()
     victim.write_text("precious")
-    (dead / shared_memory_dir.SEGMENTS).write_text(f"{victim}\n../../{victim}\n\n.\n..")
+    (dead / transports.SEGMENTS).write_text(f"{victim}\n../../{victim}\n\n.\n..")
     OwnedFolder(tmp_path).close()
     assert victim.exists() and not dead.exists()

@@ -17,7 +17,7 @@ from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rollout.sample import Rollout, encode_prompt
 from vlmrl.rollout.scoring import score_rollouts
-from vlmrl.rollout.vllm.shared_pixels import SharedPixels, split_images
+from vlmrl.rollout.vllm.engine import SharedPixels, split_images
 from vlmrl.types import Message, RewardInput, Row, Sample
 
 

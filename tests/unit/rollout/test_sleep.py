@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmrl.errors import EngineError
-from vlmrl.rollout.vllm import sleep
-from vlmrl.rollout.vllm.sleep import Kind, LooseTensors, check_freed, loose_tensors, planned_bytes
+from vlmrl.rollout.vllm import weight_loading
+from vlmrl.rollout.vllm.weight_loading import Kind, LooseTensors, check_freed, loose_tensors, planned_bytes
 
 GIB = 1 << 30
 
@@ -69,7 +69,7 @@ def test_tensors_that_are_neither_parameters_nor_buffers_are_found_once_wherever
 
 
 def test_small_tensors_come_back_as_they_were_and_large_ones_as_zeros(monkeypatch) -> None:
-    monkeypatch.setattr(sleep, "SAVED_BYTES", 5 * 3 * 4)
+    monkeypatch.setattr(weight_loading, "SAVED_BYTES", 5 * 3 * 4)
     model, loose = model_of(), LooseTensors()
     layer, cache = model[0], [model[i].cache["keys"][0] for i in range(2)]
     layer.inputs[0].fill_(3.0)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import EngineError
-from vlmrl.rollout.vllm import gpu_handles, receiving, transports, weight_transport, wire
+from vlmrl.rollout.vllm import transports, weight_loading, wire
 from vlmrl.rollout.vllm.transports import ByBroadcast, ByHandle, BySocket, Sender, choose_transport
-from vlmrl.rollout.vllm.weight_transport import InProcess, SentWeights, ToWorkers, take_weights
+from vlmrl.rollout.vllm.weight_loading import InProcess, SentWeights, ToWorkers, take_weights
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ class Link:
 @pytest.fixture
 def lender(monkeypatch):
     made = Lender()
-    monkeypatch.setattr(receiving, "open_tensor", made.open)
+    monkeypatch.setattr(weight_loading, "open_tensor", made.open)
     monkeypatch.setattr(transports, "BATCH_BYTES", 100)  # rows and columns; bias
     yield made
     for memory in made.lent.values():
@@ -125,8 +125,8 @@ def lender(monkeypatch):
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
     """The engine's process with two parts, and the trainer's link to it."""
-    monkeypatch.setattr(weight_transport, "die_with_parent", lambda pid: None)
-    for name in (weight_transport.SOCKET_VARIABLE, weight_transport.PARENT_VARIABLE):
+    monkeypatch.setattr(weight_loading, "die_with_parent", lambda pid: None)
+    for name in (weight_loading.SOCKET_VARIABLE, weight_loading.PARENT_VARIABLE):
         monkeypatch.setenv(name, "")
     ours, theirs = socket.socketpair()
     yield ours, ToWorkers(SentWeights(theirs), tmp_path / "weights", 2)
@@ -222,7 +222,7 @@ def test_ranks_without_engines_only_gather(lender, tmp_path) -> None:
 
 
 def test_messages_of_an_unexpected_form_are_refused() -> None:
-    receiver = receiving.Receiver()
+    receiver = weight_loading.Receiver()
     for header in ({"pickle": "x"}, {"broadcast": []}):
         with pytest.raises(EngineError, match="unexpected fields"):
             list(receiver.tensors(iter([(header, [])]), lambda message: None))
@@ -235,7 +235,7 @@ HANDLE = {
 
 
 def test_a_handle_of_gpu_memory_has_declared_fields_and_nothing_else(monkeypatch) -> None:
-    fields = gpu_handles.checked(HANDLE, 2)
+    fields = wire.checked(HANDLE, 2)
     assert fields["handle"] == b"ABC" and fields["counter"] == b"A" and fields["stride"] == [6, 1]
     wrong: list[dict[str, Any]] = [
         {"size_bytes": -1}, {"size_bytes": 1.5}, {"offset": True}, {"handle": "?"}, {"handle": 3}, {"stride": [1]},
@@ -243,12 +243,12 @@ def test_a_handle_of_gpu_memory_has_declared_fields_and_nothing_else(monkeypatch
     ]  # fmt: skip
     for change in wrong:
         with pytest.raises(EngineError, match="no handle of GPU memory"):
-            gpu_handles.checked(HANDLE | change, 2)
+            wire.checked(HANDLE | change, 2)
     with pytest.raises(EngineError, match="no handle of GPU memory"):
-        gpu_handles.checked({k: v for k, v in HANDLE.items() if k != "event"}, 2)
+        wire.checked({k: v for k, v in HANDLE.items() if k != "event"}, 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(EngineError, match="does not see the trainer's GPU GPU-1"):
-        gpu_handles.open_tensor(HANDLE, [1, 6], torch.float32)
+        wire.open_tensor(HANDLE, [1, 6], torch.float32)
 
 
 def test_a_handle_carries_what_torch_needs_to_open_it_in_the_order_of_its_own_function(monkeypatch) -> None:
@@ -258,7 +258,7 @@ def test_a_handle_carries_what_torch_needs_to_open_it_in_the_order_of_its_own_fu
         "storage_handle", "storage_size_bytes", "storage_offset_bytes", "requires_grad", "ref_counter_handle",
         "ref_counter_offset", "event_handle", "event_sync_required",
     ]  # fmt: skip
-    code = gpu_handles.rebuild_cuda_tensor.__code__
+    code = wire.rebuild_cuda_tensor.__code__
     assert list(code.co_varnames[: code.co_argcount]) == names
     tensor = torch.randn(4, 6)[1:]
     given = (
@@ -266,11 +266,11 @@ def test_a_handle_carries_what_torch_needs_to_open_it_in_the_order_of_its_own_fu
         False, b"counter", 7, b"event", True,
     )  # fmt: skip
     opened: list[Any] = []
-    monkeypatch.setattr(gpu_handles, "reduce_tensor", lambda t: (None, given))
-    monkeypatch.setattr(gpu_handles, "rebuild_cuda_tensor", lambda *args: opened.extend(args))
+    monkeypatch.setattr(wire, "reduce_tensor", lambda t: (None, given))
+    monkeypatch.setattr(wire, "rebuild_cuda_tensor", lambda *args: opened.extend(args))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: type("Gpu", (), {"uuid": f"GPU-{i % 4}"}))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    gpu_handles.open_tensor(gpu_handles.export(tensor), [3, 6], torch.float32)
+    wire.open_tensor(wire.export(tensor), [3, 6], torch.float32)
     assert opened == [*given[:6], 1, *given[7:]]  # GPU 5 there is GPU 1 here: both have the same id
 
 

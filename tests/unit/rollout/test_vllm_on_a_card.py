@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vlmrl.errors import EngineError
-from vlmrl.rollout.vllm import options
+from vlmrl.rollout.vllm import engine
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
 
@@ -104,12 +104,12 @@ def test_a_base_that_sleep_kept_needs_no_adapter_where_nothing_changed(asked) ->
 def test_the_engine_is_on_the_ranks_own_gpu_with_files_of_its_own(asked, monkeypatch, visible, name) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", "elsewhere")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(options, "CACHE", "/cache")
+    monkeypatch.setattr(engine, "CACHE", "/cache")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80 << 30))
     for _ in "ab":  # a second engine of the process is no deeper
-        chosen = options.gpu_options(SETTINGS)
+        chosen = engine.gpu_options(SETTINGS)
         assert chosen == {"device_ids": [5], "gpu_memory_utilization": 0.05}
         assert os.environ["VLLM_CACHE_ROOT"] == f"/cache/gpu-{name}"
     # In parts it is in a process that sees the cards of all of them and no other.
-    assert options.gpu_options(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}
+    assert engine.gpu_options(replace(SETTINGS, tensor_parallel=2)) == {"gpu_memory_utilization": 0.05}

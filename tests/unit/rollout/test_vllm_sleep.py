@@ -69,6 +69,6 @@ def test_twenty_cycles_of_sleep_wake_and_sync_lose_nothing(tmp_path, monkeypatch
         assert gap() < GAP, version
     pools.frees = 0.5  # another program took half of what became free
     with pytest.raises(EngineError, match="sleep of the engine freed"):
-        monkeypatch.setattr("vlmrl.rollout.vllm.sleep.SLACK_BYTES", 0)
+        monkeypatch.setattr("vlmrl.rollout.vllm.weight_loading.SLACK_BYTES", 0)
         engine.sleep()
     engine.close()

@@ -18,10 +18,9 @@ from processes import assert_all_gone
 from tinyworld import image
 
 from vlmrl.data.images import encode_png
-from vlmrl.sinks.base import Line, SampledRollout, SinkRun
-from vlmrl.sinks.feed import Feed, Outbox
-from vlmrl.sinks.host import MAX_SIDE, small_image
-from vlmrl.sinks.wire import pack
+from vlmrl.loggers.base import Line, SampledRollout, SinkRun, pack
+from vlmrl.loggers.feed import Feed, Outbox
+from vlmrl.loggers.host import MAX_SIDE, small_image
 
 WELL = """
 import json, sys
@@ -217,8 +216,8 @@ def test_processes_that_a_logger_starts_end_with_it(tmp_path):
 OWNER = """
 import io, sys, time
 from dataclasses import asdict
-from vlmrl.sinks.base import SinkRun
-from vlmrl.sinks.feed import Feed
+from vlmrl.loggers.base import SinkRun
+from vlmrl.loggers.feed import Feed
 run = SinkRun("r", "r", sys.argv[1], "rl", 1, 0, {})
 feed = Feed("x", sys.argv[2], asdict(run), io.StringIO())
 print(feed.process.pid, flush=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vlmrl.sinks.base import Line, SinkRun
-from vlmrl.sinks.wandb_sink import SETTINGS, WandbSink
+from vlmrl.loggers.base import Line, SinkRun
+from vlmrl.loggers.builtin import SETTINGS, WandbSink
 
 
 class Error(Exception):

@@ -20,7 +20,7 @@ from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
 from vlmrl.svg.parse import SvgLimits, SvgRefused, Work
 from vlmrl.svg.renderer import SvgRenderer
-from vlmrl.tasks.judged import reward
+from vlmrl.tasks.judged import rewards
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
 
 JUDGE = {"provider": "vllm", "model": "m", "endpoint": "http://127.0.0.1:9/v1"}
@@ -128,7 +128,7 @@ def test_nothing_is_drawn_that_vlmrls_own_drawing_does_not_look_at(tmp_path: Pat
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reward, "find_spec", lambda name: None)
+    monkeypatch.setattr(rewards, "find_spec", lambda name: None)
     with pytest.raises(RewardError, match="cairosvg, and that package is not installed"):
-        reward.vfig(judge=JUDGE)
-    reward.judge(judge=JUDGE)
+        rewards.vfig(judge=JUDGE)
+    rewards.judge(judge=JUDGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
+from vlmrl.tasks.vfig.rewards import WEIGHTS, svg_figure
 from vlmrl.types import RewardInput, RewardResult
 
 SPEC = svg_figure()

@@ -16,10 +16,10 @@ import pytest
 from vlmrl.evaluate.set_metrics import summarise_sets
 from vlmrl.rewards.base import UNSCORED
 from vlmrl.rewards.boxes.planes import Box
-from vlmrl.tasks.accumulated import AccumulatedMetrics
-from vlmrl.tasks.detection.answer import Detection
-from vlmrl.tasks.detection.average_precision import accumulate, match
-from vlmrl.tasks.detection.task import detection_task
+from vlmrl.tasks.base import AccumulatedMetrics
+from vlmrl.tasks.perception.answer import Detection
+from vlmrl.tasks.perception.average_precision import accumulate, match
+from vlmrl.tasks.perception.task import detection_task
 from vlmrl.types import RewardInput
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "coco" / "average_precision.json").read_text("utf-8"))

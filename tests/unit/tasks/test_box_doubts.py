@@ -10,8 +10,8 @@ import pytest
 from task_tables import picture_table, prepare
 
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
-from vlmrl.tasks.boxes.doubts import space_doubts
-from vlmrl.tasks.overlay import SHARES
+from vlmrl.tasks.perception.truth import space_doubts
+from vlmrl.tasks.positions import SHARES
 from vlmrl.types import Size
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vlmrl.rewards.boxes.planes import Box, Plane
-from vlmrl.tasks.boxes.attacks import GRID, moved
-from vlmrl.tasks.boxes.settings import BoxSettings, variant_of
-from vlmrl.tasks.grounding.reward import Settings
+from vlmrl.tasks.perception.probe_responses import GRID, moved
+from vlmrl.tasks.perception.reward import GroundingSettings
+from vlmrl.tasks.perception.truth import BoxSettings, variant_of
 from vlmrl.types import RewardInput
 
 
@@ -34,7 +34,7 @@ def test_a_variant_is_a_space_and_says_whether_a_thought_is_needed() -> None:
 def test_responses_in_the_form_of_the_settings() -> None:
     assert BoxSettings("unit").form("a", thought="b") == "<think>b</think><answer>a</answer>"
     assert BoxSettings("unit", thought="optional").form("a") == "<answer>a</answer>"
-    assert Settings("unit", place="response").form("a") == "<think>I look.</think>a"
+    assert GroundingSettings("unit", place="response").form("a") == "<think>I look.</think>a"
 
 
 def test_an_image_of_unknown_seen_size_counts_as_not_resized() -> None:

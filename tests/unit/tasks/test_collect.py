@@ -11,7 +11,7 @@ from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.tasks.pairs.collect import parse_shares, prepare_folder
+from vlmrl.tasks.pairs.prep import parse_shares, prepare_folder
 from vlmrl.tasks.source import open_source
 
 COUNTS = {"train": 40, "validation": 10, "test": 20}

@@ -21,11 +21,11 @@ from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.tasks import make_task
-from vlmrl.tasks.counting.reading import ONES, TENS
-from vlmrl.tasks.counting.reward import count, read_count
-from vlmrl.tasks.counting.rows import Drawing, drawn_rows, read_truth
-from vlmrl.tasks.counting.task import counting_task, measure
-from vlmrl.tasks.drawn_scene import COLOURS
+from vlmrl.tasks.drawing import COLOURS
+from vlmrl.tasks.perception.answer import ONES, TENS
+from vlmrl.tasks.perception.reward import count, read_count
+from vlmrl.tasks.perception.rows import CountingDrawing, drawn_counting_rows, read_truth
+from vlmrl.tasks.perception.task import counting_task, measure_counting
 from vlmrl.tasks.source import open_source
 from vlmrl.types import RewardInput
 
@@ -185,7 +185,7 @@ def test_the_reward_is_bounded_and_only_the_truth_earns_accuracy(text: str, trut
 def test_measures_by_hand(
     response: str, truth: int, accuracy: float, error: float, bias: float | None, failure: float
 ) -> None:
-    measures = measure(RewardInput(response, {"answer": truth}), UNSCORED)
+    measures = measure_counting(RewardInput(response, {"answer": truth}), UNSCORED)
     assert measures == {
         "accuracy": accuracy,
         "absolute_error": error,
@@ -201,7 +201,9 @@ def components(image: Image.Image, names: set[str]) -> int:
 
 
 def test_drawn_counts_are_what_the_image_shows() -> None:
-    splits = drawn_rows({"train": 60, "test": 20}, Drawing(overlap=0.0, asks=("colour", "all")), seed=3)
+    splits = drawn_counting_rows(
+        {"train": 60, "test": 20}, CountingDrawing(overlap=0.0, asks=("colour", "all")), seed=3
+    )
     for row in [*splits["train"], *splits["test"]]:
         image = Image.open(io.BytesIO(row.images[0]))
         named = set(COLOURS) if row.truth["asks"] == "all" else {row.columns["problem"].split()[2]}
@@ -209,15 +211,17 @@ def test_drawn_counts_are_what_the_image_shows() -> None:
 
 
 def test_counts_and_questions_take_turns_and_a_seed_repeats() -> None:
-    first, again = (drawn_rows({"train": 80}, Drawing(), seed=1)["train"] for _ in range(2))
+    first, again = (drawn_counting_rows({"train": 80}, CountingDrawing(), seed=1)["train"] for _ in range(2))
     assert [row.images for row in first] == [row.images for row in again]
-    assert [row.images for row in first] != [row.images for row in drawn_rows({"train": 80}, Drawing(), 2)["train"]]
+    assert [row.images for row in first] != [
+        row.images for row in drawn_counting_rows({"train": 80}, CountingDrawing(), 2)["train"]
+    ]
     counts = [row.truth["answer"] for row in first if row.truth["asks"] == "both"]
     assert sorted(counts) == sorted(list(range(10)) * 2)
     assert {row.truth["answer"] for row in first if row.truth["asks"] == "all"} == set(range(1, 10))
     assert len({row.images[0] for row in first}) == 80
     with pytest.raises(DataError, match="no new image"):
-        drawn_rows({"train": 100}, Drawing(side=56, most=30, overlap=0.0), seed=0)
+        drawn_counting_rows({"train": 100}, CountingDrawing(side=56, most=30, overlap=0.0), seed=0)
 
 
 def table(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl", key: str = "image_path") -> Path:

@@ -14,8 +14,8 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
-from vlmrl.tasks.counting.published import rllava_count
-from vlmrl.tasks.counting.reward import count
+from vlmrl.tasks.perception.reward import count
+from vlmrl.tasks.perception.rewards import rllava_count
 from vlmrl.types import RewardInput
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "rllava" / "counting.json").read_text("utf-8"))

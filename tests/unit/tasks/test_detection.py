@@ -18,19 +18,18 @@ from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES, Box, Plane
 from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.tasks import kind_of, make_task
-from vlmrl.tasks.boxes.settings import VARIANTS
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.detection.answer import Detection, Settings, read_answer, write_answer
-from vlmrl.tasks.detection.marks import saved_marks
-from vlmrl.tasks.detection.reward import box_list
-from vlmrl.tasks.detection.task import detection_task
-from vlmrl.tasks.detection.truth import make_truth
-from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.perception.answer import Detection, Settings, read_answer, write_answer
+from vlmrl.tasks.perception.probe_responses import saved_detection_marks
+from vlmrl.tasks.perception.reward import box_list
+from vlmrl.tasks.perception.task import detection_task
+from vlmrl.tasks.perception.truth import VARIANTS, make_detection_truth
+from vlmrl.tasks.positions import Mark
 from vlmrl.types import Media, RewardInput, Row, Score
 
-CATS = make_truth([[64.0, 48.0, 192.0, 144.0], [320.0, 240.0, 448.0, 432.0]], "pixels", 640, 480, "cat")
+CATS = make_detection_truth([[64.0, 48.0, 192.0, 144.0], [320.0, 240.0, 448.0, 432.0]], "pixels", 640, 480, "cat")
 """In 0 to 1000: [100, 100, 300, 300] and [500, 500, 700, 900]."""
-NO_CATS = make_truth([], "pixels", 640, 480, "cat")
+NO_CATS = make_detection_truth([], "pixels", 640, 480, "cat")
 GOOD = "<think>I see it.</think><answer>{}</answer>"
 FIRST, SECOND, ELSEWHERE = [100, 100, 300, 300], [500, 500, 700, 900], [900, 900, 950, 950]
 
@@ -142,7 +141,7 @@ def test_the_order_of_boxes_that_fit_equally_well_has_no_effect() -> None:
 
 def test_the_truth_earns_everything_however_many_objects_there_are() -> None:
     boxes = [[4.0 * i, 0.0, 4.0 * i + 3.2, 480.0] for i in range(150)]
-    truth = make_truth(boxes, "pixels", 640, 480, "cat")
+    truth = make_detection_truth(boxes, "pixels", 640, 480, "cat")
     entries = [entry([6.25 * i, 0, 6.25 * i + 5, 1000]) for i in range(150)]
     assert value(scored(GOOD.format(f"[{', '.join(entries)}]"), truth)) == pytest.approx(1)
     assert value(scored(GOOD.format(f"[{', '.join(entries[:100])}]"), truth)) < 0.9
@@ -207,7 +206,7 @@ def test_the_confidence_that_earns_most_is_the_chance_that_the_box_is_right(chan
         entries += [entry(place, f"{sure:.6f}") for place, (_, sure) in zip(places[1:], more, strict=False)]
         response = GOOD.format(f"[{', '.join(entries)}]")
         right, wrong = (
-            value(scored(response, make_truth(boxes, "thousand", 640, 480, "cat")))
+            value(scored(response, make_detection_truth(boxes, "thousand", 640, 480, "cat")))
             for boxes in ([*others, places[0]], [*others, ELSEWHERE])
         )
         return chance * right + (1 - chance) * wrong
@@ -229,7 +228,7 @@ def test_the_confidence_that_earns_most_is_the_chance_that_the_box_is_right(chan
     ],
 )
 def test_the_same_box_in_each_space_and_in_no_other(space: str, answer: str) -> None:
-    truth = make_truth([[64.0, 48.0, 192.0, 144.0]], "pixels", 640, 480, "cat")
+    truth = make_detection_truth([[64.0, 48.0, 192.0, 144.0]], "pixels", 640, 480, "cat")
     for other in SPACES:
         parts = scored(GOOD.format(f"[{entry(answer)}]"), truth, space=other, seen=((320, 240),))
         assert parts["accuracy"] == float(other == space), other
@@ -349,7 +348,7 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
     assert read.marks(x, pixels) != read.marks(x, thousand)
     assert task.positions(load_reward("box_list", args={"space": "unit"})).declared == Coordinates("unit")
     detail = dict(spec.fn(x))["detail"]  # type: ignore[arg-type]
-    assert saved_marks(CATS, {"box_list": detail}) == [*truths, stated]
+    assert saved_detection_marks(CATS, {"box_list": detail}) == [*truths, stated]
     right, none = RewardInput(GOOD.format(BOTH), CATS), RewardInput(GOOD.format("[]"), NO_CATS)
     assert read.fit([right, none]).overlaps[thousand] == 1.0  # a row without objects says nothing of spaces
     assert read.fit([right, RewardInput(GOOD.format(BOTH), NO_CATS)]).overlaps[thousand] == 0.5
@@ -368,8 +367,8 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
     ],
 )
 def test_a_damaged_detail_has_no_boxes(saved: Any) -> None:
-    assert {mark.role for mark in saved_marks(CATS, saved)} == {"truth"}
-    assert saved_marks({**CATS, "boxes": 5}, saved) == ()
+    assert {mark.role for mark in saved_detection_marks(CATS, saved)} == {"truth"}
+    assert saved_detection_marks({**CATS, "boxes": 5}, saved) == ()
 
 
 def test_what_is_written_is_read_again() -> None:
@@ -391,7 +390,9 @@ def test_no_trick_earns_more_than_a_guess(space: str) -> None:
     name, args = task.profile("default")
     spec = load_reward(str(name), args=dict(args))
     truths = [
-        make_truth([[40.0 * i, 30.0 * i, 40.0 * i + 90, 30.0 * i + 120], [300, 9, 500, 99]], "pixels", 640, 480, "cat")
+        make_detection_truth(
+            [[40.0 * i, 30.0 * i, 40.0 * i + 90, 30.0 * i + 120], [300, 9, 500, 99]], "pixels", 640, 480, "cat"
+        )
         for i in range(6)
     ]
     assert task.kind is not None and task.kind.play is not None

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from vlmrl.rewards.base import combine
-from vlmrl.tasks.detection.published import rllava_boxes
-from vlmrl.tasks.detection.reward import box_list
+from vlmrl.tasks.perception.reward import box_list
+from vlmrl.tasks.perception.rewards import rllava_boxes
 from vlmrl.types import RewardInput
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "rllava" / "detection.json").read_text("utf-8"))

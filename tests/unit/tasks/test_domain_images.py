@@ -12,10 +12,9 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Limits
-from vlmrl.tasks.taxonrl.domain_images import check_folders
 from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.face_pairs import FacePair, _with_splits, parse_pairs, person_of
 from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain
+from vlmrl.tasks.taxonrl.raw_images import FacePair, _with_splits, check_folders, parse_pairs, person_of
 
 PAIRS = {"train": 60, "validation": 10, "test": 20}
 

@@ -19,8 +19,7 @@ from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
 from vlmrl.tasks.source import open_source
-from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS
 from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain, published
 
 ONE = Limits(workers=1)

@@ -15,13 +15,10 @@ from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import UNSCORED, split_result
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.prompt_template import IMAGE, place_images, render_user
-from vlmrl.tasks.source import open_source
-from vlmrl.tasks.source_rewards import reward_of
-from vlmrl.tasks.taxonrl.domain import Domain, Variant, known_fields, truth_distance
-from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.layouts import LAYOUTS
-from vlmrl.tasks.taxonrl.published import FUNCTIONS
+from vlmrl.tasks.prompt import IMAGE, place_images, render_user
+from vlmrl.tasks.source import open_source, reward_of
+from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS, Domain, Variant, known_fields, truth_distance
+from vlmrl.tasks.taxonrl.rewards import FUNCTIONS
 from vlmrl.types import Media, Message, RewardInput, Row
 
 VARIANTS = [(domain, variant) for domain in DOMAINS.values() for variant in domain.variants]

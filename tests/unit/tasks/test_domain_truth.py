@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.tasks.taxonrl.domain_truth import truth_problems
-from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS
+from vlmrl.tasks.taxonrl.task import truth_problems
 
 
 @pytest.mark.parametrize("name", DOMAINS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vlmrl.rewards.boxes.overlap import area, shared_area
-from vlmrl.tasks.drawn_scene import COLOURS, KINDS, Look, lay_out, paint
+from vlmrl.tasks.drawing import COLOURS, KINDS, Look, lay_out, paint
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,12 +21,11 @@ from vlmrl.recipe.schema import Data, Reward
 from vlmrl.svg.draw import DrawJob, draw_svg
 from vlmrl.tasks import TASKS, find_task, kind_of, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
-from vlmrl.tasks.export import row_messages
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, row_messages
 from vlmrl.tasks.source import open_source
 from vlmrl.tasks.vfig.collecting import Collector, split_point
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings
-from vlmrl.tasks.vfig.plan import Filters, PictureSizes, Plan
+from vlmrl.tasks.vfig.figure_sources import Filters, PictureSizes, Plan
 from vlmrl.tasks.vfig.task import mean_per_source, values_of
 from vlmrl.tasks.vfig.truth import make_truth, metadata_of, size_of, truth_problems
 from vlmrl.types import RewardInput, Score

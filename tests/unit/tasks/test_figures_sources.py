@@ -20,11 +20,19 @@ from PIL import Image
 from vlmrl.errors import DataError
 from vlmrl.svg.parse import SvgLimits, SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
-from vlmrl.tasks.vfig.code_text import ShapeCounts, code_hash, count_shapes, repetition
+from vlmrl.tasks.vfig.collecting import (
+    Rejected,
+    Screened,
+    ShapeCounts,
+    code_hash,
+    count_shapes,
+    picture_difference,
+    picture_hash,
+    repetition,
+    screen,
+)
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
-from vlmrl.tasks.vfig.figure_sources import SourceFigure, WrongRow, bench_source, named_source
-from vlmrl.tasks.vfig.plan import Filters, PictureSizes
-from vlmrl.tasks.vfig.screening import Rejected, Screened, picture_difference, picture_hash, screen
+from vlmrl.tasks.vfig.figure_sources import Filters, PictureSizes, SourceFigure, WrongRow, bench_source, named_source
 from vlmrl.tasks.vfig.truth import as_label
 
 REAL = Path(__file__).parents[2] / "data" / "figures"

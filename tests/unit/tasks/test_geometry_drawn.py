@@ -17,10 +17,8 @@ from sympy import N
 from vlmrl.errors import DataError
 from vlmrl.tasks.geometry.drawn import collection
 from vlmrl.tasks.geometry.drawn.collection import TOPICS, USUAL_TOPICS, Maker, draw_problems
-from vlmrl.tasks.geometry.drawn.labels import NoRoomError
-from vlmrl.tasks.geometry.drawn.page import PageStyle, lay_out
-from vlmrl.tasks.geometry.drawn.problem import Problem, Surd, product
-from vlmrl.tasks.geometry.drawn.sketch import LengthLabel, Point, distance
+from vlmrl.tasks.geometry.drawn.page import NoRoomError, PageStyle, lay_out
+from vlmrl.tasks.geometry.drawn.problem import LengthLabel, Point, Problem, Surd, distance, product
 
 MAKERS = [make for makers in TOPICS.values() for make in makers]
 of_every_kind = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

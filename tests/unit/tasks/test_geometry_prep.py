@@ -19,7 +19,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Prepared
-from vlmrl.tasks.geometry.problem_rows import place_marks, read_answer
+from vlmrl.tasks.geometry.prepare import place_marks, read_answer
 from vlmrl.tasks.geometry.task import GEOMETRY3K, GEOQA, MM_MATH, TEXT_MATH, Collection
 
 Fields = Mapping[str, Any]

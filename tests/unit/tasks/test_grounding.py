@@ -21,11 +21,11 @@ from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES
 from vlmrl.tasks import kind_of, make_task
-from vlmrl.tasks.boxes.settings import VARIANTS
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.grounding.drawn import FRAME, SINGLE, USUAL, Drawing, drawn_rows
-from vlmrl.tasks.grounding.reward import box_iou
-from vlmrl.tasks.grounding.task import grounding_task
+from vlmrl.tasks.perception.reward import box_iou
+from vlmrl.tasks.perception.rows import FRAME, SINGLE, USUAL, GroundingDrawing, drawn_grounding_rows
+from vlmrl.tasks.perception.task import grounding_task
+from vlmrl.tasks.perception.truth import VARIANTS
 from vlmrl.tasks.source import open_source
 from vlmrl.types import Media, RewardInput
 
@@ -225,18 +225,18 @@ def described(expression: str, shapes: list[tuple[str, str, tuple[int, ...]]]) -
 
 
 def test_an_expression_describes_exactly_the_shape_in_the_true_box() -> None:
-    rows = drawn_rows({"train": 80}, Drawing(side=224), seed=5)["train"]
+    rows = drawn_grounding_rows({"train": 80}, GroundingDrawing(side=224), seed=5)["train"]
     assert [row.truth["asks"] for row in rows[:4]] == list(USUAL)
     for row in rows:
         shapes = regions(Image.open(io.BytesIO(row.images[0])))
         assert described(row.columns["expression"], shapes) == [tuple(row.truth["box"])], row.columns
-    again = drawn_rows({"train": 80}, Drawing(side=224), seed=5)["train"]
+    again = drawn_grounding_rows({"train": 80}, GroundingDrawing(side=224), seed=5)["train"]
     assert [row.images for row in rows] == [row.images for row in again]
     assert len({row.images[0] for row in rows}) == 80
 
 
 def test_a_single_shape_lies_alone_within_a_frame_that_it_does_not_touch() -> None:
-    rows = drawn_rows({"train": 40, "test": 20}, Drawing(side=84, asks=(SINGLE,)), seed=5)
+    rows = drawn_grounding_rows({"train": 40, "test": 20}, GroundingDrawing(side=84, asks=(SINGLE,)), seed=5)
     for row in (row for split in rows.values() for row in split):
         image = Image.open(io.BytesIO(row.images[0]))
         (shape,) = regions(image)

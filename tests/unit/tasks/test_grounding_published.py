@@ -14,8 +14,8 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
-from vlmrl.tasks.grounding.published import rllava_box
-from vlmrl.tasks.grounding.reward import box_iou
+from vlmrl.tasks.perception.reward import box_iou
+from vlmrl.tasks.perception.rewards import rllava_box
 from vlmrl.types import RewardInput
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "rllava" / "grounding.json").read_text("utf-8"))

@@ -13,11 +13,10 @@ from judge_server import Asked, refuse, serve_judge, verdict_text
 from PIL import Image
 
 from vlmrl.errors import ProblemsError
-from vlmrl.judge.rubric import read_rubric
 from vlmrl.recipe.changes import rule_of
 from vlmrl.recipe.explain import explain
-from vlmrl.recipe.judge_table import Judge
 from vlmrl.recipe.load import load_recipe
+from vlmrl.recipe.tables import Judge
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.identity import identity_of
@@ -25,9 +24,10 @@ from vlmrl.rewards.open_services import ServiceMeter
 from vlmrl.rewards.several import Member, compose
 from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.rewards.worker_code import ServicePlace
-from vlmrl.rollout.outages import OutageError, Outages
+from vlmrl.rollout.scoring import OutageError, Outages
+from vlmrl.services.rubric import read_rubric
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
-from vlmrl.tasks.source_rewards import reward_of
+from vlmrl.tasks.source import reward_of
 from vlmrl.tasks.vfig.task import figures_task
 from vlmrl.types import RewardInput
 

@@ -18,9 +18,9 @@ from vlmrl.rewards import reward_record
 from vlmrl.rewards.several import Member, compose
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
-from vlmrl.tasks.judged.reward import judge, vfig
+from vlmrl.tasks.judged.rewards import judge, vfig
 from vlmrl.tasks.judged.service import OFFLINE
-from vlmrl.tasks.source_rewards import reward_of
+from vlmrl.tasks.source import reward_of
 from vlmrl.tasks.vfig.task import figures_task
 from vlmrl.types import RewardInput, Score
 

@@ -173,7 +173,7 @@ def test_what_a_task_is_made_of_is_found_by_dir() -> None:
 
 POSITIONS = """
 import vlmrl
-from vlmrl.tasks.overlay import Mark
+from vlmrl.tasks.positions import Mark
 from vlmrl.tasks.positions import Positions
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.rewards.boxes.reading import Coordinates
@@ -208,7 +208,7 @@ def test_boxes_of_a_users_own_task_are_checked_where_they_are_returned(tmp_path:
     assert len(own().positions(None).marks(RewardInput(""), unit)) == 1
     with pytest.raises(RecipeError, match=r"it returned list .*not vlmrl\.tasks\.positions\.Positions"):
         own('return Positions(Coordinates("unit"), marks)', "return []").positions(None)
-    with pytest.raises(RecipeError, match=r"not a list of vlmrl\.tasks\.overlay\.Mark"):
+    with pytest.raises(RecipeError, match=r"not a list of vlmrl\.tasks\.positions\.Mark"):
         own('[Mark("truth", Box(0, 0, 1, 1))]', "[1]").positions(None).marks(RewardInput(""), unit)
     with pytest.raises(RecipeError, match="not a function"):
         own("positions=positions", "positions=3")

@@ -15,7 +15,7 @@ from vlmrl.rewards.base import UNSCORED
 from vlmrl.tasks import TASKS, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import levels_due, pair_task, write_trace
-from vlmrl.tasks.prompt_template import render_user
+from vlmrl.tasks.prompt import render_user
 from vlmrl.types import Media, RewardInput, Row
 
 LEVELS = ["order", "family", "genus"]

@@ -9,10 +9,9 @@ import pytest
 
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
 from vlmrl.rewards.boxes.reading import COORDINATES, Coordinates
-from vlmrl.tasks.boxes.settings import BoxSettings
-from vlmrl.tasks.grounding.task import grounding_task
-from vlmrl.tasks.overlay import SHARES
-from vlmrl.tasks.positions import Fit
+from vlmrl.tasks.perception.task import grounding_task
+from vlmrl.tasks.perception.truth import BoxSettings
+from vlmrl.tasks.positions import SHARES, Fit
 from vlmrl.types import Media, RewardInput
 
 STORED, SEEN = (640, 480), (504, 364)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.tasks import TASKS, make_task
-from vlmrl.tasks.prompt_identity import earlier_prints, prompt_print, same_prompt
-from vlmrl.tasks.prompt_template import render_user
+from vlmrl.tasks.prompt import earlier_prints, prompt_print, render_user, same_prompt
 from vlmrl.types import Row
 
 SHIPPED = json.loads((Path(__file__).parents[2] / "golden" / "prompts.json").read_text("utf-8"))
@@ -44,7 +43,7 @@ def test_a_shipped_prompt_is_the_one_that_earlier_runs_asked(name, task):
     earlier = earlier_prints(now, task.name, task.template, None, task.variables)
     assert old is None or old in earlier, f"a run made at 75082c1 would be told that the prompt `{name}` has changed"
     renamed = earlier_prints(now, "another_name", task.template + "{# x #}", None, {"other": 1, **task.variables})
-    assert old is None or old in renamed, f"list {old} in vlmrl/tasks/prompt_identity.py"
+    assert old is None or old in renamed, f"list {old} in vlmrl/tasks/prompt.py"
 
 
 @pytest.mark.parametrize(

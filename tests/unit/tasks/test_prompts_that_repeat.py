@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import DataError, RecipeError
-from vlmrl.tasks.prompt_template import render_user
+from vlmrl.tasks.prompt import render_user
 from vlmrl.types import Row
 
 ROW = Row("p", "rows", "table", {}, (), {"options": ["a", "b"], "n": 3})

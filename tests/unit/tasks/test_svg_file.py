@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vlmrl.tasks.response_file import NoFile
-from vlmrl.tasks.vfig.svg_file import svg_of
+from vlmrl.tasks.base import NoFile
+from vlmrl.tasks.vfig.task import svg_of
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9"'
 

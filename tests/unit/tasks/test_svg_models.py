@@ -13,8 +13,8 @@ from picture_model_folders import tiny_models
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.tasks.vfig import models_grader
-from vlmrl.tasks.vfig.likeness import PictureModel
+from vlmrl.tasks.vfig import grader as models_grader
+from vlmrl.tasks.vfig.measures import PictureModel
 from vlmrl.types import RewardInput, RewardResult
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64" viewBox="0 0 64 64">'
@@ -50,7 +50,9 @@ def grade(monkeypatch) -> Grade:
     def run(response: str, truth: Any = LEFT, pictures: bool = False, **models: PictureModel) -> RewardResult:
         monkeypatch.setattr(models_grader, "open_picture_model", lambda name, source, device: models[name])
         names = dict.fromkeys(models, "")
-        grader = models_grader.make_grader(key=None, images="refuse", models=names, device="cpu", pictures=pictures)
+        grader = models_grader.make_models_grader(
+            key=None, images="refuse", models=names, device="cpu", pictures=pictures
+        )
         return grader(RewardInput(response=response, truth={"svg": truth}))
 
     return run
@@ -114,7 +116,9 @@ def test_what_a_model_sees_in_a_truth_is_worked_out_once(monkeypatch):
     count = []
     model = PictureModel(lambda pictures: count.append(len(pictures)) or halves(pictures), dot)
     monkeypatch.setattr(models_grader, "open_picture_model", lambda *_: model)
-    grader = models_grader.make_grader(key=None, images="refuse", models={"dino": ""}, device="cpu", pictures=False)
+    grader = models_grader.make_models_grader(
+        key=None, images="refuse", models={"dino": ""}, device="cpu", pictures=False
+    )
     for response in (BOTH, RIGHT, EMPTY, LEFT):
         grader(RewardInput(response=response, truth={"svg": LEFT}))
     assert count == [2, 1, 1, 1]  # truth and page, then each response; equal pictures need no look

@@ -17,7 +17,7 @@ from vlmrl.errors import RewardError
 from vlmrl.svg.geometry import Box
 from vlmrl.tasks.vfig.drawn.figure import DrawnFigure, DrawnSettings, draw_figure
 from vlmrl.tasks.vfig.pictures import overlaid
-from vlmrl.tasks.vfig.reward import WEIGHTS, svg_figure
+from vlmrl.tasks.vfig.rewards import WEIGHTS, svg_figure
 from vlmrl.tasks.vfig.scoring.compare import length_share, read_figure
 from vlmrl.tasks.vfig.scoring.elements import GRID, raster
 from vlmrl.tasks.vfig.scoring.picture import PictureScore, TruePicture, background, ssim, window_sums

@@ -10,8 +10,7 @@ import pytest
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits
-from vlmrl.tasks.options import Option, parameters_of
-from vlmrl.tasks.table_request import TableRequest, chosen_names, table_options
+from vlmrl.tasks.prep_options import Option, TableRequest, chosen_names, parameters_of, table_options
 
 
 @table_options("hub:org/rows", validation_rows=7, test="Another test set.")

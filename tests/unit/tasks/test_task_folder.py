@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import vlmrl
-from vlmrl.tasks.folders import entries_of
+from vlmrl.tasks.entry import entries_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 TRY = """

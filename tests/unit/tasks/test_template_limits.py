@@ -14,8 +14,8 @@ from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe import template_worker
 from vlmrl.recipe.template import MAX_TEMPLATE_BYTES, is_plain, parse_template, read_template
 from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
-from vlmrl.tasks import prompt_template
-from vlmrl.tasks.prompt_template import compile_template, render_user
+from vlmrl.tasks import prompt
+from vlmrl.tasks.prompt import compile_template, render_user
 from vlmrl.types import Row
 
 ROW = Row("r", "table", "t", {}, (), {"q": "what", "xs": [1, 2, 3], "n": 10**10, "no": None}, "rows.jsonl:7")
@@ -31,7 +31,7 @@ def worker() -> Iterator[TemplateWorker]:
 
 @pytest.fixture(autouse=True)
 def short_limits(worker: TemplateWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(prompt_template, "WORKER", worker)
+    monkeypatch.setattr(prompt, "WORKER", worker)
     compile_template.cache_clear()
     yield
     compile_template.cache_clear()

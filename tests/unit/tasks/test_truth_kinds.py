@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from vlmrl.data.dataset_visit import RowLabels
+from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import RewardError
 from vlmrl.reward_check.table_truths import TruthRule
 from vlmrl.rewards import GENERAL
 from vlmrl.rewards import load_reward as load_general
 from vlmrl.tasks import TASKS, find_task, kind_of, make_task
 from vlmrl.tasks.builtin_rewards import REWARDS, load_reward, takes_any_truth
-from vlmrl.tasks.pairs.truth_kind import PAIRS, side_of
-from vlmrl.tasks.taxonrl.truth_kind import SPECIES_PAIRS
+from vlmrl.tasks.pairs.task import PAIRS, side_of
+from vlmrl.tasks.taxonrl.task import SPECIES_PAIRS
 from vlmrl.tasks.truth_kinds import TEXTS
 from vlmrl.types import Row
 

@@ -30,14 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import DataError
-from vlmrl.tasks.vfig.drawn.arrows import edge_count
-from vlmrl.tasks.vfig.drawn.figure import DrawnFigure, DrawnSettings, draw_figure
-from vlmrl.tasks.vfig.drawn.fills import DASHES, FILLS
-from vlmrl.tasks.vfig.drawn.labelled import FONTS, LETTER
-from vlmrl.tasks.vfig.drawn.layouts import LAYOUTS, place
-from vlmrl.tasks.vfig.drawn.plane import Box, Point, hull, leave, number
-from vlmrl.tasks.vfig.drawn.shapes import FLAT, KINDS, ROUNDABLE
-from vlmrl.tasks.vfig.drawn.words import WORDS
+from vlmrl.tasks.vfig.drawn.figure import FONTS, LETTER, DrawnFigure, DrawnSettings, draw_figure
+from vlmrl.tasks.vfig.drawn.layouts import LAYOUTS, edge_count, place
+from vlmrl.tasks.vfig.drawn.shapes import DASHES, FILLS, FLAT, KINDS, ROUNDABLE, WORDS, Box, Point, hull, leave, number
 
 
 def test_the_metadata_of_shapes_is_what_the_code_shows() -> None:

@@ -12,10 +12,9 @@ from PIL import Image
 
 from vlmrl.errors import CheckpointError, RecipeError
 from vlmrl.model.picture_models import LEAST_SIDE, Lpips, PictureFeatures
-from vlmrl.tasks.measures import MeasureSettings
-from vlmrl.tasks.vfig.likeness import COSINES
-from vlmrl.tasks.vfig.measures import NAMES, OFFLINE, FigureMeasurer, measures
-from vlmrl.tasks.vfig.measuring import make_measurer
+from vlmrl.tasks.base import MeasureSettings
+from vlmrl.tasks.vfig.grader import make_measurer
+from vlmrl.tasks.vfig.measures import COSINES, NAMES, OFFLINE, FigureMeasurer, measures
 from vlmrl.types import RewardInput
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64" viewBox="0 0 64 64">'

@@ -19,15 +19,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.tasks.vfig.published.arrow_metrics import ARROW_METRICS
-from vlmrl.tasks.vfig.published.arrows import marker_key, tip
-from vlmrl.tasks.vfig.published.cleanliness import published_cleanliness
-from vlmrl.tasks.vfig.published.colours import colour_score
-from vlmrl.tasks.vfig.published.document import Unscorable, parse
+from vlmrl.tasks.vfig.published.document import Unscorable, colour_score, dash_style, parse, published_cleanliness
 from vlmrl.tasks.vfig.published.outlines import path_end, path_length, path_points
-from vlmrl.tasks.vfig.published.paints import dash_style
-from vlmrl.tasks.vfig.published.score import RulesScore, published_rules
-from vlmrl.tasks.vfig.published.shape_metrics import SHAPE_METRICS, aspect_ratio_score, label_score, position_score
+from vlmrl.tasks.vfig.published.response import marker_key, tip
+from vlmrl.tasks.vfig.published.score import (
+    ARROW_METRICS,
+    SHAPE_METRICS,
+    RulesScore,
+    aspect_ratio_score,
+    label_score,
+    position_score,
+    published_rules,
+)
 
 TOTALS = ("extra_penalty", "composite")
 CASES: list[dict[str, Any]] = json.loads(

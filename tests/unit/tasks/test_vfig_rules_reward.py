@@ -10,7 +10,7 @@ import pytest
 from vlmrl.errors import RewardError
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
 from vlmrl.tasks.vfig.published.score import published_rules
-from vlmrl.tasks.vfig.reward import vfig_rules
+from vlmrl.tasks.vfig.rewards import vfig_rules
 from vlmrl.types import RewardInput, RewardResult
 
 FIGURE = draw_figure(random.Random(4), DrawnSettings())

@@ -9,7 +9,7 @@ import numpy as np
 from drawn_figures import entities, many, pixels, within_chance
 
 from vlmrl.tasks.vfig.drawn.figure import DrawnFigure, DrawnSettings, draw_figure
-from vlmrl.tasks.vfig.drawn.plane import Box, Point
+from vlmrl.tasks.vfig.drawn.shapes import Box, Point
 
 
 def serialised(figure: DrawnFigure) -> str:

@@ -25,12 +25,12 @@ from vlmrl.evaluate.set_metrics import summarise_sets
 from vlmrl.recipe.schema import Data
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.tasks import make_task
+from vlmrl.tasks.base import Verdict
 from vlmrl.tasks.dataset_assembly import Prepared
-from vlmrl.tasks.drawn_scene import COLOURS
-from vlmrl.tasks.pooled import Verdict
-from vlmrl.tasks.we_math.drawn import Drawing, drawn_rows
-from vlmrl.tasks.we_math.metrics import set_metrics, unit_of
+from vlmrl.tasks.drawing import COLOURS
 from vlmrl.tasks.we_math.rewards import we_math
+from vlmrl.tasks.we_math.rows import Drawing, drawn_rows
+from vlmrl.tasks.we_math.task import set_metrics, unit_of
 from vlmrl.tasks.we_math.truth import read_options, truth_problems
 from vlmrl.types import RewardInput, Row
 

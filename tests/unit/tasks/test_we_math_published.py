@@ -14,8 +14,8 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import UNSCORED, combine
-from vlmrl.tasks.we_math.metrics import set_metrics
 from vlmrl.tasks.we_math.rewards import rllava_we_math, we_math
+from vlmrl.tasks.we_math.task import set_metrics
 from vlmrl.types import RewardInput
 
 FOLDER = Path(__file__).parents[2] / "golden" / "rllava"

@@ -18,15 +18,14 @@ from small_runs import Ears
 from vlmrl.algo.algorithms import ALGORITHMS, Algorithm
 from vlmrl.dist.world import World
 from vlmrl.errors import RecipeError, RewardError
-from vlmrl.evaluate.outcomes import pooled_metrics
 from vlmrl.model.packing import PromptTokens
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.store.metrics import encode
 from vlmrl.tasks import make_task
-from vlmrl.tasks.base import Task
-from vlmrl.tasks.pooled import PooledMetrics
+from vlmrl.tasks.base import PooledMetrics, Task
 from vlmrl.tasks.reflection import RATIOS
+from vlmrl.tasks.source import pooled_metrics
 from vlmrl.train.credit import by_sample, critic_metrics
 from vlmrl.train.progress import Progress
 from vlmrl.train.reward_failures import count_failures

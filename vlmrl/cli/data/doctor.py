@@ -25,11 +25,11 @@ def doctor(
     """
     from vlmrl.cli.show.doctor import show_doctor
     from vlmrl.cli.show.progress import PartCounter
-    from vlmrl.data.dataset_visit import visit
+    from vlmrl.data.doctor import visit
     from vlmrl.data.open_dataset import open_dataset
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import kind_of, task_of
-    from vlmrl.tasks.export import prompt_texts, prompt_tokens
+    from vlmrl.tasks.dataset_assembly import prompt_texts, prompt_tokens
 
     opened = open_dataset(Data(path=dataset))
     chosen_task = task_of(opened, task)

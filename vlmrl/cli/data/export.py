@@ -29,7 +29,7 @@ def export(
     from vlmrl.data.open_dataset import open_dataset
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import task_of
-    from vlmrl.tasks.export import export_dataset
+    from vlmrl.tasks.dataset_assembly import export_dataset
 
     opened = open_dataset(Data(path=dataset))
     for name in split:

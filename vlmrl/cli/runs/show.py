@@ -55,7 +55,7 @@ def judge_costs(folder: Path) -> dict[str, Any]:
     """Return what a run and its evaluations asked a judge: account -> calls, cost, tokens, calls in flight."""
     from dataclasses import asdict
 
-    from vlmrl.judge.budget import spent_in
+    from vlmrl.services.calls import spent_in
     from vlmrl.store.layout import VERDICTS
 
     return {account: asdict(spent) for account, spent in spent_in(folder / VERDICTS).items()}

@@ -106,7 +106,7 @@ def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    from vlmrl.tasks.overlay import COLOUR_WORDS
+    from vlmrl.tasks.positions import COLOUR_WORDS
 
     yield f"boxes {name}", f"declared in the space `{boxes['space']}`: {boxes['meaning']}"
     if boxes["overlap"] is not None:

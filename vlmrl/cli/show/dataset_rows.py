@@ -42,7 +42,7 @@ def _short_json(value: Any) -> str:
 
 def row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
     """Return a dataset row for `--json`. `save`: folder for its images; None = they are not written."""
-    from vlmrl.tasks.export import row_messages
+    from vlmrl.tasks.dataset_assembly import row_messages
 
     turns = row_messages(task, row)
     images = []

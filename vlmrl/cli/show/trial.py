@@ -153,7 +153,7 @@ def _show_boxes(result: Mapping[str, Any]) -> None:
     """Print how well boxes fit the truth in each of the coordinates, and where the pictures of both are."""
     from rich.text import Text
 
-    from vlmrl.tasks.overlay import COLOUR_WORDS
+    from vlmrl.tasks.positions import COLOUR_WORDS
 
     out = console(stderr=False)
     for name, fit in result["boxes"].items():

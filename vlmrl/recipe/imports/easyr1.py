@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import Draft
-from vlmrl.recipe.imports.shared import (
+from vlmrl.recipe.imports.draft import (
+    Draft,
     adapter,
     betas_of,
     chosen,
@@ -22,12 +22,13 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     frozen_tower,
     reward_of,
+    schedule_keys,
     sharding,
     spread_filter,
+    steps_of,
     trainer_of,
     updates_of,
 )
-from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {

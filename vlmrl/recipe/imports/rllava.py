@@ -1,4 +1,4 @@
-"""RLLaVA's configuration as a recipe.
+"""RLLaVA's configuration as a recipe, with the reason for each key that has no place in one.
 
 It is OmegaConf YAML, or a launch script of `rllava.train.pipeline.*`.
 
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.rllava_keys import EXAMPLES, LEFT, MIXED_LOSSES, SAME
-from vlmrl.recipe.imports.shared import (
+from vlmrl.recipe.imports.draft import (
+    Draft,
     betas_of,
     chosen,
     clip_of_one,
@@ -26,14 +25,180 @@ from vlmrl.recipe.imports.shared import (
     engine_of,
     filtered_sampling,
     kl_of,
+    number,
     reward_of,
+    schedule_keys,
     sharding,
     spread_filter,
+    steps_of,
     trainer_of,
     updates_of,
 )
-from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
+
+EXAMPLE: dict[str, Any] = {
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 16,
+    "actor.ppo_mini_batch_size": 4,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 20,
+    "trainer.save_limit": 2,
+}
+GROUNDING: dict[str, Any] = {
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 8,
+    "data.min_pixels": 262_144,
+    "data.filter_overlong_prompts": False,
+    "actor.ppo_mini_batch_size": 8,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 3,
+    "trainer.total_epochs": 1,
+    "trainer.save_freq": 100,
+    "trainer.save_limit": 3,
+}
+EXAMPLES = {
+    "config.yaml": EXAMPLE,
+    "config_grounding.yaml": GROUNDING,
+    "config_lora.yaml": GROUNDING
+    | {"actor.model.use_peft": True, "actor.model.lora_r": 8, "actor.model.lora_alpha": 32},
+}
+"""Values of RLLaVA's example files that differ from `DEFAULTS`. Launch scripts start from one of these files."""
+SAME = {
+    "actor.model.model_path": "model.path",
+    "actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "data.min_pixels": "model.min_pixels",
+    "data.max_pixels": "model.max_pixels",
+    "data.train_image_dir": "data.images_root",
+    "data.train_batch_size": "rollout.prompts_per_step",
+    "rollout.n": "rollout.samples_per_prompt",
+    "rollout.temperature": "rollout.temperature",
+    "data.max_response_length": "rollout.max_new_tokens",
+    "data.seed": "train.seed",
+    "actor.max_grad_norm": "optim.max_grad_norm",
+    "actor.optim.lr": "optim.lr",
+    "actor.optim.weight_decay": "optim.weight_decay",
+    "actor.clip_ratio_low": "algo.clip_low",
+    "actor.clip_ratio_high": "algo.clip_high",
+    "actor.clip_ratio_c": "algo.dual_clip",
+    "actor.entropy_coeff": "algo.entropy_coef",
+}
+MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
+"""Losses that learn from demonstrations and from samples at the same time."""
+PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
+DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"
+NOT_READ = "not read there either"
+LEFT = {
+    "data.val_batch_size": "validation is batched by rollout.batch_tokens",
+    "data.val_image_dir": "validation rows have the images_root of their entry",
+    "data.video_key": "videos are not read",
+    "data.video_fps": "videos are not read",
+    "data.shuffle": "rows are always shuffled, by train.seed",
+    "data.num_workers": "rows are read from memory-mapped files",
+    "data.filter_overlong_prompts_workers": "rows are read from memory-mapped files",
+    "data.override_chat_template": "the chat template is chat_template.jinja in the model folder",
+    "data.dataset_class": "a recipe loads no code except the reward: write the rows to a table",
+    "data.dataset_kwargs.": "for the class that reads the rows there",
+    "data.image_dir": NOT_READ,
+    "algorithm.gamma": "taken over only with gae and reinforce_plus_plus",
+    "algorithm.lam": "taken over only with gae",
+    "algorithm.filter_key": "the filter uses the whole score",
+    "algorithm.filter_low": "the filter keeps prompts whose scores differ (algo.min_spread)",
+    "algorithm.filter_high": "the filter keeps prompts whose scores differ (algo.min_spread)",
+    "algorithm.norm_adv_by_std_in_grpo": "only for the estimator grpo",
+    "algorithm.unify_strategy": DEMONSTRATIONS,
+    "algorithm.switch_gate": DEMONSTRATIONS,
+    "algorithm.success_reward_threshold": DEMONSTRATIONS,
+    "algorithm.prefix_strategy": DEMONSTRATIONS,
+    "algorithm.min_prefix_ratio": DEMONSTRATIONS,
+    "algorithm.max_prefix_ratio": DEMONSTRATIONS,
+    "algorithm.n_prefix": DEMONSTRATIONS,
+    "algorithm.prefix_share_across_samples": DEMONSTRATIONS,
+    "algorithm.hint_steps": DEMONSTRATIONS,
+    "algorithm.hint_min_ratio": NOT_READ,
+    "algorithm.hint_max_ratio": NOT_READ,
+    "algorithm.strategy": "RLLaVA does not have its mixture of supervised and reinforcement learning either",
+    "algorithm.expert_data_ratio": NOT_READ,
+    "algorithm.mu_warmup_steps": NOT_READ,
+    "algorithm.mu_decay_steps": NOT_READ,
+    "algorithm.mu_peak": NOT_READ,
+    "algorithm.mu_valley": NOT_READ,
+    "algorithm.enable_phi_function": NOT_READ,
+    "algorithm.clip_range": NOT_READ,
+    "algorithm.use_token_level_loss_in_sft": NOT_READ,
+    "mix_sampler.": NOT_READ,
+    "actor.ppo_micro_batch_size": PACKED,
+    "actor.log_prob_micro_batch_size": "the update computes the old log-probs itself",
+    "actor.ppo_epochs": "each batch of rollouts is used once, in train.updates_per_step updates",
+    "actor.skip_grad_norm": "a gradient is clipped, whatever its norm; one that is not finite stops the run",
+    "actor.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high are",
+    "actor.clip_upper_bound": NOT_READ,
+    "actor.tis_imp_ratio_cap": "see algo.importance and algo.importance_cap; there no engine gives log-probs",
+    "actor.use_torch_compile": "nothing is compiled",
+    "actor.strategy": "FSDP2 shards the weights",
+    "actor.ulysses_size": "there is no sequence parallelism",
+    "actor.loss_remove_clip": "with one update per step every ratio is 1, and nothing is clipped",
+    "actor.off_policy_": DEMONSTRATIONS,
+    "actor.on_policy_": DEMONSTRATIONS,
+    "actor.srft_type": DEMONSTRATIONS,
+    "actor.sft_loss_coef": DEMONSTRATIONS,
+    "actor.hpt_hint_loss_coef": NOT_READ,
+    "actor.all_max_clip": DEMONSTRATIONS,
+    "actor.policy_loss.": "a number of a loss that is not chosen",
+    "actor.checkpoint.": "see checkpoint.asynchronous; a checkpoint always has weights, moments and state",
+    "actor.fsdp.enable_cpu_offload": "not read there either: offload_params is",
+    "actor.fsdp.offload_optimizer": "parallel.offload moves parameters, gradients and moments together",
+    "actor.fsdp.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
+    "actor.deepspeed.": "FSDP2 shards the weights",
+    "actor.model.tokenizer_path": "the tokenizer is that of the model folder",
+    "actor.model.trust_remote_code": "the families known here need no code of a repository: set model.trust_remote_code"
+    " for one that does",
+    "actor.model.freeze_vision_tower": "not read there either: nothing is frozen there; see model.freeze",
+    "actor.model.attn_implementation": "the best kernel for shared prompts is chosen",
+    "actor.model.padding_free": "rows are always packed without padding",
+    "actor.model.dynamic_batching": "rows are always packed up to train.tokens_per_row",
+    "actor.model.ulysses_size": "there is no sequence parallelism",
+    "actor.model.enable_activation_offload": "no counterpart: see model.gradient_checkpointing",
+    "actor.model.override_config.": "the model's configuration is that of its folder",
+    "actor.model.tie_word_embeddings": "the model's configuration is that of its folder",
+    "actor.model.lora_task_type": "an adapter of the language model, as here",
+    "actor.model.lora_bias": "an adapter has no biases",
+    "actor.model.lora_modules_to_save": "see model.freeze: with an adapter, nothing else is trained",
+    "actor.model.lora_weight_path": "not read there either: model.path = RUN continues a run's adapter",
+    "actor.model.lora_target_modules": "not used there either: every linear layer of the language model, as here",
+    "actor.model.lora_dropout": "no dropout in RL: sampling and training must be the same function",
+    "actor.model.": "no counterpart is known",
+    "critic.": "the critic is a head on the policy (algo.advantage = gae)",
+    "ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
+    "rollout.seed": "each sample has a seed of its own, from train.seed, step and prompt",
+    "rollout.val_override_config.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
+    "rollout.limit_images": "a prompt has the images of its row",
+    "rollout.discount": NOT_READ,
+    "rollout.tool_config_path": NOT_READ,
+    "rollout.partial_rollout": NOT_READ,
+    "rollout.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+    "reward.reward_type": "recognised by the function's parameters (reward.style)",
+    "reward.skip_special_tokens": "a reward gets the response without special tokens",
+    "reward.num_cpus": "rewards run in worker processes (reward.workers)",
+    "reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
+    "trainer.nnodes": "see `vlmrl launch slurm`",
+    "trainer.max_try_make_batch": "no filter is on, so nothing is drawn again",
+    "trainer.val_only": "use `vlmrl eval`",
+    "trainer.val_generations_to_log": "every response of a validation is kept",
+    "trainer.save_model_only": "a checkpoint always has weights, moments and state",
+    "trainer.outputs_dir": "a run has a folder of its own below ./runs (--runs)",
+    "trainer.save_checkpoint_path": "checkpoints are in the run's folder (--runs)",
+    "trainer.load_checkpoint_path": "to continue a run: vlmrl train --resume RUN",
+    "trainer.find_last_checkpoint": "a run is continued with --resume RUN, never by itself",
+    "trainer.critic_warmup": "the critic is trained from the first step on",
+    "trainer.async_training": NOT_READ,
+    "CUDA_VISIBLE_DEVICES": "on the command line: --gpus 0,2 chooses GPUs",
+    "master_port": "the launcher picks a port",
+    "master_addr": "see --rdzv-endpoint",
+    "node_rank": "see --node-rank",
+}
+
 
 DEFAULTS: dict[str, Any] = {
     "data.prompt_key": "prompt",

@@ -9,9 +9,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.shared import arithmetic, filtered_sampling, located, loggers_of, thinking
-from vlmrl.recipe.imports.steps import COUNTED_LATER, schedule_keys
+from vlmrl.recipe.imports.draft import (
+    COUNTED_LATER,
+    Draft,
+    arithmetic,
+    filtered_sampling,
+    located,
+    loggers_of,
+    number,
+    schedule_keys,
+    thinking,
+)
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6,

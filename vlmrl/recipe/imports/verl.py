@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import Draft, number
-from vlmrl.recipe.imports.shared import (
+from vlmrl.recipe.imports.draft import (
+    Draft,
     adapter,
     betas_of,
     chosen,
@@ -22,14 +22,16 @@ from vlmrl.recipe.imports.shared import (
     filtered_sampling,
     frozen_tower,
     kl_of,
+    number,
+    schedule_keys,
     sharding,
     spread_filter,
     step_size,
+    steps_of,
     thinking,
     trainer_of,
     updates_of,
 )
-from vlmrl.recipe.imports.steps import schedule_keys, steps_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from vlmrl.errors import Problem
 from vlmrl.metric import Metric, metric_facts
-from vlmrl.recipe.eval_table import TEST_SPLITS, is_test_split
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.files import TABLE_ENDINGS
+from vlmrl.recipe.tables import TEST_SPLITS, is_test_split
 
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
 """Keys that end a run according to the result of a validation."""

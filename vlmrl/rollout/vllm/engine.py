@@ -2,7 +2,10 @@
 
 Only this module and worker.py import vllm. Tokens in, tokens out: vLLM gets the prompt's ids with one placeholder per
 image, the images, and the processor settings of the trainer. The ids that it computes from them must equal the
-trainer's. Its weights are a copy; `load_weights` updates it.
+trainer's. Its weights are a copy; `load_weights` updates it. Where the trainer has pixels of an image, the engine's
+copy of the image processor returns these. This works for families whose processor fits an image to a grid of patches;
+for others the engine processes the images again. An image is identified by its content, because engines and processors
+copy images.
 """
 
 from __future__ import annotations
@@ -10,28 +13,171 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from vlmrl.data.encode import NOT_MODEL_INPUTS, EncodedPrompt, tensor_bytes
+from vlmrl.data.images import BoundedCache
 from vlmrl.dist.engine_isolation import has_world, undisturbed, world_kept
 from vlmrl.errors import EngineError
 from vlmrl.model.memory import BATCHED_TOKENS, MAX_SEQUENCES
 from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vllm_refusal
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
-from vlmrl.rollout.vllm.options import gpu_options, lora_options
 from vlmrl.rollout.vllm.settings import EngineSettings
-from vlmrl.rollout.vllm.shared_memory_dir import OwnedFolder
-from vlmrl.rollout.vllm.shared_pixels import SharedPixels
-from vlmrl.rollout.vllm.sleep import check_freed
-from vlmrl.rollout.vllm.transports import WORDS
-from vlmrl.rollout.vllm.weight_transport import Handover, InProcess, ToWorkers
+from vlmrl.rollout.vllm.transports import WORDS, OwnedFolder
+from vlmrl.rollout.vllm.weight_loading import Handover, InProcess, ToWorkers, check_freed
 from vlmrl.rollout.weight_sync import WeightSource, folder_bytes
 from vlmrl.types import Sample, SamplingParams, name_row
+
+CACHE = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
+"""Folder in which vLLM keeps compiled code."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM allocates; an adapter gets the next larger one."""
+
+
+def lora_options(settings: EngineSettings) -> dict[str, Any]:
+    """Return the options for an adapter; {} without one.
+
+    Raises: EngineError when the adapter's rank is too large.
+    """
+    if not settings.lora_rank:
+        return {}
+    rank = next((r for r in LORA_RANKS if r >= settings.lora_rank), None)
+    if rank is None:
+        raise EngineError(f"an adapter of rank {settings.lora_rank} is too large for vLLM: {LORA_RANKS[-1]} at most")
+    return {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras": 1,
+        "enable_tower_connector_lora": settings.lora_vision,
+    }
+
+
+def gpu_options(settings: EngineSettings) -> dict[str, Any]:
+    """Return the options for an engine on this process's own GPU; in parts, on all GPUs that the process sees.
+
+    Other GPUs may be in use. By default an engine in the process takes the first visible GPU, and requires its share of
+    the GPU's memory (92%) to be free before it starts; it allocates what its weights and `kv_cache_bytes` need. Each
+    engine has its own cache of compiled code, because engines that are built at the same time would write the same
+    files.
+    """
+    gpu = torch.cuda.current_device()
+    torch.cuda.empty_cache()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
+    os.environ["VLLM_CACHE_ROOT"] = os.path.join(CACHE, f"gpu-{name}")
+    total = torch.cuda.get_device_properties(gpu).total_memory
+    options: dict[str, Any] = {"gpu_memory_utilization": min(1.0, settings.kv_cache_bytes / total)}
+    return options if settings.tensor_parallel > 1 else options | {"device_ids": [gpu]}
+
+
+GRID = "image_grid_thw"
+"""Name of the tensor with frames, rows and columns of patches of each image; the patches of all images follow each
+other."""
+MADE_BYTES = 2**28
+"""Size of the cache of pixels that an engine computed itself; 256 MiB are 10 images of one megapixel."""
+
+
+class SharedPixels:
+    """Pixels by image: those of the current prompt, and those computed here before.
+
+    Attributes:
+        made: number of images that were processed here.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._given: list[tuple[Any, Mapping[str, Tensor]]] = []
+        self._kept: BoundedCache[Mapping[str, Tensor]] = BoundedCache(MADE_BYTES, tensor_bytes)
+
+    @contextmanager
+    def of(self, prompt: EncodedPrompt) -> Iterator[None]:
+        """Context manager: the pixels of this prompt's images are available. Nothing is copied."""
+        pixels = split_images(prompt.images)
+        self._given = list(zip(prompt.pictures, pixels, strict=True)) if pixels else []
+        try:
+            yield
+        finally:
+            self._given = []
+
+    def serve(self, image_processor: Any) -> None:
+        """Make an image processor of a grid family ask this object first, instead of any other that it asked before.
+
+        Does nothing for other families.
+        """
+        own = type(image_processor)
+        if isinstance(image_processor, _Asking):
+            own = own.__mro__[2]
+        if hasattr(image_processor, "merge_size"):
+            image_processor.__class__ = type(own.__name__, (_Asking, own), {"shared": self})
+
+    def pixels(self, image: Any, process: Any) -> Mapping[str, Tensor]:
+        """Return the tensors of one image.
+
+        Args:
+            process: computes them.
+        """
+        for picture, pixels in self._given:
+            if _equal(picture, image):
+                return pixels
+
+        def make() -> Mapping[str, Tensor]:
+            self.made += 1
+            return process()
+
+        return self._kept.get(_content(image), make)
+
+
+def _equal(picture: Any, image: Any) -> bool:
+    if picture is image:
+        return True
+    alike = (picture.mode, picture.size) == (image.mode, image.size)
+    return alike and picture.tobytes() == image.tobytes()
+
+
+def _content(image: Any) -> Hashable:
+    return image.mode, image.size, blake2b(image.tobytes(), digest_size=16).digest()
+
+
+class _Asking:
+    """Image processor that asks `shared` for the pixels of each image."""
+
+    shared: SharedPixels
+
+    def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
+        from transformers.feature_extraction_utils import BatchFeature
+
+        process = super().__call__  # type: ignore[misc]  # method of the class that this one is mixed into
+        every = images if isinstance(images, (list, tuple)) else [images]
+        if not every or any(isinstance(image, (list, tuple)) for image in every):
+            return process(images, *args, **kwargs)
+        if any(kwargs.get(step) is False for step in ("do_resize", "do_rescale", "do_normalize")):
+            self.shared.made += len(every)  # not the trainer's pixels: the engine does that step elsewhere
+            return process(images, *args, **kwargs)
+        tensors = [self.shared.pixels(image, lambda image=image: process([image], *args, **kwargs)) for image in every]
+        names = [name for name in tensors[0] if name not in NOT_MODEL_INPUTS]
+        return BatchFeature({name: torch.cat([pixels[name] for pixels in tensors]) for name in names})
+
+
+def split_images(images: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Return the tensors of each image of a prompt, as views.
+
+    [] for families without a grid of patches, and for no images. Example: grids [1, 2, 2] and [1, 4, 2]: the first 4
+    patches and the next 8.
+    """
+    if GRID not in images:
+        return []
+    lengths = images[GRID].prod(-1).tolist()
+    parts = {name: x.split(1 if name == GRID else lengths) for name, x in images.items()}
+    return [{name: part[k] for name, part in parts.items()} for k in range(len(lengths))]
+
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: no process remains when the run is killed

@@ -28,7 +28,7 @@ from vlmrl.recipe.schema import Model
 from vlmrl.rollout.vllm import wire
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
-from vlmrl.rollout.vllm.weight_transport import SentWeights
+from vlmrl.rollout.vllm.weight_loading import SentWeights
 from vlmrl.types import SamplingParams
 
 END_SECONDS = 10.0

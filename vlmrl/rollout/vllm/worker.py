@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader  # pyright: ignore[reportMissingImports]
 
-from vlmrl.rollout.vllm.sleep import Kind, LooseTensors, SleepingMemory, planned_bytes
-from vlmrl.rollout.vllm.weight_transport import take_weights
+from vlmrl.rollout.vllm.weight_loading import Kind, LooseTensors, SleepingMemory, planned_bytes, take_weights
 
 LOAD_FORMAT = "vlmrl"
 """Name of the loader for vLLM."""

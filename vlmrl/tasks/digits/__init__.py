@@ -20,9 +20,9 @@ from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.dataset_assembly import Prepared
-from vlmrl.tasks.options import Option, PrepCommand
 from vlmrl.tasks.pairs.prep import PairPlan, prepare_pairs
 from vlmrl.tasks.pairs.task import pair_task
+from vlmrl.tasks.prep_options import Option, PrepCommand
 
 SUMMARY = "pairs of handwritten digits: closed loop or not, which digit, the same or not (made by `vlmrl prep digits`)"
 LEVELS = ["loop", "digit"]

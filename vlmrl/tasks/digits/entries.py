@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from vlmrl.tasks.digits import PREP, SUMMARY, digits_task
 from vlmrl.tasks.entry import TaskEntry
-from vlmrl.tasks.pairs.truth_kind import truth_form
+from vlmrl.tasks.pairs.task import truth_form
 
 TASKS = {"digits": TaskEntry(digits_task, SUMMARY, truth_form=truth_form, prep=PREP)}

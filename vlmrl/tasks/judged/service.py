@@ -14,19 +14,18 @@ from typing import Any
 from PIL import Image
 
 from vlmrl.errors import RewardError
-from vlmrl.judge.prompt import JudgeRequest
-from vlmrl.judge.rubric import Rubric, load_rubric, read_rubric
-from vlmrl.judge.service import JudgeService
-from vlmrl.judge.settings import read_settings
-from vlmrl.judge.verdict import Verdict
 from vlmrl.rewards.sandbox.results import MOST_ARTIFACT_PIXELS
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
+from vlmrl.services.judge import JudgeService
+from vlmrl.services.judge_prompt import JudgeRequest
+from vlmrl.services.judge_settings import read_settings
+from vlmrl.services.rubric import Rubric, Verdict, load_rubric, read_rubric
 from vlmrl.store.layout import VERDICTS, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob
 from vlmrl.svg.parse import SvgLimits, SvgRefused, find_svg
 from vlmrl.svg.renderer import SvgRenderer
-from vlmrl.tasks.judged.reward import RENDER
+from vlmrl.tasks.judged.rewards import RENDER
 from vlmrl.types import RewardInput, RewardResult
 from vlmrl.untrusted import plural
 
@@ -57,7 +56,7 @@ def open_judged(
     key: str | None,
     place: ServicePlace = NO_PLACE,
 ) -> JudgedService:
-    """Return the service for the arguments of `vlmrl.tasks.judged.reward.judge`.
+    """Return the service for the arguments of `vlmrl.tasks.judged.rewards.judge`.
 
     An outage is reported at once: the scorer waits or masks, as `[reward] outage` and `[judge] outage` say.
 

@@ -16,7 +16,7 @@ from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import LEVEL_NAME, MAX_NAME_CHARS, normalise_name
-from vlmrl.tasks.pairs.parse import Names, PairFormat, two_names
+from vlmrl.tasks.pairs.answer import Names, PairFormat, two_names
 from vlmrl.types import RewardInput
 
 AnswerRule = Literal["brier", "truncated_bce"]

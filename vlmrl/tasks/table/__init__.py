@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from vlmrl.data.cells import read_messages
-from vlmrl.data.columns import missing_prompt
+from vlmrl.data.table_values import missing_prompt, read_messages
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.types import Message, Row

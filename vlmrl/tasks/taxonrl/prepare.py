@@ -9,28 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.dataset_writer import Build, building, refuse_other
+from vlmrl.data.image_folders import collection_state
 from vlmrl.data.image_scan import MemoryFiles
-from vlmrl.data.labelled_images import collection_state
-from vlmrl.data.table_files import SUFFIXES
+from vlmrl.data.table_files import SUFFIXES, is_saved
 from vlmrl.data.table_pieces import Located, locate_rows, open_row_files, split_spelling
-from vlmrl.data.table_sources import is_saved
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name, drawn_counts
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
-from vlmrl.tasks.taxonrl.domain import INDIVIDUAL, Domain, classes_of
-from vlmrl.tasks.taxonrl.domain_images import (
+from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, Domain, classes_of
+from vlmrl.tasks.taxonrl.published_rows import MAX_BAD, VALIDATION_PAIRS, DomainRowPlan, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.raw_images import (
     PairTruth,
     Specimens,
+    find_pair_lists,
     is_image_table,
+    read_face_pairs,
     read_folders,
     read_image_table,
     refuse_bad,
 )
-from vlmrl.tasks.taxonrl.domain_prep import MAX_BAD, VALIDATION_PAIRS, DomainRowPlan, prepare_rows, row_schema
-from vlmrl.tasks.taxonrl.domain_task import domain_task
-from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.face_pairs import find_pair_lists, read_face_pairs
 from vlmrl.tasks.taxonrl.specimens import draw_collection
+from vlmrl.tasks.taxonrl.task import domain_task
 
 
 @dataclass(frozen=True)

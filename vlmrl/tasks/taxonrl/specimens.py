@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.images import encode_png, probe_image
 from vlmrl.data.splits import LabelledImage
-from vlmrl.tasks.taxonrl.domain import Domain
-from vlmrl.tasks.taxonrl.layouts import LAYOUTS
+from vlmrl.tasks.taxonrl.domains import LAYOUTS, Domain
 from vlmrl.types import hash64
 
 if TYPE_CHECKING:

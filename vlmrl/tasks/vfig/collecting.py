@@ -1,35 +1,427 @@
 """Collection of figures from all sources: copies and leaks are taken out, and equal figures are in one split.
 
-A figure's split follows from the hash of its picture alone. So several datasets that are prepared in the same way (one
-for supervised, one for reinforcement learning) have the same figures in validation.
+Figures are drawn, filtered, and recognised by hashes. A figure's split follows from the hash of its picture alone. So
+several datasets that are prepared in the same way (one for supervised, one for reinforcement learning) have the same
+figures in validation. What became of the figures of each source is counted, for people and for dataset.json.
+
+Source of the counts of shapes and the filter: the appendix of the paper on VFig (arXiv 2603.24575). There `<line` is
+counted as a text; here elements are counted, so that a `linearGradient` is no line, and what is only defined is not
+counted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
+import re
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+
+from vlmrl.data.doctor import Verdict
+from vlmrl.data.image_scan import stored_form
+from vlmrl.data.images import decode_image, encode_png
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.store.provenance import usable_cores
-from vlmrl.svg.parse import SvgLimits
+from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
+from vlmrl.svg.parse import Node, SvgLimits, SvgRefused, find_svg, parse_svg
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.dataset_assembly import is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow
 from vlmrl.tasks.vfig.drawn.figure import draw_figure
-from vlmrl.tasks.vfig.figure_sources import FigureSource, SourceFigure, WrongRow
-from vlmrl.tasks.vfig.plan import Filters, Plan
-from vlmrl.tasks.vfig.screening import DOUBTFUL, WRONG, Rejected, Screened, screen
-from vlmrl.tasks.vfig.source_report import TEST, TRAIN, VALIDATION, FigureReport, SourceCounts
+from vlmrl.tasks.vfig.figure_sources import FigureSource, Filters, PictureSizes, Plan, SourceFigure, WrongRow
 from vlmrl.tasks.vfig.truth import as_label, make_truth
 from vlmrl.types import hash64
 from vlmrl.untrusted import visible
+
+BASIC = frozenset(("rect", "circle", "ellipse"))
+CONNECTORS = frozenset(("line", "polyline"))
+COMPLEX = frozenset(("path", "polygon"))
+NOT_DRAWN = frozenset(("defs", "clipPath", "mask", "pattern", "marker", "symbol"))
+"""Elements whose content shows only where others refer to it."""
+MOST_PERIOD = 24
+"""Longest sequence of tags that is searched for repetition."""
+LEAST_REPEATS, LEAST_CHARS = 12, 400
+"""A text repeats itself if a sequence of tags comes this often in a row, and these have this many characters."""
+LONG_TEXT, LEAST_SHARE = 4_000, 0.02
+"""A longer text repeats itself if zlib makes it smaller than this share."""
+TAG = re.compile(r"<[^<>]*>[^<]*")
+BETWEEN = re.compile(r"\s*([<>=])\s*")
+
+
+@dataclass(frozen=True)
+class ShapeCounts:
+    """Numbers of elements that are drawn: rectangles and round shapes, lines, paths and polygons, texts."""
+
+    basic: int
+    connectors: int
+    complex: int
+    texts: int
+
+    @property
+    def shapes(self) -> int:
+        """Number of elements that are drawn, without texts."""
+        return self.basic + self.connectors + self.complex
+
+    @property
+    def simple_share(self) -> float | None:
+        """Share of the shapes that are basic or connectors, in [0, 1]; None without shapes."""
+        return (self.basic + self.connectors) / self.shapes if self.shapes else None
+
+
+def count_shapes(svg: str) -> ShapeCounts:
+    """Return the counts of a figure's code. Raises: SvgRefused for a text that is no SVG or beyond the limits."""
+    numbers: dict[str, int] = dict.fromkeys(("basic", "connectors", "complex", "texts"), 0)
+    kinds = {**dict.fromkeys(BASIC, "basic"), **dict.fromkeys(CONNECTORS, "connectors")}
+    kinds |= {**dict.fromkeys(COMPLEX, "complex"), "text": "texts"}
+    waiting: list[Node] = [parse_svg(svg)]
+    while waiting:
+        node = waiting.pop()
+        if node.tag in kinds:
+            numbers[kinds[node.tag]] += 1
+        if node.tag not in NOT_DRAWN:
+            waiting.extend(node.children)
+    return ShapeCounts(**numbers)
+
+
+def repetition(svg: str) -> str:
+    """Return how a text repeats itself, as a broken writer's does, in words; "" if it does not.
+
+    Time: linear in the length of the text.
+    """
+    tags = [tag.strip() for tag in TAG.findall(svg)]
+    for period in range(1, min(MOST_PERIOD, len(tags) // LEAST_REPEATS) + 1):
+        run = 0
+        for i in range(period, len(tags)):
+            run = run + 1 if tags[i] == tags[i - period] else 0
+            if run >= period * (LEAST_REPEATS - 1):
+                block = "".join(tags[i - period + 1 : i + 1])
+                if "=" in block and len(block) * LEAST_REPEATS >= LEAST_CHARS:
+                    return f"{period} tag{'s' * (period > 1)} come {LEAST_REPEATS} times in a row or more"
+    data = svg.encode("utf-8", "replace")
+    if len(data) > LONG_TEXT and len(zlib.compress(data)) < LEAST_SHARE * len(data):
+        return f"zlib makes it smaller than {LEAST_SHARE:.0%}"
+    return ""
+
+
+def code_hash(svg: str) -> str:
+    """Return a hash of a figure's code: equal for texts that differ in comments and in white space around tags."""
+    text = BETWEEN.sub(r"\1", " ".join(_without_comments(svg).split()))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _without_comments(svg: str) -> str:
+    parts, place = [], 0
+    while (start := svg.find("<!--", place)) >= 0 and (end := svg.find("-->", start)) >= 0:
+        parts.append(svg[place:start])
+        place = end + 3
+    return "".join([*parts, svg[place:]])
+
+
+WRONG = "wrong"
+"""Kind of a rejected figure that cannot be read; figures of the other kinds are left out by a filter."""
+COMPARED_SIDE = 32
+"""Images are compared at this width and height in pixels, so that fonts and smoothing count little."""
+FEW_BASIC = "few basic shapes"
+"""Kind of the reason of figures that --min-basic leaves out."""
+DOUBTFUL = 0.6
+"""Difference of an image and the drawing of its code from which the pair is called doubtful."""
+HASH_CHARS = 32
+
+
+@dataclass(frozen=True)
+class Screened:
+    """Figure that passed.
+
+    Args:
+        svg: its code, from `<svg` to `</svg>`, unchanged.
+        width, height: of its drawing in pixels.
+        picture_hash, code_hash: equal figures have one of them in common.
+        file: image file, PNG or as it came.
+        difference: of its own image and the drawing, in [0, 1]; None = the image is the drawing.
+    """
+
+    figure: SourceFigure
+    svg: str
+    width: int
+    height: int
+    picture_hash: str
+    code_hash: str
+    file: bytes
+    difference: float | None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Figure that is left out: a kind of reasons for counts, and the reason."""
+
+    figure: SourceFigure
+    kind: str
+    reason: str
+
+
+class _Reject(Exception):
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+def screen(
+    figures: Sequence[SourceFigure], filters: Filters, sizes: PictureSizes, renderer: SvgRenderer
+) -> list[Screened | Rejected]:
+    """Return for each figure what is kept of it, or why it is left out.
+
+    Args:
+        renderer: its limit of pixels is that of `sizes`.
+    """
+    results: list[Screened | Rejected | None] = [None] * len(figures)
+    codes: dict[int, str] = {}
+    for number, figure in enumerate(figures):
+        try:
+            codes[number] = _checked_code(figure.text, filters)
+        except _Reject as reject:
+            results[number] = Rejected(figure, reject.kind, reject.reason)
+    drawings = dict(zip(codes, renderer.draw([DrawJob(svg) for svg in codes.values()]), strict=True))
+    small = [
+        (number, sizes.enlarged(*_size(drawing)))
+        for number, drawing in drawings.items()
+        if isinstance(drawing, Drawing) and sizes.enlarged(*_size(drawing)) != _size(drawing)
+    ]
+    again = renderer.draw([DrawJob(codes[number], size) for number, size in small])
+    drawings |= {number: drawing for (number, _), drawing in zip(small, again, strict=True)}
+    for number, drawing in drawings.items():
+        figure = figures[number]
+        try:
+            results[number] = _screened(figure, codes[number], drawing, filters, sizes)
+        except _Reject as reject:
+            results[number] = Rejected(figure, reject.kind, reject.reason)
+    return [result for result in results if result is not None]
+
+
+def _checked_code(text: str, filters: Filters) -> str:
+    """Return the code in a text, unchanged. Raises: _Reject."""
+    try:
+        svg = find_svg(text)
+        if filters.max_chars is not None and len(svg) > filters.max_chars:
+            raise _Reject("long", f"the code has {len(svg):,} characters; the limit is {filters.max_chars:,}")
+        if filters.repeats and (problem := repetition(svg)):
+            raise _Reject("repeats itself", f"the code repeats itself: {problem}")
+        counts = count_shapes(svg)
+    except SvgRefused as error:
+        raise _Reject(f"not drawn ({error.kind})", error.reason) from error
+    share = counts.simple_share
+    if filters.min_basic is not None and (share is None or share < filters.min_basic):
+        reason = "no shapes" if share is None else f"{share:.0%} of the shapes are basic or lines"
+        raise _Reject(FEW_BASIC, f"{reason}; at least {filters.min_basic:.0%} are wanted")
+    if filters.max_complex is not None and counts.complex > filters.max_complex:
+        reason = f"{counts.complex:,} paths and polygons; the limit is {filters.max_complex:,}"
+        raise _Reject("many complex shapes", reason)
+    return svg
+
+
+def _screened(
+    figure: SourceFigure, svg: str, drawing: Drawing | SvgRefused, filters: Filters, sizes: PictureSizes
+) -> Screened:
+    if isinstance(drawing, SvgRefused):
+        raise _Reject(f"not drawn ({drawing.kind})", drawing.reason)
+    if drawing.is_blank:
+        raise _Reject("blank", "its drawing is blank")
+    width, height = _size(drawing)
+    _check_aspect(width, height, "its drawing", filters)
+    if figure.image is None:
+        from PIL import Image
+
+        file, difference = encode_png(Image.fromarray(drawing.pixels)), None
+    else:
+        file, difference = _own_image(figure.image, drawing, filters, sizes)
+    return Screened(figure, svg, width, height, picture_hash(drawing.pixels), code_hash(svg), file, difference)
+
+
+def _own_image(data: bytes, drawing: Drawing, filters: Filters, sizes: PictureSizes) -> tuple[bytes, float]:
+    """Return the file of an image that came with the code, and its difference to the drawing. Raises: _Reject."""
+    try:
+        image = decode_image(data)
+        _check_aspect(*image.size, "its image", filters)
+        if filters.min_image is not None and min(image.size) < filters.min_image:
+            size = f"{image.size[0]} x {image.size[1]}"
+            raise _Reject("small image", f"its image has {size} pixels; a side of {filters.min_image} is the least")
+        pixels = np.asarray(image)
+        if (pixels == pixels[0, 0]).all():
+            raise _Reject("blank", "its image is blank")
+        difference = picture_difference(pixels, drawing.pixels)
+        if filters.max_difference is not None and difference > filters.max_difference:
+            reason = f"its image differs from the drawing of its code by {difference:.2f} of 1"
+            raise _Reject("other picture", f"{reason}; the limit is {filters.max_difference:g}")
+        if image.size[0] * image.size[1] > sizes.max_pixels:
+            data = stored_form(data, sizes.max_pixels)[0]
+    except DataError as error:
+        raise _Reject(WRONG, f"its image cannot be used: {error.message}") from error
+    return data, difference
+
+
+def _check_aspect(width: int, height: int, what: str, filters: Filters) -> None:
+    ratio = max(width, height) / min(width, height)
+    if filters.max_aspect is not None and ratio > filters.max_aspect:
+        raise _Reject("long and thin", f"{what} has {width} x {height} pixels, a ratio above {filters.max_aspect:g}")
+
+
+def _size(drawing: Drawing) -> tuple[int, int]:
+    return drawing.pixels.shape[1], drawing.pixels.shape[0]
+
+
+def picture_hash(pixels: np.ndarray) -> str:
+    """Return a hash of a picture without its margins, (height, width, 3) uint8. It is not blank.
+
+    A margin is a row or column at an edge in which all pixels have the colour of the corner at the top left.
+    """
+    differs = (pixels != pixels[0, 0]).any(axis=2)
+    rows, columns = np.flatnonzero(differs.any(axis=1)), np.flatnonzero(differs.any(axis=0))
+    inner = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if len(rows) else pixels[:1, :1]
+    return pixels_digest(inner)[:HASH_CHARS]
+
+
+def picture_difference(one: np.ndarray, other: np.ndarray) -> float:
+    """Return how much two pictures differ, (height, width, 3) uint8 of any size: 0 = not at all, 1 = nothing is shared.
+
+    It is the sum of the differences of grey values at 32 x 32 pixels, as a share of what both pictures show beside
+    their background (the median grey value). So a wrong picture counts as wrong on a large white page, too.
+    """
+    grey, other_grey = _grey(one), _grey(other)
+    shown = sum(float(np.abs(picture - np.median(picture)).sum()) for picture in (grey, other_grey))
+    difference = float(np.abs(grey - other_grey).sum())
+    return min(1.0, difference / shown) if shown > 0 else float(difference > 0)
+
+
+def _grey(pixels: np.ndarray) -> Any:
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels)).convert("L")
+    return np.asarray(image.resize((COMPARED_SIDE, COMPARED_SIDE), Image.Resampling.BOX), dtype=np.float64)
+
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+LEAKS = "of held-out sets"
+KEEPS_PATHS = "--min-basic 0 keeps figures of paths, such as icons and charts"
+
+
+@dataclass
+class SourceCounts:
+    """Counts of one source.
+
+    Args:
+        rows: rows or files that were read.
+        kept: split -> rows.
+        dropped: kind of reasons -> rows that a filter left out, or that cannot be read.
+        duplicates: rows left out because an earlier one shows the same figure.
+        leaks: rows left out of train and validation because the figure is in a held-out set.
+        drawn: kept rows whose image was drawn from their code.
+        doubtful: kept rows whose own image differs much from the drawing of their code.
+    """
+
+    rows: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    duplicates: int = 0
+    leaks: int = 0
+    drawn: int = 0
+    doubtful: int = 0
+
+    def splits(self) -> dict[str, int]:
+        """Return split -> kept rows, in the usual order; splits without rows are left out."""
+        return {split: self.kept[split] for split in (TRAIN, VALIDATION, TEST) if self.kept[split]}
+
+    def fields(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        return {
+            "rows": self.rows,
+            "kept": self.splits(),
+            "dropped": dict(self.dropped.most_common()),
+            "duplicates": self.duplicates,
+            "leaks": self.leaks,
+            "drawn": self.drawn,
+            "doubtful": self.doubtful,
+        }
+
+    def note(self) -> tuple[Verdict, str]:
+        """Return the counts as a check of the data doctor."""
+        kept = ", ".join(f"{count:,} {split}" for split, count in self.splits().items()) or "none kept"
+        out = [f"{count:,} {kind}" for kind, count in self.dropped.most_common()]
+        out += [f"{self.duplicates:,} duplicates"] if self.duplicates else []
+        out += [f"{self.leaks:,} {LEAKS}"] if self.leaks else []
+        text = f"{self.rows:,} rows: {kept}" + (f"; left out: {', '.join(out)}" if out else "")
+        if 2 * self.dropped[FEW_BASIC] >= self.rows > 0:
+            text += f"; {KEEPS_PATHS}"
+        if self.doubtful:
+            text += f"; {self.doubtful:,} images differ from the drawing of their code by {DOUBTFUL:g} or more"
+        return ("look" if out or self.doubtful else "ok"), text
+
+
+@dataclass
+class FigureReport:
+    """Counts of all sources.
+
+    Args:
+        sources: name -> its counts. Held-out sources have `(bench)` after their label.
+        leaks: set of figures -> rows of train or validation that were left out because they are in it.
+        moved: rows that were put into train because another dataset trains on them.
+        trained: other dataset -> figures of the benchmarks here that are in its training rows.
+    """
+
+    sources: dict[str, SourceCounts] = field(default_factory=dict)
+    leaks: Counter[str] = field(default_factory=Counter)
+    moved: int = 0
+    trained: Counter[str] = field(default_factory=Counter)
+
+    def of(self, label: str, *, is_bench: bool) -> SourceCounts:
+        """Return the counts of a source."""
+        return self.sources.setdefault(f"{label} (bench)" if is_bench else label, SourceCounts())
+
+    def advice(self) -> str:
+        """Return what to change if no figure is left: by the most frequent reason."""
+        counts = Counter({LEAKS: sum(source.leaks for source in self.sources.values())})
+        for source in self.sources.values():
+            counts.update(source.dropped)
+        (reason, _), *_ = counts.most_common(1)
+        if reason == LEAKS:
+            return "the figures are held out by --bench or --beside: name other sources"
+        return (
+            KEEPS_PATHS if reason == FEW_BASIC else "see the reasons above; `vlmrl prep figures --help` has the limits"
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the counts as JSON values, for `source` in dataset.json."""
+        return {
+            "sources": {name: counts.fields() for name, counts in self.sources.items()},
+            "leaks": dict(self.leaks),
+            "moved_to_train": self.moved,
+            "trained_elsewhere": dict(self.trained),
+        }
+
+    def notes(self, held_out: Iterable[str]) -> Mapping[str, tuple[Verdict, str]]:
+        """Return the checks of the data doctor: one for each source, and one for leaks.
+
+        Args:
+            held_out: names of the sets that train was compared with.
+        """
+        notes = {f"source {name}": counts.note() for name, counts in self.sources.items()}
+        if self.trained:
+            text = ", ".join(f"{count:,} are trained on in {name}" for name, count in self.trained.items())
+            return {**notes, "leakage": ("bad", f"figures of the test split: {text}")}
+        if self.leaks:
+            text = ", ".join(f"{count:,} of {name}" for name, count in self.leaks.items())
+            return {**notes, "leakage": ("look", f"figures taken out of train and validation: {text}")}
+        names = ", ".join(held_out)
+        return {**notes, "leakage": ("ok", f"no figure of {names} is in train or validation")} if names else notes
+
 
 TRAINED_SPLITS = (TRAIN, "start")
 """Splits of other datasets that are trained on; their other splits are held out."""

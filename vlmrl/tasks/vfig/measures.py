@@ -1,25 +1,73 @@
 """Measures of the task figures in evaluations: pictures, cleanliness, published rules, distances by models.
 
 Each is given over all responses, with the worst value for those that cannot be drawn; over those that can be drawn, as
-published; and for the truth beside itself.
+published; and for the truth beside itself. The models are LPIPS, and cosines of CLIP, DINO and SigLIP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmrl.errors import VlmrlError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.rewards.worker_code import WorkerFunction, in_this_process
-from vlmrl.tasks.measures import CEILING, VALID, Measures, MeasureSettings
-from vlmrl.tasks.vfig.likeness import COSINES, LPIPS, PictureModel, open_picture_model
-from vlmrl.tasks.vfig.reward import SECONDS, vfig_rules
+from vlmrl.tasks.base import CEILING, VALID, Measures, MeasureSettings
+from vlmrl.tasks.vfig.rewards import SECONDS, vfig_rules
 from vlmrl.tasks.vfig.truth import CODE, code_of
 from vlmrl.types import RewardInput, Score
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+COSINES: dict[str, tuple[str, Literal["image_features", "pooler"]]] = {
+    "clip": ("openai/clip-vit-base-patch32", "image_features"),
+    "dino": ("facebook/dinov2-base", "pooler"),
+    "siglip": ("google/siglip2-so400m-patch14-384", "image_features"),
+}
+"""Name -> published model, and what of it stands for a picture."""
+LPIPS = "lpips"
+
+
+@dataclass(frozen=True)
+class PictureModel:
+    """Model that compares pictures.
+
+    Args:
+        look: pictures, each (height, width, 3) uint8 RGB -> what the model sees in each.
+        compare: what it sees in two pictures -> their cosine in [-1, 1], or for LPIPS their distance, >= 0.
+    """
+
+    look: Callable[[Sequence[np.ndarray]], Sequence[Any]]
+    compare: Callable[[Any, Any], float]
+
+
+def open_picture_model(name: str, source: str, device: str) -> PictureModel:
+    """Load a model.
+
+    Args:
+        name: LPIPS, or one of COSINES.
+        source: folder, or model of the hub; "" = the published one; for LPIPS see `Lpips`.
+        device: as `model.device` of a recipe.
+    Raises: CheckpointError if it cannot be loaded.
+    """
+    from PIL import Image
+
+    from vlmrl.model.picture_models import Lpips, PictureFeatures
+
+    if name == LPIPS:
+        return PictureModel(list, Lpips(source, device).distance)
+    published, output = COSINES[name]
+    features = PictureFeatures(source or published, output, device)
+    return PictureModel(
+        lambda pictures: list(features.of([Image.fromarray(picture) for picture in pictures])),
+        lambda one, other: float((one * other).sum()),
+    )
+
 
 RENDERED = "rendered"
 DRAWN = ("ssim", "ssim_ink", "clean", "clean_published")
@@ -164,7 +212,7 @@ def _scorer(spec: RewardSpec, settings: MeasureSettings) -> Scorer:
 
 def _spec(pictures: bool) -> RewardSpec:
     """Return what the workers do, in the form of a reward: it has their limits of time and memory."""
-    worker = WorkerFunction("figures", "vlmrl.tasks.vfig.measuring", "make_measurer", {"pictures": pictures})
+    worker = WorkerFunction("figures", "vlmrl.tasks.vfig.grader", "make_measurer", {"pictures": pictures})
     ranges = {RENDERED: SHARE, **dict.fromkeys(DRAWN, SIGNED)}
     return RewardSpec(
         "figures",

@@ -1,16 +1,21 @@
-"""Truth of the task figures: the code of the figure, its size in pixels, its source, what is known of its content."""
+"""Truth of the task figures: the figure's code, its size in pixels, its source, what is known of its content.
+
+Graders draw the true figure of a row.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
-from vlmrl.svg.parse import SvgLimits
+from vlmrl.rewards.text_rewards import ground_truth
+from vlmrl.svg.parse import SvgLimits, SvgRefused
 from vlmrl.tasks.truth_kinds import Truth, TruthForm
+from vlmrl.types import RewardInput
 from vlmrl.untrusted import parse_json
 
 CODE = "svg"
@@ -99,3 +104,26 @@ def read_code(text: str) -> Truth:
 def as_label(name: str) -> str:
     """Return a name as the label of a source: letters, digits, `.`, `_` and `-`, at most 60; `_` replaces the rest."""
     return NO_LABEL.sub("_", name)[:MOST_LABEL_CHARS] or "_"
+
+
+Figure = TypeVar("Figure")
+
+
+def true_figure(x: RewardInput, key: str | None, read: Callable[[str], Figure]) -> Figure:
+    """Return what `read` makes of the true SVG code of a row.
+
+    Args:
+        key: truth field or column with the code; None = see `ground_truth`.
+        read: function that draws code. It raises SvgRefused for code that cannot be drawn.
+    Raises: RewardError for a row without code that can be drawn.
+    """
+    text = ground_truth(x, key)
+    try:
+        if not isinstance(text, str):
+            raise SvgRefused("missing", f"it is a {type(text).__name__}, not a text")
+        return read(text)
+    except SvgRefused as error:
+        raise RewardError(
+            f"the row's true SVG cannot be drawn: {error.reason}",
+            hint="leave the row out; `vlmrl prep figures` drops such rows",
+        ) from None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlmrl.rewards.math.mathruler import same_answer
-from vlmrl.tasks.counting.published import CLOSE, OPEN, first_answer, has_form
+from vlmrl.tasks.perception.rewards import CLOSE, OPEN, first_answer, has_counting_form
 from vlmrl.tasks.we_math.truth import LETTERS, true_answer
 from vlmrl.types import RewardInput, RewardResult
 
@@ -52,7 +52,7 @@ def graded(x: RewardInput) -> RewardResult:
     else:
         answer, truth = first_answer(x.response), first_answer(truth)
         accuracy = share_of_values(answer, truth)
-    parts = {"accuracy": accuracy, "format": float(has_form(x.response))}
+    parts = {"accuracy": accuracy, "format": float(has_counting_form(x.response))}
     return RewardResult(parts, "", {"answer": answer[:MOST_SHOWN]})
 
 

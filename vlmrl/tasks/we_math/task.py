@@ -1,19 +1,100 @@
-"""The task we_math: prompts, truth, reward, measures over sets. `truth.py` describes the truth of a row."""
+"""The task we_math: prompts, truth (truth.py), reward, and metrics over composite problems with their sub-problems.
+
+A composite problem of two or three steps and its sub-problems, one for each step, are a set (We-Math, arXiv:2407.01284,
+section 3.3). A set is in one of four classes, strictly:
+
+- IK, insufficient knowledge: a sub-problem is wrong, and the composite problem, too.
+- IG, inadequate generalisation: all sub-problems are right, the composite problem is wrong.
+- CM, complete mastery: all are right.
+- RM, rote memorisation: a sub-problem is wrong, and the composite problem is right.
+
+Loosely, a set whose composite problem is right is RM only if all its sub-problems are wrong, else CM.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
+from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import Task, require_prepared
-from vlmrl.tasks.we_math.metrics import METRICS, set_metrics, unit_of
-from vlmrl.tasks.we_math.truth import LETTERS, notes_on, read_options, truth_problems
+from vlmrl.tasks.base import Task, Verdict, require_prepared
+from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_options, truth_problems
 from vlmrl.types import RewardInput, Row
+
+METRICS = {
+    "score_strict": Metric("higher", SHARE),
+    "score_loose": Metric("higher", SHARE),
+    "IK": Metric("lower", SHARE),
+    "IG": Metric("neither", SHARE),
+    "CM_strict": Metric("higher", SHARE),
+    "CM_loose": Metric("higher", SHARE),
+    "RM_strict": Metric("lower", SHARE),
+    "RM_loose": Metric("lower", SHARE),
+}
+
+
+def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
+    """Return the metrics of complete sets; all None if no set is complete.
+
+    `IK`, `IG` and `CM_*` are shares of the sets; `RM_*` is RM / (CM + RM), as published, None without such a set. A
+    score is (N - IG / 2 - RM - IK) / N. A response whose reward gave no accuracy counts as wrong. Several samples of a
+    set are several sets: the first samples of all its problems, the second ones, and so on.
+    """
+    counts: dict[str, int] = dict.fromkeys(("IK", "IG", "CM_strict", "CM_loose", "RM_strict", "RM_loose"), 0)
+    total = 0
+    for parts, whole in complete_sets(verdicts):
+        total += 1
+        if not whole:
+            counts["IG" if all(parts) else "IK"] += 1
+        else:
+            counts["CM_strict" if all(parts) else "RM_strict"] += 1
+            counts["CM_loose" if any(parts) else "RM_loose"] += 1
+    metrics: dict[str, float | None] = dict.fromkeys(METRICS)
+    if not total:
+        return metrics
+    for kind in ("strict", "loose"):
+        mastered, learnt_by_rote = counts[f"CM_{kind}"], counts[f"RM_{kind}"]
+        metrics[f"score_{kind}"] = (total - 0.5 * counts["IG"] - learnt_by_rote - counts["IK"]) / total
+        metrics[f"CM_{kind}"] = mastered / total
+        both = mastered + learnt_by_rote
+        metrics[f"RM_{kind}"] = learnt_by_rote / both if both else None
+    return metrics | {"IK": counts["IK"] / total, "IG": counts["IG"] / total}
+
+
+def complete_sets(verdicts: Sequence[Verdict]) -> list[tuple[list[bool], bool]]:
+    """Return (whether each sub-problem is right, whether the composite problem is right) of each complete set.
+
+    In a resample a set may be there several times, with all its rows.
+    """
+    members: dict[tuple[str, int], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    steps: dict[tuple[str, int], int] = {}
+    for x, _, outcome in verdicts:
+        name, step = x.truth.get("set"), x.truth.get("step")
+        if isinstance(name, str) and isinstance(step, str):
+            members[name, x.sample][step].append((outcome.get("accuracy") or 0.0) > 0)
+            if step == MULTI:
+                number = x.truth.get("num_steps")
+                steps[name, x.sample] = number if type(number) is int and number in NUM_STEPS else 0
+    sets = []
+    for key, by_step in members.items():
+        names = [str(number) for number in range(1, steps.get(key, 0) + 1)]
+        if len(names) > 1:
+            copies = min(len(by_step.get(name, ())) for name in (*names, MULTI))
+            sets += [([by_step[name][i] for name in names], by_step[MULTI][i]) for i in range(copies)]
+    return sets
+
+
+def unit_of(truth: Mapping[str, object], prompt_id: str) -> str:
+    """Return the unit with which a row is resampled: its set, or the row alone."""
+    name = truth.get("set")
+    return f"set {name}" if isinstance(name, str) else f"row {prompt_id}"
+
 
 NAME = "we_math"
 SUMMARY = (

@@ -1,27 +1,206 @@
-"""Drawing of a sketch: lines, marks and labels in black on white, as a textbook prints them."""
+"""Drawing of a sketch: lines, marks and labels in black on white, as a textbook prints them.
+
+No label touches a line, another label or the edge of the page. Names and unknowns are in italics, numbers upright, in
+Pillow's own font, so that a figure does not depend on the fonts of the machine.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.tasks.geometry.drawn.labels import (
-    GAP,
-    Ink,
-    NoRoomError,
-    PlacedLabel,
-    angle_centres,
-    length_centres,
-    place,
-    point_centres,
+from vlmrl.errors import DataError
+from vlmrl.tasks.geometry.drawn.problem import (
+    SHADE,
+    AngleLabel,
+    Arc,
+    Point,
+    Sketch,
+    between,
+    direction,
+    distance,
+    towards,
 )
-from vlmrl.tasks.geometry.drawn.lettering import text_ink
-from vlmrl.tasks.geometry.drawn.sketch import SHADE, Arc, Point, Sketch, between, direction, distance, towards
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
+
+
+GAP = 0.18
+"""Least distance of a label to any line or other label, besides the width of a line; in heights of the font."""
+TURNS = (0, 12, -12, 25, -25, 40, -40, 58, -58, 80, -80, 105, -105, 130, -130)
+"""Directions that are tried for a point's name, in degrees from the one away from the figure."""
+
+
+class NoRoomError(DataError):
+    """Error: a label has no free place; the problem is drawn again with other numbers."""
+
+
+@dataclass(frozen=True)
+class PlacedLabel:
+    """Text with the rectangle that its ink fills, in pixels; y goes down."""
+
+    text: str
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+class Ink:
+    """Ink on a page: points along every line, and the rectangles of labels."""
+
+    def __init__(self, width: float, height: float, gap: float) -> None:
+        self.width, self.height, self.gap = width, height, gap
+        self._lines: list[Any] = []
+        self._points: Any = None
+        self._taken: list[PlacedLabel] = []
+
+    def add_path(self, points: Sequence[Point]) -> None:
+        """Add a path of straight lines, in pixels."""
+        import numpy as np
+
+        for a, b in pairwise(points):
+            count = max(2, int(math.dist(a, b)) + 2)
+            self._lines.append(np.linspace(a, b, count))
+        self._points = None
+
+    def is_free(self, label: PlacedLabel) -> bool:
+        """Return whether a label and the gap around it are on the page and touch nothing."""
+        import numpy as np
+
+        if self._points is None:
+            self._points = np.concatenate(self._lines) if self._lines else np.zeros((0, 2))
+        left, top = label.left - self.gap, label.top - self.gap
+        right, bottom = label.left + label.width + self.gap, label.top + label.height + self.gap
+        if left < 0 or top < 0 or right > self.width or bottom > self.height:
+            return False
+        x, y = self._points[:, 0], self._points[:, 1]
+        if bool(((x > left) & (x < right) & (y > top) & (y < bottom)).any()):
+            return False
+        return not any(
+            left < other.left + other.width + self.gap
+            and right > other.left - self.gap
+            and top < other.top + other.height + self.gap
+            and bottom > other.top - self.gap
+            for other in self._taken
+        )
+
+    def take(self, label: PlacedLabel) -> None:
+        self._taken.append(label)
+
+
+def place(text: str, size: tuple[float, float], centres: Iterable[Point], ink: Ink) -> PlacedLabel:
+    """Return the label at the first centre that is free, and take that place. Raises: NoRoomError."""
+    width, height = size
+    for x, y in centres:
+        label = PlacedLabel(text, x - width / 2, y - height / 2, width, height)
+        if ink.is_free(label):
+            ink.take(label)
+            return label
+    raise NoRoomError(f"the label {text} has no free place in the figure")
+
+
+def point_centres(at: Point, away: Point | None, size: tuple[float, float], em: float) -> Iterator[Point]:
+    """Yield centres for the name of a point, the nearest to the point and to the direction away from the figure first.
+
+    Args:
+        at, away: in pixels.
+        size: of the text, in pixels.
+        em: height of the font, in pixels.
+    """
+    start = math.atan2(at[1] - away[1], at[0] - away[0]) if away and away != at else -math.pi / 2
+    for extra in (0.28, 0.45, 0.65):
+        for turn in TURNS:
+            yield _beside(at, start + math.radians(turn), size, extra * em)
+
+
+def length_centres(a: Point, b: Point, away: Point | None, size: tuple[float, float], em: float) -> Iterator[Point]:
+    """Yield centres for the length of a line, in pixels: beside its middle, outside of the figure first."""
+    normal = math.atan2(b[1] - a[1], b[0] - a[0]) + math.pi / 2
+    middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
+    if away is not None and math.cos(normal) * (middle[0] - away[0]) + math.sin(normal) * (middle[1] - away[1]) < 0:
+        normal += math.pi
+    for side in (normal, normal + math.pi):
+        for extra in (0.34, 0.5):
+            for share in (0.5, 0.44, 0.56, 0.38, 0.62):
+                at = (a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1]))
+                yield _beside(at, side, size, extra * em)
+
+
+def angle_centres(label: AngleLabel, at: Point, arc: float, size: tuple[float, float], em: float) -> Iterator[Point]:
+    """Yield centres for the size of an angle, in pixels: behind its arc, near the middle of the angle.
+
+    Args:
+        arc: radius of the arc, in pixels.
+    """
+    middle = label.start + label.size / 2
+    for step in range(12):
+        for turn in (0, 0.12, -0.12, 0.24, -0.24):
+            towards = -math.radians(middle + turn * label.size)
+            yield _beside(at, towards, size, arc + (0.2 + 0.22 * step) * em)
+
+
+def _beside(at: Point, angle: float, size: tuple[float, float], gap: float) -> Point:
+    """Return the centre of a rectangle of this size whose edge is `gap` away from a point, in a direction."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    reach = min(
+        size[0] / 2 / abs(cos) if abs(cos) > 1e-9 else math.inf, size[1] / 2 / abs(sin) if abs(sin) > 1e-9 else math.inf
+    )
+    return at[0] + cos * (gap + reach), at[1] + sin * (gap + reach)
+
+
+RUNS = re.compile(r"[A-Za-z]+|[^A-Za-z]+")
+SLANT = 0.2
+"""Slant of letters: names of points and unknowns are italic in mathematics."""
+
+
+@lru_cache(maxsize=4096)
+def text_ink(text: str, em: int) -> PILImage:
+    """Return the ink of a text, cut to its edges: 255 where it is black.
+
+    Args:
+        text: letters are italic.
+        em: height of the font, in pixels.
+    """
+    from PIL import Image
+
+    pieces = [_run_ink(run, em) for run in RUNS.findall(text)]
+    image = Image.new("L", (sum(piece.width for piece in pieces), max(piece.height for piece in pieces)), 0)
+    x = 0
+    for piece in pieces:
+        image.paste(255, (x, 0), piece)
+        x += piece.width
+    return image.crop(image.getbbox())
+
+
+def _font(em: int) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(em)
+
+
+def _run_ink(run: str, em: int) -> PILImage:
+    """Return the ink of letters, slanted, or of other signs, upright; 1.4 em high, on one base line."""
+    from PIL import Image, ImageDraw
+
+    font = _font(em)
+    width = math.ceil(font.getlength(run)) + 1
+    height = round(1.4 * em)
+    slack = round(SLANT * height) if run[0].isalpha() else 0
+    image = Image.new("L", (width + slack, height), 0)
+    ImageDraw.Draw(image).text((0, 1.1 * em), run, fill=255, font=font, anchor="ls")
+    if not slack:
+        return image
+    shift = SLANT * 1.1 * em
+    image = image.transform(image.size, Image.Transform.AFFINE, (1, SLANT, -shift, 0, 1, 0), Image.Resampling.BICUBIC)
+    return image.crop((0, 0, width + round(0.06 * em), height))
+
 
 FINER = 4
 """Figures are drawn so many times larger, and then made smaller: smooth lines."""

@@ -1,14 +1,341 @@
-"""Shapes of drawn diagrams: 12 flat ones and 6 that look solid. Each knows its outline and the place of its label."""
+"""Shapes of drawn diagrams, 12 flat ones and 6 that look solid: outlines, labels, fills, borders, words, SVG code.
+
+Points and boxes are in pixels, y downwards. Attributes of an element have a fixed order.
+"""
 
 from __future__ import annotations
 
+import colorsys
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+from xml.sax.saxutils import escape, quoteattr
 
-from vlmrl.tasks.vfig.drawn.code import tag
-from vlmrl.tasks.vfig.drawn.fills import Paint, darker, lighter
-from vlmrl.tasks.vfig.drawn.plane import Box, Point, box_of, hull, number, numbers, turn
+
+class Point(NamedTuple):
+    """Place in the plane, in pixels unless it is said otherwise."""
+
+    x: float
+    y: float
+
+
+class Box(NamedTuple):
+    """Box with sides parallel to the axes: left, top, right, bottom."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+    @property
+    def width(self) -> float:
+        return self.x2 - self.x1
+
+    @property
+    def height(self) -> float:
+        return self.y2 - self.y1
+
+    @property
+    def centre(self) -> Point:
+        return Point((self.x1 + self.x2) / 2, (self.y1 + self.y2) / 2)
+
+    def grown(self, margin: float) -> Box:
+        """Return the box with a margin on every side; a negative margin shrinks it."""
+        return Box(self.x1 - margin, self.y1 - margin, self.x2 + margin, self.y2 + margin)
+
+    def rounded(self) -> Box:
+        return Box(*(round(side, 1) for side in self))
+
+    def overlaps(self, other: Box) -> bool:
+        """Return whether the boxes share an area; boxes that only touch do not."""
+        return self.x1 < other.x2 and other.x1 < self.x2 and self.y1 < other.y2 and other.y1 < self.y2
+
+    def contains(self, point: Point) -> bool:
+        return self.x1 < point.x < self.x2 and self.y1 < point.y < self.y2
+
+    def at(self, u: float, v: float) -> Point:
+        """Return the point with these shares of width and height, to a tenth of a pixel."""
+        return Point(round(self.x1 + u * self.width, 1), round(self.y1 + v * self.height, 1))
+
+
+def box_of(points: Iterable[Point]) -> Box:
+    """Return the smallest box around the points. Raises: ValueError without a point."""
+    xs, ys = zip(*points, strict=True)
+    return Box(min(xs), min(ys), max(xs), max(ys))
+
+
+def hull(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Return the corners of the convex hull in order around it.
+
+    Source: Andrew's monotone chain (1979).
+    """
+    ordered = sorted(set(points))
+
+    def chain(sequence: Sequence[Point]) -> list[Point]:
+        corners: list[Point] = []
+        for point in sequence:
+            while len(corners) > 1 and turn(corners[-2], corners[-1], point) <= 0:
+                corners.pop()
+            corners.append(point)
+        return corners[:-1]
+
+    return tuple(chain(ordered) + chain(ordered[::-1])) if len(ordered) > 1 else tuple(ordered)
+
+
+def turn(a: Point, b: Point, c: Point) -> float:
+    """Return twice the signed area of the triangle a, b, c, in square pixels."""
+    return (b.x - a.x) * (c.y - a.y) - (b.y - a.y) * (c.x - a.x)
+
+
+def segments_cross(a: Point, b: Point, c: Point, d: Point) -> bool:
+    """Return whether the segments a-b and c-d cross at a point inside both."""
+    return turn(a, b, c) * turn(a, b, d) < 0 and turn(c, d, a) * turn(c, d, b) < 0
+
+
+def leave(start: Point, towards: Point, outline: Sequence[Point]) -> Point:
+    """Return where the ray from `start` through `towards` leaves the closed outline; `start` if it meets none of it."""
+    dx, dy = towards.x - start.x, towards.y - start.y
+    farthest = 0.0
+    for a, b in zip(outline, (*outline[1:], outline[0]), strict=True):
+        ex, ey = b.x - a.x, b.y - a.y
+        determinant = dx * ey - dy * ex
+        if determinant == 0:
+            continue
+        along_ray = ((a.x - start.x) * ey - (a.y - start.y) * ex) / determinant
+        along_edge = ((a.x - start.x) * dy - (a.y - start.y) * dx) / determinant
+        if 0 <= along_edge <= 1:
+            farthest = max(farthest, along_ray)
+    return Point(start.x + farthest * dx, start.y + farthest * dy)
+
+
+def moved(start: Point, towards: Point, distance: float) -> Point:
+    """Return the point at this distance in pixels from `start` towards another point."""
+    length = math.dist(start, towards)
+    if length == 0:
+        return start
+    return Point(
+        start.x + (towards.x - start.x) * distance / length, start.y + (towards.y - start.y) * distance / length
+    )
+
+
+def number(value: float) -> str:
+    """Return a number with at most one decimal, as SVG code writes it. Example: 3.04 -> 3; -0.02 -> 0; 2.55 -> 2.5."""
+    text = f"{value:.1f}"
+    return "0" if text == "-0.0" else text.removesuffix(".0")
+
+
+def numbers(points: Iterable[Point]) -> str:
+    """Return points as SVG code writes them. Example: `1,2 3.5,4`."""
+    return " ".join(f"{number(x)},{number(y)}" for x, y in points)
+
+
+NAMESPACE = "http://www.w3.org/2000/svg"
+
+
+def tag(name: str, attributes: Mapping[str, str | float], *content: str) -> str:
+    """Return the code of an element.
+
+    Args:
+        attributes: in the order in which they are written; numbers get at most one decimal.
+        content: code of the children, or text that `escaped` has returned.
+    """
+    texts = {key: value if isinstance(value, str) else number(value) for key, value in attributes.items()}
+    start = " ".join([name, *(f"{key}={quoteattr(text)}" for key, text in texts.items())])
+    return f"<{start}>{''.join(content)}</{name}>" if content else f"<{start}/>"
+
+
+def escaped(text: str) -> str:
+    """Return text as the content of an element."""
+    return escape(text)
+
+
+def translated(elements: Iterable[str], by: Point) -> str:
+    """Return the code of a group that draws elements at another place."""
+    return tag("g", {"transform": f"translate({number(by.x)},{number(by.y)})"}, *elements)
+
+
+def reference(identity: str) -> str:
+    """Return a reference to the element with this id, as the value of an attribute."""
+    return f"url(#{identity})"
+
+
+_TEXT = """
+    Map Key Sum Log Fit Mix Add Cut Set Run Top Hub Net Bus Node Pool Sort Join Copy Load Save Read Send Test
+    Task Step Data Base Loop Root Leaf Edge Item List Mask Math Menu Mesh Page Path Peak Rule Scan Seed Sink
+    Unit User View Input Model Layer Block Stage State Event Store Cache Queue Stack Index Graph Token Batch
+    Query Value Score Merge Split Parse Train Infer Check Align Clean Crawl Track Watch Write Frame Image
+    Label Pixel Prior Source Target Filter Weight Output Client Server Worker Router Sensor Signal Buffer
+    Kernel Vector Matrix Select Reduce Expand Update Verify Report Policy Reward Teacher Student Planner
+    Monitor Gateway Encoder Decoder Sampler Adapter Combine Predict Compare Archive Project Ranking Feature
+"""
+WORDS = tuple(_TEXT.split())
+"""Words of 3 to 8 letters. None is part of another, so that a match of parts of labels confuses no two of them."""
+
+
+DASHES: Mapping[str, tuple[float, ...]] = {
+    "solid": (),
+    "dashed": (4, 2.5),
+    "dotted": (1, 1.5),
+    "dash-dot": (5, 2, 1, 2),
+}
+"""Border style -> lengths of strokes and gaps by turns, in widths of the border."""
+TILE = 8.0
+"""Width and height of the tile that a pattern repeats, in pixels."""
+LIGHT_INK, DARK_INK = "#ffffff", "#1f1f1f"
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """Return a mixture of two colours `#rrggbb`; `share` in [0, 1] is that of the second."""
+    pairs = ((int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def lighter(colour: str, share: float) -> str:
+    return mixed(colour, "#ffffff", share)
+
+
+def darker(colour: str, share: float) -> str:
+    return mixed(colour, "#000000", share)
+
+
+def luma(colour: str) -> float:
+    """Return the brightness of a colour `#rrggbb`, in [0, 1].
+
+    Source: ITU-R BT.601.
+    """
+    r, g, b = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return 0.299 * r + 0.587 * g + 0.114 * b
+
+
+class Colours(NamedTuple):
+    """Colours of a shape as `#rrggbb`: its fill, its second fill in gradients and patterns, its border, its label."""
+
+    fill: str
+    second: str
+    stroke: str
+    ink: str
+
+
+def of_hue(hue: float, saturation: float, lightness: float) -> str:
+    """Return a colour `#rrggbb` from hue, saturation and lightness in [0, 1]."""
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue % 1, lightness, saturation))
+
+
+def colours_of(fill: str, stroke: str) -> Colours:
+    """Return the colours of a shape with this fill and border, chosen so that the label is legible on the fill."""
+    if luma(fill) > 0.55:
+        return Colours(fill, darker(fill, 0.16), stroke, DARK_INK)
+    return Colours(fill, lighter(fill, 0.16), stroke, LIGHT_INK)
+
+
+def palette(rng: random.Random) -> list[Colours]:
+    """Return 2 to 4 colour schemes of a diagram: pale, strong, or grey with dark borders."""
+    first, count = rng.random(), rng.randint(2, 4)
+    hues = [first + i / count + rng.uniform(-0.06, 0.06) for i in range(count)]
+    kind = rng.choice(["pale", "pale", "strong", "grey"])
+    schemes = []
+    for i, hue in enumerate(hues):
+        saturation = rng.uniform(0.5, 0.95)
+        if kind == "pale":
+            scheme = of_hue(hue, saturation, rng.uniform(0.82, 0.9)), of_hue(hue, saturation, 0.32)
+        elif kind == "strong":
+            scheme = of_hue(hue, 0.7 * saturation, rng.uniform(0.3, 0.62)), of_hue(hue, 0.6, 0.18)
+        else:
+            scheme = of_hue(hue, 0.1, 1 - 0.08 * i), "#222222"
+        schemes.append(colours_of(*scheme))
+    return schemes
+
+
+@dataclass(frozen=True)
+class Paint:
+    """Looks of a shape.
+
+    Args:
+        colours: its colours.
+        style: fill style, from `FILLS`.
+        border: border style, from `DASHES`.
+        width: width of the border in pixels.
+        identity: id of its gradient or pattern.
+    """
+
+    colours: Colours
+    style: str
+    border: str
+    width: float
+    identity: str
+
+    def attributes(self, fill: str = "") -> dict[str, str | float]:
+        """Return the presentation attributes of an element of the shape; of its front unless it has another fill."""
+        front = self.colours.fill if self.style == "solid" else reference(self.identity)
+        dashes = " ".join(f"{length * self.width:g}" for length in DASHES[self.border])
+        attributes: dict[str, str | float] = {
+            "fill": fill or front,
+            "stroke": self.colours.stroke,
+            "stroke-width": self.width,
+        }
+        return {**attributes, "stroke-dasharray": dashes} if dashes else attributes
+
+    def definition(self) -> str:
+        """Return the code of the gradient or pattern; empty for a solid fill."""
+        draw = FILLS[self.style]
+        return draw(self) if draw else ""
+
+
+def _stops(paint: Paint) -> Sequence[str]:
+    first, second = paint.colours.fill, paint.colours.second
+    return [tag("stop", {"offset": i, "stop-color": colour}) for i, colour in enumerate((first, second))]
+
+
+def _linear(paint: Paint) -> str:
+    across: dict[str, str | float] = {"id": paint.identity, "x1": 0, "y1": 0, "x2": 0, "y2": 1}
+    return tag("linearGradient", across, *_stops(paint))
+
+
+def _radial(paint: Paint) -> str:
+    around: dict[str, str | float] = {"id": paint.identity, "cx": "0.5", "cy": "0.5", "r": "0.7"}
+    return tag("radialGradient", around, *_stops(paint))
+
+
+def _pattern(paint: Paint, *marks: str) -> str:
+    size: dict[str, str | float] = {"width": TILE, "height": TILE}
+    ground = tag("rect", {**size, "fill": paint.colours.fill})
+    return tag("pattern", {"id": paint.identity, **size, "patternUnits": "userSpaceOnUse"}, ground, *marks)
+
+
+def _stroke(paint: Paint, x1: float, y1: float, x2: float, y2: float) -> str:
+    return tag("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": paint.colours.second})
+
+
+def _dots(paint: Paint) -> str:
+    middle = TILE / 2
+    return _pattern(paint, tag("circle", {"cx": middle, "cy": middle, "r": 1.5, "fill": paint.colours.second}))
+
+
+def _hatching(paint: Paint) -> str:
+    return _pattern(paint, _stroke(paint, 0, TILE, TILE, 0))
+
+
+def _crosshatch(paint: Paint) -> str:
+    return _pattern(paint, _stroke(paint, 0, TILE, TILE, 0), _stroke(paint, 0, 0, TILE, TILE))
+
+
+def _horizontal(paint: Paint) -> str:
+    return _pattern(paint, _stroke(paint, 0, TILE / 2, TILE, TILE / 2))
+
+
+FILLS: Mapping[str, Callable[[Paint], str] | None] = {
+    "solid": None,
+    "gradient-linear": _linear,
+    "gradient-radial": _radial,
+    "dots": _dots,
+    "hatching": _hatching,
+    "crosshatch": _crosshatch,
+    "horizontal-lines": _horizontal,
+}
+"""Fill style -> code of its definition."""
+
 
 Outline = tuple[Point, ...]
 """Corners of a closed line, in order around it; a curve has many."""

@@ -1,16 +1,37 @@
-"""Bounding boxes of elements as the published evaluator finds them: transforms other than translations do not count."""
+"""Boxes, labels and clusters of elements as the published evaluator finds them.
+
+Transforms other than translations do not count. Texts are joined to the shapes that they label. Shapes of a response
+that lie so much upon each other count as one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from vlmrl.redaction.redact import excerpt
-from vlmrl.tasks.vfig.published.document import LINK, Work, name_of, refuse
-from vlmrl.tasks.vfig.published.transforms import distance, number, numbers, translation
+from vlmrl.tasks.vfig.published.document import (
+    LINK,
+    Fonts,
+    Work,
+    distance,
+    name_of,
+    normal,
+    number,
+    numbers,
+    refuse,
+    text_of,
+    translation,
+)
+
+if TYPE_CHECKING:
+    from vlmrl.tasks.vfig.published.response import Drawn
+
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge, in pixels."""
@@ -223,3 +244,143 @@ def groups_in(group: Element) -> list[Element]:
     for one in groups:
         groups += [child for child in one if name_of(child) == "g"]
     return groups
+
+
+UNDRAWN = {
+    "defs", "style", "title", "desc", "marker", "filter", "linearGradient", "radialGradient", "pattern", "symbol",
+}  # fmt: skip
+"""Elements whose content is not looked at."""
+NEAR = 150
+"""Distance of a text from the centre of its shape, in pixels, exclusive; texts in the widened box may be farther."""
+SAME_COLUMN = 30
+"""Distance in x of the lines of one label, in pixels, exclusive."""
+NEXT_LINE = 40
+"""Distance in y of the lines of one label, in pixels, exclusive."""
+
+
+@dataclass
+class Text:
+    """Text of a figure.
+
+    Args:
+        x, y: its own position, moved by the translations of its groups, in pixels.
+        text: its pieces with spaces between them; never "".
+        label: the same, as labels are compared.
+        font: its font family; "" without one.
+        is_used: whether a shape has it for its label.
+    """
+
+    x: float
+    y: float
+    text: str
+    label: str
+    font: str
+    is_used: bool = False
+
+
+def texts_in(root: Element, parent_of: Mapping[Element, Element]) -> list[Text]:
+    """Return every text of a figure, in document order; positions of tspans and classes do not count."""
+    return [] if name_of(root) in UNDRAWN else list(_texts(root, 0.0, 0.0, Fonts(parent_of, {})))
+
+
+def _texts(element: Element, dx: float, dy: float, fonts: Fonts) -> Iterator[Text]:
+    for child in element:
+        name = name_of(child)
+        if name in UNDRAWN:
+            continue
+        if name == "text":
+            if text := text_of(child):
+                x, y = number(child.get("x")) + dx, number(child.get("y")) + dy
+                yield Text(x, y, text, normal(text), fonts.of(child))
+            continue
+        move_x, move_y = translation(child.get("transform")) if name == "g" else (0.0, 0.0)
+        yield from _texts(child, dx + move_x, dy + move_y, fonts)
+
+
+def is_inside(x: float, y: float, box: Box, margin: float = 0.0) -> bool:
+    """Return whether a point lies in a box that is widened on every side; the edges belong to it."""
+    return box[0] - margin <= x <= box[2] + margin and box[1] - margin <= y <= box[3] + margin
+
+
+def claim_label(
+    box: Box, texts: Sequence[Text], work: Work, *, margin: float, inside_first: bool
+) -> tuple[str, str, list[Text]]:
+    """Return label, font and texts of a shape, and mark the texts as used; ("", "", []) without any.
+
+    Args:
+        box: the shape's.
+        texts: all of the figure.
+        work: counter of the comparisons.
+        margin: pixels by which the box is widened.
+        inside_first: whether texts in the box itself come first, in document order, whatever their distance.
+    """
+    middle_x, middle_y = centre(box)
+    work.spend(len(texts))
+    candidates: list[tuple[float, Text]] = []
+    for text in texts:
+        if text.is_used:
+            continue
+        away = distance(text.x - middle_x, text.y - middle_y)
+        if is_inside(text.x, text.y, box, margin) or away < NEAR:
+            is_first = inside_first and is_inside(text.x, text.y, box)
+            candidates.append((-1.0 if is_first else away, text))
+    if not candidates:
+        return "", "", []
+    candidates.sort(key=lambda candidate: candidate[0])
+    first = candidates[0][1]
+    lines = [first]
+    for _, text in candidates[1:]:
+        work.spend(len(lines))
+        if abs(text.x - first.x) < SAME_COLUMN and any(abs(text.y - line.y) < NEXT_LINE for line in lines):
+            lines.append(text)
+    lines.sort(key=lambda line: line.y)
+    for line in lines:
+        line.is_used = True
+    return " ".join(line.text for line in lines), lines[0].font, lines
+
+
+GAP = 2
+"""Largest gap of boxes that touch, in pixels."""
+INNER_SHARE = 0.8
+"""Share of the smaller box in the other from which it lies inside."""
+INNER_SIZE = 0.7
+"""Ratio of areas below which a box inside another is a shape of its own."""
+COMMON = 0.3
+"""Smallest share of either box that two boxes of one shape have in common, exclusive."""
+
+
+def merged(shapes: Sequence[Drawn], work: Work) -> list[list[Drawn]]:
+    """Return the shapes in groups that belong together, each group in the order of its members."""
+    group_of = list(range(len(shapes)))
+
+    def leader(i: int) -> int:
+        while group_of[i] != i:
+            group_of[i] = group_of[group_of[i]]
+            i = group_of[i]
+        return i
+
+    for i, one in enumerate(shapes):
+        work.spend(len(shapes) - i)
+        for j in range(i + 1, len(shapes)):
+            if belong_together(one.box, shapes[j].box):
+                first, second = sorted((leader(i), leader(j)))
+                group_of[second] = first
+    groups: dict[int, list[Drawn]] = {}
+    for i, one in enumerate(shapes):
+        groups.setdefault(leader(i), []).append(one)
+    return list(groups.values())
+
+
+def belong_together(one: Box, other: Box) -> bool:
+    """Return whether two boxes are taken for parts of one shape."""
+    across = min(one[2], other[2]) - max(one[0], other[0])
+    down = min(one[3], other[3]) - max(one[1], other[1])
+    if across <= 0 or down <= 0:
+        return False
+    common = across * down
+    small, large = sorted((area(one), area(other)))
+    if small <= 0:
+        return False
+    if common / small > INNER_SHARE and small / large < INNER_SIZE:
+        return False
+    return common / small > COMMON and common / large > COMMON

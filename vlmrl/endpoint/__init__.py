@@ -1,1 +1,0 @@
-"""Client for model servers that speak OpenAI's protocol of chat completions; for evaluation and for judges."""

@@ -1,0 +1,144 @@
+"""Process of a logger: reads frames from the run, calls the logger, and answers each frame.
+
+Requests: {"op": "open", "sink", "run"} once, then {"op": "log", "line"}, {"op": "samples", "line", "samples"} with
+image files as blobs, and {"op": "close", "status"}. The answer to each is {"op", "failed"}, where `failed` is the
+reason of a failure or null. The answer to `open` also has `opened`: the values that the logger returned.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlmrl.data.images import decode_image
+from vlmrl.errors import DataError, VlmrlError, reason_of
+from vlmrl.loggers import BUILTIN, file_and_class
+from vlmrl.loggers.base import Line, Messages, SampledRollout, Sink, SinkRun, pack
+from vlmrl.process import die_with_parent
+
+MAX_SIDE = 512
+"""Maximum width and height of an image for a logger, in pixels."""
+
+
+def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
+    """Answer requests until the logger is closed, the request pipe closes, or the parent process dies."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(5)  # training has priority
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    for fd in (request_fd, response_fd):
+        os.set_inheritable(fd, False)
+    messages, host = Messages(), LoggerHost()
+    while not host.closed and (data := os.read(request_fd, 1 << 20)):
+        for request, blobs in messages.take(data):
+            _send(response_fd, host.answer(request, blobs))
+            if host.closed:
+                break
+
+
+class LoggerHost:
+    """Logger and the handler of its requests. `closed`: whether the logger has ended or could not begin."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._sink: Sink | None = None
+
+    def answer(self, request: Mapping[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
+        """Execute a request. Return its answer."""
+        op = request["op"]
+        answer: dict[str, Any] = {"op": op, "failed": None}
+        try:
+            if self._sink is not None:
+                self._call(self._sink, request, blobs)
+            elif op == "open":
+                sink = load_sink(request["sink"])
+                answer["opened"] = dict(sink.open(_run(request["run"])) or {})
+                self._sink = sink
+        except BaseException as error:  # a user's code may raise even SystemExit; the run counts and reports errors
+            answer["failed"] = reason_of(error)
+        self.closed = op == "close" or self._sink is None
+        return answer
+
+    @staticmethod
+    def _call(sink: Sink, request: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
+        if request["op"] == "log":
+            sink.log(Line(**request["line"]))
+        elif request["op"] == "samples":
+            sink.samples(Line(**request["line"]), _samples(request["samples"], blobs))
+        else:
+            sink.close(request["status"])
+
+
+def load_sink(name: str) -> Sink:
+    """Create the logger that a recipe names.
+
+    Raises: VlmrlError if its library, its file or its class does not exist.
+    """
+    user_class = file_and_class(name)
+    if user_class is not None:
+        return _class_in(*user_class)()
+    builtin = BUILTIN[name]
+    try:
+        importlib.import_module(builtin.package)
+    except ImportError as error:
+        raise VlmrlError(f"{error}", hint=f"pip install '.[{builtin.extra}]' in the checkout of vlmrl") from error
+    return getattr(importlib.import_module(builtin.module), builtin.class_name)()
+
+
+def _class_in(file: str, class_name: str) -> Any:
+    """Import a user's file as a module, and return the class. The file's folder is added to the end of sys.path."""
+    spec = importlib.util.spec_from_file_location("vlmrl_user_sink", file)
+    if spec is None or spec.loader is None:
+        raise VlmrlError("this is not a Python file", where=file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.append(os.path.dirname(os.path.abspath(file)))
+    spec.loader.exec_module(module)
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        raise VlmrlError(f"there is no `{class_name}`", where=file)
+    return cls
+
+
+def _run(fields: Mapping[str, Any]) -> SinkRun:
+    return SinkRun(**{**fields, "standing": [Line(**line) for line in fields["standing"]]})
+
+
+def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list[SampledRollout]:
+    """Return the samples of a request. An item has the indices of the blobs that are its images; each is read once."""
+    images = [small_image(content) for content in blobs]
+    return [
+        SampledRollout(**{**item, "images": [image for i in item["images"] if (image := images[i]) is not None]})
+        for item in items
+    ]
+
+
+def small_image(content: bytes) -> bytes | None:
+    """Reduce an image file to at most `MAX_SIDE` pixels per side. Return None if it cannot be read.
+
+    A JPEG file stays JPEG; any other becomes PNG.
+    """
+    try:
+        image = decode_image(content)
+    except DataError:
+        return None
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    buffer = io.BytesIO()
+    if content.startswith(b"\xff\xd8"):
+        image.save(buffer, format="JPEG", quality=90)
+    else:
+        image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _send(fd: int, answer: dict[str, Any]) -> None:
+    data = memoryview(pack(answer))
+    while data:
+        data = data[os.write(fd, data) :]

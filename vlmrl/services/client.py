@@ -1,0 +1,445 @@
+"""Client of an endpoint: many requests at once, retries, limits of time and size. It has a thread with an event loop.
+
+The key is sent to the endpoint's own address alone: redirects are not followed, and no error or log has the key.
+Libraries that take an HTTP client, such as the SDK of a provider, get one that asks for no compression and refuses it
+unasked, so that an answer cannot grow in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from itertools import cycle
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import httpx
+
+from vlmrl.redaction.redact import remember
+from vlmrl.services.protocol import (
+    MOST_TOKENS_NAMES,
+    BrokenAnswer,
+    ChatAnswer,
+    ChatRequest,
+    EndpointDown,
+    EndpointError,
+    RequestRefused,
+    error_words,
+    failure_of,
+    read_answers,
+    retry_seconds,
+    what_to_check,
+)
+
+PER_POOL = 4
+"""Number of connections that a pool has on average."""
+KEEP_SECONDS = 30.0
+"""Time after which a connection that is not used is closed, in seconds."""
+HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
+"""Errors that a request of the client may raise; `failure_of_http` translates them."""
+
+
+class _TooLargeError(httpx.ReadError):
+    """Answer beyond the limit of size."""
+
+
+class _CutError(httpx.ReadError):
+    """Answer that ended, or was compressed, after its head had come."""
+
+
+class _BoundedStream(httpx.AsyncByteStream):
+    """Body of an answer, of at most `most_bytes` bytes."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, most_bytes: int) -> None:
+        self._stream, self._left = stream, most_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._stream:
+                self._left -= len(chunk)
+                if self._left < 0:
+                    raise _TooLargeError("the endpoint's answer is larger than the limit")
+                yield chunk
+        except _TooLargeError:
+            raise
+        except httpx.HTTPError as error:
+            raise _CutError(str(error) or type(error).__name__) from None
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def bounded_client(*, most_bytes: int, concurrency: int) -> httpx.AsyncClient:
+    """Return a client for one event loop. It limits no time: bound each request as a whole with `asyncio.wait_for`.
+
+    Args:
+        most_bytes: maximum size of an answer's body.
+        concurrency: number of connections that are kept for further requests.
+    """
+
+    async def bound(response: httpx.Response) -> None:
+        if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise _CutError("the endpoint compresses its answer unasked")
+        if isinstance(response.stream, httpx.AsyncByteStream):
+            response.stream = _BoundedStream(response.stream, most_bytes)
+
+    headers = {"accept-encoding": "identity"}
+    return open_client(concurrency=concurrency, headers=headers, event_hooks={"response": [bound]})
+
+
+def failure_of_http(error: BaseException, words: str, where: str) -> EndpointError:
+    """Return the endpoint's error for one of HTTP_ERRORS. `words`: the text of the error, without the key."""
+    if isinstance(error, _TooLargeError):
+        failure: EndpointError = RequestRefused(words, where=where)
+        failure.may_be_charged = True
+    elif isinstance(error, _CutError):
+        failure = BrokenAnswer(f"the endpoint's answer was cut: {words}", where=where)
+    else:
+        failure = EndpointDown(f"the endpoint cannot be reached: {words}", where=where)
+        failure.may_be_charged = may_have_arrived(error)
+    return failure
+
+
+def may_have_arrived(error: BaseException) -> bool:
+    """Return whether a request that failed like this may have reached the endpoint."""
+    return not isinstance(
+        error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol)
+    )
+
+
+class _SpreadTransport(httpx.AsyncBaseTransport):
+    """Several pools of connections, used in turn: the time of one pool grows with the square of its connections."""
+
+    def __init__(self, concurrency: int) -> None:
+        limits = httpx.Limits(max_keepalive_connections=2 * PER_POOL, keepalive_expiry=KEEP_SECONDS)
+        number, trusted = -(-concurrency // PER_POOL), httpx.create_ssl_context()  # reading certificates takes 25 ms
+        self._pools = [httpx.AsyncHTTPTransport(verify=trusted, limits=limits) for _ in range(number)]
+        self._turn = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over the next pool."""
+        return await next(self._turn).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for pool in self._pools:
+            await pool.aclose()
+
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def open_client(*, concurrency: int, **options: Any) -> httpx.AsyncClient:
+    """Return a client that follows no redirect and limits no time, for so many requests at once.
+
+    Args:
+        concurrency: number of connections that are kept for further requests.
+        options: further arguments of httpx.AsyncClient.
+    """
+    if getproxies():  # httpx itself reads the proxies of the environment, unless it is given a transport
+        limits = httpx.Limits(max_keepalive_connections=concurrency, keepalive_expiry=KEEP_SECONDS)
+        # No proxy serves this machine.
+        direct: dict[str, httpx.AsyncBaseTransport | None] = {f"all://{host}": None for host in LOOPBACK}
+        return httpx.AsyncClient(limits=limits, timeout=None, follow_redirects=False, mounts=direct, **options)
+    spread = _SpreadTransport(concurrency)
+    return httpx.AsyncClient(transport=spread, timeout=None, follow_redirects=False, **options)
+
+
+PATH = "/chat/completions"
+HIDDEN = "<hidden>"
+NOTIFY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """Settings of a client.
+
+    Args:
+        url: address of the server up to its version, such as `http://localhost:8000/v1`.
+        key_env: environment variable that holds the key; None = no key is sent.
+        concurrency: maximum number of requests in flight.
+        timeout_seconds: limit of one request, from connecting to the last byte.
+        attempts: number of times that a request is sent before it counts as failed.
+        backoff_seconds: pause before the second attempt; it doubles with each further one. The pauses are drawn between
+            half of that and all of it.
+        most_pause_seconds: maximum pause, also of a Retry-After.
+        most_answer_bytes: maximum size of an answer.
+    """
+
+    url: str
+    model: str
+    key_env: str | None = None
+    concurrency: int = 16
+    timeout_seconds: float = 600.0
+    attempts: int = 6
+    backoff_seconds: float = 1.0
+    most_pause_seconds: float = 120.0
+    most_answer_bytes: int = 16 * 1024 * 1024
+
+
+class _AttemptError(Exception):
+    """Failure of one attempt, after which another may follow.
+
+    Args:
+        failure: error if it was the last attempt.
+    """
+
+    def __init__(self, failure: EndpointError) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class EndpointClient:
+    """Client of one model of one endpoint. Use it as a context manager; its methods may be called from any thread.
+
+    Args:
+        notify: called, from the client's thread, with a line for the user when a request is tried again; at most every
+            `NOTIFY_SECONDS`.
+        sleep: coroutine function that waits for a number of seconds.
+        rng: source of the jitter.
+    Raises: EndpointError for an address that cannot be used, or when the variable of the key is not set.
+    """
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        *,
+        notify: Callable[[str], Any] = lambda text: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self.url = base_url(options.url)
+        self._key = read_key(options.key_env)
+        self._notify, self._sleep, self._rng = notify, sleep, rng or random.Random()
+        self._notified = -NOTIFY_SECONDS
+        self._takes_n, self._limit_name = True, MOST_TOKENS_NAMES[0]
+        self._calm_from = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+        self._thread.start()
+        self._run(self._open()).result()
+
+    def __enter__(self) -> EndpointClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(self, request: ChatRequest) -> Future[list[ChatAnswer]]:
+        """Send a request. Return the future of its `request.samples` answers.
+
+        All samples are asked for at once. A server that gives fewer, or refuses that, is asked for each alone.
+
+        The future raises: EndpointDown, EndpointRejects, RequestRefused or BrokenAnswer.
+        """
+        return self._run(self._all_samples(request))
+
+    def close(self) -> None:
+        """Cancel the requests in flight and end the thread. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
+        self._run(self._shut()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Awaitable) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)  # pyright: ignore[reportArgumentType]
+
+    async def _open(self) -> None:
+        self._slots = asyncio.Semaphore(self.options.concurrency)
+        headers = {"accept": "application/json", "accept-encoding": "identity", "content-type": "application/json"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        # The slots alone bound the requests: one that waits in httpx's own queue would use up its time.
+        # Time is limited for each request as a whole, in _in_time: limits of single reads would not bound it.
+        self._http = open_client(concurrency=self.options.concurrency, headers=headers)
+
+    async def _shut(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._http.aclose()
+
+    async def _all_samples(self, request: ChatRequest) -> list[ChatAnswer]:
+        task = asyncio.current_task()
+        assert task is not None
+        # A caller that has cancelled its future does not read the error; asyncio would print it with a traceback.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        answers: list[ChatAnswer] = []
+        while (missing := request.samples - len(answers)) > 0:
+            count = missing if self._takes_n else 1
+            try:
+                received = await self._repeat(request, count, len(answers))
+            except RequestRefused:
+                if count == 1:
+                    raise
+                self._takes_n = False
+                continue
+            if len(received) < count:
+                self._takes_n = False
+            answers += received[:count]
+        return answers
+
+    async def _repeat(self, request: ChatRequest, count: int, first: int) -> list[ChatAnswer]:
+        """Return the answers of one request for `count` responses, after as many attempts as it needs."""
+        attempt = 1
+        while True:
+            await self._wait_for_calm()
+            limit_name = self._limit_name
+            body = request.body(self.options.model, count=count, first=first, limit_name=limit_name)
+            try:
+                async with self._slots:
+                    return await self._in_time(body)
+            except RequestRefused as refusal:
+                # OpenAI's newer models refuse `max_tokens` and name the parameter that they know.
+                if limit_name == MOST_TOKENS_NAMES[0] and MOST_TOKENS_NAMES[1] in refusal.message:
+                    self._limit_name = MOST_TOKENS_NAMES[1]
+                    continue
+                raise
+            except _AttemptError as failed:
+                retry_after = failed.failure.retry_after
+                if retry_after:
+                    self._calm_from = max(self._calm_from, time.monotonic() + self._bounded(retry_after))
+                if attempt >= self.options.attempts:
+                    raise failed.failure from None
+                pause = self._pause(attempt, retry_after)
+                if time.monotonic() - self._notified >= NOTIFY_SECONDS:
+                    self._notified = time.monotonic()
+                    which = f"attempt {attempt + 1} of {self.options.attempts}"
+                    self._notify(f"{failed.failure.message}; {which} in {pause:.0f} s")
+                await self._sleep(pause)
+            attempt += 1
+
+    def _pause(self, attempt: int, retry_after: float) -> float:
+        """Return the pause after a failed attempt, in seconds, with jitter."""
+        whole = self._bounded(self.options.backoff_seconds * 2 ** (attempt - 1))
+        # The jitter comes on top of a Retry-After: otherwise all requests would come back at the same moment.
+        return self._bounded(retry_after) + whole * self._rng.uniform(0.5, 1.0)
+
+    def _bounded(self, seconds: float) -> float:
+        return min(seconds, self.options.most_pause_seconds)
+
+    async def _wait_for_calm(self) -> None:
+        """Wait until the last Retry-After has passed: it holds for all requests, not only for the one that got it."""
+        if (seconds := self._calm_from - time.monotonic()) > 0:
+            await self._sleep(seconds)
+
+    async def _in_time(self, body: bytes) -> list[ChatAnswer]:
+        try:
+            return await asyncio.wait_for(self._call(body), self.options.timeout_seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise _AttemptError(no_answer(self.options.timeout_seconds, self.url)) from None
+
+    async def _call(self, body: bytes) -> list[ChatAnswer]:
+        """Send a request once and read its answer. Raises: EndpointError, or _AttemptError if it may be tried again."""
+        has_begun = False
+        try:
+            async with self._http.stream("POST", self.url + PATH, content=body) as response:
+                has_begun = True
+                status, headers = response.status_code, response.headers
+                answer = await self._read(response)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            words = self._clean(str(error) or type(error).__name__)
+            if has_begun:
+                failure: EndpointError = BrokenAnswer(f"the endpoint's answer was cut: {words}", where=self.url)
+            else:
+                failure = EndpointDown(f"the endpoint cannot be reached: {words}", where=self.url)
+                failure.may_be_charged = may_have_arrived(error)
+            raise _AttemptError(failure) from None
+        if 200 <= status < 300:
+            try:
+                return [self._without_key(one) for one in read_answers(answer)]
+            except BrokenAnswer as error:
+                raise _AttemptError(BrokenAnswer(self._clean(error.message), where=self.url)) from None
+        raise self._error_of(status, headers, answer)
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        """Return the body of an answer. Raises: RequestRefused when it is larger than the limit."""
+        if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise _AttemptError(BrokenAnswer("the endpoint compresses its answer unasked", where=self.url))
+        chunks, size, most = [], 0, self.options.most_answer_bytes
+        async for chunk in response.aiter_raw():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > most:
+                failure = RequestRefused(f"the endpoint's answer has more than {most:,} bytes", where=self.url)
+                failure.may_be_charged = True
+                raise failure
+        return b"".join(chunks)
+
+    def _error_of(self, status: int, headers: httpx.Headers, answer: bytes) -> Exception:
+        failure = failure_of(
+            status,
+            error_words(answer, self._clean),
+            where=self.url,
+            hint=what_to_check(self.options.key_env, self.options.model),
+            location=self._clean(headers.get("location", "")),
+            retry_after=retry_seconds(headers.get("retry-after"), datetime.now(timezone.utc)),
+        )
+        return _AttemptError(failure) if isinstance(failure, EndpointDown) else failure
+
+    def _clean(self, text: str) -> str:
+        return text.replace(self._key, HIDDEN) if self._key else text
+
+    def _without_key(self, answer: ChatAnswer) -> ChatAnswer:
+        """Return the answer without the key, which a server might send back."""
+        if not self._key or self._key not in answer.text:
+            return answer
+        return replace(answer, text=self._clean(answer.text))
+
+
+def no_answer(seconds: float, where: str) -> EndpointDown:
+    """Return the error for an endpoint that did not answer within the limit of time."""
+    failure = EndpointDown(f"the endpoint did not answer within {seconds:g} s", where=where)
+    failure.may_be_charged = True
+    return failure
+
+
+def base_url(text: str) -> str:
+    """Return the address of an endpoint without the path of chat completions.
+
+    Raises: EndpointError unless it is an http or https address without a password, a query or a fragment.
+    """
+    hint = "write it like http://localhost:8000/v1 or https://api.openai.com/v1"
+    try:
+        parts = urlsplit(text.strip())
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_address = is_address and not re.search(r"[\s\x00-\x1f\x7f]", text.strip())
+    except ValueError:
+        is_address, parts = False, urlsplit("")
+    if not is_address:
+        raise EndpointError("the endpoint's address is not one of http or https", hint=hint)
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise EndpointError(
+            "the endpoint's address has a user, a password, a query or a fragment",
+            hint="put the key into an environment variable and name it with --key-env",
+        )
+    return text.strip().rstrip("/").removesuffix(PATH).rstrip("/")
+
+
+def read_key(name: str | None) -> str:
+    """Return the key in an environment variable; "" without one. Raises: EndpointError when it cannot be a key."""
+    if name is None:
+        return ""
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise EndpointError(f"the environment variable {name} has no key", hint=f"export {name}=...")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise EndpointError(f"the environment variable {name} holds characters that no key has", hint="set it again")
+    remember([key])
+    return key

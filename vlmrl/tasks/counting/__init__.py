@@ -1,1 +1,0 @@
-"""Questions for a number of objects in an image: the task counting."""
