@@ -16,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmrl.model.model_facts import ModelFacts, model_facts
-from vlmrl.preflight.gpu_models import parse_gpu
-from vlmrl.preflight.memory_plan import Cluster, MemoryPlan, make_plan
-from vlmrl.preflight.memory_sizes import PromptLengths
-from vlmrl.preflight.recompute_choice import KEY, choose_recomputation
 from vlmrl.recipe.auto_values import with_values
 from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.rules.engine import check_world
+from vlmrl.setup.memory_fit import KEY, choose_recomputation
+from vlmrl.setup.memory_plan import Cluster, MemoryPlan, make_plan
+from vlmrl.setup.memory_sizes import PromptLengths, parse_gpu
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = REPOSITORY / "tests" / "golden" / "models" / "Qwen3-VL-30B-A3B"

@@ -24,8 +24,8 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.sample import add_advantages, encode_prompt, is_dead_group, sample_rollouts
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.setup.model import make_encoder, make_policy, sampling_params
-from vlmrl.setup.open_values import settle_for_run
 from vlmrl.setup.sources import make_scorer, open_training
 from vlmrl.train.objectives import objective_of
 from vlmrl.train.optim import Optimizer

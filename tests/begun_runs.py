@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.runs import Run
 
 SETTINGS = """

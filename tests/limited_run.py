@@ -12,11 +12,11 @@ import resource
 import sys
 from pathlib import Path
 
-from vlmrl.cli.show.progress import ConsoleWatcher
+from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.errors import exit_of
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.train import rl
 from vlmrl.train.start import run_session
 

@@ -15,7 +15,7 @@ from parity import TOLERANCE, adapted, differences, packed, world
 from small_runs import TWO_STEPS, answers, assert_close_history, finite, make_place, train
 from tinyfamilies import build
 
-from vlmrl.inference.parity import deep_check
+from vlmrl.evaluate.deep_check import deep_check
 from vlmrl.model import load
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy

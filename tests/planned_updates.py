@@ -22,10 +22,10 @@ from vlmrl.model.memory import Setting
 from vlmrl.model.model_facts import model_facts
 from vlmrl.model.packing import PromptTokens, TrainItem, make_row
 from vlmrl.model.policy import Policy
-from vlmrl.preflight.memory import Target
-from vlmrl.preflight.memory_plan import Cluster, make_plan
-from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.memory_fit import Target
+from vlmrl.setup.memory_plan import Cluster, make_plan
+from vlmrl.setup.memory_sizes import PromptLengths
 from vlmrl.train.optim import Optimizer
 from vlmrl.types import Segment
 

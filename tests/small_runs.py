@@ -21,8 +21,8 @@ from checkpoint_files import contents_of
 from vlmrl.checkpoint import io
 from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.checkpoints import ADAPTER, DATA, MODEL
 from vlmrl.store.runs import Run, open_run
 from vlmrl.tasks.digits import prepare_digits

@@ -39,7 +39,7 @@ ALLOWED = {
     ("demo.py", "counting"): "the demo of counts is of that task",
     ("demo.py", "distance"): "the demo is of that task",
     ("data/table_values.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
-    ("diagnose/health.py", "digits"): "a class of characters, no task",
+    ("diagnose/signs.py", "digits"): "a class of characters, no task",
 }
 """(file, what it names) -> why it may."""
 

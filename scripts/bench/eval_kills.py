@@ -256,10 +256,14 @@ def main() -> None:
     if options.smoke:
         options.kills, options.rows = 2, 12
     kill.warm_up()
-    from vlmrl.evaluate import grading, run
-    from vlmrl.inference import endpoint_eval, engine_responses, evaluation  # noqa: F401
+    from vlmrl.evaluate import (
+        eval,  # noqa: F401
+        responses,
+        run,
+    )
+    from vlmrl.evaluate import run as grading
 
-    engine_responses.PIECE_PROMPTS = PIECE
+    responses.PIECE_PROMPTS = PIECE
     run.CHUNK_PROMPTS = grading.CHUNK_PROMPTS = 2 * PIECE
     rng = random.Random(options.seed)
     total = options.rows * SAMPLES

@@ -35,8 +35,7 @@ def measure(rows: int, samples: int) -> dict[str, Any]:
 
     from vlmrl.data.dataset import Rows
     from vlmrl.data.encode import EncodedPrompt
-    from vlmrl.evaluate.graded_pieces import GradedPieces
-    from vlmrl.evaluate.records import write_evaluation
+    from vlmrl.evaluate.records import GradedPieces, write_evaluation
     from vlmrl.evaluate.run import evaluate_responses
     from vlmrl.rewards.base import RewardSpec
     from vlmrl.rewards.scorer import Scorer

@@ -27,8 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.evaluate.estimates import difference_interval, mean_interval
-from vlmrl.evaluate.interval import Interval
+from vlmrl.evaluate.estimates import Interval, difference_interval, mean_interval
 from vlmrl.evaluate.repeated import PromptSamples, repeated_interval
 
 CENTRE, EDGE = (0.93, 0.97), 0.93

@@ -116,7 +116,7 @@ def compare_paths(model: Any, processor: Any, items: list[Any], repeats: int = 2
     """
     from flops import alone_work, shared_work, training_flops
 
-    from vlmrl.inference.parity import relative_difference, shared_logps, stock_logps, take_gradients
+    from vlmrl.evaluate.deep_check import relative_difference, shared_logps, stock_logps, take_gradients
     from vlmrl.model.load import banned_ids_of
     from vlmrl.model.policy import Policy
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
 HOLDS = {
+    "setup": "checks before a run, memory plan, start",
+    "evaluate": "eval, try; metrics, intervals, comparison",
     "loggers": "loggers",
     "services": "model servers; a model as a judge",
     "recipe": "recipes: schema, loading, checks",
@@ -23,12 +25,8 @@ HOLDS = {
     "tasks": "tasks: prompt, truth, reward",
     "rollout": "engines, weight sync",
     "checkpoint": "checkpoints, merge",
-    "evaluate": "metrics, intervals, comparison",
-    "preflight": "checks before a run, memory plan",
     "reward_check": "saved responses, probe",
     "diagnose": "why a run does not learn",
-    "setup": "start of a run",
-    "inference": "eval, try, parity",
     "train": "training loop",
     "report": "HTML pages",
     "launch": "several processes, Slurm",

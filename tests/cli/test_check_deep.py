@@ -13,8 +13,8 @@ from tinyworld import image
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
-from vlmrl.inference import parity
-from vlmrl.inference.parity import TOLERANCES, compare
+from vlmrl.evaluate import deep_check
+from vlmrl.evaluate.deep_check import TOLERANCES, compare
 from vlmrl.model import caches as split_attention
 from vlmrl.model.load import share_prefix
 from vlmrl.model.policy import Policy
@@ -90,14 +90,14 @@ def test_rows_that_disagree_are_named_and_leave_with_2(table, monkeypatch):
 
 
 def test_gradients_that_do_not_fit_are_left_out_and_said_so(table, monkeypatch):
-    monkeypatch.setattr(parity, "usable_memory", lambda: 1000)
+    monkeypatch.setattr(deep_check, "usable_memory", lambda: 1000)
     result = deep("--json")
     found = json.loads(result.stdout)["deep"]
     assert result.exit_code == 0 and found["gradient"] is None and "GiB are free" in found["gradient_note"]
 
 
 def test_check_without_deep_loads_no_model(table, monkeypatch):
-    monkeypatch.setattr(parity, "deep_check", lambda *a, **k: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(deep_check, "deep_check", lambda *a, **k: pytest.fail("the model was loaded"))
     result = CliRunner().invoke(app, ["check", "r.toml", "--json"])
     assert result.exit_code == 0 and "deep" not in json.loads(result.stdout)
 

@@ -29,13 +29,13 @@ INTERRUPTED = [
         "eval was interrupted: finished evaluations and responses are kept",
     ),
     (
-        "vlmrl.reward_check.open_table.is_table",
+        "vlmrl.reward_check.response_tables.is_table",
         ("reward-check", "one"),
         "reward-check was interrupted: no incomplete files",
     ),
     ("vlmrl.recipe.load.load_recipe", ("fetch", "r.toml"), "fetch was interrupted: what was downloaded is kept"),
     ("vlmrl.setup.checked_recipe.load_checked", ("try", "r.toml"), "try was interrupted: no incomplete files are left"),
-    ("vlmrl.launch.train_plan.prepare", ("sft", "r.toml"), "sft was interrupted: no incomplete files are left"),
+    ("vlmrl.launch.start.prepare", ("sft", "r.toml"), "sft was interrupted: no incomplete files are left"),
 ]
 
 
@@ -76,7 +76,7 @@ def test_what_an_interrupted_command_knows_itself_is_said_instead(tmp_path, monk
     def interrupted(*given: object, **named: object) -> None:
         raise Interruption("train of run x", "its last checkpoint is step-000004", "vlmrl train --resume x")
 
-    monkeypatch.setattr("vlmrl.launch.train_plan.prepare", interrupted)
+    monkeypatch.setattr("vlmrl.launch.start.prepare", interrupted)
     done = this_process("train", "r.toml", cwd=tmp_path)
     expected = (
         "train of run x was interrupted: its last checkpoint is step-000004; continue with: vlmrl train --resume x\n"

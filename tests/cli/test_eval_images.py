@@ -219,10 +219,10 @@ def test_a_killed_evaluation_of_a_model_generates_nothing_again(
 ) -> None:
     """Ctrl-C within the evaluation with changed images: the next command makes a new run, from the kept responses."""
     from vlmrl.data.blinded_images import BlindedDataset
-    from vlmrl.inference import engine_responses
+    from vlmrl.evaluate import responses
 
     generated: list[bool] = []
-    answer, dies = engine_responses.answer_pieces, [True]
+    answer, dies = responses.answer_pieces, [True]
 
     def answering(engine: Any, pieces: Any, *more: Any, **settings: Any) -> Any:
         def seen() -> Any:
@@ -236,7 +236,7 @@ def test_a_killed_evaluation_of_a_model_generates_nothing_again(
 
         return answer(engine, seen(), *more, **settings)
 
-    monkeypatch.setattr(engine_responses, "answer_pieces", answering)
+    monkeypatch.setattr(responses, "answer_pieces", answering)
     words = ["eval", str(tiny_folder), "--recipe", "mine.toml", "--images", "noise", "--json"]
     words += settings("model.dtype=float32", "model.max_pixels=12544", "rollout.engine=torch")
     done = this_process(*words, cwd=place)

@@ -13,7 +13,7 @@ from command_line import own_process, settings, this_process
 from vlmrl.dist.world import OPEN_PORTS
 from vlmrl.errors import LaunchError
 from vlmrl.launch.request import EvalRequest, GenerateRequest, Machines, TrainRequest
-from vlmrl.launch.train_plan import describe_other_processes
+from vlmrl.launch.start import describe_other_processes
 from vlmrl.store.runs import create_run, resume_run
 from vlmrl.tasks.digits import prepare_digits
 
@@ -113,8 +113,8 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> A
         requests.append(request)
         raise LaunchError("stopped here")
 
-    monkeypatch.setattr("vlmrl.launch.train_plan.prepare", stop)
-    monkeypatch.setattr("vlmrl.launch.eval_ranks.evaluate_on_ranks", lambda gpus, request, *others: stop(request))
+    monkeypatch.setattr("vlmrl.launch.start.prepare", stop)
+    monkeypatch.setattr("vlmrl.launch.start.evaluate_on_ranks", lambda gpus, request, *others: stop(request))
     this_process(*words, cwd=tmp_path)
     (request,) = requests
     return request

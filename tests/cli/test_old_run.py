@@ -17,13 +17,12 @@ from tinyworld import assert_close
 from vlmrl.checkpoint.merge import merge
 from vlmrl.checkpoint.proof import ProofRequest, check_gap, prove
 from vlmrl.errors import StoreError
-from vlmrl.inference.eval_recipe import choose_recipe
-from vlmrl.inference.eval_rows import rows_to_evaluate
-from vlmrl.inference.evaluation import EvalSettings, plan
+from vlmrl.evaluate.eval import EvalSettings, plan
+from vlmrl.evaluate.eval_rows import choose_recipe, rows_to_evaluate
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.setup.model_origin import ModelOrigin
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
 from vlmrl.tasks.digits import prepare_digits

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from vlmrl.cli.show.progress import PartCounter
+from vlmrl.cli.progress import PartCounter
 
 
 class Terminal(io.StringIO):

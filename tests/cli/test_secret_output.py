@@ -8,7 +8,7 @@ import json
 import pytest
 
 from vlmrl.cli.output import console, emit, print_error, say, show_table
-from vlmrl.cli.show.progress import ConsoleWatcher
+from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.redaction.redact import HIDDEN
 from vlmrl.rewards.sandbox.pool import Failure, as_error
 

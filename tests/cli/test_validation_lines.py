@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from vlmrl.cli.show.comparison import show_side_by_side
-from vlmrl.cli.show.eval_table import show_evaluations
-from vlmrl.cli.show.progress import ConsoleWatcher, by_cell
+from vlmrl.cli.compare import show_side_by_side
+from vlmrl.cli.eval import show_evaluations
+from vlmrl.cli.progress import ConsoleWatcher, by_cell
 
 WITH_SETTINGS = {
     "eval/reward": 0.5,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import this_process
 
-from vlmrl.cli.show.progress import ConsoleWatcher
-from vlmrl.cli.show.training_end import closing_lines, result_fields
+from vlmrl.cli.progress import ConsoleWatcher
+from vlmrl.cli.train import closing_lines, result_fields
 from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.train.journal import Health
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import own_process, started, this_process
 
-from vlmrl.cli.show.step_table import waiting_text
+from vlmrl.cli.run_screens import waiting_text
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run, resume_run
 from vlmrl.store.summary import Followed, phase_seconds
@@ -155,7 +155,7 @@ def test_phases_are_the_longest_first_without_the_step_itself() -> None:
 
 
 def test_a_reward_of_one_number_is_said_once():
-    from vlmrl.cli.show.progress import _step_parts
+    from vlmrl.cli.progress import _step_parts
 
     line = {"reward/mean": 0.481, "reward/part/reward": 0.481, "rollout/dead_group_share": 0.0,
             "rollout/truncated_share": 0.0, "rollout/response_tokens_mean": 4.0,

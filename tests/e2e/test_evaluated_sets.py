@@ -6,7 +6,7 @@ import pytest
 from small_runs import Ears, begin, go_on, make_place, train
 
 from vlmrl.errors import DataError
-from vlmrl.evaluate.over_checkpoints import over_checkpoints
+from vlmrl.evaluate.over_training import over_checkpoints
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.train.validation import is_due

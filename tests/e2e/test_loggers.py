@@ -244,7 +244,7 @@ def test_trackio_holds_one_run_with_everything(logged):
 
 @pytest.mark.slow
 def test_a_logger_of_ones_own_gets_both_kinds_of_runs_and_forks_have_a_parent(place, plain, tmp_path):
-    from vlmrl.setup.new_run import Labels
+    from vlmrl.setup.run_records import Labels
     from vlmrl.train.resume import ResumeRequest, fork_run, plan_fork
     from vlmrl.train.start import run_session
 

@@ -23,7 +23,7 @@ from small_runs import (
 
 from vlmrl.checkpoint import io
 from vlmrl.errors import StoreError
-from vlmrl.setup.new_run import Labels
+from vlmrl.setup.run_records import Labels
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run

@@ -11,9 +11,9 @@ from command_line import this_process
 from small_runs import TWO_STEPS, assert_same_run, go_on, recipe_text, train, train_in_parts
 
 from vlmrl.errors import StoreError
-from vlmrl.inference import evaluation
+from vlmrl.evaluate import eval
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
-from vlmrl.reward_check.saved_responses import open_saved
+from vlmrl.reward_check.scoring import open_saved
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store.removal import removable, remove_runs
 from vlmrl.store.runs import Run
@@ -154,14 +154,14 @@ def test_commands_take_the_list(place, run):
 
 def test_a_run_that_is_removed_while_it_is_evaluated_does_not_come_back(place, run, tmp_path, monkeypatch):
     shutil.copytree(run.dir, tmp_path / "runs" / run.id)
-    evaluate = evaluation.evaluate_responses
+    evaluate = eval.evaluate_responses
 
     def removing(*args, **settings):
         done = evaluate(*args, **settings)
         remove_runs(removable(tmp_path / "runs", [run.id]))
         return done
 
-    monkeypatch.setattr(evaluation, "evaluate_responses", removing)
+    monkeypatch.setattr(eval, "evaluate_responses", removing)
     done = this_process("eval", run.id, "--runs", tmp_path / "runs", "--max-rows", "2", cwd=place)
     assert done.code == 2 and "the run was removed while it was evaluated" in done.err
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["unfinished"]

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from vlmrl.model.model_facts import ModelFacts, model_facts
-from vlmrl.preflight.gpu_models import Gpu, parse_gpu
-from vlmrl.preflight.memory import FittedPlan, Target, plan_memory
-from vlmrl.preflight.memory_fit import possible_changes
-from vlmrl.preflight.memory_plan import Cluster, MemoryPlan
-from vlmrl.preflight.memory_sizes import PromptLengths
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
+from vlmrl.setup.memory_fit import FittedPlan, Target, plan_memory, possible_changes
+from vlmrl.setup.memory_plan import Cluster, MemoryPlan
+from vlmrl.setup.memory_sizes import Gpu, PromptLengths, parse_gpu
 
 MODELS = Path(__file__).parent / "models"
 GPU = parse_gpu("80")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.evaluate.row_keys import RowKeys, incidence_of
+from vlmrl.evaluate.estimates import RowKeys, incidence_of
 
 ROWS = st.lists(st.lists(st.sampled_from("abcdefg"), max_size=4), max_size=12)
 

@@ -15,8 +15,8 @@ from small_runs import Ears
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.new_run import Labels, start_run
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.train.resume import ResumeRequest, plan_resume, reopen_run
 from vlmrl.train.start import run_session, share_run
 

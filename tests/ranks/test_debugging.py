@@ -33,7 +33,7 @@ eval = {every_steps = 0, max_rows = 2}
 CLOCKS = settings("reward.timeout_seconds=2.0", "parallel.timeout_seconds=4.0")
 LAUNCH = """
 import json, sys
-from vlmrl.launch.agent import Job, launch
+from vlmrl.launch.ranks import Job, launch
 ending, run = launch(Job(**json.loads(sys.argv[1])))
 print(ending.message)
 sys.exit(ending.code)

@@ -18,7 +18,7 @@ from processes import END_SECONDS, TESTS, assert_all_gone, awaited, free_endpoin
 
 LAUNCH = """
 import json, sys
-from vlmrl.launch.agent import Job, launch_twice
+from vlmrl.launch.ranks import Job, launch_twice
 job = Job(**json.loads(sys.argv[1]))
 ending, run = launch_twice(job, lambda run: job, lambda text: print(text, file=sys.stderr))
 print(f"code {ending.code} run {run}")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.explain import list_recipes
 from vlmrl.recipe.files import shipped_folder
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
+from vlmrl.setup.catalogs import catalogs
 
 RECIPES = sorted(path for path in shipped_folder().rglob("*.toml"))
 DATA = '[[data]]\npath = "data/{task}"\ntask = "{task}"\n'

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.cli.output import console, draw_table, emit, say, show_table
-from vlmrl.cli.show.progress import ConsoleWatcher
+from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.recipe.files import tomllib
 from vlmrl.store.runs import create_run
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory

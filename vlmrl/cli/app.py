@@ -12,8 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from vlmrl import __version__
-from vlmrl.cli.interruption import describe_interruption
-from vlmrl.cli.output import print_error, say
+from vlmrl.cli.output import describe_interruption, print_error, say
 from vlmrl.errors import exit_of
 from vlmrl.process import end_on_sigterm, keep_standard_streams
 
@@ -83,8 +82,11 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
         raise typer.Exit
 
 
+HOMES = {"fetch": ("launch", "register_fetch"), "sft": ("train", "register_sft")}
+"""Commands that have no module of their own: name -> module, function."""
 for _name in COMMANDS:
-    importlib.import_module(f"vlmrl.cli.{_name}").register(app)
+    _module, _register = HOMES.get(_name, (_name, "register"))
+    getattr(importlib.import_module(f"vlmrl.cli.{_module}"), _register)(app)
 
 
 def main() -> None:

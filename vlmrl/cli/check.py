@@ -1,14 +1,247 @@
-"""`vlmrl check`: find the problems of a recipe, its data and this machine, and show the plan of the run."""
+"""`vlmrl check`: find the problems of a recipe, its data and this machine, and show the plan of the run.
+
+The memory plan has a line per phase and its largest parts, and changes that make the run fit.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.output import emit
-from vlmrl.cli.show.check_plan import show_each, show_parity, show_plan, show_problems
+from vlmrl.cli.output import console, emit, shorten
+from vlmrl.errors import Problem, gib
+from vlmrl.untrusted import one_line, plural, visible
+
+SHOWN_PARTS = 5
+"""Number of parts that are listed per phase, the largest first."""
+
+
+def show_memory(plan: Mapping[str, Any]) -> None:
+    """Print a plan of `setup/memory_plan.py`, given as JSON values."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console(stderr=False)
+    out.print(Text(f"\nmemory  {_title(plan)}", style="bold"))
+    table = Table("phase", "needs", "share", "largest parts", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for phase in plan["phases"]:
+        where = " (engine GPUs)" if phase["on"] == "engine" else ""
+        full = phase["bytes"] > plan["bytes_each"]
+        share = Text(f"{phase['bytes'] / max(1, plan['bytes_each']):.0%}", style="bold red" if full else "")
+        table.add_row(Text(phase["phase"] + where), Text(gib(phase["bytes"])), share, Text(_parts(phase["parts"])))
+    out.print(table)
+    if plan["device"] != "this machine":
+        for phase in plan["host"]:
+            have = "" if plan["host_bytes"] is None else f" of {gib(plan['host_bytes'])}"
+            out.print(Text(f"main memory, {phase['phase']}: {gib(phase['bytes'])}{have}: {_parts(phase['parts'])}"))
+    if plan["kv_cache"]:
+        needed = f"; all responses of a step at once need {gib(plan['kv_cache_needed'])}"
+        out.print(Text(f"vLLM's cache: {gib(plan['kv_cache'])} per GPU{needed}"))
+    for note in plan["notes"]:
+        out.print(Text(note))
+    if not plan["measured_prompts"]:
+        out.print(Text("prompts were not measured: planned for the longest that rollout.max_prompt_tokens allows"))
+    for number, change in enumerate(plan["changes"]):
+        text = Text("fits with  " if number == 0 else "or         ", style="bold")
+        out.print(text + Text(f"{change['words']}   ({change['costs']}; then at most {gib(change['peak'])})"))
+
+
+def _title(plan: Mapping[str, Any]) -> str:
+    count = plan["processes"]
+    if plan["device"] == "this machine":
+        each = "" if count == 1 else f", shared by {count} processes"
+        whole = plan["bytes_each"] * count
+        need = f"needs {gib(plan['peak'] * count)} of {gib(whole)} of main memory{each}"
+        need += " (estimated, without Python and its libraries)"
+        return f"{'fits' if plan['fits'] else 'does not fit'}: {need}"
+    train = f"{plan['trainers']} train, {plan['engines']} generate" if plan["engines"] else "each trains and generates"
+    fits = "does not fit" if not plan["fits"] else "fits, barely" if plan["tight"] else "fits"
+    return f"{fits}: {count} x {plan['device']} with {gib(plan['bytes_each'])}; {train} (per GPU, estimated)"
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    named = [f"{name} {gib(size)}" for name, size in largest[:SHOWN_PARTS]]
+    rest = sum(size for _, size in largest[SHOWN_PARTS:])
+    return ", ".join([*named, f"others {gib(rest)}"] if rest else named)
+
+
+MAX_RESPONSE = 160
+"""Maximum number of characters of a correct response that are shown."""
+
+
+def show_parity(parity: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    allowed = parity["tolerance"]
+    gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
+    lines = [
+        ("deep", f"{parity['path']}; {parity['dtype']}; compared with the model's own forward of each response alone"),
+        (
+            "",
+            f"log-prob difference at most {parity['logp_max']:.1e} nats (allowed {allowed['logp_max']:g}); "
+            f"gradient {gradient} (allowed {allowed['gradient']:g})",
+        ),
+        ("", f"allowed because {allowed['why']}"),
+    ]
+    if parity["sampler_gap"] is not None:
+        lines.append(("", f"built-in engine and trainer differ by at most {parity['sampler_gap']:.1e} nats"))
+    for row in parity["rows"]:
+        lengths = "+".join(map(str, row["response_tokens"]))
+        sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
+        verdict = "" if row["agrees"] else "  DISAGREES"
+        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{verdict}"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in lines:
+        table.add_row(Text(name, style="bold"), Text(value))
+    console(stderr=False).print(table)
+
+
+def show_plan(plan: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in _plan_lines(plan):
+        table.add_row(Text(name, style="bold"), Text(value))
+    if table.row_count:
+        console(stderr=False).print(table)
+    if "memory" in plan:
+        show_memory(plan["memory"])
+
+
+def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, data in plan.get("data", {}).items():
+        others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
+        task = data["task"] + (f", variant {data['variant']}" if data["variant"] else "")
+        yield f"data {name}", f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {task}"
+        if data.get("truth"):
+            yield "", f"types of the truth: {visible(one_line(data['truth']))}"
+    for name, prompts in plan.get("prompts", {}).items():
+        yield from _prompt_lines(name, prompts)
+    for name, boxes in plan.get("boxes", {}).items():
+        yield from _box_lines(name, boxes)
+    for name, reward in plan.get("reward", {}).items():
+        weights = ", ".join(f"{part} {weight:g}" for part, weight in reward["weights"].items()) or "no weights"
+        profile = f" (profile {reward['profile']})" if reward["profile"] else ""
+        yield f"reward {name}", f"{reward['name']}{profile}: {weights}"
+        if reward["accuracy"]:
+            yield "", f"accuracy: {reward['accuracy']}"
+        scores = [f"{label} {reward[key]:.3g}" for label, key in _ANSWERS if reward[key] is not None]
+        if scores:
+            most = "" if reward["largest"] is None else f"; the maximum is {reward['largest']:g}"
+            yield "", f"{', '.join(scores)}{most}"
+    for name, facts in plan.get("services", {}).items():
+        yield f"service {name}", str(facts["line"])
+    if "run" in plan:
+        yield "run", _run_line(plan["run"])
+        epochs = ", ".join(f"{name} {epochs:.2f}" for name, epochs in plan["run"]["epochs"].items())
+        yield "", f"passes over the data: {epochs or 'not known'}; {plan['run']['validations']} validations"
+    yield from _machine_lines(plan)
+
+
+_ANSWERS = (("a right answer earns", "correct_response"), ("an empty response earns", "empty_response"))
+
+
+def _prompt_lines(name: str, prompts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    images = f", {prompts['image_tokens_mean']:.0f} of them image tokens" if prompts["images"] else ""
+    yield (
+        f"prompts {name}",
+        f"{prompts['tokens_mean']:.0f} tokens on average{images}; longest {prompts['tokens_max']:,}",
+    )
+    most = max(count for _, _, count in prompts["histogram"])
+    if len(prompts["histogram"]) > 1:
+        for low, high, count in prompts["histogram"]:
+            yield "", f"{low:>7,} - {high:<7,} {'#' * round(30 * count / most)} {count}"
+    if prompts["images"]:
+        sizes = " to ".join([prompts["image_sizes"][0], *prompts["image_sizes"][1:][-1:]])
+        resized = f"{prompts['images_enlarged']} enlarged, {prompts['images_shrunk']} shrunk of {prompts['images']}"
+        yield "", f"images as the model sees them: {sizes}; {resized} sampled images"
+
+
+def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from vlmrl.tasks.positions import COLOUR_WORDS
+
+    yield f"boxes {name}", f"declared in the space `{boxes['space']}`: {boxes['meaning']}"
+    if boxes["overlap"] is not None:
+        response = shorten(one_line(boxes["correct_response"]), MAX_RESPONSE)
+        yield "", f"a correct response is read with an IoU of {boxes['overlap']:.2f}, such as {response}"
+    if boxes["pictures"]:
+        folder = Path(boxes["pictures"][0]).parent
+        look = "look whether the boxes surround the objects"
+        yield "", f"{len(boxes['pictures'])} pictures ({COLOUR_WORDS}) in {folder}: {look}"
+
+
+def _run_line(run: Mapping[str, Any]) -> str:
+    checkpoints = f"{run['checkpoints']} checkpoint{plural(run['checkpoints'])}"
+    if "responses" not in run:
+        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {checkpoints}"
+    return (
+        f"{run['steps']:,} steps x {run['prompts_per_step']} prompts x {run['samples_per_prompt']} samples = "
+        f"{run['responses']:,} responses, {run['updates']:,} updates, {checkpoints}"
+    )
+
+
+def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "model" not in plan:
+        return
+    model, disk = plan["model"], plan["disk"]
+    yield (
+        "model",
+        f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
+    )
+    from vlmrl.setup.auto_choice import choice_text
+
+    for choice in plan.get("chosen", []):
+        yield "chosen", choice_text(choice)
+    if "attention" in plan:
+        yield from _attention_lines(plan["attention"])
+    yield (
+        "disk",
+        (
+            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
+            f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
+            f"{gib(disk['free_bytes'])} free in {disk['folder']}"
+        ),
+    )
+
+
+def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    text, images = attention["text"], attention["images"]
+    yield "attention", text if text == images else f"{text}; for images {images}"
+    if attention["missing"]:
+        yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
+
+
+def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
+    """Print the problems, errors first, and their number. `shown`: problems that are already printed."""
+    from rich.text import Text
+
+    show_each([p for p in problems if p not in shown])
+    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "no problems"
+    console(stderr=False).print(Text(f"\n{counts}"))
+
+
+def show_each(problems: Sequence[Problem]) -> None:
+    from rich.text import Text
+
+    from vlmrl.errors import format_error
+
+    out = console(stderr=False)
+    for p in sorted(problems, key=lambda p: p.level != "error"):
+        text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
+        text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
+        out.print(text)
+
+
+def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
+    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    return [(n, level) for n, level in counts if n]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +284,7 @@ def check(
     own forward pass of each response alone. If rows disagree, it names them, and the exit code is 2. Whether the
     largest packed row fits in memory is tested by `train` and `sft` before their first step.
     """
-    from vlmrl.inference.full_check import check_everything
+    from vlmrl.evaluate.full_check import check_everything
     from vlmrl.store.layout import runs_root
 
     result = check_everything(

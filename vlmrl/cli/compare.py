@@ -1,22 +1,202 @@
-"""`vlmrl compare A B`: compare two runs or evaluations."""
+"""`vlmrl compare A B`: compare two runs or evaluations, or settings of several runs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.output import emit, tell
-from vlmrl.cli.show.comparison import (
-    show_checkpoints,
-    show_differences,
-    show_epochs,
-    show_paired,
-    show_side_by_side,
-    side_title,
-)
-from vlmrl.cli.show.settings import show_settings
+from vlmrl.cli.output import emit, show_table, tell
+
+QUIET_GROUPS = ("time/", "memory/")
+"""Groups of metrics that are not in the tables, as those of reflection are not; --json has them."""
+
+
+def side_title(side: dict[str, Any]) -> str:
+    if side["run"] is None:
+        return side["ref"]
+    name = f" ({side['name']})" if side["name"] else ""
+    labels = f"  [{'; '.join(side['labels'])}]" if side["labels"] else ""
+    return f"{side['run']}{name}  {side['kind']}, {side['status']}{labels}"
+
+
+def show_differences(title: str, rows: list[dict[str, Any]], none: str) -> None:
+    if not rows:
+        tell(f"\n{title}: {none}")
+        return
+    tell("")
+    show_table(title, ("", "A", "B"), [(r["key"], _value(r["a"]), _value(r["b"])) for r in rows], titled=True)
+
+
+def show_side_by_side(title: str, rows: list[dict[str, Any]]) -> None:
+    from vlmrl.tasks.reflection import PREFIX
+
+    quiet = [f"/{group}" for group in (*QUIET_GROUPS, PREFIX)]
+    shown = [
+        r for r in rows if not r["key"].endswith(("_low", "_high")) and not any(g in f"/{r['key']}" for g in quiet)
+    ]
+    if len(shown) < 2:
+        return
+    tell("")
+    if "a_best" in shown[0]:
+        columns = ("", "A last", "B last", "A best", "B best")
+        cells = [(r["key"], *(_value(r[k]) for k in ("a", "b", "a_best", "b_best"))) for r in shown]
+    else:
+        columns = ("", "A", "B")
+        cells = [(r["key"], _value(r["a"]), _value(r["b"])) for r in shown]
+    show_table(title, columns, cells, titled=True)
+
+
+def show_paired(evaluation: dict[str, Any]) -> None:
+    from vlmrl.evaluate.significance import LEADING, words_of_power, words_of_test
+
+    n, a, b = evaluation["rows_paired"], evaluation["rows_a"], evaluation["rows_b"]
+    tell("")
+    if not evaluation["metrics"]:
+        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
+        return
+    of = "" if n == a == b else f" of {a} and {b}"
+    cells = [
+        (
+            m["metric"],
+            _value(m["a"]),
+            _value(m["b"]),
+            f"{m['difference']:+.4f}",
+            _interval(m),
+            _p_value(m["test"]),
+            m["verdict"],
+            str(m["n"]),
+        )
+        for m in evaluation["metrics"]
+    ]
+    title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
+    corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
+    p_name = "p (Holm)" if corrected else "p"
+    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "rows"), cells, titled=True)
+    for m in evaluation["metrics"]:
+        if m["test"] and m["metric"] in LEADING:
+            tell(words_of_test(m["metric"], m["test"]))
+    if evaluation["power"]:
+        tell(words_of_power(evaluation["power"]))
+    if evaluation["label"]:
+        tell(f"these are {evaluation['label']}")
+    if evaluation["blind_probe"]:
+        for text in evaluation["blind_probe"]["conclusion"]:
+            tell(text)
+    if evaluation["rows_with_other_truth"]:
+        tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
+
+
+def show_checkpoints(entries: list[dict[str, Any]]) -> None:
+    """Print the results over the checkpoints of each run; a maximum that was chosen on its own rows has a label.
+
+    Those of validation rows are left out: the table of validations has them.
+    """
+    from vlmrl.evaluate.over_training import words_of_steps
+
+    shown = [entry for entry in entries if entry["role"] != "validation"]
+    if shown:
+        tell("\nOver checkpoints (selected by validation alone)")
+    for entry in shown:
+        tell(f"{entry['side']}  {entry['evaluation']}: {words_of_steps(entry)}")
+
+
+def show_epochs(entries: list[dict[str, Any]]) -> None:
+    """Print the results over epochs of each side, and below them which rows the maxima were chosen on."""
+    if not entries:
+        return
+    several = any(len(setting["runs"]) > 1 for entry in entries for setting in entry["settings"])
+    columns = ("", "metric", "before training", "mean", "selected", "maximum*", "paper: base, mean, max")
+    rows = []
+    for entry in entries:
+        for s in entry["settings"]:
+            bands = (_band(s[name]) for name in ("base", "mean", "selected", "max"))
+            paper = ", ".join(_value(s["paper"].get(name)) for name in ("base", "mean", "max")) if s["paper"] else ""
+            rows.append((f"{s['label']} {s['kind']}", entry["metric"], *bands, paper))
+    published = [i for i in range(len(columns)) if i < len(columns) - 1 or any(row[i] for row in rows)]
+    tell("")
+    show_table(
+        "Over epochs" + (", mean over runs +- one standard deviation" if several else ""),
+        [columns[i] for i in published],
+        [tuple(row[i] for i in published) for row in rows],
+        titled=True,
+    )
+    for label in dict.fromkeys(entry["label"] for entry in entries):
+        tell(f"* {label}")
+
+
+def _band(band: dict[str, Any] | None) -> str:
+    if band is None:
+        return "-"
+    return f"{band['mean']:.3f}" + ("" if band["sd"] is None else f" +- {band['sd']:.3f}")
+
+
+def _p_value(test: dict[str, Any] | None) -> str:
+    """Return the p-value of a test, corrected if several were made; "" if the metric is not tested."""
+    return "" if test is None else f"{test['p_holm']:.3g}"
+
+
+def _interval(metric: dict[str, Any]) -> str:
+    if metric["low"] is None or metric["high"] is None:
+        return "-"
+    return f"[{metric['low']:+.4f}, {metric['high']:+.4f}]"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show_settings(result: dict[str, Any]) -> None:
+    """Print the result of `evaluate.settings.compare_settings`: the conclusion first."""
+    tell(result["conclusion"]["text"], bold=True)
+    tell("")
+    for setting in result["settings"]:
+        for run in setting["runs"]:
+            tell(f"{setting['letter']}  {side_title(run)}")
+    for evaluation in result["evaluations"]:
+        _show_evaluation(evaluation)
+    tell(f"intervals: {result['intervals']}")
+    tell(f"tests: {result['tests']}")
+    show_checkpoints(result["checkpoints"])
+    show_epochs(result["epochs"])
+    for note in result["notes"]:
+        tell(f"\n{note}")
+
+
+def _show_evaluation(evaluation: dict[str, Any]) -> None:
+    tell("")
+    means = [
+        (letter, metric, f"{m['mean']:.4f}", "-" if m["sd"] is None else f"{m['sd']:.4f}", _runs(m["runs"]))
+        for letter, metrics in evaluation["settings"].items()
+        for metric, m in metrics.items()
+    ]
+    title = f"Evaluation {evaluation['name']}, {evaluation['rows']} rows that all answered"
+    show_table(title, ("", "metric", "mean", "sd between runs", "runs"), means, titled=True)
+    tell("")
+    rows = [
+        (
+            d["pair"],
+            d["metric"],
+            f"{d['difference']:+.4f}",
+            "-" if d["low"] is None else f"[{d['low']:+.4f}, {d['high']:+.4f}]",
+            f"{d['test']['p']:.3g}",
+            f"{d['test']['p_holm']:.3g}",
+            d["verdict"],
+        )
+        for d in evaluation["differences"]
+    ]
+    show_table(
+        "Differences", ("", "metric", "difference", "95% interval", "p", "p (Holm)", "verdict"), rows, titled=True
+    )
+    if evaluation["label"]:
+        tell(f"these are {evaluation['label']}")
+
+
+def _runs(means: list[float]) -> str:
+    return " ".join(f"{mean:.3f}" for mean in means)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,8 +1,11 @@
-"""`vlmrl eval`: evaluate a model on rows that training did not see, with 95% intervals."""
+"""`vlmrl eval`: evaluate a model on rows that training did not see, with 95% intervals.
+
+The model is loaded here, or named at a server with `--endpoint` and `--model`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +14,289 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.answering import endpoint_of, open_answering
-from vlmrl.cli.output import emit, say, say_origin, show_warnings
-from vlmrl.cli.show.eval_table import result_fields, show_evaluations
-from vlmrl.cli.show.progress import counter
-from vlmrl.errors import RecipeError
+from vlmrl.cli.output import emit, say, say_origin, show_table, show_warnings, tell
+from vlmrl.cli.progress import counter
+from vlmrl.errors import Problem, RecipeError
+from vlmrl.untrusted import plural
 
 if TYPE_CHECKING:
+    from vlmrl.evaluate.eval import EvalSettings, PlannedEvaluation
+    from vlmrl.evaluate.eval_rows import ChosenRecipe, EvalRows
     from vlmrl.evaluate.records import Evaluation
-    from vlmrl.inference.eval_rows import EvalRows
-    from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation
+    from vlmrl.launch.request import AnswerRequest
     from vlmrl.recipe.schema import Recipe
     from vlmrl.services.client import EndpointOptions
     from vlmrl.setup.model_origin import ModelOrigin
+
+
+MEASURES_LEGEND = (
+    "all responses: those that cannot be measured count as the worst value; ceiling: the truth beside itself; share: "
+    "all responses / ceiling"
+)
+
+
+def show_evaluations(results: Sequence[dict[str, Any]], others: Sequence[Path | None]) -> None:
+    """Print the metrics of evaluations. Notes that are the same for several are printed once, at the end.
+
+    Args:
+        others: for each one, folder of the evaluation that it is compared with.
+    """
+    legends: dict[str, None] = {}
+    for result, other in zip(results, others, strict=True):
+        legends |= dict.fromkeys(_show_evaluation(result, other))
+    for legend in legends:
+        tell(legend)
+
+
+def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
+    """Print the metrics of one evaluation and what holds for it alone. Return the notes on how to read the table."""
+    from vlmrl.evaluate.measures import measure_lines, measured_names
+    from vlmrl.evaluate.metrics import task_problems
+    from vlmrl.evaluate.over_training import published_here
+    from vlmrl.evaluate.repeated import BEGINNINGS
+    from vlmrl.store.evaluated_rows import role_label
+    from vlmrl.tasks.reflection import PREFIX
+
+    meta = result["meta"]
+    numbers = published_here(meta.get("paper") or {}, meta)
+    baselines, differences = result["baselines"], result.get("differences", {})
+    headers = ["metric", "value", "95% interval", "n"]
+    headers += ["blind baseline"] * bool(baselines) + ["paper"] * bool(numbers) + ["difference"] * bool(other)
+    rows, left_out = [], _empty_group(result) | (measured_names(result) if measure_lines(result) else set())
+    for name, m in result["metrics"].items():
+        row = [name, number(m["value"]), interval(m), f"{m['n']:,}"]
+        row += [number(baselines.get(name, {}).get("value"))] if baselines else []
+        row += [str(numbers.get(name, "-"))] if numbers else []
+        row += [difference(differences.get(name))] if other else []
+        if name not in left_out:
+            rows.append(row)
+    show_table(_heading(result), headers, rows)
+    show_measures(result)
+    undefined = (result.get("set_metrics") or {}).get("undefined") or ()
+    if _empty_group(result):
+        tell(f"{PREFIX.rstrip('/')}: none in these answers")
+    elif undefined:
+        tell(f"not defined on these answers: {', '.join(undefined)}")
+    if result["rows"] > result["prompts"] and not any(name.startswith(BEGINNINGS) for name in result["metrics"]):
+        tell(
+            "no pass@k, maj@k and mean@k: these rows have no accuracy (a part of the reward is one: [reward] accuracy)"
+        )
+    if other:
+        tell(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
+        if not result.get("scored_alike", True):
+            ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
+            tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
+    if result["reward_errors"]:
+        tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
+    if down := result.get("reward_unavailable"):
+        tell(f"the reward was unavailable for {down} of {result['rows']} answers: they are not in `reward`")
+    if refused := result.get("refused"):
+        say(f"warning: the endpoint refused {refused['rows']} of {result['rows']} responses, which count as empty ones")
+        say(f"the first: {refused['first']}")
+    for problem in task_problems(result):
+        say(f"warning: {problem}")
+    if probe := result.get("blind_probe"):
+        show_blind_probe(probe)
+    label = role_label(meta)
+    if label:
+        tell(f"these are {label}")
+    say(f"saved in {result['folder']}")
+    return _legends(result, [name for name in result["metrics"] if name not in left_out], bool(numbers))
+
+
+def _heading(result: Mapping[str, Any]) -> str:
+    """Return model, rows and sampling. Example: im step-000020 on digits/test: 40 prompts, 80 images, greedy."""
+    from vlmrl.store.evaluated_rows import images_of, sampling_words
+
+    meta = result["meta"]
+    of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
+    of += f" at {meta['endpoint']}" if meta.get("endpoint") else ""
+    counts = [f"{result['prompts']:,} prompt{plural(result['prompts'])}"]
+    counts += [f"{result['rows']:,} responses"] * (result["rows"] != result["prompts"])
+    counts += [f"{result['images']:,} image{plural(result['images'])}"] * bool(result["images"])
+    counts += [f"shown: {changed}"] if (changed := images_of(meta)) else []
+    return f"{of} on {meta['source']}/{meta['split']}: {', '.join(counts)}, {sampling_words(meta)}"
+
+
+def _empty_group(result: Mapping[str, Any]) -> set[str]:
+    """Return the metrics of reflection if all of them are 0: one line says so."""
+    from vlmrl.tasks.reflection import PREFIX
+
+    names = {name for name in result["metrics"] if name.startswith(PREFIX)}
+    return names if all(result["metrics"][name]["value"] == 0 for name in names) else set()
+
+
+def _legends(result: Mapping[str, Any], names: Sequence[str], has_paper: bool) -> list[str]:
+    """Return the notes on how to read the metrics `names` of a table."""
+    from vlmrl.evaluate.estimates import NO_INTERVAL
+    from vlmrl.store.evaluated_rows import method_of, set_method_of
+
+    metrics = {name: result["metrics"][name] for name in names}
+    legends = []
+    if result["rows"] != result["prompts"]:
+        legends.append("n: responses; of pass@k, maj@k and mean@k prompts")
+    dash = f"; - = none: {NO_INTERVAL}" if any(interval(m) == "-" for m in metrics.values()) else ""
+    legends.append(f"intervals: {method_of(result)}{dash}")
+    if (of_sets := set_method_of(result)) and metrics.keys() & set(result["set_metrics"]["names"]):
+        legends.append(f"intervals {of_sets}")
+    if has_paper:
+        legends.append(f"paper: {result['meta']['paper'].get('source', 'no source named')}")
+    if "accuracy_of" in result:
+        legends.append(f"accuracy is {result['accuracy_of']}")
+    return legends
+
+
+def show_measures(result: Mapping[str, Any]) -> None:
+    """Print the measures of a task side by side, and which ones are absent."""
+    from vlmrl.evaluate.measures import absent_words, measure_lines
+
+    lines = measure_lines(result)
+    if lines:
+        cells = [
+            [
+                x.name,
+                *_cells(x.every),
+                *_cells(x.valid),
+                number(x.ceiling["value"] if x.ceiling else None),
+                number(x.share),
+            ]
+            for x in lines
+        ]
+        show_table("", ["measure", "all responses", "n", "the valid ones", "n", "ceiling", "share"], cells)
+        tell(MEASURES_LEGEND)
+    for line in absent_words(result):
+        tell(line)
+
+
+def _cells(m: Mapping[str, Any] | None) -> list[str]:
+    """Return a metric such as `0.812 [0.790, 0.831]`, and its number of responses."""
+    return ["-", "-"] if m is None else [f"{number(m['value'])} {interval(dict(m))}", f"{m['n']:,}"]
+
+
+def show_blind_probe(probe: dict[str, Any]) -> None:
+    """Print how much of the metrics needs the images."""
+    from vlmrl.evaluate.blind_probe import leading_metrics
+
+    tell("")
+    rows = []
+    for name in leading_metrics(probe):
+        m, share = probe["metrics"][name], probe["metrics"][name]["share"]
+        part = "-" if share is None else f"{number(share['value'])} {interval(share)}"
+        chance = number(m["chance"]["value"]) if m["chance"] else "-"
+        needed = difference({"value": m["difference"], "low": m["low"], "high": m["high"]})
+        rows.append([name, number(m["normal"]), number(m["changed"]), needed, part, chance])
+    headers = ("metric", "with images", f"without ({probe['images']})", "needs the images", "share", "chance")
+    show_table(f"Blind probe against {probe['normal']}", headers, rows)
+    for text in probe["conclusion"]:
+        tell(text)
+
+
+def number(value: float | None) -> str:
+    """Return a number with three decimals if it is below 10, else with one; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def interval(m: dict[str, Any]) -> str:
+    """Return an interval such as `[0.676, 1.000]`; a dash if there is none."""
+    return "-" if m["low"] is None or m["high"] is None else f"[{number(m['low'])}, {number(m['high'])}]"
+
+
+def difference(m: dict[str, Any] | None) -> str:
+    """Return a difference such as `+0.021 [+0.004, +0.037] *`. The star means that the interval excludes zero."""
+    from vlmrl.evaluate.estimates import excludes_zero
+
+    if m is None:
+        return "-"
+    ends = "" if m["low"] is None else f" [{m['low']:+.3f}, {m['high']:+.3f}]"
+    return f"{m['value']:+.3f}{ends}{' *' if excludes_zero(m['low'], m['high']) else ''}"
+
+
+def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> dict[str, Any]:
+    """Return one evaluation for `--json`: its summary, its folder, and differences to another evaluation."""
+    from vlmrl.evaluate.blind_probe import probe_of
+    from vlmrl.evaluate.compare import differences
+    from vlmrl.evaluate.paired import scored_alike
+    from vlmrl.evaluate.records import read_evaluation
+
+    result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
+    if "set_metrics" in result:
+        result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
+    if (probe := probe_of(folder, evaluation)) is not None:
+        result["blind_probe"] = probe
+    if other is not None:
+        before = read_evaluation(other)
+        metas = [e.summary.get("meta") or {} for e in (before, evaluation)]
+        result["scored_alike"] = scored_alike(*metas) is not False
+        result["differences"] = differences(evaluation, before)
+    return result
+
+
+def endpoint_of(
+    endpoint: str | None,
+    served: str | None,
+    key_env: str | None,
+    concurrency: int,
+    *,
+    model: str | None,
+    gpus: str | None,
+) -> EndpointOptions | None:
+    """Return the endpoint that a command's options name, or None if its model is loaded here.
+
+    Args:
+        served: value of `--model`.
+        model: the command's argument.
+    Raises: RecipeError when the options do not go together; EndpointError for an unusable address.
+    """
+    if endpoint is None:
+        if served is not None or key_env is not None:
+            raise RecipeError("--model and --key-env belong to --endpoint", hint="add --endpoint URL")
+        if model is None:
+            raise RecipeError("no model is named", hint="name a run, a model folder or a hub name, or use --endpoint")
+        return None
+    if model is not None:
+        raise RecipeError(f"`{model}` and --endpoint both name a model", hint="leave one of them out")
+    if not served:
+        raise RecipeError("--endpoint needs the name of the model there", hint="add --model NAME")
+    if gpus is not None:
+        raise RecipeError("--gpus is for a model that is loaded here, not for --endpoint", hint="leave out --gpus")
+    from vlmrl.services.client import EndpointOptions, base_url
+
+    return EndpointOptions(base_url(endpoint), served, key_env, concurrency)
+
+
+def open_answering(
+    request: AnswerRequest, endpoint: EndpointOptions | None, root: Path
+) -> tuple[ModelOrigin, ChosenRecipe, Recipe, list[Problem]]:
+    """Return the model that answers, its recipe as chosen and as settled for this machine, and warnings about it.
+
+    Args:
+        endpoint: the endpoint that answers; None = the model is loaded here.
+        root: folder of the runs.
+    Raises: as `find_model`, `choose_recipe` and `settle_for_answers`.
+    """
+    from vlmrl.evaluate.eval_rows import choose_recipe
+    from vlmrl.setup.auto_choice import settle_for_answers
+    from vlmrl.setup.model_origin import ModelOrigin, find_model
+
+    if endpoint is None:
+        which = request.checkpoint
+        origin = find_model(request.model, root, int(which) if which.isdigit() else which)
+    else:
+        origin = ModelOrigin(endpoint.model, endpoint=endpoint.url)
+    chosen = choose_recipe(
+        origin,
+        root,
+        recipe=request.recipe,
+        data=request.data,
+        task=None if request.has_images else request.task,
+        images=request.has_images,
+        overrides=list(request.overrides),
+    )
+    settled, warnings = settle_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])
+    return origin, chosen, settled, warnings
+
 
 Split = Annotated[
     str | None,
@@ -134,9 +407,9 @@ def eval_(
     """
     from vlmrl.data.blinded_images import parse_changes
     from vlmrl.dist.world import launched, recorded_command
-    from vlmrl.inference import evaluation as work
-    from vlmrl.inference.eval_rows import rows_to_evaluate
-    from vlmrl.inference.shared_rows import with_shared
+    from vlmrl.evaluate import eval as work
+    from vlmrl.evaluate.eval_rows import rows_to_evaluate
+    from vlmrl.evaluate.shared_rows import with_shared
     from vlmrl.launch.request import EvalRequest
     from vlmrl.store.layout import check_eval_name, runs_root
 
@@ -201,7 +474,7 @@ def eval_(
 
 
 def _normal(ref: str, root: Path, rows: Sequence[EvalRows]) -> Path:
-    from vlmrl.inference.eval_recipe import find_evaluation
+    from vlmrl.evaluate.eval_rows import find_evaluation
 
     if len(rows) > 1:
         raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
@@ -210,7 +483,7 @@ def _normal(ref: str, root: Path, rows: Sequence[EvalRows]) -> Path:
 
 def _others(ref: str | None, root: Path, planned: Sequence[PlannedEvaluation]) -> list[Path] | None:
     """Return the evaluation to compare with, for each one that is planned; None without --compare."""
-    from vlmrl.inference.eval_recipe import find_evaluation
+    from vlmrl.evaluate.eval_rows import find_evaluation
 
     if ref is None:
         return None
@@ -254,7 +527,7 @@ def _launch(
 ) -> tuple[list[Path], list[Evaluation]] | None:
     """Evaluate in several processes. Return folders and evaluations; None if this process must do the evaluation."""
     from vlmrl.evaluate.records import read_evaluation
-    from vlmrl.launch.eval_ranks import evaluate_on_ranks
+    from vlmrl.launch.start import evaluate_on_ranks
     from vlmrl.store.layout import eval_dir
 
     ending = evaluate_on_ranks(gpus, request, recipe, run_dir, root, say)
@@ -277,7 +550,7 @@ def _evaluate(
 ) -> list[Any]:
     """Evaluate in this process, which is either the only one or a rank of a launcher."""
     from vlmrl.dist.world import join_evaluation, join_world, stderr
-    from vlmrl.inference import evaluation as work
+    from vlmrl.evaluate import eval as work
     from vlmrl.store.layout import eval_log_path
 
     with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world, ExitStack() as stack:
@@ -315,8 +588,8 @@ def _evaluate_endpoint(
     argv: Sequence[str],
 ) -> list[Any]:
     from vlmrl.dist.world import stderr
-    from vlmrl.inference.endpoint_eval import evaluate_endpoint
-    from vlmrl.inference.endpoint_responses import learn_key
+    from vlmrl.evaluate.eval import evaluate_endpoint
+    from vlmrl.evaluate.responses import learn_key
     from vlmrl.services.client import EndpointClient
 
     learn_key(endpoint.key_env)

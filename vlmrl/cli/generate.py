@@ -3,27 +3,79 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.answering import endpoint_of, open_answering
-from vlmrl.cli.output import say, say_origin, show_warnings
-from vlmrl.cli.show.generated import show_generated
-from vlmrl.cli.show.progress import counter
+from vlmrl.cli.eval import endpoint_of, open_answering
+from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
+from vlmrl.cli.progress import counter
 from vlmrl.errors import RecipeError
+from vlmrl.untrusted import one_line, plural
 
 if TYPE_CHECKING:
-    from vlmrl.inference.evaluation import EvalSettings
-    from vlmrl.inference.generate import Answered
+    from vlmrl.evaluate.eval import EvalSettings
+    from vlmrl.evaluate.generate import Answered
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.recipe.schema import Recipe
     from vlmrl.services.client import EndpointOptions
     from vlmrl.setup.model_origin import ModelOrigin
     from vlmrl.tasks.source import Source
+
+
+LEFT_OUT = 4
+"""Exit code of a command that left out images."""
+MOST_LINES = 5
+"""Maximum number of images, or of reasons, that are listed."""
+
+
+def show_generated(done: Answered, about_images: bool, as_json: bool) -> None:
+    """Print the result. Raises: typer.Exit with code 4 when images were left out."""
+    written = done.written
+    facts: dict[str, Any] = {
+        "out": str(done.out),
+        "rows": done.rows,
+        "responses": written.responses,
+        "refused": written.refused,
+    }
+    if about_images:
+        facts["left_out"] = [asdict(one) for one in written.left_out]
+        facts |= {"files": written.files, "no_file": written.no_file, "not_drawn": written.not_drawn}
+    emit(facts, as_json)
+    if not as_json:
+        to = f"{done.rows:,} image{plural(done.rows)}" if about_images else f"{done.rows:,} rows"
+        tell(f"{done.out}: {written.responses:,} response{plural(written.responses)} to {to}")
+        if written.files is not None:
+            tell(f"{written.files:,} with {written.kind}")
+            _reasons(f"without {written.kind}", written.no_file)
+            _reasons("that cannot be drawn", written.not_drawn)
+        if written.refused:
+            say(f"warning: the endpoint refused {written.refused:,} of them; their lines have `refusal`")
+    if written.left_out:
+        count = len(written.left_out)
+        say(f"warning: {count:,} image{plural(count)} left out:")
+        for one in written.left_out[:MOST_LINES]:
+            say(f"  {one_line(one.image)}: {one_line(one.reason)}")
+        if count > MOST_LINES:
+            say(f"  ... and {count - MOST_LINES:,} more")
+        raise typer.Exit(LEFT_OUT)
+
+
+def _reasons(what: str, numbers: Mapping[str, int]) -> None:
+    """Print how many responses lack something, and why; the most frequent reasons first."""
+    if not numbers:
+        return
+    tell(f"{sum(numbers.values()):,} {what}:")
+    ordered = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in ordered[:MOST_LINES]:
+        tell(f"  {count:,}: {one_line(reason)}")
+    if len(ordered) > MOST_LINES:
+        tell(f"  ... and {len(ordered) - MOST_LINES:,} more reasons")
+
 
 FOR_IMAGES = "Only with --images."
 
@@ -123,8 +175,8 @@ def generate(
     by --set rollout.tensor_parallel=N (engine vLLM); --gpus is then a multiple of N.
     """
     from vlmrl.dist.world import launched
-    from vlmrl.inference.evaluation import EvalSettings
-    from vlmrl.inference.generate import require_free
+    from vlmrl.evaluate.eval import EvalSettings
+    from vlmrl.evaluate.generate import require_free
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.store.layout import runs_root
 
@@ -178,7 +230,7 @@ def generate(
 def _sources(recipe: Recipe, request: GenerateRequest) -> list[Source]:
     """Return the rows to answer."""
     from vlmrl.dist.world import stderr
-    from vlmrl.inference.generate import images_to_answer, rows_to_answer
+    from vlmrl.evaluate.generate import images_to_answer, rows_to_answer
     from vlmrl.tasks.image_source import Question
 
     if not request.image_paths:
@@ -190,8 +242,8 @@ def _sources(recipe: Recipe, request: GenerateRequest) -> list[Source]:
 
 def _on_ranks(request: GenerateRequest, recipe: Recipe, root: Path, sources: Sequence[Source]) -> Answered | None:
     """Generate in several processes. Return None if this process must generate."""
-    from vlmrl.inference.generate import Answered, take_result
-    from vlmrl.launch.answer_ranks import generate_on_ranks
+    from vlmrl.evaluate.generate import Answered, take_result
+    from vlmrl.launch.start import generate_on_ranks
 
     take_result(root, request.out)  # of an attempt whose launcher was killed
     code = generate_on_ranks(str(request.gpus), request, recipe, root, say)
@@ -207,7 +259,7 @@ def _generate(
 ) -> Answered:
     """Generate in this process, which is either the only one or a rank of a launcher."""
     from vlmrl.dist.world import join_world, stderr
-    from vlmrl.inference.generate import generate as write_responses
+    from vlmrl.evaluate.generate import generate as write_responses
 
     with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world:
         progress: Callable[[int, int], None] = counter("generating", stderr()) if world.is_main else _silent
@@ -227,8 +279,8 @@ def _ask(
     settings: EvalSettings,
 ) -> Answered:
     """Let an endpoint generate."""
-    from vlmrl.inference.endpoint_responses import learn_key
-    from vlmrl.inference.generate import generate as write_responses
+    from vlmrl.evaluate.generate import generate as write_responses
+    from vlmrl.evaluate.responses import learn_key
     from vlmrl.services.client import EndpointClient
 
     learn_key(connection.key_env)

@@ -1,25 +1,25 @@
-"""Output of the commands on stdout and stderr.
+"""Output of the commands on stdout and stderr, and the last line after Ctrl-C or SIGTERM.
 
 The result of a command (a verdict, facts, findings, tables) goes to stdout, so that it can be piped, searched and
 saved. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
 Printed texts may contain names, notes, responses and errors from untrusted sources. So their control characters are
-made visible (`vlmrl.untrusted`), and secrets in them are replaced (`redaction/redact.py`).
+made visible (`vlmrl.untrusted`), and secrets in them are replaced (`redaction/redact.py`). After an interruption, the
+results that are kept are named, and the command that continues.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from vlmrl.errors import Interruption
 from vlmrl.untrusted import one_line, visible, visible_json
-
-SHORT_NAME = 32
-"""A table whose names have at most so many characters does not break them."""
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vlmrl.errors import Problem
+
+
+SHORT_NAME = 32
+"""A table whose names have at most so many characters does not break them."""
 
 
 def console(*, stderr: bool = True) -> Console:
@@ -212,3 +216,40 @@ def number(value: float | None, digits: int = 4) -> str:
 def share(value: float | None) -> str:
     """Return a share (0 to 1) as a percentage; a dash for None."""
     return "-" if value is None else f"{100 * value:.1f}%"
+
+
+KEPT = {
+    "fetch": "what was downloaded is kept",
+    "eval": "finished evaluations and responses are kept",
+    "demo": "the files of finished commands are kept",
+    "runs": "changes already made are kept",
+}
+"""Command -> text about the results that an interruption keeps. Other commands keep none: they write only complete
+files."""
+READERS = {
+    ("compare",): "",
+    ("runs", "list"): "",
+    ("runs", "show"): "",
+    ("runs", "diagnose"): "",
+    ("runs", "watch"): "stopped watching",
+}
+"""First words of a command that only reads -> line that is printed if it is interrupted; "" = no line."""
+
+
+def describe_interruption(error: KeyboardInterrupt, command: str, typed: Sequence[str]) -> str:
+    """Return the line with the interrupted command, kept results, and how to continue; "" = print nothing.
+
+    Args:
+        command: subcommand that ran; used if `error` is not an Interruption, which has its own command and results.
+        typed: words that the user typed after `vlmrl`.
+    """
+    from vlmrl.redaction.redact import redact_argv
+
+    for words, line in READERS.items():
+        if command == words[0] and tuple(typed[: len(words)]) == words:
+            return line
+    if not isinstance(error, Interruption):
+        error = Interruption(command, KEPT.get(command, "no incomplete files are left"))
+    if error.again is None:
+        error = Interruption(error.what, error.kept, shlex.join(["vlmrl", *redact_argv(typed)]))
+    return str(error)

@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from vlmrl.cli import options
+from vlmrl.cli.data import show_doctor
 from vlmrl.cli.output import console, emit, say, tell
-from vlmrl.cli.show.doctor import show_doctor
 from vlmrl.errors import Interruption
 from vlmrl.untrusted import visible
 
@@ -130,7 +130,7 @@ def _tells_what_is_kept(*, keeps: bool = True) -> Iterator[None]:
 
 
 def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
-    from vlmrl.cli.show.progress import PartCounter
+    from vlmrl.cli.progress import PartCounter
     from vlmrl.tasks.dataset_assembly import parse_limits
 
     return parse_limits(max_prompt_tokens, on_overlong, workers, PartCounter())

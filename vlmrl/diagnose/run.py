@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from vlmrl.diagnose import failure_causes as failures
-from vlmrl.diagnose import layout_causes as layouts
-from vlmrl.diagnose import prompt_causes as prompts
-from vlmrl.diagnose import recipe_causes as settings
+from vlmrl.diagnose import response_causes as layouts
+from vlmrl.diagnose import response_causes as prompts
+from vlmrl.diagnose import score_causes as failures
 from vlmrl.diagnose import score_causes as scores
-from vlmrl.diagnose import trend_causes as signs
-from vlmrl.diagnose import update_causes as updates
+from vlmrl.diagnose import training_causes as settings
+from vlmrl.diagnose import training_causes as signs
+from vlmrl.diagnose import training_causes as updates
 from vlmrl.diagnose.run_facts import RunFacts, read_facts
 from vlmrl.diagnose.thresholds import LEVELS, Cause, counted
 from vlmrl.errors import StoreError

@@ -1,23 +1,316 @@
-"""Signs that a run does not learn what is intended, such as a rise of the reward without a rise of the accuracy.
+"""Signs that a run does not learn what is intended, and the metrics of texts (`health/...`) among which they are found.
 
-A sign, such as one response to all prompts, is a lasting change of the metrics in the train lines of a run. Training
-warns of it while it runs, and `runs diagnose` afterwards. A change is reported if it is large, is many standard errors
-of the noise between steps, and is still present at the end.
+A sign, such as one response to all prompts, or a rise of the reward without a rise of the accuracy, is a lasting change
+of the metrics in the train lines of a run. Training warns of it while it runs, and `runs diagnose` afterwards. A change
+is reported if it is large, is many standard errors of the noise between steps, and is still present at the end.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from vlmrl.diagnose.health import CHARACTERS, PREFIX
 from vlmrl.diagnose.thresholds import limit, percent
-from vlmrl.diagnose.trends import History
+from vlmrl.reward_check.scores import Floats, Ints
+from vlmrl.reward_check.texts import measure_texts
+from vlmrl.rewards.accuracy_part import NAMES as ACCURACY_NAMES
 from vlmrl.store.metrics import counted
+
+MOST_GAPS = 0.2
+"""Maximum share of lines that may lack a metric. Such a line gets the value of the line before it."""
+
+WATCHED = (
+    "step",
+    "reward/mean",
+    "reward/accuracy",
+    "rollout/dead_group_share",
+    "rollout/truncated_share",
+    "rollout/response_tokens_mean",
+)
+
+
+def is_watched(metric: str) -> bool:
+    """Return whether this module or `diagnose/signs.py` uses the metric."""
+    return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Means of a series before and after each of T steps at which a change may have begun. [T] each, except `last`.
+
+    Args:
+        before: mean over a window of lines before the step.
+        after: mean from the step to the end.
+        error: standard error of the difference of both means.
+        last: mean of the last few lines of the series.
+    """
+
+    before: Floats
+    after: Floats
+    error: Floats
+    last: float
+
+    @property
+    def rise(self) -> Floats:
+        return self.after - self.before
+
+    def lasting(self, least: float | Floats) -> Any:
+        """Return [T]: whether the series rose significantly, by at least `least`, and its last values are still higher.
+
+        The last values must also exceed the mean before the step by at least `least`.
+        """
+        certain = self.rise > limit("sign_certainty") * self.error
+        return certain & (self.rise >= least) & (self.last - self.before >= least)
+
+    @property
+    def certainty(self) -> Floats:
+        """Rise divided by its standard error, [T]. If the standard error is 0, 1e-9 is used."""
+        return self.rise / np.maximum(self.error, 1e-9)
+
+
+class History:
+    """Train lines of a run as series of numbers, one per metric; NaN where a line lacks the metric."""
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.lines = lines
+
+    def series(self, name: str) -> Floats:
+        values = (line.get(name) for line in self.lines)
+        return np.asarray(
+            [float(v) if isinstance(v, (int, float)) and math.isfinite(v) else math.nan for v in values], dtype=float
+        )
+
+    @cached_property
+    def reward(self) -> Floats:
+        return self.series("reward/mean")
+
+    @cached_property
+    def accuracy(self) -> Floats:
+        """Mean accuracy per step. Older runs lack this metric; there it is the part of the reward with such a name."""
+        named = self.series("reward/accuracy")
+        parts = (self.series(f"reward/part/{name}") for name in ACCURACY_NAMES)
+        return named if np.isfinite(named).any() else next((p for p in parts if np.isfinite(p).any()), named)
+
+    @cached_property
+    def format(self) -> Floats:
+        """Mean of the format part per step, in [0, 1]; NaN if the reward has no such part."""
+        names = {n for line in self.lines[-1:] for n in line if n.startswith("reward/part/") and "format" in n.lower()}
+        series = self.series(min(names)) if names else np.full(len(self.lines), math.nan)
+        inside = np.nanmin(series, initial=0.0) >= 0 and np.nanmax(series, initial=1.0) <= 1
+        return series if inside else np.full(len(self.lines), math.nan)
+
+    @cached_property
+    def scale(self) -> float:
+        """Scale by which rises of the reward are divided: the larger of its largest absolute mean and its range."""
+        values = self.reward[np.isfinite(self.reward)]
+        return float(max(np.abs(values).max(), np.ptp(values))) if len(values) else 0.0
+
+    @cached_property
+    def steps(self) -> Ints:
+        """Indices of the lines at which a change may have begun, [T]: there are enough lines before and after them."""
+        least = int(limit("sign_before"))
+        return np.arange(least, max(least, len(self.lines) - int(limit("sign_steps")) + 1))
+
+    def contrast(self, values: Floats) -> Contrast | None:
+        """Return the contrast of a series at each of `steps`; None if it has many gaps or too few lines.
+
+        Args:
+            values: [N], one value per line; NaN where a line lacks the metric.
+        """
+        if not len(self.steps) or np.isnan(values).mean() > MOST_GAPS or np.isnan(values[0]):
+            return None
+        values = values[np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(len(values))))]
+        number, t = len(values), self.steps
+        centre = float(values.mean())
+        sums = np.concatenate([[0.0], np.cumsum(values - centre)])
+        squares = np.concatenate([[0.0], np.cumsum((values - centre) ** 2)])
+        start = np.maximum(0, t - int(limit("sign_window")))
+
+        def mean_and_variance(low: Ints, high: Any) -> tuple[Floats, Floats]:
+            size = high - low
+            mean = (sums[high] - sums[low]) / size
+            variance = np.maximum(squares[high] - squares[low] - size * mean**2, 0.0) / (size - 1)
+            return mean + centre, variance
+
+        before, noise_before = mean_and_variance(start, t)
+        after, noise_after = mean_and_variance(t, np.full(len(t), number))
+        few = t - start < limit("sign_steps")  # with few steps before, their noise may be small by chance
+        noise_before = np.where(few, np.maximum(noise_before, noise_after), noise_before)
+        error = np.sqrt(noise_before / (t - start) + noise_after / (number - t))
+        return Contrast(before, after, error, float(values[-int(limit("sign_steps")) :].mean()))
+
+    @cached_property
+    def paid(self) -> Contrast | None:
+        """Contrast of the reward; None if it cannot be computed.
+
+        At steps around which the format is being learned, the reward is divided by the share of well-formed responses,
+        because a rise that comes from the format alone is intended.
+        """
+        plain = self.contrast(self.reward)
+        form = self.contrast(self.format)
+        if plain is None or form is None:
+            return plain
+        formed = self.contrast(self.reward / np.maximum(self.format, limit("sign_formed")))
+        assert formed is not None
+        learning = (form.rise > limit("sign_format")) | (form.before < limit("sign_formed"))
+        pick = lambda a, b: np.where(learning, b, a)  # noqa: E731
+        return Contrast(
+            pick(plain.before, formed.before),
+            pick(plain.after, formed.after),
+            pick(plain.error, formed.error),
+            plain.last,
+        )
+
+    @cached_property
+    def no_better(self) -> Any:
+        """Return whether the accuracy did not rise, or rose far less than the reward, [T]; None if not known."""
+        paid, right = self.paid, self.contrast(self.accuracy)
+        if paid is None or right is None:
+            return None
+        share = paid.rise / max(self.scale, 1e-9)
+        uncertain = limit("accuracy_certainty") * right.error
+        unmoved = (right.rise <= uncertain) | (right.rise < limit("accuracy_nothing") * share)
+        return unmoved & (right.rise + uncertain < limit("accuracy_share") * share)
+
+    @cached_property
+    def learned(self) -> bool:
+        """Return whether nearly all recent responses are right."""
+        recent = self.accuracy[-int(limit("sign_steps")) :]
+        return bool(len(recent)) and bool(np.mean(recent) >= limit("accuracy_learned"))
+
+    def recent(self, name: str) -> float:
+        """Return the mean of a metric over the last few lines; NaN if one of them lacks the metric."""
+        values = self.series(name)[-int(limit("sign_steps")) :]
+        return float(np.mean(values)) if len(values) == int(limit("sign_steps")) else math.nan
+
+    def step_at(self, where: Any, contrast: Contrast) -> int | None:
+        """Return the index in `steps` of the most certain change where `where` [T] is True; None if it never is."""
+        if where is None or not np.any(where):
+            return None
+        return int(np.argmax(np.where(where, contrast.certainty, -np.inf)))
+
+    def number(self, place: int) -> int:
+        """Return the training step of the line `steps[place]`."""
+        return int(self.lines[int(self.steps[place])].get("step", self.steps[place]))
+
+
+PREFIX = "health/"
+MAX_RESPONSES = 512
+"""Maximum number of responses per step whose texts are compared pairwise: whole groups, spread over the step."""
+LEAST_PROMPTS = 4
+"""Minimum number of distinct prompts in a step for the metrics that compare responses to different prompts."""
+TITLES = {
+    "health/alike_share": "Responses that are alike (share)",
+    "health/alike_in_group_share": "The same within a group (share)",
+    "health/same_truth_share": "Prompts with the most common truth (share)",
+    "health/same_prefix_share": "Responses that begin alike (share)",
+    "health/repeating_share": "Responses that repeat themselves (share)",
+    "health/digit_share": "Digits (share of the characters)",
+    "health/uppercase_share": "Uppercase letters (share of the characters)",
+    "health/punctuation_share": "Punctuation (share of the characters)",
+    "health/whitespace_share": "White space (share of the characters)",
+    "health/non_ascii_share": "Non-ASCII (share of the characters)",
+    "health/top_character_share": "The most common character of a response (share)",
+    "health/characters_mean": "Response length (characters, mean)",
+    "health/length_score_correlation": "Length and score within groups (correlation)",
+}
+"""Metric -> its title in a chart."""
+CHARACTERS = {
+    "digit_share": "digits",
+    "uppercase_share": "uppercase",
+    "punctuation_share": "punctuation",
+    "whitespace_share": "white space",
+    "non_ascii_share": "non-ASCII",
+    "top_character_share": "one character",
+}
+"""Metric of a class of characters -> the class in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One response of a step, from training or from a rollout file.
+
+    Args:
+        group: number of the response's group.
+        truth: truth of its prompt, as text; "" = no truth.
+        tokens: length of the response in tokens.
+        cut: whether the token limit ended the response.
+        score: its score; None if the reward failed.
+        formed: whether the response meets the format, as far as this is known.
+    """
+
+    group: int
+    prompt_id: str
+    truth: str
+    text: str
+    tokens: int
+    cut: bool
+    score: float | None
+    formed: bool
+
+
+def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
+    """Return the metrics of one step, named as in TITLES, without those that have no meaning for its responses.
+
+    For example, a step with fewer than LEAST_PROMPTS prompts has no `alike_share`.
+    """
+    samples = _bounded(samples)
+    if not samples:
+        return {}
+    m = measure_texts([s.text for s in samples], [s.group for s in samples])
+    metrics = {
+        "alike_in_group_share": m.alike_in_group_share,
+        "same_prefix_share": m.same_prefix_share,
+        "repeating_share": m.repeating_share,
+        "top_character_share": m.top_character_share,
+        "characters_mean": m.characters_mean,
+    }
+    metrics |= {f"{name}_share": share for name, share in m.class_shares.items() if f"{name}_share" in CHARACTERS}
+    truths = {s.prompt_id: s.truth for s in samples}
+    if len(truths) >= LEAST_PROMPTS:
+        metrics["alike_share"] = m.alike_share
+        if any(truths.values()):
+            metrics["same_truth_share"] = Counter(truths.values()).most_common(1)[0][1] / len(truths)
+    whole = [s for s in samples if s.score is not None and s.formed and not s.cut]
+    correlation = length_score_correlation([(s.group, s.tokens, s.score or 0.0) for s in whole])
+    if correlation is not None:
+        metrics["length_score_correlation"] = correlation
+    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
+
+
+def length_score_correlation(responses: Sequence[tuple[int, float, float]]) -> float | None:
+    """Return the correlation of length and score within groups; None if one of them does not vary within any group.
+
+    Args:
+        responses: (group, length, score) of each response.
+    """
+    if len(responses) < 2:
+        return None
+    group_N = np.unique([g for g, _, _ in responses], return_inverse=True)[1]
+    size_G = np.bincount(group_N)
+    rest = []
+    for values in ([n for _, n, _ in responses], [s for _, _, s in responses]):
+        value_N = np.asarray(values, dtype=np.float64)
+        rest.append(value_N - (np.bincount(group_N, weights=value_N) / size_G)[group_N])
+    scale = float(np.sqrt((rest[0] ** 2).sum() * (rest[1] ** 2).sum()))
+    return float((rest[0] * rest[1]).sum()) / scale if scale > 1e-9 else None
+
+
+def _bounded(samples: Sequence[Sampled]) -> Sequence[Sampled]:
+    """Return at most about MAX_RESPONSES responses: whole groups, evenly spread."""
+    if len(samples) <= MAX_RESPONSES:
+        return samples
+    groups = list(dict.fromkeys(s.group for s in samples))
+    number = max(1, MAX_RESPONSES * len(groups) // len(samples))
+    chosen = {groups[i * len(groups) // number] for i in range(number)}
+    return [s for s in samples if s.group in chosen]
+
 
 Z95 = 1.96
 """Half the width of a 95% interval, in standard errors."""

@@ -1,6 +1,13 @@
 """Blind probe: how much of an accuracy needs the images, from a normal evaluation and one with changed images.
 
 All differences are normal minus changed, row by row. Rows that the change leaves as they are do not count.
+
+The share that is lost is (normal - changed) / normal on the same rows. Its 95% interval comes from three intervals that
+have good limits near their bounds: those of the two means and of their paired difference. Their distances from the
+estimates take the place of standard errors in Fieller's equation (the "method of variance estimates recovery"). The
+equation is solved for difference / normal and for 1 - changed / normal. These are the same number, but the first
+equation knows no uncertainty where no row differs, and the second none where the changed mean is 0. So the wider of
+both limits counts. Sources: Fieller 1954; Donner and Zou 2012 and Tang et al. 2013 for ratios of paired shares.
 """
 
 from __future__ import annotations
@@ -9,10 +16,23 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.interval import excludes_zero
+from vlmrl.evaluate.estimates import (
+    EMPTY,
+    Clusters,
+    Floats,
+    Interval,
+    Range,
+    Units,
+    difference_interval,
+    excludes_zero,
+    mean_interval,
+)
 from vlmrl.evaluate.metrics import LENGTHS, Record, baselines, image_ids
 from vlmrl.evaluate.paired import (
     PairedColumn,
@@ -20,16 +40,96 @@ from vlmrl.evaluate.paired import (
     joined_ranges,
     paired_columns,
     paired_differences,
+    scored_alike,
     shared_rows,
 )
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
-from vlmrl.evaluate.scoring_rewards import scored_alike
-from vlmrl.evaluate.share import lost_share
-from vlmrl.evaluate.tested import LEADING, tests_of
+from vlmrl.evaluate.significance import LEADING, tests_of
 from vlmrl.metric import metric_facts
-from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of, read_summary, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
+
+
+class _Estimate(NamedTuple):
+    """Estimate, its interval, and the influence of each row, [N]."""
+
+    value: float
+    low: float
+    high: float
+    influence_N: Floats
+
+
+def lost_share(normal: ArrayLike, changed: ArrayLike, clusters: Clusters | None, value_range: Range) -> Interval:
+    """Return (mean of normal - mean of changed) / mean of normal, on the same rows.
+
+    Args:
+        normal, changed: [N], finite, at least 0.
+        clusters: image ids of each row; None = rows are independent.
+        value_range: range of the quantity, which begins at 0.
+    Returns: at most 1, and below 0 if the changed mean is larger. EMPTY where it is not defined: the interval of the
+        normal mean contains 0, or there is none.
+    Raises: ValueError for a range that does not begin at 0.
+    Example: normal 1, 1, 1, 0 and changed 1, 0, 0, 0 -> (3 - 1) / 3 = 0.667.
+    """
+    if value_range[0] != 0:
+        raise ValueError(f"a share of a quantity in {value_range}: the range must begin at 0")
+    a_N, b_N = np.asarray(normal, dtype=np.float64), np.asarray(changed, dtype=np.float64)
+    whole = mean_interval(a_N, clusters, value_range)
+    if not len(a_N) or not whole.low > 0:
+        return EMPTY
+    units = Units(clusters, len(a_N))
+    one = _estimate(whole, a_N)
+    rest = _estimate(mean_interval(b_N, clusters, value_range), b_N)
+    lost = _estimate(difference_interval(a_N, b_N, clusters, value_range), a_N - b_N)
+    low, high = _ratio_limits(lost, one, units)
+    rest_low, rest_high = _ratio_limits(rest, one, units)
+    value = lost.value / one.value
+    low, high = min(low, 1 - rest_high, value), max(high, 1 - rest_low, value)
+    return Interval(value, low, min(1.0, high), len(a_N), units.count)
+
+
+def _estimate(interval: Interval, values_N: Floats) -> _Estimate:
+    return _Estimate(interval.mean, interval.low, interval.high, values_N - interval.mean)
+
+
+def _correlation(a_N: Floats, b_N: Floats, units: Units) -> float:
+    """Return the correlation of two means whose rows have these influences; 0 if one of them does not vary."""
+    spread = math.sqrt(units.variance(a_N) * units.variance(b_N))
+    if not spread > 0:
+        return 0.0
+    covariance = (units.variance(a_N + b_N) - units.variance(a_N - b_N)) / 4
+    return min(1.0, max(-1.0, covariance / spread))
+
+
+def _ratio_limits(top: _Estimate, bottom: _Estimate, units: Units) -> tuple[float, float]:
+    """Return the limits of top / bottom. The lower limit of `bottom` is above 0.
+
+    A limit R solves (top - R * bottom)^2 = s^2 + R^2 t^2 - 2 c R s t, with the distances s, t of the estimates from
+    their limits and their correlation c. Which of the limits of `bottom` counts depends on the sign of R, which is that
+    of the limit of `top`.
+    """
+    c = _correlation(top.influence_N, bottom.influence_N, units)
+
+    def limit(s: float, t: float, upper: bool, positive: bool) -> float:
+        square = bottom.value**2 - t**2
+        half = top.value * bottom.value - c * s * t
+        constant = top.value**2 - s**2
+        root = math.sqrt(max(0.0, half**2 - square * constant))
+        if upper:
+            return (half + root) / square if positive else _quotient(constant, half - root)
+        return _quotient(constant, half + root) if positive or half + root > 0 else (half - root) / square
+
+    low_positive, high_positive = top.low > 0, top.high > 0
+    below, above = bottom.value - bottom.low, bottom.high - bottom.value
+    low = limit(top.value - top.low, above if low_positive else below, False, low_positive)
+    high = limit(top.high - top.value, below if high_positive else above, True, high_positive)
+    return low, high
+
+
+def _quotient(top: float, bottom: float) -> float:
+    return top / bottom if bottom else 0.0
+
 
 NORMAL = "normal"
 """Key of `meta`: the normal evaluation that one with changed images is compared with, by name or folder."""
@@ -217,3 +317,38 @@ def _sentence(name: str, m: Mapping[str, Any], change: str) -> str:
 
 def _lower(text: str) -> str:
     return text[0].lower() + text[1:]
+
+
+def require_shown_alike(*folders: Path) -> None:
+    """Raise a StoreError if evaluations differ in the images that the models saw."""
+    changes = {images_of(read_summary(folder).get("meta") or {}) for folder in folders}
+    if len(changes) > 1:
+        words = " and ".join(sorted(change or "true" for change in changes))
+        raise StoreError(
+            f"the models saw {words} images, and that is no difference between models; to see how much needs the "
+            "images, name the folders of both evaluations"
+        )
+
+
+def label_of_both(metas: Sequence[Mapping[str, Any]]) -> str:
+    """Return the label of the rows of two evaluations; "" if no label is needed."""
+    a, b = metas
+    words = [str(meta.get("shared") or f"{role_of(meta)} rows") for meta in metas]
+    label = role_label(a) if words[0] == words[1] else f"{words[0]} for A and {words[1]} for B"
+    shown = [shown_label(meta) for meta in metas]
+    if shown[0] != shown[1]:
+        return f"rows with {images_of(a) or 'true'} images for A and {images_of(b) or 'true'} images for B"
+    return ", ".join(filter(None, (shown[0], label)))
+
+
+def probe_between(left: Evaluation, right: Evaluation) -> dict[str, Any] | None:
+    """Return the blind probe of two evaluations; None unless exactly one of them was made with changed images."""
+    changed = [images_of(e.summary.get("meta") or {}) is not None for e in (left, right)]
+    if changed[0] == changed[1]:
+        return None
+    return blind_probe(left, right) if changed[1] else blind_probe(right, left)
+
+
+def family_of(evaluation: Mapping[str, Any]) -> str:
+    """Return the family of an evaluation's tests for Holm's correction: the role of its rows, and changed images."""
+    return " ".join([evaluation["role"], *filter(None, evaluation["shown"])])

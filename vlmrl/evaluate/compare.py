@@ -1,7 +1,7 @@
 """Comparison of two runs or evaluations: is B better than A, how their inputs differ, how their results differ.
 
 Every difference is B minus A, row by row on the rows that both evaluations answered, with its 95% interval (see
-`evaluate/interval.py`).
+`evaluate/estimates.py`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.coordinates import coordinate_problems
-from vlmrl.evaluate.interval import METHOD, excludes_zero
-from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
-from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
+from vlmrl.evaluate.blind_probe import family_of, label_of_both, probe_between, require_shown_alike
+from vlmrl.evaluate.estimates import METHOD, excludes_zero
+from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
 from vlmrl.evaluate.paired import (
+    OTHER_REWARDS,
     PairedColumn,
+    conclude,
     joined_by,
     joined_ranges,
     paired_columns,
     paired_differences,
+    reward_words,
+    scored_alike,
+    scored_by,
     shared_rows,
+    verdict,
 )
+from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation
-from vlmrl.evaluate.scoring_rewards import reward_words, scored_alike, scored_by
 from vlmrl.evaluate.set_metrics import set_differences
-from vlmrl.evaluate.shown_alike import family_of, label_of_both, probe_between, require_shown_alike
-from vlmrl.evaluate.tested import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
-from vlmrl.evaluate.verdict import OTHER_REWARDS, conclude, verdict
+from vlmrl.evaluate.significance import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.toml_lines import dotted
 from vlmrl.rewards.identity import identity_of

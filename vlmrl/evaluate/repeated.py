@@ -19,9 +19,7 @@ from itertools import groupby
 
 import numpy as np
 
-from vlmrl.evaluate.estimates import mean_interval
-from vlmrl.evaluate.interval import EMPTY, UNIT_RANGE, Floats, Interval
-from vlmrl.evaluate.row_keys import Integers, RowKeys
+from vlmrl.evaluate.estimates import EMPTY, UNIT_RANGE, Floats, Integers, Interval, RowKeys, mean_interval
 
 BEGINNINGS = ("pass@", "maj@", "mean@")
 """Beginnings of the names of these metrics."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.blind_probe import family_of, require_shown_alike
 from vlmrl.evaluate.compare import (
     Side,
     describe,
@@ -27,19 +28,13 @@ from vlmrl.evaluate.compare import (
     recipe_differences,
     rewards_of,
 )
-from vlmrl.evaluate.estimates import difference_interval
-from vlmrl.evaluate.interval import METHOD, Clusters, Floats, Interval, Range, Units
+from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
-from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand
-from vlmrl.evaluate.over_epochs import over_epochs, read_epochs
-from vlmrl.evaluate.paired import joined_by, joined_ranges
-from vlmrl.evaluate.paired_tests import LEVEL, paired_test
+from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
+from vlmrl.evaluate.paired import joined_by, joined_ranges, scored_alike, verdict
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
-from vlmrl.evaluate.scoring_rewards import scored_alike
-from vlmrl.evaluate.shown_alike import family_of, require_shown_alike
-from vlmrl.evaluate.tested import LEADING, TEST_METHODS, correct_for_many, is_tested
-from vlmrl.evaluate.verdict import verdict
+from vlmrl.evaluate.significance import LEADING, LEVEL, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, images_of, role_label, role_of, shown_label
 
 BY_RUNS = "Student's t over rows and runs"

@@ -129,7 +129,7 @@ def require_settled(recipe: Recipe) -> None:
     if keys:
         raise RecipeError(
             f"{', '.join(f'`{key}`' for key in keys)} must be chosen before a run begins",
-            hint="vlmrl.setup.open_values.settle_for_run does it",
+            hint="vlmrl.setup.auto_choice.settle_for_run does it",
         )
 
 

@@ -1,7 +1,7 @@
 """Rules about several keys of a recipe: combinations of values that make no sense, and names that must exist.
 
 Each rule is a small function that yields problems, and `check_recipe` runs them all. They open only small text files
-(prompt templates, reward sources) and import no reward. Rules about rows, tokens and memory are in preflight/run.py.
+(prompt templates, reward sources) and import no reward. Rules about rows, tokens and memory are in setup/check.py.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]
 def _data_names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     """Find names of data sources that are used twice or contain a character that is not allowed.
 
-    Names that are stored in the datasets are compared later, when the datasets are opened (preflight/rows.py).
+    Names that are stored in the datasets are compared later, when the datasets are opened (setup/rows.py).
     """
     sources = [data.name or f"{data.path} ({data.split})" for data in loaded.recipe.data]
     for name, count in Counter(sources).items():

@@ -1,22 +1,94 @@
-"""Charts and headline numbers of a report, from the metrics of runs."""
+"""Charts and headline numbers of a report, from the metrics of runs.
+
+A validation metric is named `eval/[<source>/][<set>/][<setting>/]<metric>`. Metrics of reflection have titles of their
+own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from vlmrl.diagnose.health import TITLES as HEALTH_TITLES
-from vlmrl.evaluate.over_epochs import is_finite
-from vlmrl.evaluate.verdict import Verdict
-from vlmrl.report.cells import Cell, cell_in, cells_of
+from vlmrl.diagnose.signs import TITLES as HEALTH_TITLES
+from vlmrl.errors import VlmrlError
+from vlmrl.evaluate.over_training import is_finite
+from vlmrl.evaluate.paired import Verdict
+from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
-from vlmrl.report.reflection import is_reflection, reflection_names, reflection_title
+from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
+from vlmrl.tasks.reflection import COUNT, PREFIX, PREFIXES, RATE, WORD
+from vlmrl.tasks.source import set_label
+
+
+class Cell(NamedTuple):
+    """A set and a setting; "" = the recipe names none."""
+
+    set_name: str
+    setting: str
+
+    @property
+    def words(self) -> str:
+        return "/".join(filter(None, self))
+
+
+def cells_of(run: Run) -> list[Cell]:
+    """Return the cells of a run's newest recipe; [] for one without `eval.sets` and settings, or that is damaged."""
+    try:
+        settings = recipe_from_resolved(read_resolved(run.dir), where=str(run.dir)).eval
+    except VlmrlError:
+        return []
+    if not settings.sets and not settings.settings:
+        return []
+    sets = [set_label(name) for name in settings.sets] or [""]
+    return [Cell(one, setting) for one in sets for setting in settings.named_settings]
+
+
+def cell_in(name: str, cells: Sequence[Cell]) -> tuple[str, Cell | None, str]:
+    """Return (place, cell, metric) of a metric's name without `eval/`; the place is the source and the set, in words.
+
+    Example: "birds/validation/pass8/accuracy" -> ("birds, validation", Cell("validation", "pass8"), "accuracy").
+    """
+    for cell in cells:
+        source, words, metric = f"/{name}".partition(f"/{cell.words}/")
+        if words and "/" not in source[1:]:
+            return ", ".join(filter(None, (source[1:], cell.set_name))), cell, metric
+    return "", None, name
+
+
+def is_reflection(name: str) -> bool:
+    """Return whether a metric is one of reflection, in training or below a set of an evaluation."""
+    return name.startswith(PREFIX) or f"/{PREFIX}" in name
+
+
+def reflection_names(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return (ratios and rates, counts of the words that occur) among the metrics of training lines, in their order.
+
+    Both are empty if none of the words ever occurs.
+    """
+    values = {name: value for line in lines for name, value in line.items() if name.startswith(PREFIX) and value}
+    names = dict.fromkeys(
+        n for line in lines for n, value in line.items() if n.startswith(PREFIX) and value is not None
+    )
+    words = [name for name in names if f"/{WORD}" in name and name in values]
+    if not any(RATE in name or name in words for name in values):
+        return [], []
+    return [name for name in names if f"/{WORD}" not in name and f"/{COUNT}" not in name], words
+
+
+def reflection_title(name: str) -> str:
+    """Return a title such as "Reflection ratio in correct answers (maye)"."""
+    profiles = sorted(PREFIXES, key=lambda profile: -len(PREFIXES[profile]))
+    profile = next(profile for profile in profiles if name.startswith(PREFIXES[profile]))
+    words = name.removeprefix(PREFIXES[profile]).removeprefix(WORD).replace("_", " ")
+    title = f'"{words}"' if f"/{WORD}" in name else words.capitalize()
+    return title if profile == "default" else f"{title} ({profile})"
+
 
 Line = Mapping[str, Any]
 Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Verdict]]]

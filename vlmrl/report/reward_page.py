@@ -15,15 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.run_images import run_images
 from vlmrl.redaction.redact import redact_value
-from vlmrl.report.drawings import TRUTH, answer_text, drawn_by, fold_words, legend
-from vlmrl.report.overlays import OverlayView, overlays_of
-from vlmrl.report.page_shell import render, write_page
-from vlmrl.report.probe_view import probe_views
+from vlmrl.report.page_parts import (
+    TRUTH,
+    OverlayView,
+    answer_text,
+    drawn_by,
+    fold_words,
+    legend,
+    marked_text,
+    overlays_of,
+    render,
+    write_page,
+)
 from vlmrl.report.rollout_examples import Album, Picture, short_columns
-from vlmrl.report.texts import marked_text
+from vlmrl.reward_check.probe import troubles
 from vlmrl.reward_check.rescore import findings
-from vlmrl.reward_check.response_table import TableReader
-from vlmrl.reward_check.table_images import row_images
+from vlmrl.reward_check.response_tables import TableReader, row_images
+from vlmrl.reward_check.tricks import ADVICE, WARNINGS, WORDS
 from vlmrl.types import Score
 from vlmrl.untrusted import visible
 
@@ -31,7 +39,63 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from vlmrl.reward_check.run import Checked
-    from vlmrl.reward_check.saved_responses import SavedResponses
+    from vlmrl.reward_check.scoring import SavedResponses
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Trick with a finding (see trick_results.py). `earned`: its mean score; None if the reward failed on it."""
+
+    name: str
+    idea: str
+    earned: float | None
+    paid: float | None
+    error: str
+    example: Markup
+
+
+@dataclass(frozen=True)
+class ProbeVerdict:
+    """Findings of one verdict, its meaning and advice. `mild`: a policy cannot earn undeserved scores by them."""
+
+    name: str
+    words: str
+    to_do: str
+    mild: bool
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class ProbeView:
+    """Tricks against the reward of one source. `report`: see `probe_reward`; `quiet`: tricks without a finding."""
+
+    source: str
+    report: Mapping[str, Any]
+    verdicts: Sequence[ProbeVerdict]
+    quiet: Sequence[Mapping[str, Any]]
+    troubles: Sequence[tuple[str, str]]
+
+
+def probe_views(probes: Mapping[str, Mapping[str, Any]] | None) -> list[ProbeView]:
+    """Return one view per source, in order; none if no trick was tried."""
+    return [_probe_view(source, report) for source, report in (probes or {}).items()]
+
+
+def _probe_view(source: str, report: Mapping[str, Any]) -> ProbeView:
+    tricks = report["probes"]
+    verdicts = []
+    for verdict, words in WORDS.items():
+        findings = [_finding(p) for p in tricks if p["verdict"] == verdict]
+        if findings:
+            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
+    quiet = [p for p in tricks if not p["verdict"] and p["mean"] is not None]
+    return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
+
+
+def _finding(p: Mapping[str, Any]) -> Finding:
+    failed = p["errors"] and p["kind"] != "truth"
+    error = f"fails on {p['errors']} rows: {p['error']}" if failed else ""
+    return Finding(p["name"], p["idea"], p["mean"], p["paid"], error, marked_text(p["example"]))
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,33 @@
-"""`vlmrl reward-check` as one function: read responses, score them again, compare, attack. It does not import torch."""
+"""`vlmrl reward-check` as one function: read responses, score them again, compare, attack. It does not import torch.
+
+`--fail-on` has conditions: if one of them holds for the report, or cannot be measured, the command fails.
+
+    CONDITIONS := CONDITION {"," CONDITION}        CONDITION := NAME [OP NUMBER]        OP := > | >= | < | <=
+
+A name alone means `> 0`. `--out` writes the scores as a table: one row per response, in the order of the input.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import operator
+import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vlmrl.errors import DataError, RewardError, VlmrlError
-from vlmrl.redaction.redact import redact_value
-from vlmrl.reward_check.correlations import correlations
-from vlmrl.reward_check.rescore import named_rewards, own_rewards, profile_rewards, scan_saved
-from vlmrl.reward_check.response_columns import ResponseColumns
-from vlmrl.reward_check.reward_diff import diff_rewards
-from vlmrl.reward_check.saved_responses import SavedResponses, SavedSample
+from vlmrl.errors import DataError, RewardError, StoreError, VlmrlError, did_you_mean
+from vlmrl.redaction.redact import redact_said, redact_text, redact_value
+from vlmrl.reward_check.rescore import diff_rewards, named_rewards, own_rewards, profile_rewards, scan_saved
+from vlmrl.reward_check.responses import ResponseColumns
 from vlmrl.reward_check.scores import Scores
-from vlmrl.reward_check.scoring import ChosenReward, ScoredResponses
+from vlmrl.reward_check.scoring import ChosenReward, SavedResponses, SavedSample, ScoredResponses
 from vlmrl.reward_check.statistics import (
     compare_stored,
     disagreements,
@@ -28,12 +38,15 @@ from vlmrl.reward_check.statistics import (
     reasons,
     row_of,
 )
+from vlmrl.reward_check.texts import correlations
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.accuracy_part import accuracy_part
 from vlmrl.rewards.identity import identity_of
+from vlmrl.store.files import write_atomic
 from vlmrl.tasks.builtin_rewards import takes_any_truth
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 from vlmrl.types import INAPPLICABLE
+from vlmrl.untrusted import encodable
 
 MOST_BROKEN = 10
 
@@ -336,3 +349,262 @@ def _described(choice: ChosenReward, accuracy: str | None) -> dict[str, Any]:
 
 def _names(chosen: Mapping[str, ChosenReward]) -> str:
     return ", ".join(dict.fromkeys(c.spec.name for c in chosen.values()))
+
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+CONDITION = re.compile(r"\s*([a-z_0-9]+)(?:\(([^()\s]+)\))?\s*(?:(>=|<=|>|<)\s*([-+.\dA-Za-z]+)%?)?\s*")
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Number of a report that a condition can use.
+
+    Args:
+        words: description for the user.
+        read: report -> the number, or None if it cannot be measured.
+        of: kind of the name that is written in brackets, such as "PART"; "" = no brackets.
+        needs: option that the number requires: "diff", "probe" or "" (none).
+    """
+
+    words: str
+    read: Callable[..., float | None]
+    of: str = ""
+    needs: str = ""
+
+
+def _sum_probes(report: Report, key: str) -> float | None:
+    return None if report["probes"] is None else float(sum(p[key] for p in report["probes"].values()))
+
+
+def _slowest(report: Report, key: str) -> float | None:
+    times = [p["behaviour"]["milliseconds"][key] for p in (report["probes"] or {}).values()]
+    return max(times, default=None)
+
+
+def _go(report: Any, *path: str) -> float | None:
+    for key in path:
+        if report is None:
+            return None
+        report = report[key]
+    return None if report is None else float(report)
+
+
+def _correlation(report: Report, of: str) -> float | None:
+    if of in ("length", "tokens", "step"):
+        return _go(report["correlations"][of], "spearman")
+    return _go(_part(report, of), "correlation")
+
+
+def _part(report: Report, of: str) -> Mapping[str, Any]:
+    if of not in report["parts"]:
+        raise RewardError(
+            f"--fail-on names the part `{of}`, which the reward does not have",
+            hint=f"its parts: {', '.join(report['parts'])}",
+        )
+    return report["parts"][of]
+
+
+MEASURES: dict[str, Measure] = {
+    "errors": Measure("rows on which the reward failed", lambda r: _go(r, "errors", "number")),
+    "broken": Measure("rows that could not be read", lambda r: _go(r, "broken", "number")),
+    "different": Measure("rows whose score is not the stored one", lambda r: _go(r, "stored", "different")),
+    "dead_groups": Measure("share of groups without a signal", lambda r: _go(r, "dead_groups", "dead_share")),
+    "mean": Measure("mean of a part, or of `value`", lambda r, of: _go(_part(r, of), "mean"), of="PART"),
+    "corr": Measure(
+        "correlation of the score with `length`, `tokens`, `step` (by ranks) or a part", _correlation, of="NAME"
+    ),
+    "ngrams": Measure(
+        "n-grams that became frequent and earn more", lambda r: float(len(r["correlations"]["ngrams"]["found"]))
+    ),
+    "accuracy": Measure("the task's accuracy", lambda r: _go(r, "disagreements", "accuracy")),
+    "agreement": Measure(
+        "share of (right, wrong) pairs in the right order", lambda r: _go(r, "disagreements", "agreement")
+    ),
+    "changed": Measure(
+        "share of rows that the other reward changes", lambda r: _go(r, "diff", "value", "changed_share"), needs="diff"
+    ),
+    "flipped": Measure(
+        "share of advantages whose sign changes", lambda r: _go(r, "diff", "advantages", "flipped_share"), needs="diff"
+    ),
+    "rank": Measure(
+        "rank correlation of both rewards", lambda r: _go(r, "diff", "value", "rank_correlation"), needs="diff"
+    ),
+    "probe": Measure("tricks that pay or break the reward", lambda r: _sum_probes(r, "flagged"), needs="probe"),
+    "warnings": Measure(
+        "honest spellings that lose, broken truths that are scored", lambda r: _sum_probes(r, "warnings"), needs="probe"
+    ),
+    "unsteady": Measure(
+        "1 = repeated calls differ, or rows depend on each other",
+        lambda r: _sum_probes(r, "unsteady"),
+        needs="probe",
+    ),
+    "p99_ms": Measure("slowest percent of calls, in milliseconds", lambda r: _slowest(r, "p99"), needs="probe"),
+}
+
+
+@dataclass(frozen=True)
+class GateLimit:
+    """One condition of --fail-on, such as `corr(length)>0.6`. `of` is the name in brackets, None if there is none."""
+
+    name: str
+    of: str | None
+    op: str
+    bound: float
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES[self.name]
+
+    @property
+    def needs_errors(self) -> bool:
+        """Return whether the check must count rows on which the reward fails, instead of ending at the first."""
+        return self.name in ("errors", "broken")
+
+    def __str__(self) -> str:
+        return f"{self.name}{f'({self.of})' if self.of else ''} {self.op} {self.bound:g}"
+
+    def value(self, report: Report) -> float | None:
+        return self.measure.read(report, self.of) if self.of is not None else self.measure.read(report)
+
+    def holds(self, report: Report) -> bool:
+        """Return whether the condition holds, so that the command fails. Raises: RewardError for an unknown part."""
+        value = self.value(report)
+        return value is None or OPERATORS[self.op](value, self.bound)
+
+    def told(self, report: Report) -> str:
+        value = self.value(report)
+        if value is None:
+            return f"{self}: {self.measure.words}: cannot be measured here"
+        return f"{self}: {self.measure.words}: {value:.4g}"
+
+
+def parse_limits(text: str, *, diff: bool) -> list[GateLimit]:
+    """Return the conditions of --fail-on.
+
+    Args:
+        diff: whether a second reward is compared (--diff).
+    Raises: RewardError for a text that is not a condition, an unknown name, or a name that needs --diff if it is
+        missing.
+    Example: `probe,dead_groups>0.5,corr(length)>0.6` -> three limits.
+    """
+    return [_parse(item, diff) for item in text.split(",")]
+
+
+def _parse(item: str, diff: bool) -> GateLimit:
+    match = CONDITION.fullmatch(item)
+    if match is None:
+        raise RewardError(f"--fail-on {item.strip()!r} is not a condition", hint="write NAME, or NAME>0.5; " + known())
+    name, of, op, number = match.groups()
+    if name not in MEASURES:
+        raise RewardError(f"--fail-on knows no `{name}`", hint=did_you_mean(name, MEASURES, known()))
+    measure = MEASURES[name]
+    if bool(of) != bool(measure.of):
+        form = f"{name}({measure.of})" if measure.of else name
+        raise RewardError(f"--fail-on {item.strip()!r}: `{name}` is written {form}")
+    if measure.needs == "diff" and not diff:
+        raise RewardError(f"--fail-on {name} compares two rewards", hint="add --diff REWARD")
+    try:
+        bound = float(number) if number is not None else 0.0
+    except ValueError:
+        bound = float("nan")
+    if bound != bound or abs(bound) == float("inf"):
+        raise RewardError(f"--fail-on {item.strip()!r}: {number!r} is not a number")
+    if "%" in item:
+        bound /= 100
+    return GateLimit(name, of, op or ">", bound)
+
+
+def known() -> str:
+    return "known: " + ", ".join(f"{n}({m.of})" if m.of else n for n, m in MEASURES.items())
+
+
+def needs_probe(limits: Sequence[GateLimit]) -> bool:
+    return any(limit.measure.needs == "probe" for limit in limits)
+
+
+SUFFIXES = (".parquet", ".jsonl", ".csv")
+TAKEN = ("row", "score", "note")
+PIECE_ROWS = 1 << 16
+
+
+def check_out(path: Path) -> None:
+    """Check that scores can be written to `path`, before the scoring begins. Raises: StoreError if they cannot."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise StoreError(f"--out {path} has an unknown ending", hint=f"endings: {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise StoreError(f"--out {path}: there is no folder {path.parent}", hint="create it first")
+
+
+def write_scores(path: Path, facts: ResponseColumns, scores: Scores) -> None:
+    """Write the scores as a table, atomically.
+
+    The columns are `row` (index in the input, from 0), `score`, one column per part, and `note`. If the reward failed
+    on a row, the row's score and parts are empty and its note is `failed: ...`. If a part has the name of another
+    column, its column is called `part_NAME`. Secrets in notes, errors and names of parts are hidden.
+
+    Raises: StoreError if the file cannot be written.
+    """
+    writers = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv}
+    write_atomic(path, writers[path.suffix.lower()](_table(facts, scores)))
+
+
+def _table(facts: ResponseColumns, scores: Scores) -> Any:
+    import pyarrow as pa
+
+    said = (*scores.notes.words, *(f"failed: {error}" for error in scores.errors.words))
+    words = [encodable(redact_text(w)) for w in said]
+    codes = np.where(scores.failed_N, scores.errors.codes_N + len(scores.notes.words), scores.notes.codes_N)
+    notes = pa.DictionaryArray.from_arrays(pa.array(np.maximum(codes, 0)), pa.array(words or [""], pa.string()))
+    columns: dict[str, Any] = {"row": pa.array(facts.rows_N), "score": pa.array(scores.values_N, from_pandas=True)}
+    for name, column in scores.parts.items():
+        columns[encodable(redact_said(f"part_{name}" if name in TAKEN else name))] = pa.array(column, from_pandas=True)
+    return pa.table({**columns, "note": notes})
+
+
+def _parquet(table: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    plain = table.set_column(table.num_columns - 1, "note", table["note"].cast(pa.string()))
+    pq.write_table(plain, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _jsonl(table: Any) -> bytes:
+    lines: list[bytes] = []
+    for row in _rows(table):
+        lines.append(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+    return b"\n".join([*lines, b""])
+
+
+def _csv(table: Any) -> bytes:
+    import csv
+
+    sink = io.StringIO(newline="")
+    writer = csv.writer(sink)
+    writer.writerow(table.column_names)
+    writer.writerows(row.values() for row in _rows(table))
+    return sink.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _rows(table: Any) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(PIECE_ROWS):
+        yield from batch.to_pylist()
+
+
+def finite(value: Any) -> Any:
+    """Return a report as strict JSON values: NaN and infinities become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from vlmrl.redaction.redact import excerpt, redact_said
-from vlmrl.reward_check.response_columns import ResponseColumns
-from vlmrl.reward_check.saved_responses import SavedSample
+from vlmrl.reward_check.responses import ResponseColumns
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_scores
+from vlmrl.reward_check.scoring import SavedSample
 from vlmrl.rewards.accuracy_part import RIGHT, is_binary
 from vlmrl.types import Score
 

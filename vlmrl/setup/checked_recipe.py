@@ -14,8 +14,8 @@ from vlmrl.dist.world import launched
 from vlmrl.errors import Problem, ProblemsError, VlmrlError
 
 if TYPE_CHECKING:
-    from vlmrl.preflight.memory import Target
     from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.setup.memory_fit import Target
 
 
 def load_checked(
@@ -60,8 +60,8 @@ def check_loaded(
     Returns: (recipe without open values (recipe/auto_values.py), warnings).
     Raises: ProblemsError with all errors; LaunchError for a `gpus` that cannot be read.
     """
-    from vlmrl.preflight.run import check_model, quick_look
-    from vlmrl.setup.open_values import settle_for_run
+    from vlmrl.setup.auto_choice import settle_for_run
+    from vlmrl.setup.check import check_model, quick_look
 
     if launched():
         return settle_for_run(loaded, root)[0], []
@@ -86,8 +86,8 @@ def check_loaded(
 def parse_target(gpus: str | None, gpu_memory: str | None = None) -> Target:
     """Return the GPUs for a run, as `--gpus` and `--gpu-memory` name them. Raises: LaunchError, RecipeError."""
     from vlmrl.model.gpus import parse_gpus
-    from vlmrl.preflight.gpu_models import parse_gpu
-    from vlmrl.preflight.memory import Target
+    from vlmrl.setup.memory_fit import Target
+    from vlmrl.setup.memory_sizes import parse_gpu
 
     count, chosen = parse_gpus(gpus) if gpus is not None else (1, ())
     return Target(len(chosen) or count, None if gpu_memory is None else parse_gpu(gpu_memory))

@@ -1,22 +1,26 @@
-"""Records of data, rewards and prompts for a run's manifest, and their comparison with the present ones."""
+"""New run folder for a checked recipe; records of data, rewards and prompts, compared with the present ones."""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypedDict
 
 from vlmrl.key_facts import OnResume
+from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.changes import Change, hides
+from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
 from vlmrl.rewards.used_code import same_code
 from vlmrl.store.kept_recipe import Texts, kept_text
-from vlmrl.store.runs import Run
+from vlmrl.store.provenance import usable_threads
+from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.prompt import same_prompt
 from vlmrl.tasks.source import Source
 
@@ -223,3 +227,43 @@ def _diff(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapping[s
         return ""
     a, b = redact_text(before).splitlines(), redact_text(after).splitlines()
     return "\n".join(difflib.unified_diff(a, b, f"{name} before", f"{name} now", lineterm="", n=2))
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels by which a person tells runs apart."""
+
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Labels, *, kind: str | None = None) -> Run:
+    """Create a run folder for this recipe, locked by this process. Its parent is the run of the model's checkpoint.
+
+    Args:
+        kind: kind of the run, if it differs from the recipe's kind (for a trial); None = the recipe's kind.
+    """
+    from vlmrl.setup.model_origin import find_model
+    from vlmrl.setup.sources import open_sources
+
+    recipe = loaded.recipe
+    require_settled(recipe)
+    sources, validation = open_sources(recipe)
+    origin = find_model(recipe.model.path, root)
+    return create_run(
+        root,
+        kind=kind or recipe.kind,
+        recipe_name=loaded.path.stem,
+        recipe_text=loaded.text,
+        resolved=loaded.resolved,
+        argv=argv,
+        seeds={"run": recipe.train.seed},
+        name=labels.name,
+        tags=labels.tags,
+        note=labels.note,
+        parent=origin.parent,
+        threads=usable_threads(),
+        texts=texts_of(sources),
+        **records_of(sources, validation),
+    )

@@ -1,6 +1,6 @@
 """Role of the rows of an evaluation, from its summary: test rows, rows that training validated on, or others.
 
-`vlmrl eval` chooses and labels the rows (inference/eval_rows.py); compare, report and the model card show the label.
+`vlmrl eval` chooses and labels the rows (evaluate/eval_rows.py); compare, report and the model card show the label.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ LABELS: Mapping[Role, str] = {
 """Role -> label that is printed beside the numbers; "" if no label is needed."""
 UNCERTAIN = "rows that training may have had: its own rows were changed, are gone, or take long to read"
 """Label of held-out rows of another dataset, where it is not known whether training had them."""
+ON_TEST = "validated on the test split"
+"""Label of a run whose checkpoints were selected on test rows, as the recipe allowed."""
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

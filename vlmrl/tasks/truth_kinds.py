@@ -48,7 +48,7 @@ class RowKind:
         matches: truth -> whether it is of this kind.
         arguments: truth -> arguments for built-in rewards that accept them, such as the names of levels.
         play: returns the answers and tricks for the probe of a reward; None = the answers are texts
-            (reward_check/text_attacks.py).
+            (reward_check/tricks.py).
         is_right: (truth, text of an answer) -> whether the answer is right; the result None = it decides nothing. If
             `is_right` is None, answers are compared as texts.
         labels: row -> the labels that the data doctor counts.

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vlmrl.diagnose.health import Sampled, measure_health
-from vlmrl.diagnose.signs import find_signs, warning_of
-from vlmrl.diagnose.trends import is_watched
+from vlmrl.diagnose.signs import Sampled, find_signs, is_watched, measure_health, warning_of
 from vlmrl.dist.world import ALONE, World
 from vlmrl.store.metrics import WARNING
 from vlmrl.store.runs import Run

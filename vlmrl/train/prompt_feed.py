@@ -15,7 +15,7 @@ from vlmrl.rewards.open_services import ServiceMeter
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.sample import Prompt, Weights, encode_prompt
 from vlmrl.rollout.scoring import Outages
-from vlmrl.setup.eval_sets import EvalSet
+from vlmrl.setup.sources import EvalSet
 from vlmrl.tasks.source import Source
 from vlmrl.train.step_batch import Tail
 from vlmrl.types import Row, SamplingParams, ScoredSample

@@ -13,15 +13,14 @@ from typing import Any
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.errors import Problem, StoreError
-from vlmrl.preflight.memory import HERE, Target
 from vlmrl.recipe.auto_values import keep_settled
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import HIDDEN, redact_value
-from vlmrl.setup.new_run import Labels
-from vlmrl.setup.open_values import settle_for_run
-from vlmrl.setup.run_records import Records, content_changes, records_of, texts_of
+from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.memory_fit import HERE, Target
+from vlmrl.setup.run_records import Labels, Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden

@@ -18,7 +18,7 @@ from vlmrl.dist import world
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.setup.engine import make_generator
+from vlmrl.setup.model import make_generator
 from vlmrl.tasks.source import Source, accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.checkpointing import save
 from vlmrl.train.collect import Collected, collect, look_ahead

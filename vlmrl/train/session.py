@@ -26,11 +26,16 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.scoring import Outages
-from vlmrl.setup.cuda_allocator import set_allocator
-from vlmrl.setup.eval_sets import EvalSet, label_of, open_eval_sets
-from vlmrl.setup.model import load_for_training, make_encoder, make_policy, sampling_params, setting_params
+from vlmrl.setup.model import (
+    load_for_training,
+    make_encoder,
+    make_policy,
+    sampling_params,
+    set_allocator,
+    setting_params,
+)
 from vlmrl.setup.model_origin import ModelOrigin, origin_of
-from vlmrl.setup.sources import make_scorer, open_training
+from vlmrl.setup.sources import EvalSet, label_of, make_scorer, open_eval_sets, open_training
 from vlmrl.store.checkpoints import ADAPTER
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule

@@ -14,8 +14,7 @@ import torch
 
 from vlmrl.dist import world
 from vlmrl.dist.world import World
-from vlmrl.evaluate.estimates import mean_interval
-from vlmrl.evaluate.interval import Interval
+from vlmrl.evaluate.estimates import Interval, mean_interval
 from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer

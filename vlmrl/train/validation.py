@@ -16,11 +16,11 @@ from vlmrl.dist import world
 from vlmrl.evaluate.metrics import metric_value, task_problems
 from vlmrl.evaluate.records import KEPT_BYTES, training_folder, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
-from vlmrl.evaluate.tested import LEADING
+from vlmrl.evaluate.significance import LEADING
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import EvalSetting
 from vlmrl.rollout.engine import Generator
-from vlmrl.setup.eval_sets import EvalSet
+from vlmrl.setup.sources import EvalSet
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.tasks.source import Source
 from vlmrl.train.journal import Journal

@@ -16,8 +16,8 @@ from vlmrl.data.table_pieces import locate_rows, open_row_files, read_piece
 from vlmrl.data.table_values import PAIRS, RESPONSES, TRAINING, match_columns
 from vlmrl.errors import DataError
 from vlmrl.recipe.explain import explain
-from vlmrl.reward_check.open_table import open_table
-from vlmrl.reward_check.table_cells import ArrowCells
+from vlmrl.reward_check.response_tables import open_table
+from vlmrl.reward_check.responses import ArrowCells
 
 A, B = '{"response": "a", "n": 1}', '{"response": "b", "n": 22222222222222222222}'
 ROWS = [{"response": "a", "n": 1}, {"response": "b", "n": 22222222222222222222}]

@@ -14,14 +14,14 @@ from vlmrl.data.table_dataset import open_tables
 from vlmrl.data.table_files import parsed_row
 from vlmrl.data.table_pieces import TablePiece, read_piece
 from vlmrl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vlmrl.inference.eval_identity import _words
+from vlmrl.evaluate.eval_plan import _words
 from vlmrl.model.gpus import parse_gpus
-from vlmrl.preflight.gpu_models import parse_gpu
 from vlmrl.recipe.load import Problem, parse_override
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.template_worker import TemplateLimitError, TemplateWorker
-from vlmrl.reward_check.response_table import first_row
-from vlmrl.reward_check.table_cells import ArrowCells
+from vlmrl.reward_check.response_tables import first_row
+from vlmrl.reward_check.responses import ArrowCells
+from vlmrl.setup.memory_sizes import parse_gpu
 from vlmrl.setup.model_origin import find_model
 from vlmrl.tasks.scaffold import write_task
 from vlmrl.types import Media, Row

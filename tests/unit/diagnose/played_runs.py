@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from vlmrl.diagnose.health import Sampled, measure_health
-from vlmrl.diagnose.signs import Sign, find_signs
+from vlmrl.diagnose.signs import Sampled, Sign, find_signs, measure_health
 
 Reward = Callable[[str, str], Mapping[str, float]]
 """(text, truth) -> `score`; `accuracy` and `format` where the reward has them."""

@@ -12,7 +12,7 @@ from report_builders import make_run
 from vlmrl.diagnose.run import diagnose
 from vlmrl.evaluate.compare import compare, open_side
 from vlmrl.report.page import write_report
-from vlmrl.reward_check.saved_responses import open_saved
+from vlmrl.reward_check.scoring import open_saved
 from vlmrl.store import layout
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of

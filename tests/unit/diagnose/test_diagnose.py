@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from reward_runs import LEVELS
 from sick_runs import PROMPT, make_run, mixed, plan
 
-from vlmrl.diagnose.layout_causes import FIELD, agrees
-from vlmrl.diagnose.prompt_causes import OPEN_TAG, ROLE_MARK, TURN_END
+from vlmrl.diagnose.response_causes import FIELD, OPEN_TAG, ROLE_MARK, TURN_END, agrees
 from vlmrl.diagnose.run import EXPLAINS, Diagnosis, diagnose, ranked
 from vlmrl.diagnose.run_facts import identity, read_facts
 from vlmrl.diagnose.score_causes import truly_right

@@ -10,9 +10,17 @@ import pytest
 from healthy_and_sick import HEALTHY, SICK
 from played_runs import lines_of, live_signs
 
-from vlmrl.diagnose.health import TITLES, Sampled, length_score_correlation, measure_health
-from vlmrl.diagnose.signs import find_signs, since, warning_of
-from vlmrl.diagnose.trends import History, is_watched
+from vlmrl.diagnose.signs import (
+    TITLES,
+    History,
+    Sampled,
+    find_signs,
+    is_watched,
+    length_score_correlation,
+    measure_health,
+    since,
+    warning_of,
+)
 
 LEARNED_ALL = {"lists of numbers, no accuracy", "another language, no accuracy", "one right answer, nothing says which"}
 """Every response earns everything in the end, and nothing says that it is right: no group has a signal."""

@@ -10,14 +10,12 @@ import pytest
 from evaluation_builders import row
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.blind_probe import blind_probe, normal_folder, probe_of
+from vlmrl.evaluate.blind_probe import blind_probe, lost_share, normal_folder, probe_of, require_shown_alike
 from vlmrl.evaluate.compare import Side, compare
 from vlmrl.evaluate.estimates import difference_interval
 from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.over_checkpoints import over_checkpoints
+from vlmrl.evaluate.over_training import over_checkpoints
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.evaluate.share import lost_share
-from vlmrl.evaluate.shown_alike import require_shown_alike
 from vlmrl.report.evaluations import EvalColumn, eval_tables
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_summary, same_rows_key

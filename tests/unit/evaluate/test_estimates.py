@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.evaluate.estimates import (
+    EMPTY,
     _placements,
     auc_interval,
     difference_interval,
@@ -19,7 +20,6 @@ from vlmrl.evaluate.estimates import (
     pooled_difference_interval,
     ratio_interval,
 )
-from vlmrl.evaluate.interval import EMPTY
 
 # Means and differences
 

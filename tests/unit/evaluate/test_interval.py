@@ -12,9 +12,8 @@ from evaluation_builders import random_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.evaluate import interval
-from vlmrl.evaluate.estimates import difference_interval, mean_interval
-from vlmrl.evaluate.interval import Units, excludes_zero, range_of, wilson
+from vlmrl.evaluate import estimates
+from vlmrl.evaluate.estimates import Units, difference_interval, excludes_zero, mean_interval, range_of, wilson
 
 # What rows share
 
@@ -55,7 +54,7 @@ def test_the_robust_variance_is_that_of_a_slow_loop_whatever_the_blocks(rows: li
     together = sum(influence[p] * influence[q] for p in range(len(rows)) for q in range(len(rows)) if shares(p, q))
     for block in (1, 5, 10**6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(interval, "BLOCK_NUMBERS", block)
+            patch.setattr(estimates, "BLOCK_NUMBERS", block)
             assert units._together(influence) == pytest.approx(together, abs=1e-9)
 
 

@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 from report_builders import evaluation_row, group, make_run
 
-from vlmrl.cli.show.eval_table import show_measures
+from vlmrl.cli.eval import show_measures
 from vlmrl.errors import RecipeError
-from vlmrl.evaluate.measured import absent_words, add_measures, measure_lines, measured_names, measures_record
+from vlmrl.evaluate.measures import (
+    absent_words,
+    add_measures,
+    chosen_measures,
+    measure_lines,
+    measured_names,
+    measures_record,
+)
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.recipe.schema import Recipe
 from vlmrl.report.page import render_report
-from vlmrl.setup.measures import chosen_measures
 from vlmrl.store import layout
 from vlmrl.tasks.base import Measures, Task
 from vlmrl.types import RewardInput

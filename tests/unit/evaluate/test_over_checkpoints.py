@@ -10,7 +10,7 @@ import pytest
 from evaluation_builders import row
 
 from vlmrl.evaluate.metrics import summarise
-from vlmrl.evaluate.over_checkpoints import over_checkpoints, picked_by_hand, summary_over_steps, words_of_steps
+from vlmrl.evaluate.over_training import over_checkpoints, picked_by_hand, summary_over_steps, words_of_steps
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run

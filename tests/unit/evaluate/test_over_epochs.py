@@ -10,7 +10,7 @@ from epoch_runs import PAPER, epoch_run
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
-from vlmrl.evaluate.over_epochs import RunEpochs, epoch_means, group_runs, over_epochs, published_here, read_epochs
+from vlmrl.evaluate.over_training import RunEpochs, epoch_means, group_runs, over_epochs, published_here, read_epochs
 
 TEST, VALIDATION = "test/pass8/pass@8", "validation/pass8/pass@8"
 # Epochs 0 to 3. Seed 1: mean (0.3 + 0.5 + 0.4) / 3 = 0.4, maximum 0.5 at epoch 2, selected epoch 3: 0.4.

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, false_discovery_control, permutation_test
 
-from vlmrl.evaluate import paired_tests
-from vlmrl.evaluate.paired_tests import (
+from vlmrl.evaluate import significance
+from vlmrl.evaluate.significance import (
     MCNEMAR,
     SIGN_FLIP,
     bootstrap_interval,
@@ -81,7 +81,7 @@ def test_the_sign_flip_test_is_scipys():
 def test_sums_in_blocks_are_those_of_one_block(monkeypatch):
     values = np.random.default_rng(0).normal(size=(2, 30))
     whole, ends = paired_test(*values, None).p, bootstrap_interval(*values, None)
-    monkeypatch.setattr(paired_tests, "BLOCK", 30 * 128)
+    monkeypatch.setattr(significance, "BLOCK", 30 * 128)
     assert paired_test(*values, None).p == pytest.approx(whole, abs=0.02)
     assert bootstrap_interval(*values, None) == pytest.approx(ends, abs=0.05)
 

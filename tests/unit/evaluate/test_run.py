@@ -19,8 +19,8 @@ from PIL import Image
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable, VlmrlError
-from vlmrl.evaluate import grading
 from vlmrl.evaluate import run as evaluating
+from vlmrl.evaluate import run as grading
 from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.records import read_evaluation, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate

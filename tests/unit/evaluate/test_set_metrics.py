@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.evaluate import set_metrics as sets
 from vlmrl.evaluate.compare import compare, differences, open_side
-from vlmrl.evaluate.interval import Units
+from vlmrl.evaluate.estimates import Units
 from vlmrl.evaluate.metrics import summarise, task_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.set_metrics import no_clash, resamples, row_counts, set_differences, summarise_sets

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from vlmrl.evaluate.estimates import difference_interval, mean_interval
-from vlmrl.evaluate.interval import UNIT_RANGE, Clusters
-from vlmrl.evaluate.share import lost_share
+from vlmrl.evaluate.blind_probe import lost_share
+from vlmrl.evaluate.estimates import UNIT_RANGE, Clusters, difference_interval, mean_interval
 
 Bits = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlmrl.evaluate.verdict import conclude, verdict
+from vlmrl.evaluate.paired import conclude, verdict
 from vlmrl.store.evaluated_rows import LABELS
 
 NO_DIFFERENCE = "no difference shown"

@@ -10,11 +10,9 @@ from evaluation_builders import row
 
 from vlmrl.dist.world import ALONE
 from vlmrl.errors import DataError, StoreError
-from vlmrl.evaluate.columns import EvalColumns
-from vlmrl.evaluate.graded_pieces import GradedPieces, Piece, merge_pieces
-from vlmrl.evaluate.metrics import summarise_columns
-from vlmrl.evaluate.set_metrics import PooledMetrics, summarise_sets
-from vlmrl.evaluate.whole_split import WholeSplit, verdict_of
+from vlmrl.evaluate.metrics import EvalColumns, summarise_columns
+from vlmrl.evaluate.records import GradedPieces, Piece, merge_pieces
+from vlmrl.evaluate.set_metrics import PooledMetrics, WholeSplit, summarise_sets, verdict_of
 from vlmrl.tasks import make_task
 from vlmrl.tasks.reflection import REFLECTION, ReflectionCounts
 from vlmrl.types import RewardInput, Score

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import RecipeError
-from vlmrl.inference.answer_files import FileWriter, file_stems, is_folder
+from vlmrl.evaluate.answer_files import FileWriter, file_stems, is_folder
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import NoFile, ResponseFile
 from vlmrl.tasks.image_source import literal

@@ -14,12 +14,12 @@ from PIL import Image
 from vlmrl.data.blinded_images import ImageChange, ShownMedia, parse_changes
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.grading import NumberedRow, Responses
+from vlmrl.evaluate.eval import EvalSettings, PlannedEvaluation, plan
+from vlmrl.evaluate.eval_plan import ShownRows
+from vlmrl.evaluate.eval_rows import EvalRows, SeenRows, rows_to_evaluate
 from vlmrl.evaluate.records import Evaluation, write_evaluation
-from vlmrl.inference.blinded import ShownRows
-from vlmrl.inference.engine_responses import journal_identity
-from vlmrl.inference.eval_rows import EvalRows, SeenRows, rows_to_evaluate
-from vlmrl.inference.evaluation import EvalSettings, PlannedEvaluation, plan
+from vlmrl.evaluate.responses import journal_identity
+from vlmrl.evaluate.run import NumberedRow, Responses
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import Prompt, Rollout

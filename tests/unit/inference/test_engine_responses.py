@@ -12,8 +12,8 @@ import pytest
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
-from vlmrl.inference import engine_responses
-from vlmrl.inference.engine_responses import EngineResponder, engine_identity, journal_identity
+from vlmrl.evaluate import responses
+from vlmrl.evaluate.responses import EngineResponder, engine_identity, journal_identity
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.sample import Prompt, Rollout
@@ -68,8 +68,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(source: Any, row: Row, *more: Any) -> Prompt:
         return Prompt(source, row, 0, EncodedPrompt(row, row.prompt_id, (7,), (0,), {}, 0, 0, ()))
 
-    monkeypatch.setattr(engine_responses, "encode_prompt", encode)
-    monkeypatch.setattr(engine_responses, "PIECE_PROMPTS", 4)
+    monkeypatch.setattr(responses, "encode_prompt", encode)
+    monkeypatch.setattr(responses, "PIECE_PROMPTS", 4)
 
 
 def respond(root: Path, engine: DyingEngine, told: list[int] | None = None) -> list[Rollout]:

@@ -12,11 +12,10 @@ import pytest
 from begun_runs import entry, run_of
 
 from vlmrl.errors import DataError, ProblemsError, RecipeError, StoreError
+from vlmrl.evaluate.eval import EvalSettings, plan
+from vlmrl.evaluate.eval_rows import EvalRows, choose_recipe, only_training_rows, rows_to_evaluate
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, training_folder, write_evaluation
-from vlmrl.inference.eval_recipe import choose_recipe
-from vlmrl.inference.eval_rows import EvalRows, only_training_rows, rows_to_evaluate
-from vlmrl.inference.evaluation import EvalSettings, plan
 from vlmrl.launch.request import EvalRequest
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.model_origin import ModelOrigin

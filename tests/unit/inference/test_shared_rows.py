@@ -14,11 +14,10 @@ from begun_runs import entry
 from begun_runs import run_of as begin
 from tinyworld import image
 
-from vlmrl.evaluate.shown_alike import label_of_both
-from vlmrl.inference import shared_rows
-from vlmrl.inference.eval_recipe import choose_recipe
-from vlmrl.inference.eval_rows import EvalRows, rows_to_evaluate
-from vlmrl.inference.shared_rows import with_shared
+from vlmrl.evaluate import shared_rows
+from vlmrl.evaluate.blind_probe import label_of_both
+from vlmrl.evaluate.eval_rows import EvalRows, choose_recipe, rows_to_evaluate
+from vlmrl.evaluate.shared_rows import with_shared
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import UNCERTAIN, role_label

@@ -16,14 +16,27 @@ from tinyworld import encoded, image
 from vlmrl.data.dataset_writer import building
 from vlmrl.data.images import store_decoded
 from vlmrl.errors import DataError, Interruption, RewardError
-from vlmrl.inference.filtered_dataset import check_target
-from vlmrl.inference.model_view import seen_images
-from vlmrl.inference.solve_rate import Solved, measure_rate, parse_solved, spread, why_none
-from vlmrl.inference.trial import Keep, Trial, choose_rows, parse_filter, rate_histogram, run_trial, summary, trial_run
+from vlmrl.evaluate.trial import (
+    Keep,
+    Solved,
+    Trial,
+    check_target,
+    choose_rows,
+    measure_rate,
+    parse_filter,
+    parse_solved,
+    rate_histogram,
+    run_trial,
+    seen_images,
+    spread,
+    summary,
+    trial_run,
+    why_none,
+)
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
 from vlmrl.rollout.sample import is_dead_group
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.store.runs import open_run
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.source import open_source
@@ -367,7 +380,7 @@ def test_a_trial_that_fails_leaves_no_run(world):
 @pytest.mark.slow
 @pytest.mark.parametrize(("batches", "kept"), [(0, False), (1, True)])
 def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, batches, kept):
-    from vlmrl.inference import trial as module
+    from vlmrl.evaluate import trial as module
 
     calls, score = [], module.score_rollouts
 

@@ -13,16 +13,16 @@ import pytest
 from PIL import Image
 from small_runs import recipe_text
 
-from vlmrl.cli.show.trial import show_trial, trial_fields
-from vlmrl.inference import trial as module
-from vlmrl.inference.trial import Trial, run_trial, trial_run
+from vlmrl.cli.try_ import show_trial, trial_fields
+from vlmrl.evaluate import trial as module
+from vlmrl.evaluate.trial import Trial, run_trial, trial_run
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR
 from vlmrl.rewards.boxes.planes import Plane, Space, check_space, convert, plane_of
 from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.rollout.sample import Prompt, Rollout
-from vlmrl.setup.open_values import settle_for_run
+from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.perception.entries import prep_grounding
 from vlmrl.tasks.perception.truth import size_of, true_box_of

@@ -43,7 +43,7 @@ rank_process.leave(0)
 """
 LAUNCH = """
 import sys
-from vlmrl.launch.agent import Job, launch
+from vlmrl.launch.ranks import Job, launch
 
 ending, _ = launch(Job((sys.argv[1], sys.argv[2]), 2, env={"OMP_NUM_THREADS": "1"}, timeout_seconds=60))
 sys.exit(ending.code)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.dist.world import BEAT_BYTES
-from vlmrl.launch.rank_watch import Watch
+from vlmrl.launch.ranks import Watch
 
 
 class Ranks:
@@ -101,7 +101,7 @@ def test_an_asked_interruption_is_one_whatever_the_peers_say_of_it(ranks: Ranks)
 def test_a_hang_names_the_rank_that_entered_fewest_phases(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watch, "_kill_all", lambda self: None)
     monkeypatch.setattr(Watch, "_signal", lambda *_: None)
-    monkeypatch.setattr("vlmrl.launch.rank_watch.STACK_SECONDS", 0.0)
+    monkeypatch.setattr("vlmrl.launch.ranks.STACK_SECONDS", 0.0)
     watch = Watch(ranks.folder, 10)
     ranks.beat(0, ticks=5), ranks.beat(1, ticks=4, phase="rollout")
     watch._look(0.2)

@@ -16,7 +16,7 @@ from vlmrl.model.load import banned_ids_of, load_processor, refuse_unknown_ids, 
 from vlmrl.model.model_files import folder_problems
 from vlmrl.model.tiny import build_tiny
 from vlmrl.recipe.schema import Model
-from vlmrl.setup.engine import _longest
+from vlmrl.setup.model import _longest
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tinyprocessors import PROCESSORS
 
 from vlmrl.data.encode import Encoder, seen_size
 from vlmrl.data.images import encode_png, image_hash
-from vlmrl.inference.model_view import seen_images
+from vlmrl.evaluate.trial import seen_images
 from vlmrl.types import Media, Message, Row
 
 SIZES = [(200, 160), (300, 100), (90, 210), (64, 64)]

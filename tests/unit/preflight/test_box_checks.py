@@ -12,7 +12,7 @@ from PIL import Image
 from small_runs import recipe_text
 
 from vlmrl.model.families import FAMILIES
-from vlmrl.model.spoken_boxes import SPOKEN
+from vlmrl.setup.rows import SPOKEN
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.perception.entries import prep_grounding
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from vlmrl.model.model_facts import ModelFacts
-from vlmrl.preflight.engine_choice import EngineWorld, choose_engine
-from vlmrl.preflight.gpu_models import Gpu
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.vllm import settings
 from vlmrl.rollout.vllm.settings import VllmFacts
+from vlmrl.setup.auto_choice import EngineWorld, choose_engine
+from vlmrl.setup.memory_sizes import Gpu
 
 GPU = Gpu("H100", 80 << 30, 3.35e12)
 KNOWS = VllmFacts("0.32.0", frozenset({"Qwen2_5_VLForConditionalGeneration"}))

@@ -11,9 +11,9 @@ import pytest
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.model_files import require_source
-from vlmrl.preflight.rows import first_errors
-from vlmrl.preflight.run import preflight, quick_look
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.check import preflight, quick_look
+from vlmrl.setup.rows import first_errors
 
 RECIPE = """
 [model]
@@ -77,7 +77,7 @@ def test_a_missing_column_is_told_before_any_large_library_is_loaded(place: Path
     written('name = "good.py:reward"', column="quest")
     code = (
         "import sys\n"
-        "from vlmrl.inference.full_check import check_everything\n"
+        "from vlmrl.evaluate.full_check import check_everything\n"
         "def show(errors):\n"
         "    print([e.message for e in errors], {'torch', 'transformers', 'pyarrow'} & set(sys.modules))\n"
         "    if any('quest' in e.message for e in errors): sys.exit(0)\n"

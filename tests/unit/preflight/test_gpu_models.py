@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RecipeError
-from vlmrl.preflight.gpu_models import GIB, known_gpu, parse_gpu
+from vlmrl.setup.memory_sizes import GIB, known_gpu, parse_gpu
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.cli.show import check_plan
+from vlmrl.cli import check
 from vlmrl.errors import CheckpointError
 from vlmrl.model import attention
 from vlmrl.model.model_facts import ModelFacts
-from vlmrl.preflight import kernels
-from vlmrl.preflight.gpu_models import Gpu
-from vlmrl.preflight.kernels import PLAIN_ATTENTION, attention_kernel, check_kernels
-from vlmrl.preflight.memory import Target
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup import check as kernels
+from vlmrl.setup.check import PLAIN_ATTENTION, attention_kernel, check_kernels
+from vlmrl.setup.memory_fit import Target
+from vlmrl.setup.memory_sizes import Gpu
 
 GPU = Gpu("H100", 80 << 30, 3.35e12)
 OWN = "PyTorch's variable-length kernel"
@@ -125,7 +125,7 @@ def test_a_hybrid_is_warned_of_each_kernel_that_it_lacks(tmp_path, environment, 
 
 
 def test_the_screen_names_the_missing_kernel():
-    lines = dict(check_plan._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
+    lines = dict(check._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
     assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn would be used instead" in lines[""]
-    [(_, line)] = check_plan._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
+    [(_, line)] = check._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
     assert line == f"FlexAttention; for images {PLAIN_ATTENTION}"

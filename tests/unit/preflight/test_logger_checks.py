@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.preflight import loggers
-from vlmrl.preflight.loggers import check_loggers
-from vlmrl.preflight.run import quick_look
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup import check
+from vlmrl.setup.check import check_loggers, quick_look
 
 GOOD = "class Mine:\n    def open(self, run): ...\n    def log(self, line): ...\n    def samples(self, line, s): ...\n"
 
@@ -39,7 +38,7 @@ def test_a_logger_twice_is_an_error(tmp_path):
 
 
 def test_a_missing_library_is_told_with_the_line_that_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "is_installed", lambda package: package != "trackio")
+    monkeypatch.setattr(check, "is_installed", lambda package: package != "trackio")
     ((message, hint, level),) = problems(tmp_path, 'sinks = ["wandb", "trackio"]')
     assert message == "the logger trackio needs trackio, which is not installed" and level == "error"
     assert hint is not None and "pip install '.[trackio]'" in hint
@@ -49,7 +48,7 @@ def test_a_folder_is_no_library(tmp_path, monkeypatch):
     """wandb writes a folder `wandb` where it runs: Python could import that."""
     (tmp_path / "not_there").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert loggers.is_installed("json") and not loggers.is_installed("not_there")
+    assert check.is_installed("json") and not check.is_installed("not_there")
 
 
 def test_every_extra_of_a_logger_is_one_that_can_be_installed():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.preflight.validation import metric_names
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.setup.rows import metric_names
 from vlmrl.tasks.source import Source, open_source
 
 

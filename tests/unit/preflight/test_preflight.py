@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from vlmrl.errors import Problem
-from vlmrl.preflight.memory import Target
-from vlmrl.preflight.run import Preflight, check_model, preflight, quick_look
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.check import Preflight, check_model, preflight, quick_look
+from vlmrl.setup.memory_fit import Target
 
 RENAMED = """
 RANGES = {"right": (0.0, 1.0), "form": (0.0, 1.0)}
@@ -185,7 +185,7 @@ def test_training_rows_in_the_validation_table_are_reported(world, tmp_path):
 
 
 def test_ids_that_end_alike_are_not_the_same_row(tmp_path):
-    from vlmrl.preflight.rows import row_content
+    from vlmrl.setup.rows import row_content
     from vlmrl.types import Media, Row
 
     def row(name: str, sha256: str, shape: str = "disc") -> Row:
@@ -313,11 +313,11 @@ def test_control_tokens_typed_in_prompts_and_responses_are_counted(world, tmp_pa
 
 
 def test_an_image_that_the_model_does_not_take_is_found_whichever_row_it_is_in(world, tmp_path, monkeypatch):
-    from vlmrl.preflight import rows as data
-    from vlmrl.preflight import tokens
+    from vlmrl.setup import prompt_lengths
+    from vlmrl.setup import rows as data
 
     picture(tmp_path, "d.png", 28 * 201, 28)
-    for module, name in ((data, "SAMPLE_ROWS"), (tokens, "TOKEN_ROWS")):
+    for module, name in ((data, "SAMPLE_ROWS"), (prompt_lengths, "TOKEN_ROWS")):
         monkeypatch.setattr(module, name, 2)  # the first row and the third: it is not in the sample
     problem = the(world().problems, "1 of 6 rows of `rows` (train) have an image that the model does not accept")
     assert "rows.jsonl:4 (rows-" in str(problem.hint) and "5628 x 28 pixels" in str(problem.hint)
@@ -435,7 +435,7 @@ def test_several_processes_are_planned_and_what_they_cannot_do_is_said(world):
 
 
 def test_a_full_disk_is_an_error(world, monkeypatch, tmp_path):
-    from vlmrl.preflight import machine
+    from vlmrl.setup import machine
 
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     problem = the(world().problems, "the run may write")
@@ -465,7 +465,7 @@ def test_the_disk_that_a_run_needs_is_counted(world):
 
 @pytest.mark.slow
 def test_rollouts_that_fill_the_disk_are_a_warning_that_names_their_key(world, monkeypatch):
-    from vlmrl.preflight import machine
+    from vlmrl.setup import machine
 
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**9})())
     problem = the(world("train.steps=100000").problems, "the run may write")
@@ -511,7 +511,7 @@ def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
     loaded = load_recipe("recipe.toml")
     assert any("not valid" in p.message for p in quick_look(loaded)[0])
     code = (
-        "import sys; from vlmrl.recipe.load import load_recipe; from vlmrl.preflight.run import quick_look\n"
+        "import sys; from vlmrl.recipe.load import load_recipe; from vlmrl.setup.check import quick_look\n"
         "quick_look(load_recipe('recipe.toml'))[0]; sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -526,8 +526,8 @@ def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path)
     code = (
         "import sys; from pathlib import Path; from vlmrl.recipe.load import load_recipe\n"
         "from vlmrl.setup.checked_recipe import find_model_files\n"
-        "from vlmrl.preflight.model_path import check_location\n"
-        "from vlmrl.preflight.run import preflight\n"
+        "from vlmrl.setup.check import check_location\n"
+        "from vlmrl.setup.check import preflight\n"
         f"loaded = load_recipe('recipe.toml', overrides=['model.path={path}'])\n"
         "found = find_model_files(loaded.recipe.model.path, Path('runs'), loaded.where(('model', 'path')))\n"
         "missing = found[1] or check_location(loaded, found[0])\n"
@@ -549,7 +549,7 @@ def test_a_model_folder_that_is_not_whole_is_found_by_both_parts(world, tmp_path
 
 
 def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
-    from vlmrl.preflight import rows as data
+    from vlmrl.setup import rows as data
 
     monkeypatch.setattr(data, "open_sources", lambda loaded: pytest.fail("the data was opened"))
     assert quick_look(load_recipe("recipe.toml", overrides=["rollout.samples_per_prompt=1"]))[0]

@@ -10,17 +10,13 @@ import pytest
 
 from vlmrl.model.memory import KEY, STEPS
 from vlmrl.model.model_facts import ModelFacts, model_facts
-from vlmrl.preflight import memory_plan
-from vlmrl.preflight.gpu_models import Gpu
-from vlmrl.preflight.memory import Target
-from vlmrl.preflight.memory_fit import find_fits
-from vlmrl.preflight.memory_plan import TIGHT, Cluster, make_plan
-from vlmrl.preflight.memory_sizes import PromptLengths
-from vlmrl.preflight.recompute_choice import choose_recomputation
 from vlmrl.recipe.auto_values import Choice, keep_settled
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
-from vlmrl.setup import open_values
-from vlmrl.setup.open_values import choice_text, choices_of, settle_for_answers, settle_for_run
+from vlmrl.setup import auto_choice, memory_plan
+from vlmrl.setup.auto_choice import choice_text, choices_of, settle_for_answers, settle_for_run
+from vlmrl.setup.memory_fit import Target, choose_recomputation, find_fits
+from vlmrl.setup.memory_plan import TIGHT, Cluster, make_plan
+from vlmrl.setup.memory_sizes import Gpu, PromptLengths
 
 MODEL = Path(__file__).parents[2] / "golden" / "models" / "Qwen2.5-VL-7B"
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -78,7 +74,7 @@ WORDS = [f"model.path={MODEL}", "rollout.engine=vllm"]
 
 def test_a_run_gets_the_choice_for_its_gpus_and_keeps_it(facts, tmp_path, monkeypatch):
     """By the estimated prompts, which are the same for `check` and `train`; a resume keeps it on any machine."""
-    monkeypatch.setattr(open_values, "estimate_prompts", lambda loaded, sources: PROMPTS)
+    monkeypatch.setattr(auto_choice, "estimate_prompts", lambda loaded, sources: PROMPTS)
     recipe_text = f'extends = "{RECIPES / "fungi_im.toml"}"\n[model]\ngradient_checkpointing = "auto"\n'
     (tmp_path / "r.toml").write_text(recipe_text)
     large, small = (Target(8, Gpu("g", gib << 30)) for gib in (180, 80))
@@ -100,7 +96,7 @@ def test_a_run_gets_the_choice_for_its_gpus_and_keeps_it(facts, tmp_path, monkey
 
 
 def test_without_a_gpu_nothing_is_read_or_recomputed(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_values, "open_sources", lambda loaded: pytest.fail("the data were opened"))
+    monkeypatch.setattr(auto_choice, "open_sources", lambda loaded: pytest.fail("the data were opened"))
     (tmp_path / "r.toml").write_text('[model]\npath = "none"\ndevice = "cpu"\n[[data]]\npath = "d"\n')
     loaded, warnings = settle_for_run(load_recipe(tmp_path / "r.toml"), tmp_path)
     assert loaded.recipe.model.gradient_checkpointing is False and not warnings

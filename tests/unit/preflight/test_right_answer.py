@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.preflight.right_answer import TruthScan, differing_parts, paid, told_answers, trial_of, truth_form, unpaid
+from vlmrl.setup.prompts import TruthScan, differing_parts, paid, told_answers, trial_of, truth_form, unpaid
 from vlmrl.types import Message, Row, Score
 
 

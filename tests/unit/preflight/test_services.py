@@ -10,8 +10,8 @@ import pytest
 from endpoint_server import Reply
 from judge_server import KEY, refuse, serve_judge, verdict_text
 
-from vlmrl.preflight.services import check_services, place_of_check
 from vlmrl.rewards.several import Member, compose
+from vlmrl.setup.check import check_services, place_of_check
 from vlmrl.tasks.builtin_rewards import load_reward
 
 LOADED: Any = SimpleNamespace(where=lambda *keys: f"r.toml:{len(keys)}")

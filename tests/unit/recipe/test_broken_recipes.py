@@ -10,9 +10,9 @@ import pytest
 
 from vlmrl.data.table_values import TRAINING
 from vlmrl.errors import Problem, ProblemsError, RecipeError
-from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.catalogs import catalogs
 
 REST = '\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "reward.py:score"\n'
 SECOND = '[[data]]\npath = "rows.jsonl"\nname = "b"\n'

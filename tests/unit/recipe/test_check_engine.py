@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from vlmrl.model import model_facts
-from vlmrl.preflight import machine
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.rules.engine import check_engine
+from vlmrl.setup import machine
 
 
 def loaded(tmp_path, *overrides: str, text: str = ""):

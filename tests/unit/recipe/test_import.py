@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import VlmrlError
-from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.read import plain_value, read_foreign
 from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.catalogs import catalogs
 
 EASYR1_YAML = """
 data:

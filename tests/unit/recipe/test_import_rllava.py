@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from vlmrl.errors import VlmrlError
-from vlmrl.preflight.catalogs import catalogs
 from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
+from vlmrl.setup.catalogs import catalogs
 
 SHAPES = """#!/bin/bash
 set -x

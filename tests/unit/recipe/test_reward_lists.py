@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import Problem, ProblemsError
-from vlmrl.preflight.catalogs import catalogs, resolve_tasks
 from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.explain import explain, toml_lines
 from vlmrl.recipe.load import load_recipe, reload_recipe
+from vlmrl.setup.catalogs import catalogs, resolve_tasks
 
 FIRST = '[model]\npath = "model"\n'
 LISTED = """

@@ -9,14 +9,14 @@ import pytest
 
 from vlmrl.dist import world
 from vlmrl.errors import Problem, RecipeError
-from vlmrl.preflight.gpu_models import Gpu
-from vlmrl.preflight.memory import HERE, Target
 from vlmrl.recipe import auto_values as settling
 from vlmrl.recipe.auto_values import Choice, choose, keep_settled, open_keys, require_settled, settle
 from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe
-from vlmrl.setup import open_values as of_runs
-from vlmrl.setup.open_values import choices_of, settle_for_run
+from vlmrl.setup import auto_choice as of_runs
+from vlmrl.setup.auto_choice import choices_of, settle_for_run
+from vlmrl.setup.memory_fit import HERE, Target
+from vlmrl.setup.memory_sizes import Gpu
 
 RECIPE = """[model]
 path = "m"

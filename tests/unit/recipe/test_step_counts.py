@@ -12,7 +12,7 @@ from vlmrl.recipe.auto_values import keep_settled, open_keys
 from vlmrl.recipe.changes import compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, reload_recipe
 from vlmrl.recipe.rules.training import NUMBER_RULES
-from vlmrl.setup.open_values import count_steps, settle_for_answers, settle_for_run
+from vlmrl.setup.auto_choice import count_steps, settle_for_answers, settle_for_run
 
 RECIPE = """[model]
 path = "m"

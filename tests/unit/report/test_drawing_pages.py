@@ -16,7 +16,7 @@ from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.report.page import render_report
 from vlmrl.report.reward_page import render_reward_page
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
-from vlmrl.reward_check.saved_responses import open_saved
+from vlmrl.reward_check.scoring import open_saved
 from vlmrl.rewards import reward_record
 from vlmrl.store import layout
 from vlmrl.store.media import write_shard

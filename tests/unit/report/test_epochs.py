@@ -6,7 +6,7 @@ import re
 
 from epoch_runs import epoch_run
 
-from vlmrl.report.epochs import view_epochs
+from vlmrl.report.evaluations import view_epochs
 from vlmrl.report.page import render_report
 
 TEST = "test/pass8/pass@8"

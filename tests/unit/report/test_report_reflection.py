@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmrl.report.reflection import reflection_names
+from vlmrl.report.curves import reflection_names
 from vlmrl.tasks.reflection import PREFIX, RATE, WORD
 
 

@@ -14,9 +14,9 @@ from PIL import Image
 from reward_runs import scored_groups
 
 from vlmrl.report.reward_page import render_reward_page, write_reward_page
-from vlmrl.reward_check.open_table import open_table
+from vlmrl.reward_check.response_tables import open_table
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
-from vlmrl.reward_check.saved_responses import open_saved
+from vlmrl.reward_check.scoring import open_saved
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.media import write_shard
@@ -157,11 +157,11 @@ def test_images_of_parquet_are_read_for_the_rows_that_are_shown_only(folder, mon
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from vlmrl.reward_check import table_images
+    from vlmrl.reward_check import response_tables
 
     read = []
-    real = table_images._file
-    monkeypatch.setattr(table_images, "_file", lambda *args: read.append(1) or real(*args))
+    real = response_tables._file
+    monkeypatch.setattr(response_tables, "_file", lambda *args: read.append(1) or real(*args))
     cells = [[{"bytes": png(i), "path": None}] for i in range(100)]
     table = pa.table({"response": ["x" * i for i in range(100)], "ground_truth": ["t"] * 100, "images": cells})
     pq.write_table(table, folder / "t.parquet", row_group_size=33)

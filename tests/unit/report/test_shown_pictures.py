@@ -12,7 +12,7 @@ from PIL import Image
 from vlmrl.data.blinded_images import BlindedDataset, Blinding, ImageChange
 from vlmrl.data.images import decode_image, image_hash
 from vlmrl.evaluate.records import Evaluation
-from vlmrl.report.shown_pictures import shown_pictures
+from vlmrl.report.page_parts import shown_pictures
 from vlmrl.store.media import RunImages
 from vlmrl.types import Media, Row
 

@@ -13,8 +13,8 @@ from reward_runs import make_pair_run
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
-from vlmrl.reward_check.evaluated_files import count_saved, is_evaluated
-from vlmrl.reward_check.saved_responses import SavedSample, open_saved
+from vlmrl.reward_check.responses import count_saved, is_evaluated
+from vlmrl.reward_check.scoring import SavedSample, open_saved
 from vlmrl.store.runs import Run
 from vlmrl.types import Media
 
@@ -51,7 +51,7 @@ def test_the_rows_of_an_evaluation_are_responses_of_its_run(tmp_path: Path) -> N
 
 
 def test_groups_are_the_prompts_also_where_a_batch_ends_within_one(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vlmrl.reward_check.rollout_files.CHUNK_ROWS", 2)
+    monkeypatch.setattr("vlmrl.reward_check.responses.CHUNK_ROWS", 2)
     rows = [row(f"p{n // 3}", sample=n % 3) for n in range(9)]
     saved = open_saved(str(evaluated(make_pair_run(tmp_path), "test", rows)), tmp_path)
     decoder = saved.reader.decoder

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vlmrl.reward_check.math_attacks import math_attacks
 from vlmrl.reward_check.probe import probe_reward
+from vlmrl.reward_check.tricks import math_attacks
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.answer_forms import FRAMES, AnswerForm
 from vlmrl.tasks.builtin_rewards import load_reward

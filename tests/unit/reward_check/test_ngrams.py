@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from vlmrl.reward_check.ngrams import WordSequence, paid_ngrams
-from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.responses import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores
+from vlmrl.reward_check.texts import WordSequence, paid_ngrams
 
 STEPS = 30
 PHRASE = ("truly", "and", "deeply")

@@ -7,7 +7,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.reward_check.probe import probe_reward
-from vlmrl.reward_check.trick_results import WORDS, ProbeResult, ranked
+from vlmrl.reward_check.tricks import WORDS, ProbeResult, ranked
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.answer import form_of

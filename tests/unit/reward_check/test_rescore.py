@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from reward_runs import make_pair_run, make_table_run, scored_groups
 
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.reward_check.rescore import other_rewards, own_rewards, parse_weights, scan_saved
-from vlmrl.reward_check.reward_diff import groups_of
+from vlmrl.reward_check.rescore import groups_of, other_rewards, own_rewards, parse_weights, scan_saved
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
-from vlmrl.reward_check.saved_responses import open_saved
 from vlmrl.reward_check.scores import Coded, Scores
+from vlmrl.reward_check.scoring import open_saved
 from vlmrl.reward_check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scorer import Scorer

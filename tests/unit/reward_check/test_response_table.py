@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.errors import DataError, RecipeError, RewardError
-from vlmrl.reward_check import response_table
-from vlmrl.reward_check.open_table import is_table, open_table
+from vlmrl.reward_check import response_tables
 from vlmrl.reward_check.rescore import named_rewards, profile_rewards, scan_saved
+from vlmrl.reward_check.response_tables import is_table, open_table
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
 from vlmrl.rewards.base import combine, split_result
 from vlmrl.tasks.builtin_rewards import load_reward
@@ -87,7 +87,7 @@ def test_every_kind_of_file_gives_the_same_inputs_in_order(kind, tmp_path):
     ],
 )
 def test_the_spellings_of_verl_easyr1_and_trl_are_recognised(row, roles, tmp_path):
-    found = response_table.map_roles(list(row), {}, "here")
+    found = response_tables.map_roles(list(row), {}, "here")
     assert set(found.values()) == set(roles.split())
     assert found["response"] == roles.split()[0] and found["ground_truth"] == roles.split()[1]
 

@@ -8,11 +8,10 @@ import pytest
 from reward_runs import make_pair_run
 
 from vlmrl.algo.algorithms import resolve
-from vlmrl.reward_check.rescore import own_rewards, scan_saved
-from vlmrl.reward_check.response_columns import ResponseColumns
-from vlmrl.reward_check.reward_diff import Estimate, advantages_of, diff_rewards, estimate_of
-from vlmrl.reward_check.saved_responses import SavedResponses, open_saved
+from vlmrl.reward_check.rescore import Estimate, advantages_of, diff_rewards, estimate_of, own_rewards, scan_saved
+from vlmrl.reward_check.responses import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores
+from vlmrl.reward_check.scoring import SavedResponses, open_saved
 from vlmrl.types import Score
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.reward_check.thresholds import MEASURES, GateLimit, needs_probe, parse_limits
+from vlmrl.reward_check.run import MEASURES, GateLimit, needs_probe, parse_limits
 
 REPORT = {
     "errors": {"number": 2},

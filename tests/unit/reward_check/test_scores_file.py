@@ -9,9 +9,9 @@ import pytest
 
 from vlmrl.errors import StoreError
 from vlmrl.redaction.secrets import HIDDEN
-from vlmrl.reward_check.response_columns import ResponseColumns
+from vlmrl.reward_check.responses import ResponseColumns
+from vlmrl.reward_check.run import check_out, write_scores
 from vlmrl.reward_check.scores import Coded, Scores
-from vlmrl.reward_check.scores_file import check_out, write_scores
 from vlmrl.types import Score
 
 SCORES = [

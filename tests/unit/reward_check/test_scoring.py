@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from reward_runs import LEVELS, make_pair_run, pair_texts, pair_truth
 
-from vlmrl.reward_check import response_table, scoring
-from vlmrl.reward_check.open_table import open_table
+from vlmrl.reward_check import response_tables, scoring
 from vlmrl.reward_check.rescore import named_rewards, own_rewards, scan_saved
-from vlmrl.reward_check.response_columns import ResponseColumns
-from vlmrl.reward_check.saved_responses import open_saved
+from vlmrl.reward_check.response_tables import open_table
+from vlmrl.reward_check.responses import ResponseColumns
 from vlmrl.reward_check.scores import Coded, Scores, same_scores
+from vlmrl.reward_check.scoring import open_saved
 from vlmrl.types import Score
 
 
@@ -40,7 +40,7 @@ def equal(a, b) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [False, True])
 def test_two_processes_say_what_one_says(fault, tmp_path, monkeypatch):
-    monkeypatch.setattr(response_table, "CHUNK_ROWS", 23)
+    monkeypatch.setattr(response_tables, "CHUNK_ROWS", 23)
     monkeypatch.setattr(scoring, "POOL_ROWS", 40)
     monkeypatch.setattr(scoring, "MAX_TEXTS", 60)
     path = pair_table(tmp_path / "rows.parquet", 400)
@@ -67,7 +67,7 @@ def test_two_processes_say_what_one_says(fault, tmp_path, monkeypatch):
 def test_a_failing_reward_stops_in_a_process_too_with_its_row(tmp_path, monkeypatch):
     from vlmrl.errors import RewardError
 
-    monkeypatch.setattr(response_table, "CHUNK_ROWS", 23)
+    monkeypatch.setattr(response_tables, "CHUNK_ROWS", 23)
     monkeypatch.setattr(scoring, "POOL_ROWS", 40)
     rows = [{"response": "1", "answer": "one" if i == 77 else "1"} for i in range(100)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
@@ -86,7 +86,7 @@ def test_texts_are_kept_by_whole_groups_and_do_not_depend_on_the_pieces(tmp_path
     path = pair_table(tmp_path / "rows.parquet", 400)
     kept = []
     for size in (7, 64, 1000):
-        monkeypatch.setattr(response_table, "CHUNK_ROWS", size)
+        monkeypatch.setattr(response_tables, "CHUNK_ROWS", size)
         found = scan_saved(open_table(path, task="pairs"), [])
         kept.append(found.texts)
         groups = [found.facts.groups_N[row] for row in found.texts]
@@ -95,12 +95,12 @@ def test_texts_are_kept_by_whole_groups_and_do_not_depend_on_the_pieces(tmp_path
 
 
 def test_a_run_is_read_in_pieces_as_a_whole(tmp_path, monkeypatch):
-    from vlmrl.reward_check import rollout_files
+    from vlmrl.reward_check import responses
 
     make_pair_run(tmp_path)
     saved = open_saved("last", tmp_path)
     whole = scan_saved(saved, [own_rewards(saved)])
-    monkeypatch.setattr(rollout_files, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(responses, "CHUNK_ROWS", 5)
     saved = open_saved("last", tmp_path)
     pieces = scan_saved(saved, [own_rewards(saved)])
     for field in fields(ResponseColumns):

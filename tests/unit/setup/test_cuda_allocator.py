@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup import cuda_allocator
-from vlmrl.setup.cuda_allocator import EXPANDABLE, VARIABLES, allocator_settings, set_allocator
+from vlmrl.setup import model
+from vlmrl.setup.model import EXPANDABLE, VARIABLES, allocator_settings, set_allocator
 
 ENGINES = {
     "vllm in the process": (["rollout.engine=vllm"], False),
@@ -39,7 +39,7 @@ def test_an_empty_variable_is_none(tmp_path: Path):
 
 def test_the_settings_are_given_to_torch_for_a_gpu_alone(tmp_path: Path, monkeypatch):
     given: list[str] = []
-    monkeypatch.setattr(cuda_allocator.torch._C, "_accelerator_setAllocatorSettings", given.append)
+    monkeypatch.setattr(model.torch._C, "_accelerator_setAllocatorSettings", given.append)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "r.toml").write_text('[model]\npath = "m"\n[[data]]\npath = "d"\n')

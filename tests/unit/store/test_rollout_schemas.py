@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmrl.errors import StoreError
-from vlmrl.reward_check.rollout_files import RolloutReader
+from vlmrl.reward_check.responses import RolloutReader
 from vlmrl.store.media import rollout_media
 from vlmrl.store.rollouts import arrow_schema, read_batches, read_rollouts, read_table, write_rollouts
 from vlmrl.types import INAPPLICABLE, Group, Media, Row, Segment

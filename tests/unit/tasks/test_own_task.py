@@ -15,8 +15,8 @@ from command_line import this_process
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.reward_check.response_tables import TruthRule
 from vlmrl.reward_check.scoring import TaskRef
-from vlmrl.reward_check.table_truths import TruthRule
 from vlmrl.tasks import find_task, make_task, task_of
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.own_prep import prepare_own

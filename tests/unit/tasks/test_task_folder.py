@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 TRY = """
 import json, sys
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.preflight.catalogs import catalogs
+from vlmrl.setup.catalogs import catalogs
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks import task_of
 from vlmrl.tasks.builtin_rewards import load_reward

@@ -9,7 +9,7 @@ import pytest
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import RewardError
-from vlmrl.reward_check.table_truths import TruthRule
+from vlmrl.reward_check.response_tables import TruthRule
 from vlmrl.rewards import GENERAL
 from vlmrl.rewards import load_reward as load_general
 from vlmrl.tasks import TASKS, find_task, kind_of, make_task

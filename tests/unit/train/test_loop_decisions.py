@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from vlmrl.cli.show.progress import ConsoleWatcher
+from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop

@@ -21,7 +21,7 @@ MEANINGS: Mapping[Space, str] = {
     "unit": "0 to 1 in both directions",
     "loc": "tokens from <loc0000> to <loc1023>, in the order y1, x1, y2, x2",
 }
-"""Space -> its numbers, in words. The space of each model family is in model/spoken_boxes.py."""
+"""Space -> its numbers, in words. The space of each model family is in setup/rows.py."""
 LOC_BINS = 1024
 
 

@@ -1,0 +1,198 @@
+"""`vlmrl data`: show, check or export a dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from vlmrl.cli import options
+from vlmrl.cli.output import console, emit, shorten, tell
+from vlmrl.untrusted import visible
+
+
+def doctor(
+    dataset: options.Dataset,
+    task: str | None = typer.Option(
+        None, help="Task whose prompts are measured; default: the dataset's own task, unless that is a file."
+    ),
+    max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows with more tokens than this."),
+    workers: int | None = typer.Option(None, min=1, help="Number of processes; default: one per core."),
+    as_json: options.Json = False,
+) -> None:
+    """Check what a dataset is worth.
+
+    It reports lengths, copies across splits, known individuals, labels, and what guessing earns.
+
+    Example: vlmrl data doctor data/fungi --max-prompt-tokens 2048
+    """
+    from vlmrl.cli.progress import PartCounter
+    from vlmrl.data.doctor import visit
+    from vlmrl.data.open_dataset import open_dataset
+    from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import kind_of, task_of
+    from vlmrl.tasks.dataset_assembly import prompt_texts, prompt_tokens
+
+    opened = open_dataset(Data(path=dataset))
+    chosen_task = task_of(opened, task)
+    tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
+    report = visit(
+        opened,
+        tokens,
+        labels_of=lambda row: (chosen_task.kind or kind_of(row.truth)).labels(row),
+        texts=texts,
+        max_prompt_tokens=max_prompt_tokens,
+        workers=workers,
+        progress=part_counter,
+    )
+    if not as_json:
+        show_doctor(report)
+    emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
+
+
+def export(
+    dataset: options.Dataset,
+    out: Path = typer.Argument(..., help="Folder for the Parquet files."),
+    split: list[str] = typer.Option([], help="Only this split. May be repeated."),
+    task: options.PromptTask = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a dataset as Hugging Face Parquet with images.
+
+    Other programs can read it. The images are in a column of their own.
+
+    Example: vlmrl data export data/digits digits-parquet
+    """
+    from rich.text import Text
+
+    from vlmrl.data.dataset import require_split
+    from vlmrl.data.open_dataset import open_dataset
+    from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import task_of
+    from vlmrl.tasks.dataset_assembly import export_dataset
+
+    opened = open_dataset(Data(path=dataset))
+    for name in split:
+        require_split(opened, name)
+    chosen_task = task_of(opened, task)
+    with console().status(Text(f"writing {out}")):
+        rows = export_dataset(opened, chosen_task, out, splits=split or None)
+    for name, count in rows.items() if not as_json else ():
+        tell(f"{out / name}.parquet  {count} rows")
+    emit({"path": str(out), "rows": rows}, as_json)
+
+
+MOST_CHARS = 600
+"""Maximum number of characters that are shown of a row's truth, and of its columns."""
+
+
+def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Print facts about a dataset, and some of its rows."""
+    tell(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
+    tell("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
+    if opened.info.get("description"):
+        tell(str(opened.info["description"]))
+    for note in opened.notes:
+        tell(note)
+    dropped = opened.info.get("dropped") or ()
+    if count := (opened.info.get("counts") or {}).get("dropped", len(dropped)):
+        tell(f"rows left out when the dataset was made: {count:,} (dropped.jsonl)")
+    for row in rows:
+        sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
+        tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {_short_json(row['truth'])}")
+        tell(f"  prompt: {row['prompt']}")
+        others = {k: v for k, v in row["columns"].items() if k not in row["truth"] and str(v) not in row["prompt"]}
+        if others:
+            tell(f"  columns: {_short_json(others)}")
+        for problem in row["problems"]:
+            tell(f"  problem: {problem}")
+
+
+def _short_json(value: Any) -> str:
+    """Return a value as JSON in one line, cut at MOST_CHARS."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MOST_CHARS else f"{shorten(text, MOST_CHARS)} ... ({len(text):,} characters)"
+
+
+def row_fields(opened: Any, row: Any, task: Any, save: Path | None) -> dict[str, Any]:
+    """Return a dataset row for `--json`. `save`: folder for its images; None = they are not written."""
+    from vlmrl.tasks.dataset_assembly import row_messages
+
+    turns = row_messages(task, row)
+    images = []
+    for media in row.media:
+        image = opened.image(media)
+        if save is not None:
+            save.mkdir(parents=True, exist_ok=True)
+            image.save(save / f"{media.sha256[:16]}.png")
+        images.append(media.fields())
+    prompt = "\n".join(f"[{turn.role}] {turn.content}" for turn in turns)
+    return {
+        "prompt_id": row.prompt_id,
+        "truth": dict(row.truth),
+        "images": images,
+        "prompt": prompt,
+        "columns": dict(row.columns),
+        "problems": task.validate(row.truth),
+    }
+
+
+def show(
+    dataset: options.Dataset,
+    split: str | None = typer.Option(None, help="Split of the rows; default: the first split."),
+    n: int = typer.Option(5, "--n", "-n", min=0, help="Number of rows to show."),
+    task: options.PromptTask = None,
+    save: Path | None = typer.Option(None, help="Folder to write the images of these rows to, as PNG."),
+    as_json: options.Json = False,
+) -> None:
+    """Show the splits, facts and some rows of a dataset.
+
+    The rows are shown with their prompts.
+
+    Example: vlmrl data show data/digits --split test --n 3
+    """
+    from vlmrl.data.dataset import require_split
+    from vlmrl.data.open_dataset import open_dataset
+    from vlmrl.recipe.schema import Data
+    from vlmrl.tasks import task_of
+
+    opened = open_dataset(Data(path=dataset))
+    split = split or next(iter(opened.splits))
+    require_split(opened, split)
+    count = min(n, opened.splits[split])
+    chosen_task = task_of(opened, task) if count else None
+    rows = [row_fields(opened, opened.rows(split)[index], chosen_task, save) for index in range(count)]
+    facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
+    facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
+    if not as_json:
+        show_rows(opened, facts, rows)
+    emit({**facts, "split": split, "rows": rows}, as_json)
+
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, check or export a dataset.")
+
+
+def register(app: typer.Typer) -> None:
+    group.command("show")(show)
+    group.command("doctor")(doctor)
+    group.command("export")(export)
+    app.add_typer(group, name="data")
+
+
+def show_doctor(report: Mapping[str, Any]) -> None:
+    """Print the data doctor's checks as a table: check, verdict, finding."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="data doctor")
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("finding", overflow="fold")
+    for check in report["checks"]:
+        table.add_row(*(Text(visible(check[column])) for column in ("check", "verdict", "finding")))
+    console(stderr=False).print(table)
+    if note := report.get("note"):
+        tell(note)

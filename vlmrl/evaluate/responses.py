@@ -1,0 +1,442 @@
+"""Responses to dataset rows, of a local engine or an endpoint, in one form.
+
+They are kept piece by piece, so that a killed evaluation goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.images import encode_png, probe_image, remarks_on
+from vlmrl.dist.world import World
+from vlmrl.errors import DataError
+from vlmrl.evaluate.run import NumberedRow, Responses
+from vlmrl.recipe.schema import Recipe
+from vlmrl.redaction.redact import hide_known, learn
+from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of
+from vlmrl.rollout.scoring import LISTEN_SECONDS, answer_pieces, without_pixels
+from vlmrl.services.client import EndpointClient
+from vlmrl.services.protocol import (
+    BrokenAnswer,
+    ChatAnswer,
+    ChatRequest,
+    ChatTurn,
+    EndpointError,
+    ImageFile,
+    RequestRefused,
+)
+from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.store.response_journal import DROPPED, ResponseJournal
+from vlmrl.tasks.prompt import IMAGE
+from vlmrl.tasks.source import Source
+from vlmrl.types import Finish, Media, Message, Row, Sample, SamplingParams, Segment, sample_seed
+
+PIECE_PROMPTS = 128
+"""Number of prompts that are generated and kept together: a kill loses the work on one piece. A piece is generated as a
+whole, also again: so its batches, and with them the last bits of its numbers, are those of a run without a kill."""
+NO_PROMPT_LIMIT = 2**31
+GENERATION = (
+    "model",
+    "endpoint",
+    "checkpoint",
+    "split",
+    "source",
+    "dataset",
+    "prompt_sha256",
+    "seed",
+    "dtype",
+    "vlmrl",
+)
+"""Keys of an evaluation's `meta` that responses depend on, besides the sampling."""
+
+
+def journal_identity(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of an evaluation's `meta` that its responses depend on: not the reward, nor how many there are.
+
+    The dtype and the version of vlmrl count, because responses of different ones may differ.
+    """
+    sampling = {key: value for key, value in meta["sampling"].items() if key != "samples"}
+    # Images are shuffled among all rows that are evaluated.
+    # Settings of one recipe may differ in the number of samples alone; each has a file of its own.
+    setting = {"setting": meta["setting"]} if meta.get("setting") else {}
+    shown = {"images": [meta["images"], meta.get("max_rows")]} if meta.get("images") else {}
+    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown, **setting}
+
+
+def engine_identity(
+    meta: Mapping[str, Any], recipe: Recipe, origin: ModelOrigin, samples: int, world: World
+) -> dict[str, Any]:
+    """Return the identity of one rank's share of the responses: also what the model and its engine depend on."""
+    rollout = recipe.rollout
+    return {
+        **journal_identity(meta),
+        "model_table": recipe.model.model_dump(mode="json"),
+        "files": _file_facts(Path(origin.files)),
+        "rollout": [rollout.engine, rollout.top_p, rollout.top_k, list(rollout.stop)],
+        "samples": samples,
+        "rank": [world.rank, world.size],
+    }
+
+
+def _file_facts(folder: Path) -> list[list[Any]]:
+    """Return name, size and time of the files of a model folder: it may have been replaced. Empty for a hub name."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted([e.name, e.stat().st_size, e.stat().st_mtime_ns] for e in entries if e.is_file())
+
+
+@dataclass(frozen=True)
+class EngineResponder:
+    """Responses of an engine to the rows of a source; each piece is in the journal as soon as it is generated.
+
+    Args:
+        samples: responses per row.
+        progress: called with the number of newly finished responses.
+        drops: whether a row that cannot be shown to the model, such as one with a broken image, is dropped: it gets no
+            response, and the journal has the reason. False = it is an error.
+    """
+
+    engine: Generator
+    encoder: Encoder
+    journal: ResponseJournal
+    source: Source
+    params: SamplingParams
+    seed: int
+    samples: int
+    progress: Callable[[int], Any]
+    drops: bool = False
+
+    def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        """Yield the responses to rows as they are complete; those that the journal has are not generated again.
+
+        An engine that admits requests at any time gets the rows that the journal lacks, and each response is kept at
+        once. For the built-in engine a piece is generated and kept as a whole.
+        """
+        kept: deque[NumberedRow] = deque()
+        open_rows: dict[int, Rollout] = {}  # of the piece that the built-in engine generates
+        sizes: deque[int] = deque()
+
+        def pieces() -> Iterator[list[tuple[int, Prompt]]]:
+            for piece in _pieces(chunks):
+                missing = [(number, row) for number, row in piece if self.journal.missing(number)]
+                if missing and not self.engine.admits:
+                    missing = list(piece)
+                there = {number for number, _ in missing}
+                kept.extend((number, row) for number, row in piece if number not in there)
+                prompts = self._prompts(missing)
+                if prompts:
+                    sizes.append(len(prompts))
+                yield prompts
+
+        answers = answer_pieces(
+            self.engine,
+            pieces(),
+            self.params,
+            num_samples=self.samples,
+            run_seed=self.seed,
+            progress=self.progress,
+        )
+        for answer in answers:
+            if answer is not None:
+                open_rows.update([answer])
+                if self.engine.admits or len(open_rows) == sizes[0]:
+                    self._keep(open_rows)
+                    open_rows.clear()
+                    if not self.engine.admits:
+                        sizes.popleft()
+            yield answer
+            yield from self._read(kept)
+        yield from self._read(kept)
+
+    def _prompt(self, row: Row) -> Prompt:
+        return encode_prompt(self.source, row, 0, self.encoder, NO_PROMPT_LIMIT)
+
+    def _prompts(self, rows: Sequence[NumberedRow]) -> list[tuple[int, Prompt]]:
+        """Return the prompts of rows; without those that are dropped."""
+        prompts = []
+        for number, row in rows:
+            try:
+                prompts.append((number, self._prompt(row)))
+            except DataError as error:
+                if not self.drops:
+                    raise
+                keep_dropped(self.journal, number, error)
+                self.progress(self.samples)
+        return prompts
+
+    def _keep(self, rollouts: Mapping[int, Rollout]) -> None:
+        for number, rollout in sorted(rollouts.items()):
+            for k, sample in enumerate(rollout.samples):
+                self.journal.add(number, k, _fields(sample))
+
+    def _read(self, kept: deque[NumberedRow]) -> Responses:
+        """Yield the responses that the journal has, and remove their rows from `kept`."""
+        version = self.engine.version
+        while kept:
+            number, row = kept.popleft()
+            responses = [self.journal.read(number, k) for k in range(self.samples)]
+            self.progress(self.samples)
+            if DROPPED in responses[0]:
+                continue
+            samples = [_sample(response, version) for response in responses]
+            (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
+            yield number, rollout
+
+
+def keep_dropped(journal: ResponseJournal, number: int, error: DataError) -> None:
+    """Note in the journal that a row cannot be shown to the model."""
+    reason = hide_known(error.message)
+    for k in journal.missing(number):
+        journal.add(number, k, {"text": "", "finish": "stop", "seed": 0, "tokens": 0, DROPPED: reason})
+
+
+def _pieces(chunks: Iterator[Sequence[NumberedRow]]) -> Iterator[Sequence[NumberedRow]]:
+    for chunk in chunks:
+        for start in range(0, len(chunk), PIECE_PROMPTS):
+            yield chunk[start : start + PIECE_PROMPTS]
+
+
+def _fields(sample: Sample) -> dict[str, Any]:
+    return {
+        "text": hide_known(sample.text),
+        "finish": sample.finish,
+        "seed": sample.seed,
+        "tokens": list(sample.token_ids),
+    }
+
+
+def _sample(kept: Mapping[str, Any], version: int) -> Sample:
+    """Return the response that `_fields` describes; its log-probs, which no evaluation reads, are not kept."""
+    ids = tuple(kept["tokens"])
+    segment = Segment("assistant", ids, True)
+    return Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], (segment,))
+
+
+MOST_SEED = 2**31
+"""Seeds that are sent are below this number: not every server takes larger ones."""
+AHEAD = 2
+"""Requests that are prepared, as a multiple of those in flight: their images are in memory."""
+Place = tuple[int, Row, int]
+"""(number of the row, the row, sample)."""
+SENT_AS_STORED = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+
+
+class EndpointResponder:
+    """Responses of an endpoint to the rows of a source; each is in the journal as soon as it is there.
+
+    Args:
+        params: sampling parameters. Strings that end a response are applied here, as endpoints cut them off.
+        seed: seed of the sampling.
+        samples: responses per row; each has a request and a seed of its own.
+        progress: called with the number of newly finished responses.
+        drops: as of `EngineResponder`. Images are then decoded before they are sent.
+
+    Attributes:
+        refusals: (prompt id, sample) -> why the endpoint gave no response; it counts as an empty one.
+    """
+
+    def __init__(
+        self,
+        client: EndpointClient,
+        journal: ResponseJournal,
+        source: Source,
+        params: SamplingParams,
+        *,
+        seed: int,
+        samples: int,
+        progress: Callable[[int], Any],
+        drops: bool = False,
+    ) -> None:
+        self._drops = drops
+        self._client, self._journal, self._source, self._params = client, journal, source, params
+        self._seed, self._samples, self._progress = seed, samples, progress
+        self._answers_some = journal.count > 0
+        self.refusals: dict[tuple[str, int], str] = {}
+
+    def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        """Yield the responses to rows as they are complete; those that the journal lacks are requested.
+
+        Raises: EndpointError when the endpoint is down, rejects all requests, or gave a broken answer. Responses that
+            came before are in the journal.
+        """
+        pending: dict[Future[list[ChatAnswer]], Place] = {}
+        refused: list[tuple[Place, RequestRefused]] = []
+        broken: list[BrokenAnswer] = []
+        num_requests = 0
+        try:
+            for chunk in chunks:
+                for number, row in chunk:
+                    missing = self._journal.missing(number)
+                    self._progress(self._samples - len(missing))
+                    if not missing and DROPPED not in self._journal.read(number, 0):
+                        yield number, self._rollout(number, row)
+                    if missing and self._drops and not self._can_show(number, row):
+                        continue
+                    for k in missing:
+                        num_requests += 1
+                        pending[self._client.submit(self._request(row, k))] = (number, row, k)
+                        while len(pending) >= AHEAD * self._client.options.concurrency:
+                            yield from self._collect(pending, refused, broken)
+                if broken or (refused and not self._answers_some):
+                    break  # no further chunk is begun
+            while pending:
+                yield from self._collect(pending, refused, broken)
+        except EndpointError as error:
+            kept = f"{self._journal.count:,} responses are kept: the same command goes on from there"
+            error.hint = f"{error.hint}; {kept}" if error.hint else kept
+            raise
+        finally:
+            for future in pending:
+                future.cancel()
+        if refused and not self._answers_some:
+            first = refused[0][1]
+            raise RequestRefused(
+                f"the endpoint refused all of the first {len(refused)} requests: {first.message}", where=first.where
+            )
+        if broken:
+            raise BrokenAnswer(
+                f"{len(broken)} of {num_requests} requests got no whole answer: {broken[0].message}",
+                where=broken[0].where,
+                hint="the other responses are kept; run the same command again",
+            )
+
+    def _can_show(self, number: int, row: Row) -> bool:
+        """Return whether all images of a row can be decoded. If not, drop the row."""
+        try:
+            for media in row.media:
+                self._source.dataset.image(media)
+        except DataError as error:
+            self._progress(len(self._journal.missing(number)))
+            keep_dropped(self._journal, number, error)
+            return False
+        return True
+
+    def _collect(
+        self,
+        pending: dict[Future[list[ChatAnswer]], Place],
+        refused: list[tuple[Place, RequestRefused]],
+        broken: list[BrokenAnswer],
+    ) -> Responses:
+        """Wait for a moment for one of the requests, and keep all answers that are there; yield complete rows.
+
+        Refusals are kept as empty responses as soon as the endpoint has answered any request.
+        """
+        failure: BaseException | None = None
+        places: list[Place] = []
+        for future in wait(pending, timeout=LISTEN_SECONDS, return_when=FIRST_COMPLETED).done:
+            place = pending.pop(future)
+            try:
+                (answer,) = future.result()
+            except RequestRefused as error:
+                refused.append((place, error))
+            except BrokenAnswer as error:
+                broken.append(error)
+            except Exception as error:
+                failure = error
+            else:
+                self._answers_some = True
+                self._keep(place, answer)
+                places.append(place)
+        if failure is not None:
+            raise failure
+        while refused and self._answers_some:
+            place, refusal = refused.pop(0)
+            self._keep(place, ChatAnswer("", "stop", None, refusal.message))
+            places.append(place)
+        for number, row in {number: row for number, row, _ in places}.items():
+            if not self._journal.missing(number):
+                yield number, self._rollout(number, row)
+        if not places:
+            yield None
+
+    def _keep(self, place: Place, answer: ChatAnswer) -> None:
+        number, row, k = place
+        text, finish = _ended(answer.text, answer.finish, self._params.stop)
+        fields: dict[str, Any] = {"text": hide_known(text), "finish": finish, "seed": self._seed_of(row, k)}
+        fields["tokens"] = answer.num_tokens
+        self._journal.add(number, k, fields | ({"refusal": hide_known(answer.refusal)} if answer.refusal else {}))
+        self._progress(1)
+
+    def _request(self, row: Row, k: int) -> ChatRequest:
+        params = self._params
+        return ChatRequest(
+            tuple(chat_turns(self._source, row)),
+            params.max_new_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            seed=self._seed_of(row, k) if params.temperature else None,
+        )
+
+    def _seed_of(self, row: Row, k: int) -> int:
+        return (sample_seed(self._seed, 0, row.prompt_id, 0) + k) % MOST_SEED
+
+    def _rollout(self, number: int, row: Row) -> Rollout:
+        messages = self._source.messages(row)
+        text = "\n".join(f"{m.role}: {m.content}" for m in messages)
+        # Ids, pixels and log-probs exist only on the endpoint's side. Its resize is unknown; images are sent as stored.
+        sizes = tuple((m.width, m.height) for m in row.media)
+        encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes, seen_sizes=sizes)
+        samples = tuple(self._sample(number, row, k) for k in range(self._samples))
+        return Rollout(Prompt(self._source, row, 0, encoded), samples, 0.0)
+
+    def _sample(self, number: int, row: Row, k: int) -> Sample:
+        kept = self._journal.read(number, k)
+        if refusal := kept.get("refusal"):
+            self.refusals[row.prompt_id, k] = refusal
+        finish: Finish = "length" if kept["finish"] == "length" else "stop"
+        segment = Segment("assistant", (), False, unlisted=kept["tokens"] or 0)
+        return Sample((), kept["text"], (), finish, 0, kept["seed"], (segment,))
+
+
+def chat_turns(source: Source, row: Row) -> Iterator[ChatTurn]:
+    """Yield the turns of a row's prompt, as for a local model, with each image in the place of its mark.
+
+    Raises: DataError when the prompt cannot be rendered, or an image is broken.
+    """
+    images = iter(row.media)
+    for message in source.messages(row):
+        yield ChatTurn(message.role, tuple(_parts(message, source, images)))
+
+
+def _parts(message: Message, source: Source, images: Iterator[Media]) -> Iterator[str | ImageFile]:
+    for index, text in enumerate(message.content.split(IMAGE)):
+        if index:
+            yield image_file(source, next(images))
+        if text:
+            yield text
+
+
+def image_file(source: Source, media: Media) -> ImageFile:
+    """Return an image to send: the file as stored if it is a plain PNG, JPEG or WebP, else its pixels as PNG."""
+    data = source.dataset.image_bytes(media)
+    _, kind = probe_image(data)
+    # Servers disagree on what a rotated, animated or transparent file shows.
+    if kind in SENT_AS_STORED and not remarks_on(data):
+        return ImageFile(data, SENT_AS_STORED[kind])
+    return ImageFile(encode_png(source.dataset.image(media)), SENT_AS_STORED["PNG"])
+
+
+def _ended(text: str, finish: Finish, stops: Sequence[str]) -> tuple[str, Finish]:
+    """Return (text up to the end of the first stop string, reason of its end); without a stop string both as given.
+
+    A stop string has priority over the token limit, as with an engine. Only an engine's last token can hold more text.
+    """
+    ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+    return (text[: min(ends)], "stop") if ends else (text, finish)
+
+
+def learn_key(name: str | None) -> None:
+    """Let everything that is written hide the key in an environment variable, whatever the variable's name."""
+    key = os.environ.get(name, "").strip() if name else ""
+    if key:
+        learn([f'api_key = "{key}"'])
