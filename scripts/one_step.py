@@ -27,10 +27,9 @@ from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.setup.model import make_encoder, make_policy, sampling_params
 from vlmrl.setup.sources import make_scorer, open_training
-from vlmrl.train.objectives import objective_of
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import step_batch
-from vlmrl.train.update import add_gradients
+from vlmrl.train.update import add_gradients, objective_of
 
 
 def main() -> None:

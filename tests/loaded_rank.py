@@ -21,7 +21,7 @@ from vlmrl.model.lora import adapter_parameters, attach_adapter
 from vlmrl.model.policy import Policy
 from vlmrl.model.stored_weights import is_stored
 from vlmrl.recipe.schema import Data, Lora, Model, Parallel, Recipe
-from vlmrl.train.sharding import shard_policy
+from vlmrl.train.session import shard_policy
 
 DTYPES_OF = {"qwen2_5_vl": ("float32", "bfloat16")}
 """Dtypes of a case. In bfloat16, trained weights are converted twice: to the model's dtype, and to float32."""

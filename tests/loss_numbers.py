@@ -12,7 +12,7 @@ from torch import Tensor
 from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.losses import Denominator, aggregate, select_tokens
 from vlmrl.model.packing import TokenStats
-from vlmrl.train.objectives import PolicyGradient, TokenData
+from vlmrl.train.update import PolicyGradient, TokenData
 
 MAX_TOKENS = 9
 

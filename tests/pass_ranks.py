@@ -29,12 +29,9 @@ from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
-from vlmrl.train.forward_passes import fill_logps
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
-from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.learner import Optimizer, ReferencePolicy
 from vlmrl.train.step_batch import FILLER, StepBatch
-from vlmrl.train.update import add_gradients
+from vlmrl.train.update import PolicyGradient, add_gradients, fill_logps
 
 TIMEOUT_SECONDS = 30.0
 

@@ -26,7 +26,7 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.memory_fit import Target
 from vlmrl.setup.memory_plan import Cluster, make_plan
 from vlmrl.setup.memory_sizes import PromptLengths
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.types import Segment
 
 PROMPT, RESPONSE, SAMPLES = 64, 64, 6

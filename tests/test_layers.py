@@ -53,7 +53,7 @@ FENCES = {
     "peft": ("model/lora.py",),
     "google": ("services/providers.py",),
     "httpx": ("services/client.py",),
-    "bitsandbytes": ("train/optim.py",),
+    "bitsandbytes": ("train/learner.py",),
     "wandb": ("loggers/builtin.py",),
     "trackio": ("loggers/builtin.py",),
     "tensorboard": ("loggers/builtin.py",),

@@ -22,7 +22,7 @@ from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row, pack
 from vlmrl.model.policy import Policy, token_logprobs
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.types import Segment
 
 _VISION_2_5 = {

@@ -24,7 +24,7 @@ from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.tiny import build_tiny
 from vlmrl.recipe.schema import Model, Optim
 from vlmrl.train.checkpointing import Saver, Written
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 
 
 def measure(place: Path, *, hidden: int, layers: int, saves: int, device: str = "cpu") -> Iterator[dict[str, Any]]:

@@ -51,7 +51,7 @@ def measure(folder: Path, case: str, whole: bool) -> dict[str, Any]:
     from vlmrl.recipe.schema import Data, Lora, Model, Recipe
     from vlmrl.setup.model import load_for_training, make_policy
     from vlmrl.setup.model_origin import ModelOrigin
-    from vlmrl.train.sharding import shard_policy
+    from vlmrl.train.session import shard_policy
 
     Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from vlmrl.checkpoint import io
 from vlmrl.errors import CheckpointError
 from vlmrl.store.checkpoints import VALUE_HEAD
 from vlmrl.store.runs import Run, open_run
-from vlmrl.train import credit, rl
-from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train import collect, rl
+from vlmrl.train.update import fill_logps
 
 RECIPE = """
 algo.name = "ppo"
@@ -110,7 +110,7 @@ def test_a_critic_learns_also_where_no_token_has_an_advantage(place, tmp_path):
 def test_the_old_log_probs_of_several_updates_are_those_of_their_own_rows(place, tmp_path, monkeypatch):
     """So that the first has ratios of exactly 1, in bfloat16 too."""
     asked, trained, equal = [], [], []
-    update, fill_stats = rl.update, credit.fill_stats
+    update, fill_stats = rl.update, collect.fill_stats
 
     def filling(policy, batch, into, tokens_per_row):
         asked.append([i.trajectory for i in batch.items])
@@ -124,7 +124,7 @@ def test_the_old_log_probs_of_several_updates_are_those_of_their_own_rows(place,
         trained.append([i.trajectory for i in batch.items])
         return update(policy, optimizer, batch, objective, **more)
 
-    monkeypatch.setattr(credit, "fill_stats", filling)
+    monkeypatch.setattr(collect, "fill_stats", filling)
     monkeypatch.setattr(rl, "update", updating)
     begin(place, tmp_path, "train.steps=1", "train.updates_per_step=2", "model.dtype=bfloat16")
     assert asked == trained == [[0, 1, 4, 5], [2, 3]]

@@ -18,7 +18,7 @@ from small_runs import Ears, assert_same_run, begin, events, go_on, make_place, 
 from vlmrl.store.manifest import read_remote
 from vlmrl.store.runs import FollowedRun, Run
 from vlmrl.store.verify import verify_run
-from vlmrl.train.loggers import MOST_PROMPTS, MOST_SAMPLES, loggers_of
+from vlmrl.train.journal import MOST_PROMPTS, MOST_SAMPLES, loggers_of
 
 SETTINGS = """
 rollout = {prompts_per_step = 5, samples_per_prompt = 3, max_new_tokens = 12, temperature = 0.9}

@@ -30,7 +30,7 @@ from vlmrl.model.tiny import build_tiny
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.listing import list_runs
 from vlmrl.store.runs import Run, open_run
-from vlmrl.train import prompt_feed, rl, session
+from vlmrl.train import collect, rl, session
 
 RECIPE = """
 rollout = {prompts_per_step = 4, samples_per_prompt = 4, max_new_tokens = 12, temperature = 0.9}
@@ -213,7 +213,7 @@ def failing_vllm(*args, **more):
     [
         ("load", session, "load_for_training", 0, "lora.rank = 16"),
         ("validation", TorchEngine, "_prefill", 0, "rollout.batch_tokens = "),
-        ("encode", prompt_feed, "encode_prompt", 0, "model.max_pixels = 1568"),
+        ("encode", collect, "encode_prompt", 0, "model.max_pixels = 1568"),
         ("rollout", TorchEngine, "_prefill", 1, "rollout.batch_tokens = "),  # the first is the validation's
         ("sync", rl, "check_sync", 0, "lora.rank = 16"),
         ("saving", io, "write_shards", 0, "lora.rank = 16"),

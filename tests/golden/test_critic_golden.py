@@ -25,7 +25,7 @@ from vlmrl.algo.algorithms import ALGORITHMS, resolve
 from vlmrl.algo.credit import scored_group, step_advantages, untrained_values
 from vlmrl.algo.losses import Denominator, aggregate, clipped_value_loss
 from vlmrl.model.packing import TokenStats
-from vlmrl.train.objectives import PolicyGradient, TokenData
+from vlmrl.train.update import PolicyGradient, TokenData
 from vlmrl.types import Score
 
 PPO = ALGORITHMS["ppo"]

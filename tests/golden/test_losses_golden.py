@@ -22,8 +22,8 @@ from vlmrl.algo.losses import (
 )
 from vlmrl.model.packing import TokenStats
 from vlmrl.recipe.schema import Optim
-from vlmrl.train.objectives import PolicyGradient, TokenData
-from vlmrl.train.optim import learning_rate
+from vlmrl.train.learner import learning_rate
+from vlmrl.train.update import PolicyGradient, TokenData
 
 
 def logs(*ratios: float) -> Tensor:

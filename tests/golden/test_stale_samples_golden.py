@@ -11,7 +11,7 @@ from torch import Tensor
 from vlmrl.algo.algorithms import resolve
 from vlmrl.model.packing import TokenStats
 from vlmrl.recipe.schema import Algo, Data, Model, Recipe, Rollout
-from vlmrl.train.objectives import PolicyGradient, TokenData, objective_of
+from vlmrl.train.update import PolicyGradient, TokenData, objective_of
 
 NAN = math.nan
 

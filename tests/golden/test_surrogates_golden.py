@@ -29,7 +29,7 @@ from vlmrl.algo.losses import (
 )
 from vlmrl.algo.losses import SURROGATES as FUNCTIONS
 from vlmrl.model.packing import TokenStats
-from vlmrl.train.objectives import PolicyGradient, TokenData
+from vlmrl.train.update import PolicyGradient, TokenData
 
 NAN = math.nan
 

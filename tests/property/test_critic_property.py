@@ -22,12 +22,9 @@ from vlmrl.model.memory import HeadChunks
 from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
-from vlmrl.train.forward_passes import fill_reference, fill_stats
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
-from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.learner import Optimizer, ReferencePolicy
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import update
+from vlmrl.train.update import PolicyGradient, fill_reference, fill_stats, update
 from vlmrl.types import Segment
 
 PPO = ALGORITHMS["ppo"]

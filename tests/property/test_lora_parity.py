@@ -12,9 +12,8 @@ from vlmrl.model.lora import attach_adapter
 from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model
-from vlmrl.train.objectives import PolicyGradient
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import _token_data
+from vlmrl.train.update import PolicyGradient, _token_data
 
 LIMIT_NATS = 1e-5
 LIMIT_GRADIENT = 1e-5

@@ -29,10 +29,8 @@ from vlmrl.model.memory import HeadChunks
 from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
-from vlmrl.train.forward_passes import fill_logps
-from vlmrl.train.objectives import CrossEntropy, PolicyGradient
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import update
+from vlmrl.train.update import CrossEntropy, PolicyGradient, fill_logps, update
 from vlmrl.types import Segment
 
 MAX_TOKENS = 16

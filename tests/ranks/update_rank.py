@@ -37,14 +37,11 @@ from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.sample import Prompt
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.model import sampling_params
-from vlmrl.train.learner import Learner
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
-from vlmrl.train.out_of_memory import TokenBudgets
-from vlmrl.train.progress import Progress
+from vlmrl.train.journal import Progress
+from vlmrl.train.learner import Learner, Optimizer, TokenBudgets
+from vlmrl.train.rl import check_sync
 from vlmrl.train.step_batch import FILLER, StepBatch
-from vlmrl.train.sync_check import check_sync
-from vlmrl.train.update import update
+from vlmrl.train.update import PolicyGradient, update
 from vlmrl.types import Sample, SamplingParams
 
 

@@ -43,12 +43,9 @@ from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
 from vlmrl.rollout.weight_sync import PolicyWeights
-from vlmrl.train.forward_passes import fill_logps
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import FILLER, StepBatch
-from vlmrl.train.tally import Mismatch, Tally, tally_mismatch
-from vlmrl.train.update import update
+from vlmrl.train.update import Mismatch, PolicyGradient, Tally, fill_logps, tally_mismatch, update
 from vlmrl.types import Sample, SamplingParams, Segment
 
 CASES = {"full": None, "adapter": Lora(rank=4, alpha=8)}

@@ -114,7 +114,7 @@ def with_update(train: Sequence[Line]) -> list[Line]:
 def unbeaten_start(run: Run) -> Line | None:
     """Return the validation of the start weights (step 0) if there are later ones, and none of them is better.
 
-    A checkpoint that equals the start is the best of the run (train/progress.py), but it shows no progress. A start
+    A checkpoint that equals the start is the best of the run (train/journal.py), but it shows no progress. A start
     that was validated by something else, before a change of the recipe, is not comparable.
     """
     lines, best = run.metrics("validation"), run.manifest.best

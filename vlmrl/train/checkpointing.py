@@ -25,10 +25,10 @@ from vlmrl.model.packing import TrainItem
 from vlmrl.store.checkpoints import DATA, read_meta
 from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.runs import Run
-from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train.journal import Progress
 from vlmrl.train.learner import Learner
-from vlmrl.train.progress import Progress
 from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import fill_logps
 
 if TYPE_CHECKING:
     from vlmrl.train.session import Session

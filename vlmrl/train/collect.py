@@ -1,4 +1,9 @@
-"""First part of a step of reinforcement learning: prompts -> rollouts -> scores."""
+"""First parts of a step of reinforcement learning: prompts -> rollouts -> scores -> advantages -> batch.
+
+Prompts come from the mixed stream of dataset rows. Some algorithms need the models before the advantages: one forward
+pass over the step's trajectories gives the critic's values, and the KL to the reference where that is part of the
+reward.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,139 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from statistics import fmean
+from typing import Any
 
+import numpy as np
+import torch
+
+from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
+from vlmrl.data.encode import Encoder
+from vlmrl.data.images import decode_image
+from vlmrl.data.sampler import PromptStream
+from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
+from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.open_services import ServiceMeter
+from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import Deal, Prompt, Rollout, has_spread, requests_for, rollouts_of
-from vlmrl.rollout.scoring import Scoring, sample_scored
-from vlmrl.train.prompt_feed import Drawn, PromptFeed
-from vlmrl.train.step_batch import Tail
-from vlmrl.train.step_metrics import Clock
-from vlmrl.types import Group, Row, Sample, ScoredSample
+from vlmrl.rollout.sample import (
+    Deal,
+    Prompt,
+    Rollout,
+    Weights,
+    add_advantages,
+    encode_prompt,
+    has_spread,
+    mark_masked,
+    requests_for,
+    rollouts_of,
+)
+from vlmrl.rollout.scoring import Outages, Scoring, sample_scored
+from vlmrl.setup.sources import EvalSet
+from vlmrl.tasks.source import Source
+from vlmrl.train.journal import Clock
+from vlmrl.train.learner import Learner
+from vlmrl.train.step_batch import StepBatch, Tail, split_updates, step_batch
+from vlmrl.train.update import fill_logps, fill_reference, fill_stats, on_cpu
+from vlmrl.types import Group, Row, Sample, SamplingParams, ScoredSample
+
+Drawn = tuple[Source, Row, int]
+"""Drawn dataset row: its source, the row, its occurrence (number of earlier draws)."""
+
+
+@dataclass
+class PromptFeed:
+    """Prompts of a run, and the scorers of their answers.
+
+    Args:
+        recipe: the run's recipe.
+        sources: the training sources.
+        validation: the sets that are evaluated; [] = the run does not validate.
+        stream: draws from the training sources in the recipe's shares.
+        encoder: renders and tokenizes a row.
+        scorers: the scorer of each source, by its name.
+        sampling: sampling parameters of training.
+        evaluation: sampling parameters of validation, by the name of the setting ("" = a recipe without settings).
+        world: the ranks, which share the prompts of a draw.
+        cursor: position of the stream to save in a checkpoint while rows are drawn whose step is not done; None = its
+            current position.
+        outages: what happens when a service that a reward needs is down.
+        meter: counts of the services on this rank.
+        service_counts: (attribute) metric -> number of all ranks so far.
+    """
+
+    recipe: Recipe
+    sources: Sequence[Source]
+    validation: Sequence[EvalSet]
+    stream: PromptStream
+    encoder: Encoder
+    scorers: Mapping[str, RewardScorer]
+    sampling: SamplingParams
+    evaluation: Mapping[str, SamplingParams]
+    world: World = ALONE
+    cursor: Mapping[str, Any] | None = None
+    outages: Outages = field(default_factory=Outages)
+    meter: ServiceMeter = field(default_factory=ServiceMeter)
+    service_counts: dict[str, float] = field(default_factory=dict)
+
+    def service_metrics(self) -> dict[str, float]:
+        """Return metric -> number since the last call, of all ranks, for the services that rewards ask.
+
+        All ranks call it together.
+        """
+        if not any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles):
+            return {}
+        new = self.meter.read(service for scorer in self.scorers.values() for service in scorer.services)
+        of_ranks = self.world.gather(new)
+        names = dict.fromkeys(name for counts in of_ranks for name in counts)
+        sums = {name: sum(counts.get(name, 0) for counts in of_ranks) for name in names}
+        for name, number in sums.items():
+            self.service_counts[name] = self.service_counts.get(name, 0) + number
+        return sums
+
+    def service_summary(self) -> str:
+        """Return the counts of this attempt in one line; "" if no service was asked. All ranks call it together."""
+        self.service_metrics()
+        return self.meter.last.summary(self.service_counts) if self.meter.last is not None else ""
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Position of the stream at which a resumed run continues."""
+        return dict(self.cursor or self.stream.state_dict())
+
+    @property
+    def weights(self) -> Weights:
+        """Weights of the parts of each source's reward."""
+        return {source.name: source.part_weights for source in self.sources}
+
+    @property
+    def training_rows(self) -> int:
+        """Number of training rows of all sources."""
+        return sum(len(source.rows) for source in self.sources)
+
+    def draw(self, count: int) -> list[Drawn]:
+        """Draw the next rows of the stream."""
+        return [(self.sources[s], self.sources[s].rows[r], occurrence) for s, r, occurrence in self.stream.next(count)]
+
+    def encode(self, source: Source, row: Row, occurrence: int) -> Prompt:
+        """Encode the prompt of a row that was drawn.
+
+        Raises: DataError when it cannot be encoded, or is longer than `rollout.max_prompt_tokens`.
+        """
+        return encode_prompt(source, row, occurrence, self.encoder, self.recipe.rollout.max_prompt_tokens)
+
+    def encode_again(self, row: Row, occurrence: int) -> Prompt:
+        """Encode a prompt that another rank has sampled: ranks exchange rows, but not pixels."""
+        return self.encode(next(x for x in self.sources if x.name == row.source), row, occurrence)
+
+    def encode_tail(self, sample: ScoredSample) -> Tail:
+        """Encode the images within a response (those of tools' answers)."""
+        media = [m for segment in sample.trajectory.segments for m in segment.media]
+        images = [decode_image(sample.files[m.sha256]) for m in media]
+        place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
+        return self.encoder.encode_tail(sample.trajectory.response_ids, media, images, place)
 
 
 @dataclass
@@ -269,3 +397,179 @@ def _greedy_scores(
         # {group: score} of this rank -> of all ranks
         score_of_group = {i: value for of_rank in feed.world.gather(own_scores) for i, value in of_rank.items()}
     return [score_of_group[i] for i in range(len(collected.groups))]
+
+
+@dataclass
+class Before:
+    """Token statistics of the step's trajectories before its first update, by trajectory; {} = not computed.
+
+    Args:
+        logp: log-probs of the policy in nats, float32 [trained tokens].
+        value: values of the critic, float32 [trained tokens].
+        kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
+    """
+
+    logp: dict[int, torch.Tensor] = field(default_factory=dict)
+    value: dict[int, torch.Tensor] = field(default_factory=dict)
+    kl: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def joined(self, world: World) -> Before:
+        """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
+        if world.size == 1:
+            return self
+        parts = world.gather([on_cpu(of_each) for of_each in (self.logp, self.value, self.kl)])
+        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(3)))
+
+
+def assign_credit(
+    learner: Learner,
+    collected: Collected,
+    algorithm: Algorithm,
+    kl_coef: float,
+    clock: Clock,
+    weights: Weights,
+) -> Before:
+    """Give every sample of the step its advantage, and its value targets where there is a critic.
+
+    Args:
+        learner: the policy, with its critic and reference.
+        collected: the scored groups; their advantages and metrics are added in place.
+        algorithm: the row of the algorithm table.
+        kl_coef: weight of the KL in the reward; 0 = it is in the loss, or off.
+        clock: the clock of the step.
+        weights: source -> weights of the parts of its reward.
+    Returns: the token statistics from before the first update.
+    """
+    before, penalties, values = Before(), None, None
+    if kl_coef > 0 or algorithm.needs_critic:
+        with clock("update"):
+            before = _run_models(learner, collected, algorithm, with_kl=kl_coef > 0)
+        if kl_coef > 0:
+            # Each token's KL, times the coefficient, is subtracted from its reward.
+            penalties = by_sample(collected.groups, before.kl, kl_coef)
+            collected.metrics |= {"policy/kl_in_reward": float(_concatenated(before.kl).mean())} if before.kl else {}
+        if algorithm.needs_critic:
+            values = by_sample(collected.groups, before.value)
+    collected.groups = add_advantages(
+        collected.groups,
+        algorithm,
+        max_tokens=learner.recipe.rollout.max_new_tokens,
+        weights=weights,
+        greedy=collected.greedy,
+        penalties=penalties,
+        values=values,
+    )
+    if algorithm.needs_critic:
+        collected.metrics |= critic_metrics(collected.groups, before.value)
+    return before
+
+
+def batch_of(
+    learner: Learner,
+    collected: Collected,
+    groups: Sequence[Group],
+    *,
+    keep_dead: bool,
+    count_dead: bool = False,
+    updates: int = 1,
+) -> StepBatch:
+    """Return the batch that this rank trains on.
+
+    Args:
+        groups: all groups of the step, in their order.
+        keep_dead, count_dead, updates: as in `step_batch`.
+    """
+    return step_batch(
+        groups,
+        collected.prompt_of,
+        tail_of=collected.encode_tail,
+        keep_dead=keep_dead,
+        count_dead=count_dead,
+        updates=updates,
+        owners=collected.owners,
+        world=learner.world,
+        filler=learner.filler,
+    )
+
+
+def _run_models(learner: Learner, collected: Collected, algorithm: Algorithm, *, with_kl: bool) -> Before:
+    """Run the policy once over the step's trajectories for all statistics, and with `with_kl` the reference, too.
+
+    With a critic, the packed rows are those of the later updates (except for groups that a filter refused): the first
+    of several updates then has ratios of exactly 1, in bfloat16 too.
+    """
+    critic = algorithm.needs_critic
+    groups = mark_masked(collected.groups, algorithm) if critic else collected.groups
+    updates = learner.recipe.train.updates_per_step if critic else 1
+
+    def passes(tokens_per_row: int) -> Before:
+        batches = split_updates(batch_of(learner, collected, groups, keep_dead=True, updates=updates))
+        return _statistics(learner, batches, algorithm, with_kl, tokens_per_row)
+
+    return learner.in_rows(passes)
+
+
+def _statistics(
+    learner: Learner, batches: Sequence[StepBatch], algorithm: Algorithm, with_kl: bool, tokens_per_row: int
+) -> Before:
+    """Return the token statistics of all trajectories in the batches, merged over all ranks."""
+    policy, reference, before = learner.policy, learner.reference, Before()
+    into = {"logp": before.logp} | ({"value": before.value} if algorithm.needs_critic else {})
+    for batch in batches:
+        if not with_kl:
+            fill_stats(policy, batch, into, tokens_per_row)
+            continue
+        assert reference is not None
+        if algorithm.kl == "full":
+            fill_reference(reference, batch, tokens_per_row)
+            fill_stats(policy, batch, into | {"kl": before.kl}, tokens_per_row)
+            batch.ref_hidden.clear()  # large: [tokens, D] per trajectory
+        else:
+            fill_stats(policy, batch, into, tokens_per_row)
+            fill_logps(reference, batch, batch.ref_logp, tokens_per_row)
+            estimate = KL_ESTIMATORS[algorithm.kl]
+            before.kl |= {i: estimate(before.logp[i], ref_logp) for i, ref_logp in batch.ref_logp.items()}
+    return before.joined(learner.world)
+
+
+def by_sample(groups: Sequence[Group], values: Mapping[int, torch.Tensor], factor: float = 1.0) -> list[list[Array]]:
+    """Return `factor` times the values of each sample of each group.
+
+    Args:
+        groups: the groups of the step.
+        values: index of a trajectory in the step -> its values, [trained tokens].
+        factor: the factor of all values.
+    Returns: group -> sample -> float64 [trained tokens]; zeros for a sample without values.
+    """
+    # Index of each group's first trajectory in the step: trajectories are numbered through all groups.
+    starts = np.cumsum([0] + [len(g.samples) for g in groups])[:-1]
+    values = on_cpu(values)
+    return [
+        [
+            factor * values[first + k].double().numpy()
+            if first + k in values
+            else np.zeros(sample.trajectory.num_trained_tokens)
+            for k, sample in enumerate(group.samples)
+        ]
+        for first, group in zip(starts.tolist(), groups, strict=True)
+    ]
+
+
+def critic_metrics(groups: Sequence[Group], values: Mapping[int, torch.Tensor]) -> dict[str, float]:
+    """Return `value/mean` and `value/explained_variance` over all trained tokens.
+
+    `value/explained_variance` is the share of the targets' variance that the values explain. It is left out when all
+    targets are equal.
+    """
+    samples = [s for g in groups for s in g.samples]
+    targets = {i: torch.tensor(s.value_targets) for i, s in enumerate(samples) if s.value_targets is not None}
+    if not targets:
+        return {}
+    estimates = _concatenated({i: values[i] for i in targets})
+    explained = explained_variance(estimates, _concatenated(targets))
+    metrics = {"value/mean": float(estimates.mean())}
+    return metrics if explained is None else metrics | {"value/explained_variance": explained}
+
+
+def _concatenated(values: Mapping[int, torch.Tensor]) -> Array:
+    return torch.cat(list(values.values())).double().cpu().numpy()

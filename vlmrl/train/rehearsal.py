@@ -34,13 +34,18 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.train.forward_passes import fill_logps, fill_reference, fill_stats
-from vlmrl.train.learner import Learner
-from vlmrl.train.objectives import Objective, PolicyGradient, TokenData
-from vlmrl.train.out_of_memory import ROWS
-from vlmrl.train.prompt_feed import PromptFeed
+from vlmrl.train.collect import PromptFeed
+from vlmrl.train.learner import ROWS, Learner
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import add_gradients
+from vlmrl.train.update import (
+    Objective,
+    PolicyGradient,
+    TokenData,
+    add_gradients,
+    fill_logps,
+    fill_reference,
+    fill_stats,
+)
 from vlmrl.types import Row, Segment, name_row
 
 SCAN_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""Session of a training run: its parts, and the code that builds them at its start."""
+"""Session of a training run: its parts, the code that builds them at its start, and the sharding with FSDP2."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
+from torch import nn
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import saved_lora
+from vlmrl.data.chat_template import IMAGE_SLOT
+from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
+from vlmrl.dist.fsdp import allocate, own_part, own_rows, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
-from vlmrl.model.load import pick_device, stop_ids_of
+from vlmrl.errors import LaunchError
+from vlmrl.model.families import sharded_units
+from vlmrl.model.load import DTYPES, pick_device, stop_ids_of
 from vlmrl.model.lora import read_adapter, trained_parts
+from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
+from vlmrl.model.safetensors_blocks import is_finite, non_finite
+from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_whole
 from vlmrl.recipe.auto_values import require_settled
-from vlmrl.recipe.rules.engine import is_sharded
+from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rewards.worker_code import ServicePlace
@@ -42,17 +52,93 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
 from vlmrl.train.checkpointing import Saver, keep_newest, load_progress, restore
-from vlmrl.train.journal import Journal, Watcher
-from vlmrl.train.learner import Learner
-from vlmrl.train.loggers import Loggers
-from vlmrl.train.optim import Optimizer
-from vlmrl.train.out_of_memory import TokenBudgets, report_halved
-from vlmrl.train.progress import Progress
-from vlmrl.train.prompt_feed import PromptFeed
-from vlmrl.train.reference import ReferencePolicy
-from vlmrl.train.rollout_writer import RolloutWriter
-from vlmrl.train.sharding import check_sharing, make_filler, on_cpu, shard_policy
-from vlmrl.types import hash64
+from vlmrl.train.collect import PromptFeed
+from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
+from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
+from vlmrl.train.step_batch import FILLER
+from vlmrl.types import Media, Message, Row, Segment, hash64
+
+FILLER_SIDE = 56
+"""Side of the filler's square image in pixels, before the processor resizes it."""
+
+
+def check_sharing(recipe: Recipe, world: World) -> None:
+    """Raise a LaunchError if the recipe's policy is sharded (`is_sharded`), but cannot be."""
+    for unfit in check_trainers(recipe, world.size):
+        raise LaunchError(unfit.message, hint=unfit.hint)
+
+
+def on_cpu(recipe: Recipe) -> Recipe:
+    """Return the recipe with a model that loads into main memory, as far as it is loaded before it is sharded."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
+
+
+def shard_policy(policy: Policy, recipe: Recipe, world: World) -> str:
+    """Shard a policy. Read this rank's rows of weights that are still in files; the others are in main memory.
+
+    Returns: a description of the sharding, for the user.
+    Raises: CheckpointError on all ranks when a weight is not finite.
+    """
+    device, dtype = pick_device(recipe.model.device), DTYPES[recipe.model.dtype]
+    settings = recipe.parallel
+    # Sharded parameters that are trained become float32; a checkpoint saves them in the dtype that they had.
+    policy.saved_dtypes = {
+        n: p.dtype for n, p in policy.model.named_parameters() if p.requires_grad and p.dtype != torch.float32
+    }
+    stored = {n: w for n, p in policy.model.named_parameters() if (w := stored_weight(p)) is not None}
+    shard(
+        policy,
+        sharded_units(policy.model, policy.sharing),
+        world,
+        device,
+        repeated=policy.sharing != "packed",
+        compute_dtype=None if recipe.model.dtype == "float32" else dtype,
+        group_size=settings.shard_size,
+        offload=settings.offload,
+        exact=[] if policy.value_head is None else [policy.value_head],
+    )
+    policy.device, policy.dtype = device, dtype
+    if stored:
+        allocate(policy, torch.device("cpu") if settings.offload else device)
+        read_own_rows(policy.model, stored, world)
+    reason = why_loaded_whole(policy.model)
+    whole = f"; each process loaded the whole model first, because {reason}" if reason else ""
+    if world.size == 1:
+        return f"weights, gradients and moments are in main memory between their uses{whole}"
+    size = settings.shard_size or world.size
+    copies = f", {world.size // size} copies of the model" if size < world.size else ""
+    offloaded = ", in main memory between uses" if settings.offload else ""
+    return f"sharded over {size} processes{copies}{offloaded}{whole}"
+
+
+@torch.no_grad()
+def read_own_rows(model: nn.Module, stored: Mapping[str, StoredWeight], world: World) -> None:
+    """Read this rank's rows of a sharded model from files.
+
+    Args:
+        stored: name of a parameter -> its weight in files.
+    Raises: CheckpointError on all ranks when a weight is not finite.
+    """
+    not_finite = set()
+    for name, parameter in model.named_parameters():
+        if name not in stored:
+            continue
+        (first, last), part = own_rows(parameter), own_part(parameter.detach())
+        for start, rows in stored[name].blocks(first, last):
+            part[start - first : start - first + len(rows)].copy_(rows)
+            if not is_finite(rows):
+                not_finite.add(name)
+    if any_rank := set().union(*world.gather(not_finite)):
+        source = next(iter(stored.values())).source
+        raise non_finite([n for n in stored if n in any_rank], source)
+
+
+def make_filler(encoder: Encoder, stop_id: int) -> TrainItem:
+    """Return a trajectory without loss: a blank image, and a response that ends at once."""
+    picture = Image.new("RGB", (FILLER_SIDE, FILLER_SIDE))
+    row = Row("filler", "filler", "filler", {}, (Media("filler", FILLER_SIDE, FILLER_SIDE),))
+    prompt = encoder.encode(row, [Message("user", IMAGE_SLOT)], [picture])
+    return TrainItem(PromptTokens.of(prompt), FILLER, (Segment("assistant", (stop_id,), True),), FILLER)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.train.journal import Clock, memory_metrics
+from vlmrl.train.learner import keep_batches, learning_rate
 from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
-from vlmrl.train.objectives import CrossEntropy
-from vlmrl.train.optim import learning_rate
-from vlmrl.train.out_of_memory import keep_batches
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.step_metrics import Clock, memory_metrics
 from vlmrl.train.targets import target_item, trace_text
-from vlmrl.train.update import update
+from vlmrl.train.update import CrossEntropy, update
 from vlmrl.train.validation import validate_at_start
 from vlmrl.types import name_row
 

@@ -49,8 +49,8 @@ def run_session(
     # Imported here, since these modules import torch.
     from vlmrl.checkpoint.io import compared_once
     from vlmrl.train.checkpointing import finish_failed
-    from vlmrl.train.loggers import loggers_of
-    from vlmrl.train.out_of_memory import explaining
+    from vlmrl.train.journal import loggers_of
+    from vlmrl.train.learner import explaining
     from vlmrl.train.rl import train_rl
     from vlmrl.train.session import open_session
     from vlmrl.train.sft import train_sft

@@ -21,7 +21,7 @@ from vlmrl.model.device_memory import asking_for
 from vlmrl.model.packing import PromptTokens, RowReference, TrainItem, layout_of, pack, row_load
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.sample import is_dead_group
-from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.learner import ReferencePolicy
 from vlmrl.types import Group, ScoredSample, name_row
 
 FILLER = -1

@@ -13,10 +13,10 @@ from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
 from vlmrl.tasks.source import Source
-from vlmrl.train.forward_passes import fill_logps
+from vlmrl.train.collect import PromptFeed
 from vlmrl.train.learner import Learner
-from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import fill_logps
 from vlmrl.types import Row, Segment, Size, hash64, name_row
 
 RESPONSE_COLUMN = "response"

@@ -1,24 +1,391 @@
 """Optimizer step on a batch of trajectories: one function for reinforcement learning and for supervised learning.
 
-Letters: K trained tokens of a packed row, S trajectories of the step.
+Letters: K trained tokens of a packed row, S trajectories of the step. An update minimises the GRPO family's policy
+gradient, or cross-entropy. Its sums and maxima stay on the device and are copied to the CPU once, because each copy
+makes the CPU wait. Forward passes without gradient give log-probs, values, and the reference's hidden states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vlmrl.algo.losses import Denominator, aggregate, global_mean
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
+from vlmrl.algo.losses import (
+    LOG_RATIO_LIMIT,
+    Denominator,
+    Tokens,
+    aggregate,
+    applied_weight,
+    clipped_value_loss,
+    cross_entropy,
+    global_mean,
+    importance_weight,
+    k3,
+    policy_loss,
+    select_tokens,
+)
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
-from vlmrl.model.packing import TrainItem, make_row
+from vlmrl.model.packing import TokenStats, TrainItem, make_row
 from vlmrl.model.policy import Policy
-from vlmrl.train.objectives import Objective, TokenData
-from vlmrl.train.optim import Optimizer
+from vlmrl.recipe.schema import Recipe
+from vlmrl.train.learner import Optimizer, ReferencePolicy
 from vlmrl.train.step_batch import FILLER, StepBatch
-from vlmrl.train.tally import PREFIX, Mismatch, Tally, tally_mismatch
+
+PREFIX = "mismatch/"
+"""Prefix of the names in a tally that belong to `Mismatch`."""
+
+
+class Tally:
+    """Sums and maxima over the packed rows of an update, by name. All are float64 scalars on the device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._most: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a number to a sum."""
+        value = value.detach().double()
+        self._sums[name] = value if name not in self._sums else self._sums[name] + value
+
+    def top(self, name: str, value: Tensor) -> None:
+        """Raise a maximum to a number, if that is larger."""
+        value = value.detach().double()
+        self._most[name] = value if name not in self._most else torch.maximum(self._most[name], value)
+
+    def read(self) -> dict[str, float]:
+        """Return all sums, then all maxima, in the order in which they began, with one copy from the device."""
+        numbers = self._sums | self._most
+        return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True)) if numbers else {}
+
+
+def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return tensors of one device and dtype, [tokens] each, on the CPU, with one copy for all of them."""
+    if not by:
+        return {}
+    lengths = [len(x) for x in by.values()]
+    return dict(zip(by, torch.cat(list(by.values())).cpu().split(lengths), strict=True))
+
+
+@torch.no_grad()
+def tally_mismatch(tally: Tally, logp_K: Tensor, sampler_logp_K: Tensor) -> None:
+    """Add these tokens to the sums that `Mismatch.of` reads.
+
+    Args:
+        logp_K: the trainer's log-probs, in nats.
+        sampler_logp_K: the engine's log-probs, in nats; NaN where no token was sampled: not counted.
+    """
+    if not len(logp_K):
+        return
+    sampled = ~torch.isnan(sampler_logp_K)
+    sampler_logp_64 = sampler_logp_K.double()
+    d = torch.where(sampled, logp_K.double() - sampler_logp_64, 0.0)
+    weight = torch.where(sampled, d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
+    # [K] -> one scalar per sum. Tokens that were not sampled have d = 0 and weight = 0.
+    sums = {
+        "tokens": sampled,
+        "gap": d.abs(),
+        "k3": k3(-d, torch.zeros_like(d)),
+        "weight": weight,
+        "square": weight.square(),
+    }
+    for name, values in sums.items():
+        tally.add(f"{PREFIX}{name}", values.sum())
+    tally.top(f"{PREFIX}gap_max", d.abs().max())
+
+
+@dataclass
+class Mismatch:
+    """Sums over sampled tokens, with d = trainer - engine log-prob in nats and w = exp(d), the importance weight.
+
+    Args:
+        tokens: number of sampled tokens.
+        gap, k3, weight, square: sums of |d|, w - 1 - d, w and w^2.
+        gap_max: largest |d|.
+    Example: d = 0 and d = ln 2: gap_mean 0.3466, k3 0.1534, effective share (1 + 2)^2 / (2 * (1 + 4)) = 0.9.
+    """
+
+    tokens: int = 0
+    gap: float = 0.0
+    k3: float = 0.0
+    weight: float = 0.0
+    square: float = 0.0
+    gap_max: float = 0.0
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float]) -> Mismatch:
+        """Return the sums of `tally_mismatch` from the numbers of a tally."""
+        sums = {f.name: numbers.get(f"{PREFIX}{f.name}", 0.0) for f in fields(cls)}
+        tokens = int(sums.pop("tokens"))
+        return cls(tokens, **sums)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Mismatch]) -> Mismatch:
+        """Merge the sums of several ranks."""
+        merged = cls()
+        for part in parts:
+            for name in ("tokens", "gap", "k3", "weight", "square"):
+                setattr(merged, name, getattr(merged, name) + getattr(part, name))
+            merged.gap_max = max(merged.gap_max, part.gap_max)
+        return merged
+
+    @property
+    def gap_mean(self) -> float:
+        """Mean |d|; 0 without tokens."""
+        return self.gap / max(1, self.tokens)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the difference, over all sampled tokens.
+
+        `policy/sampler_gap_mean` and `_max`: mean and largest |d|, in nats. `policy/sampler_k3`: an estimate of
+        KL(engine || trainer), in nats. `policy/sampler_ess`: effective sample size as a share of the tokens,
+        (sum w)^2 / (tokens * sum w^2), in (0, 1].
+
+        Source: k3: J. Schulman, "Approximating KL divergence" (2020). Effective sample size: A. Kong (1992).
+        """
+        effective = self.weight**2 / (self.tokens * self.square) if self.tokens else 1.0
+        return {
+            "policy/sampler_gap_mean": self.gap_mean,
+            "policy/sampler_gap_max": self.gap_max,
+            "policy/sampler_k3": self.k3 / max(1, self.tokens),
+            "policy/sampler_ess": effective,
+        }
+
+
+@torch.no_grad()
+def fill_logps(
+    policy: Policy | ReferencePolicy, batch: StepBatch, into: dict[int, Tensor], tokens_per_row: int
+) -> None:
+    """Compute the log-probs of every trajectory under the current `policy`, in the packed rows that `update` has.
+
+    Args:
+        into: receives trajectory -> its log-probs in nats, [trained tokens].
+    """
+    fill_stats(policy, batch, {"logp": into}, tokens_per_row)
+
+
+@torch.no_grad()
+def fill_stats(
+    policy: Policy | ReferencePolicy, batch: StepBatch, into: Mapping[str, dict[int, Tensor]], tokens_per_row: int
+) -> None:
+    """Compute several token statistics of every trajectory in one pass, like `fill_logps`.
+
+    Args:
+        into: field of TokenStats -> trajectory -> receives its values, [trained tokens].
+    """
+    for items, passes in batch.rows(tokens_per_row, policy.sharing):
+        with batch.naming(items, policy.device):
+            row = make_row(items, policy.device, passes, batch.filler)
+            stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
+        for name, values_by_trajectory in into.items():
+            values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
+
+
+@torch.no_grad()
+def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
+    """Store in the batch what its full KL needs: the reference's hidden states and its head."""
+    batch.ref_head = reference.head
+    for items, passes in batch.rows(tokens_per_row, reference.sharing):
+        with batch.naming(items, reference.device):
+            row = make_row(items, reference.device, passes, batch.filler)
+            # [K, D] -> [trained tokens, D] per trajectory, in main memory.
+            batch.ref_hidden |= _by_trajectory(items, batch, reference.states(row).cpu())
+
+
+def _by_trajectory(items: Sequence[TrainItem], batch: StepBatch, values_K: Tensor) -> dict[int, Tensor]:
+    # [K] (or [K, D]) -> one tensor per trajectory; a filler's values are dropped.
+    pieces = values_K.split([batch.num_trained(i) for i in items])
+    return {i.trajectory: x for i, x in zip(items, pieces, strict=True) if i.trajectory != FILLER}
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """Data of a packed row's trained tokens that an objective needs besides the policy's statistics. All [K].
+
+    Args:
+        advantage: float32.
+        sampler_logp: the engine's log-probs in nats, float32; NaN where no token was sampled.
+        old_logp, ref_logp: log-probs before the updates, and of the reference, in nats; None if not needed.
+        trajectory: index of the token's trajectory in the step, int64; `FILLER` for a filler.
+        response: index of the token's response, int64, 0-based and dense within the row.
+        response_tokens: number of trained tokens in the token's response, int64.
+        selected: bool, tokens that the surrogate treats differently; None = none.
+        old_value, value_target: the critic's value before the updates, and its target; None without a critic.
+    """
+
+    advantage: Tensor
+    sampler_logp: Tensor
+    old_logp: Tensor | None
+    ref_logp: Tensor | None
+    trajectory: Tensor
+    response: Tensor
+    response_tokens: Tensor
+    selected: Tensor | None = None
+    old_value: Tensor | None = None
+    value_target: Tensor | None = None
+
+
+class Objective(Protocol):
+    """Objective of an update: losses and metrics per token."""
+
+    @property
+    def aggregation(self) -> str: ...
+
+    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        """Return the tokens that this update treats differently: trajectory -> [trained tokens]; {} = none.
+
+        Called once, before the first backward.
+        """
+        ...
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (loss_K with gradient, metric name -> values_K).
+
+        The metrics are averaged over the step's tokens.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyGradient:
+    """Objective of the GRPO family: the algorithm's surrogate, plus KL, entropy and value terms.
+
+    All terms are per token and share one denominator.
+
+    Args:
+        algorithm: the row of the algorithm table.
+        kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes
+            from step to step.
+        entropy_coef: weight of the entropy bonus.
+        importance: use of the engine's log-probs. "truncate" or "mask": multiply the loss by importance weights.
+            "ratio": take them as the old log-probs. "none": neither.
+    """
+
+    algorithm: Algorithm
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    importance: str = "none"
+
+    @property
+    def aggregation(self) -> str:
+        return self.algorithm.aggregation
+
+    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        """Select the tokens of Clip-Cov and KL-Cov, with one more forward pass.
+
+        The choice needs the log-probs of all tokens of the update, on all ranks.
+        """
+        if not self.algorithm.selects:
+            return {}
+        logps: dict[int, Tensor] = {}
+        fill_logps(policy, batch, logps, tokens_per_row)
+        sampler_logps = {i.trajectory: batch.sampler_logp_of(i).to(policy.device) for i in batch.items}
+        # trajectory -> (logp, old log-prob, advantage), [trained tokens] each
+        own_tokens = {
+            i: [
+                logp,
+                self._old(logp, batch.old_logp.get(i), sampler_logps[i]),
+                batch.advantage_of(i, len(logp)).to(logp.device),
+            ]
+            for i, logp in logps.items()
+        }
+        columns = [on_cpu({i: values[k] for i, values in own_tokens.items()}) for k in range(3)]
+        own_tokens = {i: [column[i] for column in columns] for i in own_tokens}
+        all_tokens = {i: x for of_rank in batch.world.gather(own_tokens) for i, x in of_rank.items()}
+        if not all_tokens:
+            return {}
+        # Sorted: the choice must not depend on which rank has which trajectory.
+        trajectories = sorted(all_tokens)
+        logp, old, advantage = zip(*(all_tokens[i] for i in trajectories), strict=True)
+        selected = select_tokens(self.algorithm, logp, old, advantage, batch.seed)
+        return {i: is_selected for i, is_selected in zip(trajectories, selected, strict=True) if i in own_tokens}
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        # Every tensor here is [K]: one number per trained token of the packed row.
+        old = self._old(stats.logp, data.old_logp, data.sampler_logp)
+        tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
+        loss, clipped = policy_loss(self.algorithm, tokens)
+        metrics = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
+        if self.importance in ("truncate", "mask"):
+            weight = importance_weight(
+                old,
+                data.sampler_logp,
+                data.response,
+                mode=self.importance,
+                level=self.algorithm.importance_level,
+                cap=self.algorithm.importance_cap,
+            )
+            weight = applied_weight(self.algorithm, weight, data.response)
+            loss = loss * weight  # the weight has no gradient
+            metrics["policy/importance_weight"] = weight
+        metrics["loss/policy"] = loss.detach()
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * stats.entropy
+        if self.kl_coef > 0:
+            kl = self._kl(stats, data)
+            loss = loss + self.kl_coef * kl
+            metrics["loss/kl"] = kl.detach()
+        if self.algorithm.needs_critic:
+            assert stats.value is not None and data.old_value is not None and data.value_target is not None
+            value = clipped_value_loss(
+                stats.value, data.old_value, data.value_target, clip_range=self.algorithm.value_clip
+            )
+            loss = loss + self.algorithm.value_coef * value
+            metrics["loss/value"] = value.detach()
+        return loss, metrics
+
+    def _old(self, logp: Tensor, before: Tensor | None, sampler_logp: Tensor) -> Tensor:
+        """Return the old log-probs of the ratio [K]: those of the policy before the updates, or the engine's.
+
+        With a single update per batch, the policy before it IS this one: its old log-prob is the new one, detached.
+
+        Args:
+            before: log-probs before the updates; None = there is a single update.
+            sampler_logp: the engine's log-probs; NaN where no token was sampled.
+        """
+        old = logp.detach() if before is None else before
+        return old if self.importance != "ratio" else torch.where(torch.isnan(sampler_logp), old, sampler_logp)
+
+    def _kl(self, stats: TokenStats, data: TokenData) -> Tensor:
+        if self.algorithm.kl == "full":
+            assert stats.kl is not None
+            return stats.kl
+        assert data.ref_logp is not None
+        return KL_ESTIMATORS[self.algorithm.kl](stats.logp, data.ref_logp)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Supervised learning: negative log-likelihood of the target tokens."""
+
+    aggregation: str = "token_mean"
+
+    def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+        return {}
+
+    def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = cross_entropy(stats.logp)
+        return loss, {"loss/cross_entropy": loss.detach(), "policy/entropy": stats.entropy}
+
+
+def objective_of(recipe: Recipe, algorithm: Algorithm, kl_coef: float) -> PolicyGradient:
+    """Return the objective of a step."""
+    r = recipe.rollout
+    importance = algorithm.importance_of(
+        own_engine=r.engine != "vllm", filtered=r.top_p < 1 or r.top_k > 0, stale=r.overlap
+    )
+    if importance == "ratio" and algorithm.dual_clip is None:
+        # The clip does not bound the ratio of a token with a negative advantage from above, and the ratio is huge where
+        # the engine gave a likely token a low probability.
+        algorithm = replace(algorithm, dual_clip=algorithm.importance_cap)
+    return PolicyGradient(algorithm, kl_coef, recipe.algo.entropy_coef, importance)
+
 
 NOT_FINITE = "loss/not_finite"
 """Name in a tally: number of tokens whose loss is not finite."""

@@ -23,8 +23,8 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.setup.sources import EvalSet
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.tasks.source import Source
+from vlmrl.train.collect import PromptFeed
 from vlmrl.train.journal import Journal
-from vlmrl.train.prompt_feed import PromptFeed
 from vlmrl.train.session import Session
 from vlmrl.train.targets import loss_metrics, loss_sum, target_item
 

@@ -25,10 +25,9 @@ from vlmrl.model.policy import Policy
 from vlmrl.model.safetensors_blocks import weight_files
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.store.checkpoints import ADAPTER, MODEL
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import update
+from vlmrl.train.update import PolicyGradient, update
 
 LORA = Lora(rank=4, alpha=8)
 

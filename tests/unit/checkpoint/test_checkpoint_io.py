@@ -27,10 +27,9 @@ from vlmrl.recipe.schema import Model, Optim
 from vlmrl.store import checkpoints as sealed
 from vlmrl.store.checkpoints import DATA, HF, MODEL, OPTIMIZER, PROOF, RNG, read_meta
 from vlmrl.store.layout import COMPLETE, META, complete_checkpoints
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import update
+from vlmrl.train.update import PolicyGradient, update
 
 
 def train_once(policy: Policy, optimizer: Optimizer, items) -> None:

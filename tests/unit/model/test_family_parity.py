@@ -20,7 +20,7 @@ from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Optim
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.types import Segment
 
 PATHS = (

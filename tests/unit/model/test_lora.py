@@ -30,7 +30,7 @@ from vlmrl.model.lora import (
 from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model
-from vlmrl.train.reference import ReferencePolicy
+from vlmrl.train.learner import ReferencePolicy
 
 KINDS = {"plain": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "vision": {"vision": True}}
 

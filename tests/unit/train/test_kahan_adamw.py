@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from vlmrl.recipe.schema import Optim
-from vlmrl.train.kahan_adamw import KahanAdamW, kahan_add
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import KahanAdamW, Optimizer, kahan_add
 
 SETTINGS = Optim(name="adamw_bf16_kahan", lr=1e-3)
 

@@ -16,8 +16,8 @@ from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
 from vlmrl.train.checkpointing import Saver
+from vlmrl.train.journal import Progress
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
-from vlmrl.train.progress import Progress
 from vlmrl.train.validation import _count
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from vlmrl.errors import TrainError
 from vlmrl.recipe.schema import Optim
-from vlmrl.train.optim import Optimizer, learning_rate
+from vlmrl.train.learner import Optimizer, learning_rate
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -26,14 +26,10 @@ from vlmrl.model.load import share_prefix
 from vlmrl.model.packing import make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Data, Model, Optim, Recipe, Rollout, Train
-from vlmrl.train.forward_passes import fill_logps, fill_reference
-from vlmrl.train.learner import Learner
-from vlmrl.train.objectives import PolicyGradient
-from vlmrl.train.optim import Optimizer
-from vlmrl.train.out_of_memory import TokenBudgets, explaining, report_halved
-from vlmrl.train.progress import Progress
+from vlmrl.train.journal import Progress
+from vlmrl.train.learner import Learner, Optimizer, TokenBudgets, explaining, report_halved
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import update
+from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, update
 
 EXABYTE = 1 << 60
 CPU = torch.device("cpu")

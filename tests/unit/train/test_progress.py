@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmrl.store.manifest import Attempt, Manifest
-from vlmrl.train.progress import Progress
+from vlmrl.train.journal import Progress
 
 SAVED = Progress(4, 2, 0.5, 1, 4, 60, 3, 12.5, 0.07)
 

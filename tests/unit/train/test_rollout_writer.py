@@ -16,7 +16,7 @@ from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.prune import RolloutRule, pruned_ranges
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
 from vlmrl.store.verify import verify_run
-from vlmrl.train.rollout_writer import MOST_UNDER_WAY, RolloutWriter
+from vlmrl.train.journal import MOST_UNDER_WAY, RolloutWriter
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
 

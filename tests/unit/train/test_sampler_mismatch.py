@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vlmrl.train.tally import Mismatch, Tally, tally_mismatch
+from vlmrl.train.update import Mismatch, Tally, tally_mismatch
 
 
 def mismatch_of(*rows: tuple[torch.Tensor, torch.Tensor]) -> Mismatch:

@@ -16,7 +16,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError
 from vlmrl.train import checkpointing
 from vlmrl.train.checkpointing import Saver, Written, finish_failed, finish_save, keep_newest, look_after_save
-from vlmrl.train.progress import Progress
+from vlmrl.train.journal import Progress
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -26,11 +26,10 @@ from vlmrl.tasks import make_task
 from vlmrl.tasks.base import PooledMetrics, Task
 from vlmrl.tasks.reflection import RATIOS
 from vlmrl.tasks.source import pooled_metrics
-from vlmrl.train.credit import by_sample, critic_metrics
-from vlmrl.train.progress import Progress
-from vlmrl.train.reward_failures import count_failures
+from vlmrl.train.collect import by_sample, critic_metrics
+from vlmrl.train.journal import Progress, group_metrics
+from vlmrl.train.rl import count_failures
 from vlmrl.train.step_batch import StepBatch, balance, split_updates, step_batch
-from vlmrl.train.step_metrics import group_metrics
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vlmrl.train.sync_check import EngineGap, engines_off, gap_metrics
+from vlmrl.train.rl import EngineGap, engines_off, gap_metrics
 
 
 def engines(*gaps: list[float]) -> list[EngineGap]:

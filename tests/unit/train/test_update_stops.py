@@ -13,10 +13,9 @@ from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.errors import TrainError
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Optim
-from vlmrl.train.objectives import CrossEntropy, PolicyGradient
-from vlmrl.train.optim import Optimizer
+from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import update
+from vlmrl.train.update import CrossEntropy, PolicyGradient, update
 
 
 @pytest.fixture

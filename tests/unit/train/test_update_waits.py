@@ -11,11 +11,8 @@ from waits import Waits
 
 from vlmrl.algo.algorithms import resolve
 from vlmrl.model.packing import PackedRow, PromptTokens, TokenStats, TrainItem
-from vlmrl.train.forward_passes import fill_logps
-from vlmrl.train.objectives import CrossEntropy, PolicyGradient
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.tally import Tally, on_cpu
-from vlmrl.train.update import add_gradients
+from vlmrl.train.update import CrossEntropy, PolicyGradient, Tally, add_gradients, fill_logps, on_cpu
 from vlmrl.types import Segment
 
 TOKENS = 5
