@@ -10,6 +10,7 @@ from pathlib import Path
 
 LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
 HOLDS = {
+    "workers": "limited processes: frames",
     "setup": "checks before a run, memory plan, start",
     "evaluate": "eval, try; metrics, intervals, comparison",
     "loggers": "loggers",

@@ -10,7 +10,7 @@ import pytest
 from vlmrl.cli.output import console, emit, print_error, say, show_table
 from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.redaction.redact import HIDDEN
-from vlmrl.rewards.sandbox.pool import Failure, as_error
+from vlmrl.rewards.worker_pool import Failure, as_error
 
 VALUE = "Qq7-Zz9-Xx5"
 

@@ -16,7 +16,7 @@ from judge_service import Judge
 from small_runs import Ears, assert_same_run, begin, events, finite, go_on, make_place, rollouts, train
 
 from vlmrl.errors import RewardUnavailable, exit_of
-from vlmrl.rewards import outage
+from vlmrl.rewards import attempts
 from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def whole(place, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(place, monkeypatch):
-    monkeypatch.setattr(outage, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(attempts, "FIRST_SECONDS", 0.05)
     monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.05)
     yield
     (place / "down").unlink(missing_ok=True)

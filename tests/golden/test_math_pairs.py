@@ -105,7 +105,7 @@ def test_model_text_reaches_no_evaluator(monkeypatch, grade) -> None:
     """SymPy's reader of Python texts, which `sympify` calls for a text, is called for none of them."""
     import sympy.parsing.sympy_parser as parser
 
-    from vlmrl.rewards.math import expressions, verdict
+    from vlmrl.rewards.math import expressions, grader
 
     calls: list[object] = []
 
@@ -115,7 +115,7 @@ def test_model_text_reaches_no_evaluator(monkeypatch, grade) -> None:
 
     evaluate = parser.eval_expr
     monkeypatch.setattr(parser, "eval_expr", watched)
-    for cached in (expressions.expression, expressions.constant, verdict.judge, maye.judge):
+    for cached in (expressions.expression, expressions.constant, grader.judge, maye.judge):
         cached.cache_clear()
     texts = [pair["response"] for pair in PAIRS if NEVER_ENDS not in pair["response"]]
     texts += [f"So it is \\boxed{{{code}}}" for code in (*CODE, *FORMULAS)]

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.rewards.math.answer_text import PLACES, find_answer
 from vlmrl.rewards.math.grader import make_grader
-from vlmrl.rewards.math.numbers import read_number
+from vlmrl.rewards.math.latex import PLACES, find_answer, read_number
 from vlmrl.rewards.math.reading import read
 from vlmrl.types import RewardInput
 

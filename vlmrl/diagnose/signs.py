@@ -19,7 +19,7 @@ import numpy as np
 from vlmrl.diagnose.thresholds import limit, percent
 from vlmrl.reward_check.scores import Floats, Ints
 from vlmrl.reward_check.texts import measure_texts
-from vlmrl.rewards.accuracy_part import NAMES as ACCURACY_NAMES
+from vlmrl.rewards.base import NAMES as ACCURACY_NAMES
 from vlmrl.store.metrics import counted
 
 MOST_GAPS = 0.2

@@ -26,8 +26,8 @@ from vlmrl.evaluate.run import NO_RESPONSE, evaluate_responses
 from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.open_services import summary_of
-from vlmrl.rewards.worker_code import ServicePlace
+from vlmrl.rewards.base import ServicePlace
+from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.scoring import Outages
 from vlmrl.services.client import EndpointClient

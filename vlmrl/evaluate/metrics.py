@@ -46,7 +46,7 @@ from vlmrl.evaluate.estimates import (
 from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.repeated import PromptSamples, SampleTable, mean_of
 from vlmrl.metric import metric_facts
-from vlmrl.rewards.accuracy_part import is_binary
+from vlmrl.rewards.base import is_binary
 from vlmrl.types import INAPPLICABLE, hash64
 
 Record = Mapping[str, Any]

@@ -35,8 +35,7 @@ from vlmrl.evaluate.records import (
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import WholeSplit
 from vlmrl.metric import metric_facts
-from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_words
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_words
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator

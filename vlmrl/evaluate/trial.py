@@ -34,9 +34,7 @@ from vlmrl.data.sampler import PromptStream
 from vlmrl.errors import DataError, Interruption, RewardError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.accuracy_part import RIGHT, is_binary
-from vlmrl.rewards.base import value_bounds
-from vlmrl.rewards.worker_code import ServicePlace
+from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
 from vlmrl.rollout.sample import Prompt, add_advantages, encode_prompt, is_dead_group, sample_rollouts
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
@@ -187,7 +185,7 @@ class Rate:
 def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None = None) -> Rate | None:
     """Return the solve rate of a source's groups; None if nothing says what a solved response is.
 
-    The measure is the first of these that exists: the user's condition; the accuracy (rewards/accuracy_part.py), as the
+    The measure is the first of these that exists: the user's condition; the accuracy (rewards/base.py), as the
     share of right responses or, if it is not only right or wrong, as the mean; the reward, scaled from 0 at the
     smallest value that it declares to 1 at the largest.
     """

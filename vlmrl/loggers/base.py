@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from vlmrl.rewards.sandbox.frames import TOKEN_BYTES, WHOLE, FrameBuffer, pack_frame
+from vlmrl.workers.frames import TOKEN_BYTES, WHOLE, FrameBuffer, pack_frame
 
 Ending = Literal["done", "interrupted", "failed"]
 

@@ -45,7 +45,7 @@ from vlmrl.reward_check.tricks import (
     tried_forms,
 )
 from vlmrl.rewards.base import RewardSpec, value_bounds
-from vlmrl.rewards.open_services import summary_of
+from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks import kind_of

@@ -40,7 +40,7 @@ from vlmrl.reward_check.statistics import (
 )
 from vlmrl.reward_check.texts import correlations
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.accuracy_part import accuracy_part
+from vlmrl.rewards.base import accuracy_part
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store.files import write_atomic
 from vlmrl.tasks.builtin_rewards import takes_any_truth

@@ -36,14 +36,11 @@ from vlmrl.reward_check.responses import (
 )
 from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.accuracy_part import accuracy_part
-from vlmrl.rewards.base import UNSCORED, RewardSpec
-from vlmrl.rewards.identity import single_records
-from vlmrl.rewards.open_services import summary_of
+from vlmrl.rewards.base import UNSCORED, RewardSpec, ServicePlace, accuracy_part
+from vlmrl.rewards.identity import same_code, single_records
+from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rewards.several import score_for_task
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
-from vlmrl.rewards.used_code import same_code
-from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import kept_text, newest_resolved, read_resolved
 from vlmrl.store.metrics import counted, newest
@@ -338,7 +335,7 @@ class ScoringWork:
         """Return the accuracy of every row.
 
         It is the first of these that exists: the part that the recipe names as accuracy, the task's own accuracy, the
-        accuracy part of the first reward that has one (rewards/accuracy_part.py).
+        accuracy part of the first reward that has one (rewards/base.py).
         """
         right = np.full(len(decoded.inputs), math.nan)
         for source in decoded.facts.sources.words:

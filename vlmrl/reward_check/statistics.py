@@ -14,7 +14,7 @@ from vlmrl.redaction.redact import excerpt, redact_said
 from vlmrl.reward_check.responses import ResponseColumns
 from vlmrl.reward_check.scores import Flags, Floats, Scores, same_scores
 from vlmrl.reward_check.scoring import SavedSample
-from vlmrl.rewards.accuracy_part import RIGHT, is_binary
+from vlmrl.rewards.base import RIGHT, is_binary
 from vlmrl.types import Score
 
 MAX_TEXT_CHARS = 2000

@@ -21,9 +21,8 @@ import numpy as np
 from vlmrl.redaction.redact import quoted
 from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.statistics import mean
-from vlmrl.rewards.math.latex import tidy
-from vlmrl.rewards.math.numbers import read_number
-from vlmrl.rewards.math.units import split_unit
+from vlmrl.rewards.math.latex import read_number, tidy
+from vlmrl.rewards.math.reading import split_unit
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.tasks.answer_forms import AnswerForm, answer_forms
 from vlmrl.tasks.attack import Attack, Kind, Make, Play, responding, says, void_attacks

@@ -94,7 +94,7 @@ def load_reward(
     if style not in ("auto", *STYLES):
         raise unknown("reward style", style, ("auto", *STYLES), error=RewardError)
     if ".py:" in name or name.endswith(".py"):
-        from vlmrl.rewards.adapters import load_user_reward
+        from vlmrl.rewards.user_reward import load_user_reward
 
         return load_user_reward(name, args=args, style=style, base_dir=base_dir)
     if name not in builtins:

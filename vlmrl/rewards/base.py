@@ -1,25 +1,170 @@
-"""Definition of a reward, and the one function that turns its parts into the value for the advantage.
+"""Definition of a reward, the code that its worker runs, and the one function that turns its parts into one value.
 
-The worker of a user's reward runs this module beside code that may replace functions of any module. So names are
-imported from modules here: they are bound before that code runs.
+A worker runs this module beside code that may replace functions of any module. So names are imported from modules here:
+they are bound before that code runs. A user's source text, or the name of a function of vlmrl, is sent as JSON.
+
+The part that is the accuracy is chosen in this order: the one that the recipe names (`[reward] accuracy`); the task's
+own measure (`Task.outcome`); the one that the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc`
+or `correct`, as rewards for EasyR1 and verl have it; the single number of a function in verl's form. It needs no
+weight. Of several rewards, the first one without a gate that has such a part decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from math import fsum, inf, isfinite, nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from unicodedata import category
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
-from vlmrl.rewards.worker_code import Parts, RewardFn, ServiceFunction, UserReward, WorkerFunction, WorkerReward
 from vlmrl.types import RewardInput, RewardResult, Score
 
 if TYPE_CHECKING:
     from vlmrl.rewards.several import Member
+
+
+Parts = Mapping[str, float | None]
+RewardFn = Callable[..., "Parts | float | RewardResult"]
+
+
+@dataclass(frozen=True)
+class UserReward:
+    """User's function as its worker needs it: with the source as it was read, so that a restart runs the same code.
+
+    Args:
+        file: path as shown to people.
+        function: name in the file.
+        source: text of the file.
+        style: calling convention, see rewards/user_reward.py; "auto" until the worker has inspected the function.
+        args: keyword arguments bound to every call.
+        batched: the function gets the whole list of responses in one call.
+    """
+
+    file: str
+    function: str
+    source: str
+    style: str
+    args: Mapping[str, Any]
+    batched: bool = False
+
+    @property
+    def code(self) -> str:
+        """Source as Python compiles it: without a byte order mark, which editors put before UTF-8."""
+        return self.source.removeprefix("\ufeff")
+
+
+@dataclass(frozen=True)
+class WorkerFunction:
+    """Built-in reward that runs in workers: the function that makes it there, and what that function takes.
+
+    A reward runs in workers if it may hang or needs a main thread, or if it loads what no trainer should load. Its
+    module is imported, and the function called, when a worker starts: that time is no response's.
+
+    Args:
+        name: of the reward, for messages.
+        module: module of vlmrl; the trainer never imports it.
+        function: name in the module: `function(**args)` returns RewardInput -> parts, or a RewardResult.
+        args: JSON values.
+    """
+
+    name: str
+    module: str
+    function: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    batched = False
+
+    @property
+    def file(self) -> str:
+        """Name of the code, for messages."""
+        return f"built-in `{self.name}`"
+
+    def make(self) -> RewardFn:
+        """Import the module and return the reward. Raises: as the module and the function do."""
+        return getattr(import_module(self.module), self.function)(**self.args)
+
+
+@dataclass(frozen=True)
+class ServiceFunction:
+    """Built-in reward that asks a service, and answers later: the function that opens it, and what that function takes.
+
+    It runs in this process, because a worker must not have the key of a service. Many responses are asked at a time.
+
+    Args:
+        name: of the reward, for messages.
+        module: module of vlmrl; it is imported when the first response is scored.
+        function: name in the module: `function(**args)` returns a `Service`.
+        args: JSON values.
+    """
+
+    name: str
+    module: str
+    function: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    batched = False
+
+    def open(self, place: ServicePlace) -> Service:
+        """Import the module and open the service. Raises: as the module and the function do."""
+        return getattr(import_module(self.module), self.function)(**self.args, place=place)
+
+
+@dataclass(frozen=True)
+class ServicePlace:
+    """Place of a service's files.
+
+    Args:
+        folder: folder of the run; None = of no run.
+        account: name of what a budget counts together.
+    """
+
+    folder: str | None = None
+    account: str = "run"
+
+
+NO_PLACE = ServicePlace()
+
+
+class Service(Protocol):
+    """Reward that answers later."""
+
+    def try_out(self) -> Mapping[str, Any]:
+        """Send one request. Return the facts about it as JSON values; `line` has them in words.
+
+        Raises: RewardError with what to do. RewardUnavailable for an outage.
+        """
+        ...
+
+    def counts(self) -> Mapping[str, float]:
+        """Return metric -> number since the service was opened."""
+        ...
+
+    def summary(self, counts: Mapping[str, float]) -> str:
+        """Return counts in one line for people; "" if there is nothing to tell."""
+        ...
+
+    def submit(self, inputs: Sequence[RewardInput]) -> list[Future[RewardResult]]:
+        """Begin to score responses. Return one future per response; it raises RewardUnavailable for an outage."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+WorkerReward = UserReward | WorkerFunction
+"""Code of either kind."""
+
+
+def in_this_process(worker: WorkerFunction) -> RewardFn:
+    """Return a built-in of workers as a function of this process, made at its first call, for tools and tests."""
+    make_once = lru_cache(maxsize=1)(worker.make)
+    return lambda x: make_once()(x)
+
 
 LARGEST = 1e9
 """Largest size of a part, of a weight and of their sum.
@@ -35,7 +180,7 @@ They are controls (newlines too), half surrogate pairs, line and paragraph separ
 pair, and no table the others.
 """
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
-"""Calling conventions of users' rewards; see rewards/adapters.py."""
+"""Calling conventions of users' rewards; see rewards/user_reward.py."""
 VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 """Calling convention -> name of the part that is a plain number's; "reward" in vlmrl's own."""
 UNSCORED = Score(nan, {})
@@ -377,3 +522,75 @@ def _number(value: Any) -> float:
         return float(value.item() if getattr(value, "shape", ()) or hasattr(value, "is_complex") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return nan
+
+
+NAMES = ("accuracy", "acc", "correct")
+"""Names of a part that is an accuracy; the first that is present is used."""
+FUNCTION = re.compile(rf"(?:.*_)?(?:{'|'.join(NAMES)})(?:_(?:reward|score|func|fn))*")
+"""Names of functions whose single number is an accuracy: `accuracy_reward`."""
+RIGHT = 1.0
+"""Accuracy of a right answer. 0 or -1 is a wrong answer; a number between is a partly right answer."""
+
+
+def accuracy_part(parts: Collection[str], spec: RewardSpec) -> str | None:
+    """Return the part that is the accuracy, among the parts that a reward returned; None if there is none."""
+    if spec.accuracy is not None:
+        return spec.accuracy if spec.accuracy in parts else None
+    if spec.members:
+        return next(iter(accuracy_parts(parts, spec)), None)
+    if spec.user is not None and spec.user.style == "verl" and set(parts) == {"score"}:
+        return "score"
+    return next((name for name in NAMES if name in parts), None)
+
+
+def accuracy_parts(parts: Collection[str], spec: RewardSpec) -> list[str]:
+    """Return the parts of several rewards that could be the accuracy; the first one is used.
+
+    A reward with a gate is left out: its part is missing wherever the gate is closed, so a mean over it is no accuracy.
+    """
+    choices = []
+    for member in spec.members:
+        own = accuracy_part(member.own(dict.fromkeys(parts)), member.spec) if member.gate is None else None
+        choices += [] if own is None else [member.name_of(own)]
+    return choices
+
+
+def other_choices(parts: Collection[str], spec: RewardSpec) -> str:
+    """Return in words which of several accuracies of the rewards is used; "" if there is only one, or one is named."""
+    choices = [] if spec.accuracy_named else accuracy_parts(parts, spec)
+    if len(choices) < 2:
+        return ""
+    others = ", ".join(f"`{name}`" for name in choices[1:])
+    return f'the accuracy is `{choices[0]}`, not {others}: [reward] accuracy = "PART" names another'
+
+
+def with_accuracy(
+    outcome: Mapping[str, float | None], parts: Mapping[str, float | None], spec: RewardSpec
+) -> dict[str, float | None]:
+    """Return the task's outcome of a response, with the reward's accuracy if that one is used (see the module)."""
+    if "accuracy" in outcome and not spec.accuracy_named:
+        return dict(outcome)
+    name = accuracy_part(parts, spec)
+    return dict(outcome) if name is None else {**outcome, "accuracy": parts[name]}
+
+
+def is_binary(values: Collection[float]) -> bool:
+    """Return whether accuracies are only right or wrong: all are 1, 0 or -1."""
+    return {*values} <= {RIGHT, 0.0, -RIGHT}
+
+
+def accuracy_words(
+    measured: Collection[str], parts: Collection[str], values: Collection[float], spec: RewardSpec
+) -> str:
+    """Return the source of the accuracy in words; "" if the task itself measures it, or there is none.
+
+    Args:
+        measured: names of the numbers that the task measures.
+        parts: names of the parts that the reward returned.
+        values: accuracies of the responses.
+    """
+    name = None if "accuracy" in measured and not spec.accuracy_named else accuracy_part(parts, spec)
+    if name is None:
+        return ""
+    addition = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
+    return f"the part `{name}` of {spec.name}{addition}"

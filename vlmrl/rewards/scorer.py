@@ -11,8 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError
+from vlmrl.rewards.attempts import LOST_IN_A_ROW, Call, OnOutage, Outage, Scored, is_bug, is_lost, requests_of, settle
 from vlmrl.rewards.base import (
+    NO_PLACE,
     RewardSpec,
+    Service,
+    ServicePlace,
     check_parts,
     check_some_weight,
     check_weight_sizes,
@@ -20,18 +24,24 @@ from vlmrl.rewards.base import (
     counting_weights,
     split_result,
 )
-from vlmrl.rewards.file_limit import LEFT_OUT, MOST_CALL_BYTES, FileLimit
-from vlmrl.rewards.outage import OnOutage, Outage
-from vlmrl.rewards.sandbox.frames import CONTRACT
-from vlmrl.rewards.sandbox.outcomes import Failure, Outcome, Place, advised, as_error, failure_of
-from vlmrl.rewards.sandbox.pool import WorkerPool
-from vlmrl.rewards.sandbox.results import artifact_files, read_artifacts
-from vlmrl.rewards.scoring_call import Call, Scored, is_lost, requests_of
-from vlmrl.rewards.second_tries import LOST_IN_A_ROW, is_bug, settle
+from vlmrl.rewards.outcomes import (
+    LEFT_OUT,
+    MOST_CALL_BYTES,
+    Failure,
+    FileLimit,
+    Outcome,
+    Place,
+    advised,
+    artifact_files,
+    as_error,
+    failure_of,
+    read_artifacts,
+)
 from vlmrl.rewards.service_pool import ServicePool
-from vlmrl.rewards.worker_code import NO_PLACE, Service, ServicePlace
+from vlmrl.rewards.worker_pool import WorkerPool
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 from vlmrl.untrusted import encodable
+from vlmrl.workers.frames import CONTRACT
 
 NOTHING: Mapping[str, Any] = {}
 MESSAGE_SECONDS = 0.05

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from vlmrl.errors import RewardError, listed
+from vlmrl.rewards.attempts import EARNED
 from vlmrl.rewards.base import (
     LARGEST,
     VALUE_PART,
@@ -25,7 +26,6 @@ from vlmrl.rewards.base import (
     counting_weights,
     value_range,
 )
-from vlmrl.rewards.scoring_call import EARNED
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from vlmrl.errors import RewardError, listed
-from vlmrl.rewards.base import RewardSpec, check_weight_sizes
-from vlmrl.rewards.outage import OnOutage, Outage
-from vlmrl.rewards.sandbox.outcomes import Failure
+from vlmrl.rewards.attempts import Call, OnOutage, Outage
+from vlmrl.rewards.base import NO_PLACE, RewardSpec, Service, ServicePlace, check_weight_sizes
+from vlmrl.rewards.outcomes import Failure
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rewards.scoring_call import Call
 from vlmrl.rewards.several import Member, check_gate, is_open, label_of, stages, total
-from vlmrl.rewards.worker_code import NO_PLACE, Service, ServicePlace
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
 
 LISTEN_SECONDS = 0.02

@@ -4,17 +4,110 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, unknown
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards import response_parts
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
 from vlmrl.types import RewardInput
+
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "latin": ("LATIN",),
+    "cyrillic": ("CYRILLIC",),
+    "greek": ("GREEK",),
+    "han": ("CJK", "HIRAGANA", "KATAKANA"),
+    "hangul": ("HANGUL",),
+    "arabic": ("ARABIC",),
+    "devanagari": ("DEVANAGARI",),
+}
+"""Script -> first words of its letters' names in Unicode."""
+OF_FORMULAS = (
+    "GREEK", "MATHEMATICAL", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER", "MODIFIER", "SUPERSCRIPT",
+    "SUBSCRIPT",               "KELVIN", "ANGSTROM", "PLANCK", "FULLWIDTH", "LATIN",
+)  # fmt: skip
+"""First words of letters that formulas use in every language."""
+LETTERS_BEYOND_ASCII = re.compile(r"[^\W\d_\x00-\x7f]")
+LETTERS = re.compile(r"[^\W\d_]")
+RANGES: dict[str, tuple[float, float]] = {"think_format": (0.0, 1.0), "language": (-1.0, 0.0), "ending": (-1.0, 0.0)}
+"""Part -> its range."""
+
+
+def check_script(script: str) -> None:
+    """Raise a RewardError for an unknown script."""
+    if script not in SCRIPTS:
+        raise unknown("script", str(script), SCRIPTS, error=RewardError)
+
+
+def check_min_tokens(min_tokens: int) -> None:
+    """Raise a RewardError for a number of tokens below 0, or that is no integer."""
+    if type(min_tokens) is not int or min_tokens < 0:
+        raise RewardError(f"min_tokens = {min_tokens!r} is not an integer >= 0")
+
+
+def measure_think_format(x: RewardInput) -> float:
+    """Return 1 if the response is one `<think>` thought, and then an answer, neither of them empty; else 0."""
+    tags = find_tags(x.response, ("think",))
+    if [tag.closes for tag in tags] != [False, True]:
+        return 0.0
+    before, thought = x.response[: tags[0].start], x.response[tags[0].end : tags[1].start]
+    after = x.response[tags[1].end :]
+    return float(not before.strip() and bool(VISIBLE.search(thought)) and bool(VISIBLE.search(after)))
+
+
+def measure_language(x: RewardInput, script: str = "latin") -> float:
+    """Return minus the share of letters that belong to another script, in [-1, 0].
+
+    Latin and Greek letters stand in formulas of every language and never count as another script.
+
+    Example: 3 Cyrillic letters among 12 letters of an English response -> -0.25.
+    """
+    others = sum(not _belongs(letter, script) for letter in LETTERS_BEYOND_ASCII.findall(x.response))
+    return -others / len(LETTERS.findall(x.response)) if others else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _belongs(letter: str, script: str) -> bool:
+    first = unicodedata.name(letter, "").partition(" ")[0]
+    return first in SCRIPTS[script] or first in OF_FORMULAS
+
+
+def measure_ending(x: RewardInput, min_tokens: int = 0) -> float:
+    """Return 0 for a response that ended by itself and has at least `min_tokens` tokens, else -1."""
+    return 0.0 if x.finish == "stop" and x.num_tokens >= min_tokens else -1.0
+
+
+def check_lengths(soft_tokens: int, max_tokens: int) -> None:
+    """Raise a RewardError unless 0 < soft_tokens < max_tokens."""
+    if not 0 < soft_tokens < max_tokens:
+        raise RewardError(f"soft_tokens = {soft_tokens} and max_tokens = {max_tokens}: 0 < soft < max must hold")
+
+
+def measure_length(x: RewardInput, soft_tokens: int, max_tokens: int) -> float:
+    """Return 1 up to `soft_tokens` tokens, falling linearly to 0 at `max_tokens`; 0 for a response that was cut.
+
+    Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
+    """
+    if x.finish == "length":
+        return 0.0
+    return min(1.0, max(0.0, (max_tokens - x.num_tokens) / (max_tokens - soft_tokens)))
+
+
+def response_parts(
+    x: RewardInput, *, script: str = "latin", min_tokens: int = 0, lengths: Sequence[int] = ()
+) -> dict[str, float]:
+    """Return these parts of a response. `lengths`: soft_tokens and max_tokens; empty = without the part `length`."""
+    parts = {
+        "think_format": measure_think_format(x),
+        "language": measure_language(x, script),
+        "ending": measure_ending(x, min_tokens),
+    }
+    return {**parts, "length": measure_length(x, *lengths)} if lengths else parts
+
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.[0-9]{1,300})?")
 TRUTH_KEYS = ("ground_truth", "answer", "solution", "label", "target")
@@ -91,14 +184,14 @@ def length(*, soft_tokens: int, max_tokens: int) -> RewardSpec:
 
     Source: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), moved from [-1, 0] to [0, 1].
     """
-    response_parts.check_lengths(soft_tokens, max_tokens)
+    check_lengths(soft_tokens, max_tokens)
     fn = partial(_length_part, soft_tokens=soft_tokens, max_tokens=max_tokens)
     return RewardSpec("length", fn, {"length": UNIT}, {"length": 1.0}, pure=True)
 
 
 def think_format() -> RewardSpec:
     """Return a reward. Part `think_format`: 1 for one `<think>` thought, then an answer, neither of them empty."""
-    return _part("think_format", response_parts.think_format)
+    return _part("think_format", measure_think_format)
 
 
 def language(*, script: str = "latin") -> RewardSpec:
@@ -109,8 +202,8 @@ def language(*, script: str = "latin") -> RewardSpec:
     Args:
         script: latin, cyrillic, greek, han, hangul, arabic or devanagari.
     """
-    response_parts.check_script(script)
-    return _part("language", partial(response_parts.language, script=script))
+    check_script(script)
+    return _part("language", partial(measure_language, script=script))
 
 
 def ending(*, min_tokens: int = 0, ended: float = 0.0) -> RewardSpec:
@@ -120,16 +213,16 @@ def ending(*, min_tokens: int = 0, ended: float = 0.0) -> RewardSpec:
         min_tokens: minimum length in tokens; 0 = any.
         ended: from 0 to 1. A number above 0 makes the part a gate for other rewards: they count in whole responses.
     """
-    response_parts.check_min_tokens(min_tokens)
+    check_min_tokens(min_tokens)
     if isinstance(ended, bool) or not isinstance(ended, (int, float)) or not 0 <= ended <= 1:
         raise RewardError(f"ended = {quoted(ended, 60)} is not a number from 0 to 1")
-    measure = partial(response_parts.ending, min_tokens=min_tokens)
+    measure = partial(measure_ending, min_tokens=min_tokens)
     spec = _part("ending", lambda x: measure(x) or float(ended))
     return replace(spec, ranges={"ending": (-1.0, float(ended))})
 
 
 def _part(name: str, measure: Callable[[RewardInput], float]) -> RewardSpec:
-    return RewardSpec(name, lambda x: {name: measure(x)}, {name: response_parts.RANGES[name]}, {name: 1.0}, pure=True)
+    return RewardSpec(name, lambda x: {name: measure(x)}, {name: RANGES[name]}, {name: 1.0}, pure=True)
 
 
 def plain_number(text: str) -> float | None:
@@ -182,5 +275,5 @@ def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _length_part(x: RewardInput, *, soft_tokens: int, max_tokens: int) -> dict[str, Any]:
-    part = {"length": response_parts.length(x, soft_tokens, max_tokens)}
+    part = {"length": measure_length(x, soft_tokens, max_tokens)}
     return {**part, "note": "cut off at the token limit"} if x.finish == "length" else part

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from vlmrl.rewards.boxes.tokens import POSITION_TOKEN
+from vlmrl.rewards.boxes.reading import POSITION_TOKEN
 from vlmrl.types import Finish, SamplingParams
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

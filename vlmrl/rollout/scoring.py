@@ -17,8 +17,8 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.recipe.schema import Reward
 from vlmrl.redaction.redact import excerpt
-from vlmrl.rewards.outage import OnOutage
-from vlmrl.rewards.sandbox.outcomes import Failure
+from vlmrl.rewards.attempts import OnOutage
+from vlmrl.rewards.outcomes import Failure
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, requests_for, rollouts_of

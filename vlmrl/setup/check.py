@@ -26,10 +26,8 @@ from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import check_engine, check_world
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN
-from vlmrl.rewards.accuracy_part import accuracy_part, other_choices
-from vlmrl.rewards.base import value_bounds
-from vlmrl.rewards.open_services import opened
-from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
+from vlmrl.rewards.base import NO_PLACE, ServicePlace, accuracy_part, other_choices, value_bounds
+from vlmrl.rewards.service_pool import opened
 from vlmrl.setup import machine, prompt_lengths, rows
 from vlmrl.setup.catalogs import catalogs
 from vlmrl.setup.memory_fit import HERE, Target, check_device, check_memory, find_cluster, plan_memory

@@ -28,14 +28,12 @@ from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.rules.files import blames_reward, is_file_reward
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, is_test_split
-from vlmrl.rewards.accuracy_part import accuracy_part, with_accuracy
-from vlmrl.rewards.base import NO_REWARD
+from vlmrl.rewards.attempts import earned_on_timeout
+from vlmrl.rewards.base import NO_PLACE, NO_REWARD, ServicePlace, accuracy_part, with_accuracy
 from vlmrl.rewards.boxes.planes import MEANINGS
 from vlmrl.rewards.boxes.reading import Coordinates
-from vlmrl.rewards.scoring_call import earned_on_timeout
 from vlmrl.rewards.several import declared_parts, weights_of_parts
 from vlmrl.rewards.several_scorer import open_scorer
-from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.setup.catalogs import catalogs
 from vlmrl.setup.prompts import (
     PromptScan,

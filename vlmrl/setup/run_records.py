@@ -16,8 +16,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
-from vlmrl.rewards.identity import RewardIdentity, identity_of, single_records
-from vlmrl.rewards.used_code import same_code
+from vlmrl.rewards.identity import RewardIdentity, identity_of, same_code, single_records
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run

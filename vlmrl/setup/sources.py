@@ -9,8 +9,8 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import is_test_split
+from vlmrl.rewards.base import NO_PLACE, ServicePlace
 from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
-from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.store.evaluated_rows import ON_TEST, Role
 from vlmrl.tasks.source import Source, open_set, open_source, open_validation, scores_responses, set_label
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.math.answer_text import last_box
+from vlmrl.rewards.math.latex import last_box
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.types import RewardInput
 from vlmrl.untrusted import parse_json

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
-from vlmrl.rewards.boxes.overlap import area, shared_area
-from vlmrl.rewards.boxes.planes import Box
+from vlmrl.rewards.boxes.planes import Box, area, shared_area
 from vlmrl.tasks.own_prep import NewRow
 from vlmrl.types import hash64
 

@@ -16,10 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 from vlmrl.data.images import encode_png
 from vlmrl.errors import StoreError
-from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
-from vlmrl.rewards.boxes.overlap import match_boxes
-from vlmrl.rewards.boxes.planes import Box, Plane, convert
+from vlmrl.rewards.boxes.planes import Box, Plane, convert, match_boxes
 from vlmrl.rewards.boxes.reading import COORDINATES, Coordinates
+from vlmrl.rewards.boxes.writing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
 from vlmrl.store.files import write_atomic
 from vlmrl.types import Media, RewardInput
 from vlmrl.untrusted import one_line

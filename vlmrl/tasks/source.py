@@ -21,8 +21,7 @@ from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
-from vlmrl.rewards.accuracy_part import accuracy_words, with_accuracy
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
@@ -146,7 +145,7 @@ def outcome_with(task: Task, spec: RewardSpec) -> Measure:
 
 def accuracy_notes(spec: RewardSpec) -> Sequence[str]:
     """Return a note if several rewards have an accuracy, as far as this is known before they have run."""
-    from vlmrl.rewards.accuracy_part import other_choices
+    from vlmrl.rewards.base import other_choices
     from vlmrl.rewards.several import declared_parts
 
     return [note] if spec.members and (note := other_choices(declared_parts(spec, {}), spec)) else []

@@ -26,7 +26,7 @@ from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rewards.open_services import ServiceMeter
+from vlmrl.rewards.service_pool import ServiceMeter
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import (

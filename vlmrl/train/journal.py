@@ -33,7 +33,7 @@ from vlmrl.loggers.base import Ending, Line, SampledRollout, SinkRun, pack
 from vlmrl.loggers.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import redact_value
-from vlmrl.rewards.scoring_call import earned_on_timeout
+from vlmrl.rewards.attempts import earned_on_timeout
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator

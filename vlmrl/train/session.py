@@ -33,8 +33,8 @@ from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_w
 from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.several_scorer import RewardScorer
-from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.scoring import Outages
 from vlmrl.setup.model import (
     load_for_training,

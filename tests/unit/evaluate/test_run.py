@@ -205,7 +205,7 @@ def test_a_service_that_is_down_stops_an_evaluation_and_no_training():
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(monkeypatch, size):
-    monkeypatch.setattr("vlmrl.rewards.outage.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rewards.attempts.FIRST_SECONDS", 0.01)
     monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.01)
     calls = Counter()
 
@@ -236,7 +236,7 @@ def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(mo
 
 @pytest.mark.parametrize("rule", [Outages("stop"), Outages("wait", minutes=0.001)])
 def test_an_evaluation_that_cannot_be_scored_ends_without_numbers(monkeypatch, rule):
-    monkeypatch.setattr("vlmrl.rewards.outage.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rewards.attempts.FIRST_SECONDS", 0.01)
     monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.01)
 
     def down_for_one(x: RewardInput) -> float:

@@ -17,10 +17,9 @@ from vlmrl.cli.try_ import show_trial, trial_fields
 from vlmrl.evaluate import trial as module
 from vlmrl.evaluate.trial import Trial, run_trial, trial_run
 from vlmrl.recipe.load import load_recipe
-from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR
 from vlmrl.rewards.boxes.planes import Plane, Space, check_space, convert, plane_of
 from vlmrl.rewards.boxes.reading import Coordinates
-from vlmrl.rewards.boxes.writing import write_box
+from vlmrl.rewards.boxes.writing import ANSWER_COLOUR, TRUTH_COLOUR, write_box
 from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.tasks.dataset_assembly import Limits

@@ -8,8 +8,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import name_accuracy, reward_record
-from vlmrl.rewards.accuracy_part import FUNCTION, accuracy_part, accuracy_words, is_binary, with_accuracy
-from vlmrl.rewards.base import RewardSpec, UserReward
+from vlmrl.rewards.base import FUNCTION, RewardSpec, UserReward, accuracy_part, accuracy_words, is_binary, with_accuracy
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.types import RewardInput
 

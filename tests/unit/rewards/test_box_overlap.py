@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.rewards.boxes.overlap import area, centre, iou, is_inside, match_boxes
-from vlmrl.rewards.boxes.planes import Box, Point
+from vlmrl.rewards.boxes.planes import Box, Point, area, centre, iou, is_inside, match_boxes
 
 EDGES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2).map(sorted)
 BOXES = st.builds(lambda x, y: Box(x[0], y[0], x[1], y[1]), EDGES, EDGES)

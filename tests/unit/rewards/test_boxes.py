@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.boxes.overlap import iou
-from vlmrl.rewards.boxes.planes import Box, Plane, Space, answer_plane, check_space, convert, plane_of
-from vlmrl.rewards.boxes.reading import CUT, SWAPPED, check_order, only_box, read_boxes
-from vlmrl.rewards.boxes.scan import MOST_CHARS, MOST_SHAPES
-from vlmrl.rewards.boxes.tokens import tokens_of
+from vlmrl.rewards.boxes.planes import Box, Plane, Space, answer_plane, check_space, convert, iou, plane_of
+from vlmrl.rewards.boxes.reading import (
+    CUT,
+    MOST_CHARS,
+    MOST_SHAPES,
+    SWAPPED,
+    check_order,
+    only_box,
+    read_boxes,
+    tokens_of,
+)
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.types import Media, RewardInput
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.rewards.sandbox.frames import WHOLE, FrameBuffer, GarbledError, pack_frame
+from vlmrl.workers.frames import WHOLE, FrameBuffer, GarbledError, pack_frame
 
 TOKEN = bytes(range(16))
 

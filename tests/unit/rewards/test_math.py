@@ -6,16 +6,14 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import Builtin, reward_record
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.attempts import earned_on_timeout
+from vlmrl.rewards.base import RewardSpec, WorkerFunction
 from vlmrl.rewards.math import maye
-from vlmrl.rewards.math.answer_text import find_answer
 from vlmrl.rewards.math.expressions import UnreadableError, check_size, number_token
 from vlmrl.rewards.math.grader import make_grader
-from vlmrl.rewards.math.numbers import read_number
-from vlmrl.rewards.math.units import read_unit
+from vlmrl.rewards.math.latex import find_answer, read_number
+from vlmrl.rewards.math.reading import read_unit
 from vlmrl.rewards.scorer import Scorer
-from vlmrl.rewards.scoring_call import earned_on_timeout
-from vlmrl.rewards.worker_code import WorkerFunction
 from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
 

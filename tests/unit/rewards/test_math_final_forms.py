@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.rewards.math.expressions import warm_up
-from vlmrl.rewards.math.policy import Policy
+from vlmrl.rewards.math.grader import judge
 from vlmrl.rewards.math.reading import read
-from vlmrl.rewards.math.verdict import judge
+from vlmrl.rewards.math.rules import Policy
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.rewards import RewardSpec, outage
-from vlmrl.rewards.outage import MOST_SECONDS, Outage
+from vlmrl.rewards import RewardSpec, attempts
+from vlmrl.rewards.attempts import MOST_SECONDS, Outage
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Score
 
@@ -46,7 +46,7 @@ def lists(completions, **columns):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(outage, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(attempts, "FIRST_SECONDS", 0.05)
 
 
 def group(*texts: str) -> list[RewardInput]:
@@ -99,7 +99,7 @@ def test_while_the_service_is_down_one_input_at_a_time_is_asked(scorer, tmp_path
 
 
 def test_inputs_that_no_worker_has_are_held_back_when_many_got_no_answer(scorer, tmp_path, monkeypatch):
-    monkeypatch.setattr("vlmrl.rewards.scoring_call.CHUNK", 4)
+    monkeypatch.setattr("vlmrl.rewards.attempts.CHUNK", 4)
     (tmp_path / "down").touch()
     with scorer(SERVICE) as s:
         s.submit(0, group(*(f"s{n}" for n in range(100))), on_outage="wait")
@@ -190,9 +190,9 @@ def test_an_outage_in_the_middle_of_a_second_try(scorer, tmp_path, on_outage):
 
 def test_pauses_double_up_to_a_limit_and_are_short_again_after_an_answer(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(outage.time, "monotonic", lambda: now)
-    monkeypatch.setattr(outage, "FIRST_SECONDS", 1.0)
-    monkeypatch.setattr(outage, "JITTER", 0.0)
+    monkeypatch.setattr(attempts.time, "monotonic", lambda: now)
+    monkeypatch.setattr(attempts, "FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(attempts, "JITTER", 0.0)
     one, two = (0, 0), (0, 1)
     down, pauses = Outage("no answer"), []
     for _ in range(7):

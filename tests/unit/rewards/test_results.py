@@ -14,10 +14,9 @@ from PIL import Image
 
 from vlmrl import RewardInput, RewardResult
 from vlmrl.errors import RewardError
+from vlmrl.rewards import outcomes
 from vlmrl.rewards.base import RewardSpec, split_result
-from vlmrl.rewards.file_limit import FileLimit
-from vlmrl.rewards.sandbox import results
-from vlmrl.rewards.sandbox.results import artifact_files, detail_text, read_artifacts, read_detail
+from vlmrl.rewards.outcomes import FileLimit, artifact_files, detail_text, read_artifacts, read_detail
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.store.rollouts import read_rollouts, write_rollouts
 from vlmrl.tasks.builtin_rewards import load_reward
@@ -91,7 +90,7 @@ def test_a_detail_that_is_no_json_says_what_it_holds(value, told):
 
 
 def test_the_cap_of_a_detail_is_exact():
-    at = results.MOST_DETAIL_BYTES
+    at = outcomes.MOST_DETAIL_BYTES
     assert len(detail_text("d" * (at - 2)) or "") == at
     with pytest.raises(
         RewardError, match=f"contains itself, or is at least {at + 1:,} bytes of JSON; the cap is {at:,}"
@@ -183,7 +182,7 @@ def nested(levels: int) -> list:
 
 
 def test_a_detail_of_the_most_levels_can_be_read_from_the_rollouts_again(tmp_path):
-    at = results.MOST_DETAIL_LEVELS
+    at = outcomes.MOST_DETAIL_LEVELS
     detail = read_detail(detail_text(nested(at)))
     with pytest.raises(RewardError, match=f"nests more than {at} levels"):
         read_detail(detail_text(nested(at + 1)))
@@ -217,7 +216,7 @@ def test_a_detail_that_is_far_too_large_is_refused_before_it_is_written_out(deta
     )
 )
 def test_the_least_length_of_a_detail_is_never_above_its_length(value):
-    assert results._least_bytes(value) <= len(detail_text(value) or "null")
+    assert outcomes._least_bytes(value) <= len(detail_text(value) or "null")
 
 
 class Endless(dict):

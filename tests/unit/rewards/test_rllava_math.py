@@ -14,8 +14,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import combine
-from vlmrl.rewards.math.mathruler import boxed_text, plain_text, same_answer
-from vlmrl.rewards.math.rllava import without_blanks
+from vlmrl.rewards.math.rllava import boxed_text, plain_text, same_answer, without_blanks
 from vlmrl.rewards.math.rules import math, rllava_math
 from vlmrl.types import RewardInput
 
@@ -87,7 +86,7 @@ def test_a_fault_of_the_library_is_no_wrong_answer(monkeypatch: pytest.MonkeyPat
     def fail(expression: object) -> object:
         raise KeyError("a fault")
 
-    monkeypatch.setattr("vlmrl.rewards.math.mathruler.sympy.simplify", fail)
+    monkeypatch.setattr("vlmrl.rewards.math.rllava.sympy.simplify", fail)
     with pytest.raises(KeyError, match="a fault"):
         same_answer("7x+1", "8x+1")
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import RewardSpec
-from vlmrl.rewards.sandbox import pool
+from vlmrl.rewards import RewardSpec, worker_pool
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Score
 
@@ -117,7 +116,7 @@ def test_without_on_timeout_a_lost_row_is_final_at_once(scorer):
 
 def test_the_time_in_which_nobody_listened_does_not_count(scorer, monkeypatch):
     away = 0.0
-    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away))
+    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away))
     with scorer(MINE, options={"timeout_seconds": 5.0}) as s:
         s.score(group("a"))  # starts the worker
         s.submit(0, group("slow"))
@@ -127,7 +126,7 @@ def test_the_time_in_which_nobody_listened_does_not_count(scorer, monkeypatch):
 
 
 def test_images_are_final_at_the_end_of_the_call(scorer, monkeypatch):
-    from vlmrl.rewards.sandbox.results import artifact_files
+    from vlmrl.rewards.outcomes import artifact_files
 
     source = """
     from PIL import Image

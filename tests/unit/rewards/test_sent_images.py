@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from vlmrl.rewards.sandbox import images as sent_images
-from vlmrl.rewards.sandbox.images import HeldImages, ImageKeys, ReceivedImages
-from vlmrl.rewards.scoring_call import CHUNK, requests_of
+from vlmrl.rewards.attempts import CHUNK, requests_of
 from vlmrl.types import RewardInput
+from vlmrl.workers import images as sent_images
+from vlmrl.workers.images import HeldImages, ImageKeys, ReceivedImages
 
 PIXELS = 200 * 150 * 3
 SUM = """

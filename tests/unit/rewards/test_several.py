@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.rewards import load_recorded, load_reward, name_accuracy, outage, reward_record
-from vlmrl.rewards.accuracy_part import accuracy_part, accuracy_parts, other_choices
-from vlmrl.rewards.base import RewardSpec, value_bounds
+from vlmrl.rewards import attempts, load_recorded, load_reward, name_accuracy, reward_record
+from vlmrl.rewards.attempts import EARNED, earned_on_timeout
+from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_parts, other_choices, value_bounds
 from vlmrl.rewards.identity import identity_of
-from vlmrl.rewards.scoring_call import EARNED, earned_on_timeout
 from vlmrl.rewards.several import (
     Member,
     compose,
@@ -438,7 +437,7 @@ def test_mayes_rule_as_a_list_of_rewards(x: RewardInput, expected: float):
 
 
 def test_an_outage_of_one_reward_is_waited_for_and_the_others_are_asked_once(monkeypatch):
-    monkeypatch.setattr(outage, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_SECONDS", 0.01)
     asked: list[str] = []
 
     def service(label: str, down: int) -> Callable[[RewardInput], Any]:

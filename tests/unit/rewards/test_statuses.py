@@ -143,7 +143,7 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
 @pytest.mark.slow
 def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
-    monkeypatch.setattr("vlmrl.rewards.second_tries.LOST_IN_A_ROW", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.LOST_IN_A_ROW", 2)
     rows = [RewardInput(t) for t in ("fine", "exit", "exit", "fine")]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows)
@@ -211,7 +211,7 @@ def test_a_response_that_fills_the_memory_twice_earns_what_is_declared(scorer):
 
 @pytest.mark.slow
 def test_a_grader_that_never_answers_is_tried_again_with_a_few_rows_only(scorer, tmp_path, monkeypatch):
-    monkeypatch.setattr("vlmrl.rewards.second_tries.FIRST_TRIES", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.FIRST_TRIES", 2)
     source = f"""
     import os
     ON_TIMEOUT = {{"reward": 0.25}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmrl.rewards.used_code import same_code
+from vlmrl.rewards.identity import same_code
 
 TASK = """
 from vlmrl import Attack, Task

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from vlmrl.rewards.boxes.overlap import area, shared_area
+from vlmrl.rewards.boxes.planes import area, shared_area
 from vlmrl.tasks.drawing import COLOURS, KINDS, Look, lay_out, paint
 
 

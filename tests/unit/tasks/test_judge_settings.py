@@ -19,11 +19,11 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.tables import Judge
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.identity import identity_of
-from vlmrl.rewards.open_services import ServiceMeter
+from vlmrl.rewards.service_pool import ServiceMeter
 from vlmrl.rewards.several import Member, compose
 from vlmrl.rewards.several_scorer import open_scorer
-from vlmrl.rewards.worker_code import ServicePlace
 from vlmrl.rollout.scoring import OutageError, Outages
 from vlmrl.services.rubric import read_rubric
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward

@@ -1,11 +1,18 @@
-r"""Tidy LaTeX: one spelling for signs, spaces, fractions, text commands and delimiters; top-level splitting.
+"""The answer in a response as tidy LaTeX, and plain numbers as exact values.
 
-Nothing here decides what a text means. Every step is linear in the text's length, and texts are short.
+The answer is the last box after the thought, or the text of the answer tag. Tidy LaTeX has one spelling for signs,
+spaces, fractions, text commands and delimiters; what a text means is not decided here. Every step is linear in the
+text's length, and texts are short. Plain numbers are integers, decimals, fractions, mixed numbers and powers of ten.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from vlmrl.rewards.text_parsing import find_tags, tagged_text
 
 MONEY = "\\money "
 """Command that stands for an escaped dollar sign."""
@@ -155,3 +162,159 @@ def joined_by_commas(text: str) -> str:
     """Return the text with `and`, `or` and `;` as commas."""
     text = WORD_JOIN.sub(",", text).replace(";", ",")
     return re.sub(r",(?:\s*,)+", ",", text)
+
+
+MOST_ANSWER_CHARS = 500
+"""Maximum length of an answer; a longer text is no final answer."""
+PLACES = ("box", "tag", "text")
+"""Places of an answer: the last box; the `<answer>` tag, with or without a box; the text where there is no box."""
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?=\s*[{0-9$\\+-]|\s*$)")
+"""Box; `\\boxed` before a word or a full stop is only the name of the command."""
+ESCAPE_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+class AnswerText(NamedTuple):
+    """Text of the answer, or the reason why there is none.
+
+    Args:
+        text: None if there is no answer.
+        reason: "" if there is one.
+    """
+
+    text: str | None
+    reason: str = ""
+
+
+def after_thought(response: str) -> AnswerText:
+    """Return the part of a response after its last `</think>`; all of it without such a tag."""
+    tags = find_tags(response, ("think",))
+    if not tags:
+        return AnswerText(response)
+    if not tags[-1].closes:
+        return AnswerText(None, "the thought is not closed")
+    return AnswerText(response[tags[-1].end :])
+
+
+def last_box(text: str) -> AnswerText:
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, of the inner one where boxes are nested."""
+    boxes = list(BOX.finditer(text))
+    if not boxes:
+        return AnswerText(None, "there is no box")
+    start = boxes[-1].end()
+    while start < len(text) and text[start] in " \t\r\n":
+        start += 1
+    if text[start : start + 1] != "{":
+        return AnswerText(None, "the last box has no braces")
+    depth = 0
+    for mark in ESCAPE_OR_BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(mark.group(), 0)
+        if depth == 0:
+            content = text[start + 1 : mark.start()].strip()
+            return AnswerText(content) if content else AnswerText(None, "the last box is empty")
+    return AnswerText(None, "the last box is not closed")
+
+
+def find_answer(response: str, *, place: str = "box", thought: str = "skip") -> AnswerText:
+    """Return the text of the final answer.
+
+    Args:
+        place: one of PLACES.
+        thought: "skip": an answer in the thought does not count; "read": the whole response is read.
+    """
+    text, reason = after_thought(response) if thought == "skip" else AnswerText(response)
+    if text is None:
+        return AnswerText(None, reason)
+    if place == "tag":
+        text, reason = tagged_text(text, "answer")
+        if text is None:
+            return AnswerText(None, reason)
+    answer = last_box(text)
+    if place != "box" and answer.text is None and not BOX.search(text):
+        answer = AnswerText(text.strip()) if text.strip() else AnswerText(None, "the answer is empty")
+    if answer.text is None and place == "box" and thought == "skip" and text != response and BOX.search(response):
+        return AnswerText(None, f"{answer.reason} after the thought")
+    if answer.text is not None and len(answer.text) > MOST_ANSWER_CHARS:
+        return AnswerText(None, f"the answer has more than {MOST_ANSWER_CHARS} characters")
+    return answer
+
+
+MOST_DIGITS = 300
+"""Maximum number of digits of a number, and maximum exponent of ten."""
+DECIMAL = rf"(?:[0-9]{{1,{MOST_DIGITS}}}(?:\.[0-9]{{0,{MOST_DIGITS}}})?|\.[0-9]{{1,{MOST_DIGITS}}})"
+SIGNED = re.compile(rf"([+-]?)\s*({DECIMAL})")
+SCIENTIFIC = re.compile(
+    rf"([+-]?)\s*({DECIMAL})?\s*(?:(?:\\times|\\cdot|\*|x)?\s*10\^(?:\{{([+-]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([+-]?[0-9]{{1,3}}))"
+)
+RATIO = re.compile(
+    rf"([+-]?)\s*(?:\\frac\{{([+-]?{DECIMAL})\}}\{{([+-]?{DECIMAL})\}}|({DECIMAL})\s*/\s*([+-]?{DECIMAL}))"
+)
+MIXED = re.compile(
+    r"([+-]?)\s*([0-9]{1,30})\s*(?:\\frac\{([0-9]{1,30})\}\{([0-9]{1,30})\}|\s([0-9]{1,30})/([0-9]{1,30}))"
+)
+REPEATING = re.compile(r"([+-]?)([0-9]{0,30})\.([0-9]{0,30})(?:\\overline|\\bar|\\dot)\{([0-9]{1,30})\}")
+
+
+@dataclass(frozen=True)
+class Number:
+    """Exact value of a number as written.
+
+    Args:
+        step: value of the last decimal place of a decimal, such as 1/100 for 3.14; None for what is exact: integers,
+            fractions, repeating decimals.
+        digits: significant digits of a decimal.
+    """
+
+    value: Fraction
+    step: Fraction | None = None
+    digits: int = 0
+
+
+def read_number(text: str, *, mixed: bool = True) -> Number | None:
+    r"""Return the number that a tidy text is as a whole; None for any other text.
+
+    Args:
+        mixed: whether `2\frac{1}{2}` is two and a half; otherwise it is no plain number.
+    """
+    text = text.strip()
+    if match := SIGNED.fullmatch(text):
+        return _decimal(match.group(1), match.group(2))
+    if match := RATIO.fullmatch(text):
+        sign, top, bottom, first, second = match.groups()
+        below = Fraction(_plain(bottom or second))
+        return Number(_signed(sign, Fraction(_plain(top or first)) / below)) if below else None
+    if mixed and (match := MIXED.fullmatch(text)):
+        sign, whole, *rest = match.groups()
+        top, bottom = (int(digits) for digits in rest if digits)
+        return Number(_signed(sign, int(whole) + Fraction(top, bottom))) if 0 < top < bottom else None
+    if match := SCIENTIFIC.fullmatch(text):
+        sign, factor, *powers = match.groups()
+        if factor is None and powers[2] is not None:
+            return None
+        power = int(next(p for p in powers if p is not None))
+        number = _decimal(sign, factor or "1")
+        scale = Fraction(10) ** power
+        return Number(number.value * scale, None if number.step is None else number.step * scale, number.digits)
+    if match := REPEATING.fullmatch(text):
+        sign, whole, first, again = match.groups()
+        repeated = Fraction(int(again), 10 ** len(first) * (10 ** len(again) - 1))
+        return Number(_signed(sign, Fraction(f"{whole or 0}.{first or 0}") + repeated))
+    return None
+
+
+def _decimal(sign: str, digits: str) -> Number:
+    value = _signed(sign, Fraction(_plain(digits)))
+    _, point, places = digits.partition(".")
+    if not point or not places:
+        return Number(value)
+    shown = digits.replace(".", "").lstrip("0")
+    return Number(value, Fraction(1, 10 ** len(places)), len(shown))
+
+
+def _plain(digits: str) -> str:
+    """Return a decimal as `Fraction` reads it: with a digit before the point."""
+    sign, digits = (digits[0], digits[1:]) if digits[0] in "+-" else ("", digits)
+    return f"{sign}0{digits.rstrip('.')}"
+
+
+def _signed(sign: str, value: Fraction) -> Fraction:
+    return -value if sign == "-" else value

@@ -35,8 +35,8 @@ from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_
 from vlmrl.data.table_values import IMAGES as IMAGE_COLUMNS
 from vlmrl.data.table_values import NO_FILE, show, split_images, text_of
 from vlmrl.errors import DataError, unknown
-from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, last_box
-from vlmrl.rewards.math.policy import Policy
+from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box
+from vlmrl.rewards.math.rules import Policy
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
 from vlmrl.tasks.dataset_assembly import (

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards.math.answer_text import BOX
+from vlmrl.rewards.math.latex import BOX
 from vlmrl.tasks.base import Task, require_prepared
 from vlmrl.tasks.reflection import FACTS, REFLECTION
 from vlmrl.types import Row

@@ -10,9 +10,8 @@ from vlmrl.errors import RewardError, unknown
 from vlmrl.metric import SHARE
 from vlmrl.recipe.tables import OF_SCORE
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import RewardSpec, ServiceFunction
 from vlmrl.rewards.service_pool import first_result
-from vlmrl.rewards.worker_code import ServiceFunction
 from vlmrl.services.judge_settings import read_settings
 from vlmrl.services.rubric import BUILT_IN, load_rubric, read_rubric
 

@@ -14,9 +14,9 @@ from typing import Any
 from PIL import Image
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.sandbox.results import MOST_ARTIFACT_PIXELS
+from vlmrl.rewards.base import NO_PLACE, ServicePlace
+from vlmrl.rewards.outcomes import MOST_ARTIFACT_PIXELS
 from vlmrl.rewards.text_rewards import ground_truth
-from vlmrl.rewards.worker_code import NO_PLACE, ServicePlace
 from vlmrl.services.judge import JudgeService
 from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import read_settings

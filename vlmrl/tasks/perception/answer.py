@@ -17,14 +17,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.answer_form import final_answer, form_problem
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.drawing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes
-from vlmrl.rewards.boxes.overlap import Match, match_boxes
-from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert
+from vlmrl.rewards.boxes.planes import Box, Match, Plane, answer_plane, check_space, convert, match_boxes
 from vlmrl.rewards.boxes.reading import Coordinates, check_order, read_boxes
-from vlmrl.rewards.boxes.writing import write_box
-from vlmrl.rewards.text_parsing import BLANKS, UNSEEN
+from vlmrl.rewards.boxes.writing import ANSWER_COLOUR, TRUTH_COLOUR, draw_boxes, write_box
+from vlmrl.rewards.text_parsing import BLANKS, UNSEEN, final_answer, form_problem
 from vlmrl.tasks.perception.truth import BoxSettings, S, settings_as, size_of, true_boxes
 from vlmrl.tasks.positions import SHARES, Mark, Positions
 from vlmrl.types import RewardInput, RewardResult

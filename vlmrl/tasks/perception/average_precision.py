@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrl.rewards.boxes.overlap import iou
-from vlmrl.rewards.boxes.planes import Box
+from vlmrl.rewards.boxes.planes import Box, iou
 from vlmrl.tasks.perception.answer import NAMES, OF_CATEGORY, Detection
 
 Floats = NDArray[np.float64]

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels
-from vlmrl.rewards.boxes.overlap import iou
-from vlmrl.rewards.boxes.planes import Box, Plane, convert, plane_of
+from vlmrl.rewards.boxes.planes import Box, Plane, convert, iou, plane_of
 from vlmrl.rewards.boxes.writing import write_box
 from vlmrl.tasks.attack import Attack, Make, Play, Stage, says, void_attacks
 from vlmrl.tasks.perception.answer import RIGHT, SURE, Detection, Settings, true_marks, write_answer

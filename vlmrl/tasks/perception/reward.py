@@ -16,12 +16,21 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.metric import SHARE
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards.answer_form import REQUIRED, check_thought, final_answer, form_problem
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.overlap import Match, centre, iou, is_inside
-from vlmrl.rewards.boxes.planes import Box, Plane, answer_plane, check_space, convert, plane_of
+from vlmrl.rewards.boxes.planes import (
+    Box,
+    Match,
+    Plane,
+    answer_plane,
+    centre,
+    check_space,
+    convert,
+    iou,
+    is_inside,
+    plane_of,
+)
 from vlmrl.rewards.boxes.reading import check_order, only_box, read_boxes
-from vlmrl.rewards.text_parsing import find_tags
+from vlmrl.rewards.text_parsing import REQUIRED, check_thought, final_answer, find_tags, form_problem
 from vlmrl.tasks.perception.answer import RIGHT, Answer, Settings, read_answer, stated_number, with_picture
 from vlmrl.tasks.perception.truth import BoxSettings, check_overlay, size_of, true_box_of
 from vlmrl.types import RewardInput, RewardResult

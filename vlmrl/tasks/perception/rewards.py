@@ -37,9 +37,9 @@ from typing import Any
 
 from vlmrl.metric import SHARE
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.answer_form import format_weights
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
+from vlmrl.rewards.text_parsing import format_weights
 from vlmrl.tasks.perception.reward import BOX_LIST, UNIT, box_iou, box_list, count, true_count
 from vlmrl.tasks.perception.truth import size_of, true_box_of, true_boxes
 from vlmrl.types import RewardInput
@@ -146,7 +146,7 @@ def rllava_count(*, format_weight: float = 0.5) -> RewardSpec:
 
 def score_counting_as_published(x: RewardInput) -> dict[str, Any]:
     """Return the published parts of a response."""
-    from vlmrl.rewards.math.mathruler import same_answer
+    from vlmrl.rewards.math.rllava import same_answer
 
     answer = first_answer(x.response)
     return {

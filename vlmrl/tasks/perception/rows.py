@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vlmrl.data.table_values import IMAGES, plain, show
 from vlmrl.errors import DataError, unknown
-from vlmrl.rewards.boxes.overlap import centre
-from vlmrl.rewards.boxes.planes import Box, Plane, Point, Space, plane_of
-from vlmrl.rewards.boxes.reading import Order, check_order, only_box, read_boxes
-from vlmrl.rewards.boxes.scan import MOST_CHARS
+from vlmrl.rewards.boxes.planes import Box, Plane, Point, Space, centre, plane_of
+from vlmrl.rewards.boxes.reading import MOST_CHARS, Order, check_order, only_box, read_boxes
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks.drawing import (
     COLOURS,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.metric import SHARE, Metric
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box, convert
 from vlmrl.rewards.boxes.writing import FORMS, write_box
+from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
 from vlmrl.tasks.base import AccumulatedMetrics, Measure, Outcome, Task, Verdict, require_prepared
 from vlmrl.tasks.perception.answer import NAMES, SURE, Detection, Settings, positions_as, read_answer, write_answer

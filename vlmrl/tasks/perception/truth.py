@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED, check_thought
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import SPACES, Box, Plane, Space, answer_plane, check_space, plane_of
 from vlmrl.rewards.boxes.reading import check_order
+from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED, check_thought
 from vlmrl.types import RewardInput, Row, Size
 
 TRUTH_SPACES: tuple[Space, ...] = ("pixels", "thousand", "unit")

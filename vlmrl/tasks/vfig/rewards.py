@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from vlmrl.errors import RewardError, unknown
 from vlmrl.metric import SHARE
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.worker_code import WorkerFunction, in_this_process
+from vlmrl.rewards.base import RewardSpec, WorkerFunction, in_this_process
 
 NAME = "svg"
 SECONDS = 120.0

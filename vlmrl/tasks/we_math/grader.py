@@ -1,7 +1,7 @@
 r"""Grader of the reward we_math. Runs in workers only.
 
 An answer to a question with options is one letter, alone or before the text of its option. Any other answer has one
-value or several. Each value is judged as the reward `math` judges it (rewards/math/policy.py has the rules). Several
+value or several. Each value is judged as the reward `math` judges it (rewards/math/rules.py has the rules). Several
 values must all be there, in their order, and no others: a part of them earns nothing.
 """
 
@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from vlmrl.rewards.answer_form import final_answer, form_problem
-from vlmrl.rewards.math.answer_text import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.math.expressions import warm_up
-from vlmrl.rewards.math.latex import split_top
-from vlmrl.rewards.math.policy import Policy
-from vlmrl.rewards.math.verdict import judge
+from vlmrl.rewards.math.grader import judge
+from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box, split_top
+from vlmrl.rewards.math.rules import Policy
+from vlmrl.rewards.text_parsing import final_answer, form_problem
 from vlmrl.tasks.we_math.truth import true_answer, true_options
 from vlmrl.types import RewardInput, RewardResult
 

@@ -7,7 +7,7 @@ word `Answer`, the first box with a letter and the last single letter of the res
 values, those that stand anywhere in the answer earn their share, so that a list of numbers is right; the first answer
 counts, and without a tag the whole response.
 
-Differences to the published code: those of the grader of single values, which rewards/math/mathruler.py lists; the time
+Differences to the published code: those of the grader of single values, which rewards/math/rllava.py lists; the time
 is linear in the length of the response, but for the number of different words in an answer.
 """
 
@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlmrl.rewards.math.mathruler import same_answer
+from vlmrl.rewards.math.rllava import same_answer
 from vlmrl.tasks.perception.rewards import CLOSE, OPEN, first_answer, has_counting_form
 from vlmrl.tasks.we_math.truth import LETTERS, true_answer
 from vlmrl.types import RewardInput, RewardResult

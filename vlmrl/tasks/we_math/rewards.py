@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.answer_form import REQUIRED, check_thought, format_weights
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.math.rules import in_worker
+from vlmrl.rewards.text_parsing import REQUIRED, check_thought, format_weights
 
 UNIT = (0.0, 1.0)
 WEIGHTS = {"accuracy": 0.9, "format": 0.1}

@@ -21,7 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from vlmrl.metric import SHARE, Metric
-from vlmrl.rewards.answer_form import OPTIONAL, REQUIRED
+from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
 from vlmrl.tasks.base import Task, Verdict, require_prepared
 from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_options, truth_problems

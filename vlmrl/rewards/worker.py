@@ -28,9 +28,11 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardUnavailable, VlmrlError
-from vlmrl.rewards.adapters import BoundReward, bind_builtin, bind_user_reward
-from vlmrl.rewards.base import check_parts, split_result
-from vlmrl.rewards.sandbox.frames import (
+from vlmrl.rewards.base import UserReward, WorkerFunction, WorkerReward, check_parts, split_result
+from vlmrl.rewards.outcomes import MOST_NAME_CHARS, artifact_files, detail_text
+from vlmrl.rewards.user_reward import BoundReward, bind_builtin, bind_user_reward
+from vlmrl.types import Media, RewardInput, Turn
+from vlmrl.workers.frames import (
     BROKEN,
     CONTRACT,
     LOST_PIPE,
@@ -42,10 +44,7 @@ from vlmrl.rewards.sandbox.frames import (
     GarbledError,
     pack_frame,
 )
-from vlmrl.rewards.sandbox.images import ReceivedImages
-from vlmrl.rewards.sandbox.results import MOST_NAME_CHARS, artifact_files, detail_text
-from vlmrl.rewards.worker_code import UserReward, WorkerFunction, WorkerReward
-from vlmrl.types import Media, RewardInput, Turn
+from vlmrl.workers.images import ReceivedImages
 
 Answer = tuple[dict[str, Any], Sequence[bytes]]
 """Answer and its blobs."""

@@ -21,8 +21,8 @@ import signal
 import time
 
 from vlmrl.process import adopt_orphans, descendants, die_with_parent, kill_all, own_shared_memory, send, set_mark
-from vlmrl.rewards.sandbox import worker
-from vlmrl.rewards.sandbox.frames import ASK, MOST_PROCESSES
+from vlmrl.rewards import worker
+from vlmrl.workers.frames import ASK, MOST_PROCESSES
 
 TICK_SECONDS = 0.05
 COUNT_SECONDS = 1.0

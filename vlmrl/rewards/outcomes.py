@@ -1,7 +1,8 @@
-"""Details and artifacts of rewards: made safe to send and to keep, with the caps that are declared here.
+"""Outcome of a reward for one input: a result with details and artifacts, or the reason why there is none.
 
 `detail_text` and `artifact_files` run in the worker, beside the reward. `read_detail` and `read_artifacts` run in the
-process that keeps the results, and trust none of them.
+process that keeps the results, and trust none of them. The limits are declared here, also that of the images that one
+call returns, because a step or an evaluation holds them all in memory.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import traceback
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import part_name
-from vlmrl.rewards.sandbox.frames import MOST_BLOB_BYTES, StrictEncoder
-from vlmrl.types import Media
+from vlmrl.types import Media, RewardInput
 from vlmrl.untrusted import BROKEN_IMAGE, encodable, parse_json
+from vlmrl.workers.frames import CONTRACT, MOST_BLOB_BYTES, UNAVAILABLE, StrictEncoder
 
 MOST_DETAIL_BYTES = 1 << 16
 """Maximum length of the detail of one response, as JSON."""
@@ -214,3 +218,185 @@ def _check_bytes(files: Mapping[str, bytes]) -> None:
             f"the artifacts of one response are {total:,} bytes of PNG; the cap is {MOST_ARTIFACT_BYTES:,}",
             hint=f"make them smaller, `{largest}` first: image.thumbnail((512, 512))",
         )
+
+
+Index = TypeVar("Index", int, tuple[int, int])
+MOST_CALL_BYTES = 64 << 20
+"""Maximum size of all images of one call of a scorer. A training step makes one call per source and process."""
+LEFT_OUT = f"its images were left out: those of the responses before it fill {MOST_CALL_BYTES >> 20} MiB"
+
+
+class FileLimit(Generic[Index]):
+    """Images of the first responses of a call, up to a limit of bytes.
+
+    The choice does not depend on the order in which workers answer. Images are kept before the first response at which
+    the sum of the sizes exceeds the limit.
+
+    Attributes:
+        end: that response; images of it and of later ones are dropped. None = all are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.end: Index | None = None
+        self._sizes: dict[Index, int] = {}
+        self._total = 0
+
+    def add(self, index: Index, size: int) -> list[Index]:
+        """Record the bytes of a response's images. Return the responses whose images are to be dropped."""
+        if not size:
+            return []
+        if not self.keeps(index):
+            return [index]
+        self._total += size - self._sizes.get(index, 0)
+        self._sizes[index] = size
+        dropped: list[Index] = []
+        while self._total > self.most:
+            self.end = max(self._sizes)
+            self._total -= self._sizes.pop(self.end)
+            dropped.append(self.end)
+        return dropped
+
+    def keeps(self, index: Index) -> bool:
+        """Return whether the images of a response are kept, as far as is known now."""
+        return self.end is None or index < self.end
+
+
+Place = tuple[int, int]
+"""Input of a call: (key of its group, index within the group). Places sort in the order of the call's rows."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of the function for one input.
+
+    Args:
+        parts: checked parts.
+        seconds: time that the function took.
+        detail: as a JSON value.
+        artifacts: references by name.
+        files: image files by sha256.
+    """
+
+    parts: dict[str, float | None]
+    note: str
+    seconds: float
+    detail: Any = None
+    artifacts: Mapping[str, Media] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(map(len, self.files.values()))
+
+    def without_images(self) -> Result:
+        """Return the result without its images, and with a note that says so."""
+        note = "; ".join(filter(None, (self.note, LEFT_OUT)))
+        return replace(self, note=note, artifacts={}, files={}) if self.files else self
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason why there is no result.
+
+    Args:
+        kind: the exception's class; CONTRACT if the result is not a score; UNAVAILABLE if a service is down; "" if the
+            worker was lost.
+        lines: the user's own lines of the traceback.
+        output: text that the function printed during that call.
+        is_final: asking a service again would not help.
+        ends_run: no later input would get an answer either.
+    """
+
+    kind: str
+    message: str
+    lines: tuple[str, ...] = ()
+    hint: str | None = None
+    output: str = ""
+    is_final: bool = False
+    ends_run: bool = False
+    size = 0
+
+    def without_images(self) -> Failure:
+        """Return itself: it has no images."""
+        return self
+
+    def __str__(self) -> str:
+        line = f" ({self.lines[-1].partition(' in ')[0]})" if self.lines else ""
+        return self.text + line
+
+    @property
+    def raised(self) -> str:
+        if self.kind in ("", CONTRACT, UNAVAILABLE):
+            return ""
+        return f"{self.kind}: {self.message}".removesuffix(": ")
+
+    @property
+    def text(self) -> str:
+        """The failure without its place: the exception, or the message."""
+        return self.raised or self.message
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the response hung or ended its worker."""
+        return self.kind == ""
+
+    @property
+    def broke_worker(self) -> bool:
+        """Return whether the response hung or ended its worker, or filled its memory (see `RewardSpec.on_timeout`)."""
+        return self.kind in ("", MemoryError.__name__)
+
+    @property
+    def is_outage(self) -> bool:
+        """Return whether a service that the reward needs is down."""
+        return self.kind == UNAVAILABLE
+
+    @property
+    def is_contract(self) -> bool:
+        """Return whether nothing was raised, but the result is not a score."""
+        return self.kind == CONTRACT
+
+
+Outcome = Result | Failure
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return the failure for an error that a reward raised in this process."""
+    if isinstance(error, RewardUnavailable):
+        return Failure(UNAVAILABLE, error.message, hint=error.hint, is_final=error.is_final, ends_run=error.ends_run)
+    if isinstance(error, VlmrlError):
+        return Failure(
+            CONTRACT if isinstance(error, RewardError) else type(error).__name__, error.message, hint=error.hint
+        )
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    lines = tuple(f"{Path(at.filename).name}:{at.lineno} in {at.name}: {at.line}" for at in last)
+    return Failure(type(error).__name__, str(error), lines)
+
+
+def advised(failure: Failure, x: RewardInput) -> Failure:
+    """Return a failure; that of a key which the row lacks says what the row has, and how a column becomes its truth."""
+    key = failure.message.strip("'\"")
+    if failure.kind != KeyError.__name__ or key in x.truth:
+        return failure
+    has, names = ", ".join(x.truth) or "nothing", ", ".join(x.columns) or "none"
+    hint = (
+        f"the truth of this row has {has}, and no `{key}`; columns: {names}. Name the one with the answer in [[data]]: "
+        'columns = { answer = "..." }; of a conversation, the last turn is the answer if it is that of gpt or assistant'
+    )
+    return replace(failure, hint=failure.hint or hint)
+
+
+def as_error(failure: Failure, name: str, where: str | None = None) -> RewardError:
+    """Return a failure as the error for the user: the exception, the user's lines, the output.
+
+    If a service is down, it is the reward's own message.
+    """
+    if failure.kind == UNAVAILABLE:
+        hint = failure.hint or "start the service that it needs, then begin again; this is not a bug of the reward"
+        return RewardUnavailable(f"reward `{name}` is unavailable: {failure.message}", where=where, hint=hint)
+    verb_phrase = f"raised {failure.raised}" if failure.raised else f"failed: {failure.message}"
+    lines = "".join(f"\n    {line}" for line in failure.lines)
+    printed = "".join(f"\n    {line}" for line in failure.output.strip().splitlines()[-5:])
+    printed = f"\n  it had printed:{printed}" if printed else ""
+    return RewardError(f"reward `{name}` {verb_phrase}{lines}{printed}", where=where, hint=failure.hint)
