@@ -9,6 +9,8 @@ import pytest
 from command_line import this_process
 from test_hostile_runs import ended, origin, project, run_dir, seal_checkpoints
 
+from vlmrl.launch.request import TrainRequest
+from vlmrl.launch.start import resume_command
 from vlmrl.recipe.load import load_recipe
 
 __all__ = ["origin", "project"]
@@ -86,3 +88,12 @@ def test_one_option_runs_the_code_and_a_resume_by_ones_own_recipe_needs_none(run
         done = this_process(*(str(run) if word == "RUN" else word for word in words), cwd=project)
         assert done.code == 0, (words, done.err)
     assert (project / "mark").exists()
+
+
+def test_an_endpoint_s_model_needs_no_consent_and_a_printed_resume_repeats_the_users(run: Path, project: Path):
+    endpoint = ("--endpoint", "http://127.0.0.1:9/v1", "--recipe", str(run), "--max-rows", "1")
+    done = ended(("eval", *endpoint, "--model", "m"), run)
+    assert "127.0.0.1:9" in done.err and " ".join(CONSENT) not in done.err, done
+    assert not (project / "mark").exists()
+    request = TrainRequest("rl")
+    assert " ".join(CONSENT) in resume_command(request, run)

@@ -450,7 +450,7 @@ def _named_recipe(
         file = find_recipe(name)
     except RecipeError:
         with suppress(StoreError):
-            values = _run_recipe(open_run(root, name).dir, overrides)
+            values = _run_recipe(open_run(root, name).dir, overrides, runs_model=not origin.endpoint)
             if values is not None:
                 return values
         raise
@@ -468,11 +468,13 @@ def _merged_from(path: str, root: Path) -> Path | None:
         return None
 
 
-def _run_recipe(run_dir: Path, overrides: Sequence[str]) -> dict[str, Any] | None:
+def _run_recipe(run_dir: Path, overrides: Sequence[str], *, runs_model: bool = True) -> dict[str, Any] | None:
     """Return the resolved recipe of a run, or None if it has none.
 
     Files that it names are looked for where the run was started, if they are not below the current directory.
 
+    Args:
+        runs_model: whether a model runs in this process; an endpoint's does not.
     Raises: RecipeError if it runs the code of a model, and no override repeats that.
     """
     path = newest_resolved(run_dir)
@@ -480,7 +482,10 @@ def _run_recipe(run_dir: Path, overrides: Sequence[str]) -> dict[str, Any] | Non
         return None
     resolved = read_resolved(run_dir)
     values = recipe_from_resolved(resolved, where=str(path)).model_dump(mode="json")
-    refuse_remote_code(values, overrides, str(path))
+    if runs_model:
+        refuse_remote_code(values, overrides, str(path))
+    else:
+        values["model"]["trust_remote_code"] = False
     if str((resolved.get("origins") or {}).get("rollout.engine", "")).startswith(AUTO_ORIGIN):
         values["rollout"]["engine"] = "auto"  # it was chosen for the training machine: choose again for this one
     cwd = Path(open_run(run_dir.parent, run_dir.name).manifest.cwd)

@@ -20,11 +20,12 @@ from vlmrl.launch.hub_fetch import offline_environment
 from vlmrl.launch.ranks import EXPLAINED, Ending, Job, launch, launch_twice
 from vlmrl.launch.request import EvalRequest, GenerateRequest, TrainRequest
 from vlmrl.process import DEBUG_RANK
-from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.load import REMOTE_CODE, LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.setup.auto_choice import choice_text, choices_of
 from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
 from vlmrl.store.checkpoints import HF
+from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.listing import command_line
 from vlmrl.store.manifest import read_manifest, settle
 from vlmrl.store.removal import set_aside
@@ -218,9 +219,14 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
 
 
 def resume_command(request: TrainRequest, run_dir: Path) -> str:
-    """Return the command that resumes a run on the same machines."""
+    """Return the command that resumes a run on the same machines.
+
+    It repeats the consent to a model's own code, which the user who reads it has just given, as a resume asks for it.
+    """
+    own_code = read_resolved(run_dir)["recipe"].get("model", {}).get("trust_remote_code", False)
+    consent = ("--set", f"{REMOTE_CODE}=true") if own_code else ()
     words = (request.command, "--resume")
-    return command_line(words, run_dir, read_manifest(run_dir).name, *request.machines.words)
+    return command_line(words, run_dir, read_manifest(run_dir).name, *request.machines.words, *consent)
 
 
 def describe_processes(placement: Placement) -> str:
