@@ -151,6 +151,11 @@ def test_the_doctor_says_that_a_column_of_images_is_not_read(tmp_path: Path) -> 
     report = answered("data", "doctor", tmp_path / "rows.jsonl", "--workers", 1)["doctor"]
     found = {check["check"]: (check["verdict"], check["finding"]) for check in report["checks"]}
     assert found["columns"][0] == "look" and "`picture` has images that are not read" in found["columns"][1]
+    (tmp_path / "a.png").write_bytes(photo(1, 40, 40))
+    shown = answered("data", "show", tmp_path / "rows.jsonl", "--columns", "images=picture")
+    assert found["columns"][1].endswith("--columns images=picture") and len(shown["rows"][0]["images"]) == 1
+    report = answered("data", "doctor", tmp_path / "rows.jsonl", "--columns", "images=picture", "--workers", 1)
+    assert "columns" not in [check["check"] for check in report["doctor"]["checks"]]
 
 
 def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Path) -> None:

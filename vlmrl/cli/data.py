@@ -19,6 +19,7 @@ def doctor(
     task: str | None = typer.Option(
         None, help="Task whose prompts are measured; default: the dataset's own task, unless that is a file."
     ),
+    columns: options.DataColumns = None,
     max_prompt_tokens: int | None = typer.Option(None, min=1, help="Count the rows with more tokens than this."),
     workers: int | None = typer.Option(None, min=1, help="Number of processes; default: one per core."),
     as_json: options.Json = False,
@@ -36,7 +37,7 @@ def doctor(
     from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.dataset_assembly import prompt_texts, prompt_tokens
 
-    opened = open_dataset(Data(path=dataset))
+    opened = open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
     chosen_task = task_of(opened, task)
     tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
     report = visit(
@@ -58,6 +59,7 @@ def export(
     out: Path = typer.Argument(..., help="Folder for the Parquet files."),
     split: list[str] = typer.Option([], help="Only this split. May be repeated."),
     task: options.PromptTask = None,
+    columns: options.DataColumns = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a dataset as Hugging Face Parquet with images.
@@ -74,7 +76,7 @@ def export(
     from vlmrl.tasks import task_of
     from vlmrl.tasks.dataset_assembly import export_dataset
 
-    opened = open_dataset(Data(path=dataset))
+    opened = open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
     for name in split:
         require_split(opened, name)
     chosen_task = task_of(opened, task)
@@ -145,6 +147,7 @@ def show(
     split: str | None = typer.Option(None, help="Split of the rows; default: the first split."),
     n: int = typer.Option(5, "--n", "-n", min=0, help="Number of rows to show."),
     task: options.PromptTask = None,
+    columns: options.DataColumns = None,
     save: Path | None = typer.Option(None, help="Folder to write the images of these rows to, as PNG."),
     as_json: options.Json = False,
 ) -> None:
@@ -159,7 +162,7 @@ def show(
     from vlmrl.recipe.schema import Data
     from vlmrl.tasks import task_of
 
-    opened = open_dataset(Data(path=dataset))
+    opened = open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
     split = split or next(iter(opened.splits))
     require_split(opened, split)
     count = min(n, opened.splits[split])

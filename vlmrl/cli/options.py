@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vlmrl.errors import RecipeError
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 Runs = Annotated[
     Path | None,
@@ -93,6 +95,12 @@ ModelGpus = Annotated[
 Dataset = Annotated[
     str, typer.Argument(help="The dataset: a prepared folder, a table file, a folder of tables, or hub:name.")
 ]
+DataColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns", help="Columns of a table that are not recognised: images=picture,answer=label.", show_default=False
+    ),
+]
 PromptTask = Annotated[
     str | None,
     typer.Option(
@@ -175,3 +183,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, print the torchr
 def typed_words(ctx: typer.Context) -> tuple[str, ...]:
     """Return the words that the user typed after `vlmrl` (kept by `cli/app.py`)."""
     return ctx.obj
+
+
+def parse_columns(text: str | None) -> dict[str, str]:
+    """Return the names of columns in `role=column,role=column`; {} for None. Raises: RecipeError."""
+    columns: dict[str, str] = {}
+    for item in (text or "").split(",") if text else ():
+        role, sign, column = item.partition("=")
+        if not sign or not role.strip() or not column.strip():
+            raise RecipeError(f"--columns {text!r} is not of the form role=column,role=column")
+        columns[role.strip()] = column.strip()
+    return columns

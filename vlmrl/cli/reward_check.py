@@ -134,7 +134,7 @@ def _open(
     path = Path(place)
     if is_table(path):
         _refuse(of_run, "for saved rollouts", place)
-        columns = _columns(of_table["--columns"])
+        columns = options.parse_columns(of_table["--columns"])
         return open_table(
             path, columns=columns, task=of_table["--task"], variant=of_table["--variant"], lenient=lenient
         )
@@ -217,17 +217,6 @@ def _steps(text: str | None) -> tuple[int, int] | None:
     if first < 1:
         raise RewardError(f"--steps {text!r}: steps are counted from 1")
     return first - counted(0), last - counted(0)
-
-
-def _columns(text: str | None) -> dict[str, str]:
-    """Parse `role=column,role=column`."""
-    columns: dict[str, str] = {}
-    for item in (text or "").split(",") if text else ():
-        role, sign, column = item.partition("=")
-        if not sign or not role.strip() or not column.strip():
-            raise RewardError(f"--columns {text!r} is not of the form role=column,role=column")
-        columns[role.strip()] = column.strip()
-    return columns
 
 
 EXAMPLE_CHARS = 160

@@ -373,7 +373,8 @@ class TableDataset:
         ]
         if not unread or (reads and mapped.images is None):
             return []
-        hint = f'name the column of the images: columns = {{images = "{unread[0]}"}}'
+        name = unread[0]
+        hint = f'name the column of the images: columns = {{images = "{name}"}}, or --columns images={name}'
         return [f"`{'`, `'.join(unread)}` {'have' if len(unread) > 1 else 'has'} images that are not read: {hint}"]
 
     def _where(self, split: str, index: int, column: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 
 from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import NO_PLACE, ServicePlace
 from vlmrl.rewards.outcomes import MOST_ARTIFACT_PIXELS
 from vlmrl.rewards.text_rewards import ground_truth
@@ -212,7 +213,7 @@ class JudgedService:
             return
         verdict = answer.result()
         rendered = {RENDER: 1.0} if drawing is not None else {}
-        detail: dict[str, Any] = {"reason": verdict.reason[:MOST_REASON]}
+        detail: dict[str, Any] = {"reason": excerpt(verdict.reason, MOST_REASON)}
         artifacts: dict[str, Any] = {}
         if drawing is not None:
             detail["digest"] = drawing.digest[:16]
