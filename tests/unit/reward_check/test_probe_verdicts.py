@@ -244,7 +244,7 @@ def test_the_rewards_of_the_pages_have_no_finding(page: str, name: str, rows: Se
 def test_a_truth_in_other_units_than_the_answer_is_not_called_blind() -> None:
     """The page's reward reads answers from 0 to 1000, its truths are pixels of an image of `size`."""
     overlap, rows = (
-        page_reward("docs/rewards.md", "overlap"),
+        page_reward("docs/rewards/boxes.md", "overlap"),
         rows_of([[9 * n for n in box] for box in BOXES], key="box"),
     )
     report = probe(partial(overlap, size=(1000, 1000)), rows)

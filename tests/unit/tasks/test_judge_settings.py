@@ -113,9 +113,9 @@ def test_a_rubric_of_ones_own_belongs_to_the_reward_and_its_file_is_needed_once(
 
 
 def test_the_rubric_of_the_page_is_one() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "rewards" / "judge.md").read_text(encoding="utf-8")
     text = next(block for block in page.split("```")[1::2] if "[[axes]]" in block).removeprefix("text\n")
-    rubric = read_rubric(tomllib.loads(text), "docs/rewards.md")
+    rubric = read_rubric(tomllib.loads(text), "docs/rewards/judge.md")
     assert rubric.weights == {"parts": 0.6, "wires": 0.4} and len(rubric.examples) == 1
 
 
