@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmrl.redaction.redact import excerpt
-
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories of characters that are invisible or break the line: controls, formats (including bidirectional
 marks and zero-width characters), half surrogate pairs, private use, line and paragraph separators."""
@@ -110,6 +108,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
+        from vlmrl.redaction.redact import excerpt  # here, so that commands that write nothing do not load it
+
         raise ValueError(f"the key `{excerpt(twice, 100)}` occurs more than once")
     return value
 

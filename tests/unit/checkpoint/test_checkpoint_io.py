@@ -281,7 +281,7 @@ def test_saving_a_step_again_replaces_it(trained, saved, tiny_processor):
 SCRIPT = """
 import sys
 from pathlib import Path
-from vlmrl.checkpoint import io, tensor_files
+from vlmrl.checkpoint import io
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.recipe.schema import Model
 settings = Model(path=sys.argv[1], dtype="float32", device="cpu")
