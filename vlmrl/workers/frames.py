@@ -156,7 +156,8 @@ class FrameBuffer:
         edges = list(itertools.accumulate(body.pop("blobs", ()), initial=start))
         if edges[-1] != end:
             raise GarbledError(f"its blobs are {edges[-1] - start:,} bytes long, not {pixels:,}")
-        blobs = [bytes(self._bytes[a:b]) for a, b in itertools.pairwise(edges)]
+        with memoryview(self._bytes) as view:
+            blobs = [bytes(view[a:b]) for a, b in itertools.pairwise(edges)]
         del self._bytes[:end]
         return Frame(request, item, pid, body, blobs)
 
