@@ -19,7 +19,7 @@ from typing import Any
 from vlmrl.redaction.redact import CUT_MARGIN, excerpt
 
 HEAD, SIZES = struct.Struct(">16sQiI"), struct.Struct(">IQ")
-TOKEN_BYTES = 16
+TOKEN_BYTES, PIPE_BYTES = 16, 1 << 16
 WHOLE = -1
 """Item of the one answer to a request as a whole."""
 CONTRACT = "contract"
@@ -197,7 +197,7 @@ class Channel:
             while (frame := self._next()) is not None:
                 self.request = frame.request
                 yield frame.body, frame.blobs
-            data = self._guarded(0, _read, 1 << 20)
+            data = self._guarded(0, _read, PIPE_BYTES)
             if not data:
                 return
             self._buffer.feed(data)

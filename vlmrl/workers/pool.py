@@ -12,31 +12,45 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
-import selectors
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from vlmrl.process import has_terminal, kill_all, marked, patience, send
 from vlmrl.redaction.redact import CUT_MARGIN, excerpt
-from vlmrl.workers.frames import ASK, END, HEAD, TOKEN_BYTES, WHOLE, Frame, FrameBuffer, GarbledError, pack_frame
+from vlmrl.workers.frames import (
+    ASK,
+    END,
+    HEAD,
+    PIPE_BYTES,
+    TOKEN_BYTES,
+    WHOLE,
+    Frame,
+    FrameBuffer,
+    GarbledError,
+    pack_frame,
+)
 
 OUTPUT_BYTES = 4096
 """Number of bytes of a worker's output that are kept to be shown with its error."""
 KEPT_BYTES = 4 * (OUTPUT_BYTES + CUT_MARGIN + 1)
 """Number of bytes that are kept to be cut: more characters than `excerpt` looks at, of four bytes each."""
 MOST_READ_BYTES = 1 << 20
-"""Maximum number of bytes to read from a channel at once: a worker that prints without end must not block the pool."""
+"""Maximum number of bytes of output to read at once: a worker that prints without end must not block the pool."""
 END_SECONDS = 30.0
 """Longest wait for a keeper to end its processes."""
+MOST_POLL_SECONDS = 1e6
+"""A longer time limit is none: poll(2) takes milliseconds in 31 bits."""
 AWAY_SECONDS = 1.0
 """Longest pause between two calls of a pool that counts for the time limits of its workers, in seconds."""
 LOWEST_FD, LAST_RESORT_FD = 200, 3
@@ -166,13 +180,22 @@ class Worker:
         """Return whether its clock runs: it starts, or has a request."""
         return self.facts is None or bool(self.busy)
 
+    def waits(self) -> Iterator[tuple[int, int]]:
+        """Yield the channels with the events of poll(2) that it waits for."""
+        yield self.response_fd, select.POLLIN
+        if self.output_open:
+            yield self.output_fd, select.POLLIN
+        if self.unsent:
+            yield self.request_fd, select.POLLOUT
+
     def assign(self, keys: Sequence[Any], message: bytes, seconds: float) -> None:
-        """Queue one request. The clock starts now."""
+        """Begin to send one request. The clock starts now."""
         self.busy, self._output = list(keys), b""
         self.request, self.item = self.request + 1, 0
         self.unsent = memoryview(HEAD.pack(self._token, self.request, WHOLE, os.getpid()) + message)
         self.sent_bytes += len(self.unsent)
         self.deadline = time.monotonic() + patience(seconds)
+        self.send()
 
     def send(self) -> None:
         """Write as much as the pipe takes. A closed pipe is noticed by `receive`."""
@@ -186,7 +209,7 @@ class Worker:
     def receive(self) -> bool:
         """Read what has arrived. Return False if no process holds the other end any more."""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self.response_fd, MOST_READ_BYTES)
+            data = os.read(self.response_fd, PIPE_BYTES)
             self._frames.feed(data)
             return bool(data)
         return True
@@ -213,7 +236,7 @@ class Worker:
         """Keep the end of the output. If the worker prints without end, read only what fits MOST_READ_BYTES."""
         total = 0
         with contextlib.suppress(BlockingIOError):
-            while total < MOST_READ_BYTES and (data := os.read(self.output_fd, 1 << 16)):
+            while total < MOST_READ_BYTES and (data := os.read(self.output_fd, PIPE_BYTES)):
                 total += len(data)
                 self._output = (self._output + data)[-KEPT_BYTES:]
                 if self._hear:
@@ -383,22 +406,24 @@ class Pool(Generic[Key, Outcome]):
 
     def _wait(self, seconds: float | None) -> list[Worker]:
         """Sleep until something happens, at most `seconds`. Return workers that answered, ended or ran out of time."""
-        with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
-                selector.register(worker.response_fd, selectors.EVENT_READ, worker)
-                if worker.output_open:
-                    selector.register(worker.output_fd, selectors.EVENT_READ, worker)
-                if worker.unsent:
-                    selector.register(worker.request_fd, selectors.EVENT_WRITE, worker)
-            limit = max(0.0, min((w.deadline for w in self._workers if w.is_awaited), default=0.0) - time.monotonic())
-            limit = limit if seconds is None else min(limit, seconds)
-            events = selector.select(limit if limit < float("inf") else None)
+        poll, workers = select.poll(), dict[int, Worker]()
+        for worker in self._workers:
+            waits = (
+                (worker.response_fd, True),
+                (worker.output_fd, worker.output_open),
+                (worker.request_fd, worker.unsent),
+            )
+            for fd in [fd for fd, is_awaited in waits if is_awaited]:
+                poll.register(fd, select.POLLOUT if fd == worker.request_fd else select.POLLIN)
+                workers[fd] = worker
+        limit = min((w.deadline for w in self._workers if w.is_awaited), default=0.0) - time.monotonic()
+        limit = max(0.0, limit if seconds is None else min(limit, seconds))
         ready: dict[int, Worker] = {}
-        for key, _ in events:
-            worker: Worker = key.data
-            if key.fd == worker.request_fd:
+        for fd, _ in poll.poll(math.ceil(1000 * limit) if limit < MOST_POLL_SECONDS else None):
+            worker = workers[fd]
+            if fd == worker.request_fd:
                 worker.send()
-            elif key.fd == worker.output_fd:
+            elif fd == worker.output_fd:
                 worker.drain()
             else:
                 ready[id(worker)] = worker
