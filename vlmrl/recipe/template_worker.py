@@ -64,14 +64,9 @@ class TemplateFailedError(Exception):
 
 
 _OF_JINJA = (
-    "TemplateError",
-    "TemplateRuntimeError",
-    "UndefinedError",
-    "SecurityError",
-    "FilterArgumentError",
-    "TemplateNotFound",
-    "TemplateAssertionError",
-)
+    "TemplateError", "TemplateRuntimeError", "UndefinedError", "SecurityError", "FilterArgumentError",
+    "TemplateNotFound", "TemplateAssertionError",
+)  # fmt: skip
 
 
 def compile_source(environment: Environment, source: str) -> Template:

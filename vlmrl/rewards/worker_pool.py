@@ -48,18 +48,9 @@ from vlmrl.workers.pool import Limits, Lost, Pool, Worker
 LOAD_SECONDS = 60.0
 """Minimum time limit for importing the user's file, in seconds of wall clock."""
 SENT = (
-    "response",
-    "truth",
-    "columns",
-    "finish",
-    "num_tokens",
-    "prompt",
-    "token_ids",
-    "step",
-    "prompt_id",
-    "sample",
+    "response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
     "seen_sizes",
-)
+)  # fmt: skip
 """Fields of a RewardInput that are sent as they are.
 
 Images are sent as pixels (images.py), references and turns as JSON objects.
@@ -122,15 +113,6 @@ class WorkerPool(Pool[Place, Outcome]):
         """Remove the inputs that no worker has yet from the queue, and return them."""
         return self._done(super().hold())
 
-    def advance(self, seconds: float | None = None) -> list[tuple[Place, Outcome]]:
-        """Wait until something happens, at most `seconds` (None = until then), and return the outcomes that follow.
-
-        Raises: RewardError when the user's file cannot be loaded.
-        """
-        outcomes = super().advance(seconds)
-        self._done([place for place, _ in outcomes])
-        return outcomes
-
     def describe(self) -> dict[str, Any]:
         """Return facts about the function that a worker found: style, batched, needs_images, weights, ranges."""
         worker = self._start()
@@ -142,6 +124,11 @@ class WorkerPool(Pool[Place, Outcome]):
         for place in places:
             self._images.done(self._inputs[place])
         return places
+
+    def _answers(self, worker: Worker) -> list[tuple[Place, Outcome]]:
+        outcomes = super()._answers(worker)
+        self._done([place for place, _ in outcomes])
+        return outcomes
 
     def _message(self, worker: Worker, keys: Sequence[Place]) -> bytes:
         """Return a request. Images that the worker has are not sent again."""

@@ -1,17 +1,13 @@
-"""Drawing of SVG text with cairo, in this process. Hostile text belongs into a worker: see renderer.py and `begin`."""
+"""Drawing of SVG text with cairo, in this process. Hostile text belongs into a worker: see renderer.py."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
-import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +16,9 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.build import Images, build_scene
 from vlmrl.svg.css import BLENDS
 from vlmrl.svg.geometry import Box, Command, fitted, length_of, rectangle
-from vlmrl.svg.parse import ELEMENT, BrokenPainter, SvgLimits, SvgRefused, Work, parse_svg
+from vlmrl.svg.parse import ELEMENT, SvgLimits, SvgRefused, Work, parse_svg
 from vlmrl.svg.scene import Bitmap, ClipPart, Gradient, Group, Item, Mask, Scene, Shape, Source, Stroke, Tile
 from vlmrl.svg.values import Matrix
-from vlmrl.workers.frames import WHOLE, Channel
-from vlmrl.workers.serve import Answer, Handler, limit_cpu, limit_memory
 
 cairo: Any = import_module("cairocffi")  # its own types are wrong: they take integers alone
 FARTHEST = 2_000_000.0
@@ -461,40 +455,3 @@ def pixels_digest(pixels: np.ndarray) -> str:
     digest = hashlib.sha256(repr(pixels.shape).encode())
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.hexdigest()
-
-
-def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
-    """Begin as a worker. Return the handler of requests: {"size"} and a UTF-8 text -> a head and pixels."""
-    limits, draw = SvgLimits(**setup["limits"]), draw_svg
-    if setup["drawer"] == "cairosvg":
-        from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg as draw
-    draw(DrawJob(FONT_SAMPLE))  # what is loaded once is not a request's memory
-    if (statm := Path("/proc/self/statm")).exists():
-        pages = int(statm.read_text("ascii").split()[0])
-        limit_memory(pages * resource.getpagesize() + (limits.memory_mb << 20))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-    def answer(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
-        limit_cpu(limits.cpu_seconds)
-        job = DrawJob(blobs[0].decode("utf-8", "surrogatepass"), tuple(body["size"]) if body["size"] else None)
-        head, pixels, is_broken = _answer(partial(draw, job, limits, images=setup["images"]), limits)
-        yield WHOLE, head, (pixels,)
-        if is_broken:
-            os._exit(0)
-
-    return {}, answer
-
-
-def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, Any], bytes, bool]:
-    """Return the answer, its pixels, and whether this process must not draw again."""
-    try:
-        drawing = draw()
-    except SvgRefused as error:
-        return {"kind": error.kind, "reason": error.reason}, b"", isinstance(error, BrokenPainter)
-    except MemoryError:
-        return {"kind": "limit", "reason": f"drawing needs more than {limits.memory_mb} MB"}, b"", True
-    except RecursionError:
-        return {"kind": "limit", "reason": "its elements are nested too deep"}, b"", False
-    height, width = drawing.pixels.shape[:2]
-    head = {"size": [width, height], "digest": drawing.digest, "seconds": drawing.seconds}
-    return head, drawing.pixels.tobytes(), False

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vlmrl.errors import VlmrlError
 from vlmrl.svg.build import Images
-from vlmrl.svg.draw import Drawer, Drawing, DrawJob
-from vlmrl.svg.parse import SvgLimits, SvgRefused
-from vlmrl.workers.frames import Frame, pack
+from vlmrl.svg.draw import FONT_SAMPLE, Drawer, Drawing, DrawJob, draw_svg
+from vlmrl.svg.parse import BrokenPainter, SvgLimits, SvgRefused
+from vlmrl.workers.frames import WHOLE, Channel, Frame, pack
 from vlmrl.workers.pool import Limits, Lost, Pool, Worker
+from vlmrl.workers.serve import Answer, Handler, limit_cpu, limit_memory
 
 FIGURE_SECONDS = 20
 """Processor time that is enough for every text within the limits of work."""
@@ -34,25 +38,19 @@ class SvgRenderer(Pool[int, Drawing | SvgRefused]):
     """
 
     def __init__(
-        self,
-        workers: int = 1,
-        limits: SvgLimits | None = None,
-        images: Images = "refuse",
-        drawer: Drawer = "vlmrl",
+        self, workers: int = 1, limits: SvgLimits | None = None, images: Images = "refuse", drawer: Drawer = "vlmrl"
     ) -> None:
         if workers < 1:
             raise ValueError(f"{workers} workers")
         self._svg, self._lock, self._jobs = limits or SvgLimits(), threading.RLock(), list[DrawJob]()
         setup = {"limits": asdict(self._svg), "images": images, "drawer": drawer}
         surroundings = Limits(self._svg.seconds, environment=False)
-        super().__init__("vlmrl.svg.draw", setup, size=workers, limits=surroundings)
+        super().__init__(__name__, setup, size=workers, limits=surroundings)
 
     def __enter__(self) -> SvgRenderer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -111,10 +109,47 @@ class SvgRenderer(Pool[int, Drawing | SvgRefused]):
         elif worker.facts is None:
             raise VlmrlError(
                 f"the process that draws SVG did not start (it ended with status {lost.code})",
-                hint="see whether `python -m vlmrl.svg.draw` reports an error",
+                hint="see whether `python -m vlmrl.svg.renderer` reports an error",
             )
         elif lost.code == -signal.SIGXCPU:
             reason = f"drawing takes more than {self._svg.cpu_seconds:g} s of processor time"
         else:
             reason = f"drawing ended its process; the limit of memory is {self._svg.memory_mb} MB"
         return [(position, SvgRefused("limit", reason)) for position in worker.busy]
+
+
+def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
+    """Begin as a worker. Return the handler of requests: {"size"} and a UTF-8 text -> a head and pixels."""
+    limits, draw = SvgLimits(**setup["limits"]), draw_svg
+    if setup["drawer"] == "cairosvg":
+        from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg as draw
+    draw(DrawJob(FONT_SAMPLE))  # what is loaded once is not a request's memory
+    if (statm := Path("/proc/self/statm")).exists():
+        pages = int(statm.read_text("ascii").split()[0])
+        limit_memory(pages * resource.getpagesize() + (limits.memory_mb << 20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    def answer(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
+        limit_cpu(limits.cpu_seconds)
+        job = DrawJob(blobs[0].decode("utf-8", "surrogatepass"), tuple(body["size"]) if body["size"] else None)
+        head, pixels, is_broken = _answer(partial(draw, job, limits, images=setup["images"]), limits)
+        yield WHOLE, head, (pixels,)
+        if is_broken:
+            os._exit(0)
+
+    return {}, answer
+
+
+def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, Any], bytes, bool]:
+    """Return the answer, its pixels, and whether this process must not draw again."""
+    try:
+        drawing = draw()
+    except SvgRefused as error:
+        return {"kind": error.kind, "reason": error.reason}, b"", isinstance(error, BrokenPainter)
+    except MemoryError:
+        return {"kind": "limit", "reason": f"drawing needs more than {limits.memory_mb} MB"}, b"", True
+    except RecursionError:
+        return {"kind": "limit", "reason": "its elements are nested too deep"}, b"", False
+    height, width = drawing.pixels.shape[:2]
+    head = {"size": [width, height], "digest": drawing.digest, "seconds": drawing.seconds}
+    return head, drawing.pixels.tobytes(), False
