@@ -207,7 +207,7 @@ def _workers(pid: int) -> list[str]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-                if any(b"vlmrl.rewards.keeper" in w for w in words) and str(pid).encode() in words:
+                if any(b"vlmrl.workers.keeper" in w for w in words) and str(pid).encode() in words:
                     found.append(entry.name)
     return found
 

@@ -73,9 +73,9 @@ class Watch(threading.Thread):
             self.look()
 
     def look(self) -> None:
-        for worker in list(self.renderer._workers):
+        for pid in self.renderer.pids():
             try:
-                self.peaks[worker._process.pid] = peak_mb(worker._process.pid)
+                self.peaks[pid] = peak_mb(pid)
             except OSError:
                 continue
 

@@ -31,7 +31,6 @@ OWN_MESSAGES = {
     "rewards/__init__.py",
     "rollout/vllm/settings.py",
     "rollout/vllm/wire.py",
-    "recipe/template_worker.py",
 }
 """Files that read what a process of this program has just written to another one."""
 SCRATCH = {

@@ -1,21 +1,16 @@
-"""Protocol of `log.sinks`: inputs and methods of a logger, and the messages to its process.
+"""Protocol of `log.sinks`: inputs and methods of a logger.
 
 A logger is a class with the four methods of `Sink`; it is created without arguments. The recipe names a built-in logger
 (`vlmrl.loggers.BUILTIN`) or a class in a file: `log.sinks = ["my_logger.py:MyLogger"]`. It runs in a process of its own
 (host.py), which gets its input through a queue (feed.py). So if it is slow, hangs, prints or crashes, the run goes on.
-Messages are JSON, then raw bytes (image files), in the frames that workers of rewards use, too. They need no number,
-because they are answered in order.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
-
-from vlmrl.workers.frames import TOKEN_BYTES, WHOLE, FrameBuffer, pack_frame
 
 Ending = Literal["done", "interrupted", "failed"]
 
@@ -175,27 +170,3 @@ def sample_table(
             ]
         )
     return columns, rows
-
-
-TOKEN = b"logger".ljust(TOKEN_BYTES)
-
-
-def pack(body: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
-    """Encode one message. NaN and infinities are kept; a value that JSON cannot represent is replaced by its text."""
-    return pack_frame(TOKEN, 0, WHOLE, os.getpid(), dict(body), blobs)
-
-
-class Messages:
-    """Buffer that collects received bytes and yields each message when it is complete."""
-
-    def __init__(self) -> None:
-        self._buffer = FrameBuffer(TOKEN)
-
-    def take(self, data: bytes) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """Yield the messages that these bytes complete, each as (JSON object, blobs).
-
-        Raises: GarbledError for bytes that are not a message.
-        """
-        self._buffer.feed(data)
-        while (frame := self._buffer.pop()) is not None:
-            yield frame.body, frame.blobs

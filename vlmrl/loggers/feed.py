@@ -6,21 +6,16 @@ process. Lines that a logger does not accept are counted. Each kind of problem i
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from vlmrl.loggers.base import Messages, pack
 from vlmrl.redaction.redact import excerpt, redact_text
 from vlmrl.untrusted import visible
+from vlmrl.workers.frames import Frame, pack
+from vlmrl.workers.pool import Limits, Lost, Pool, Worker
 
 QUEUE_BYTES = 64 << 20
 """Maximum size of a logger's queue, in bytes. If it is full, further lines are dropped."""
@@ -32,7 +27,8 @@ MOST_CHARS = 500
 """Maximum number of characters of a logger's error that are printed."""
 EXIT_SECONDS = 2.0
 """Time limit in seconds for a logger's process to exit after the logger is closed."""
-BOOT = "import sys; sys.path[:] = sys.argv[4:]; from vlmrl.loggers.host import main; main(*map(int, sys.argv[1:4]))"
+TICK_SECONDS = 0.2
+"""Longest time in seconds after which the end of a logger's process is noticed, or that of the run."""
 
 
 class Outbox:
@@ -53,12 +49,11 @@ class Outbox:
             self._changed.notify()
         return True
 
-    def get(self) -> bytes | None:
-        """Wait for the next frame and return it; None when the outbox is shut."""
+    def get(self, seconds: float) -> bytes | None:
+        """Wait for the next frame, at most so long, and return it; None when there is none or the outbox is shut."""
         with self._changed:
-            while not self._frames and not self._shut:
-                self._changed.wait()
-            if self._shut:
+            self._changed.wait_for(lambda: self._frames or self._shut, seconds)
+            if self._shut or not self._frames:
                 return None
             frame = self._frames.popleft()
             self._bytes -= len(frame)
@@ -72,10 +67,8 @@ class Outbox:
             self._changed.notify_all()
 
 
-class Feed:
+class Feed(Pool[int, None]):
     """Logger with its process and its queue, and counts of the lines that were sent to it and that it accepted.
-
-    Create it in a thread that lives as long as the run, because the process dies with the thread that started it.
 
     Args:
         name: name of the logger in messages.
@@ -89,33 +82,19 @@ class Feed:
     def __init__(
         self, name: str, sink: str, run: Mapping[str, Any], log: TextIO, *, queue_bytes: int = QUEUE_BYTES
     ) -> None:
+        setup = {"sink": sink, "run": dict(run)}
+        super().__init__("vlmrl.loggers.host", setup, size=1, limits=Limits(float("inf"), float("inf")))
         self.name, self.sent, self.taken = name, 0, 0
         self.opened: dict[str, Any] | None = None
-        self._log = log
-        self._outbox = Outbox(queue_bytes)
+        self._log, self._hear, self._printed = log, self._print, b""
+        self._outbox, self._frame = Outbox(queue_bytes), b""
         self._notes: deque[str] = deque()
         self._said: set[str] = set()
         self._over = threading.Event()  # set when the logger has closed, could not begin, or has ended
-        request, self._request = os.pipe()
-        self._response, response = os.pipe()
-        self._output, printed = os.pipe()
-        argv = [sys.executable, "-c", BOOT, str(request), str(response), str(os.getpid()), *sys.path]
-        self.process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            pass_fds=(request, response),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        for fd in (request, response, printed):
-            os.close(fd)
-        self._outbox.put(pack({"op": "open", "sink": sink, "run": dict(run)}), always=True)
-        self._writer = threading.Thread(target=self._write, name=f"to {name}", daemon=True)
-        self._reader = threading.Thread(target=self._read, name=f"from {name}", daemon=True)
-        self._writer.start()
-        self._reader.start()
+        self._left = threading.Event()  # set when nobody waits for the logger any more
+        self._start()
+        self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
+        self._thread.start()
 
     def put(self, frame: bytes) -> None:
         """Queue a packed line or packed samples. It returns at once."""
@@ -135,16 +114,8 @@ class Feed:
         """Wait until the logger has closed, or until the deadline (`time.monotonic`). Then end its process."""
         if not self._over.wait(max(0.0, deadline - time.monotonic())):
             self._say("slow", "did not finish in time, and was ended")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_SECONDS if self._over.is_set() else 0)
-        self._over.set()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._outbox.shut()
-        self._writer.join()
-        self._reader.join()
-        os.close(self._request)
+        self._left.set()
+        self._thread.join()
 
     def _say(self, kind: str, text: str) -> None:
         """Add a note for the user, once per kind of problem."""
@@ -152,70 +123,63 @@ class Feed:
             self._said.add(kind)
             self._notes.append(f"logger {self.name} {text}")
 
-    def _write(self) -> None:
-        while (frame := self._outbox.get()) is not None:
-            view = memoryview(frame)
-            try:
-                while view:
-                    view = view[os.write(self._request, view) :]
-            except OSError:  # its process has ended; `_read` reports this
-                return
+    def _run(self) -> None:
+        """Send the queue's content, one frame at a time, until the logger is over or nobody waits for it."""
+        try:
+            while not self._over.is_set() and not self._left.is_set():
+                if not self.pending and (frame := self._outbox.get(TICK_SECONDS)) is not None:
+                    self._frame = frame
+                    self.add([[0]])
+                self.advance(TICK_SECONDS if self.pending else 0.0)
+            until = time.monotonic() + EXIT_SECONDS
+            while self._workers and self._over.is_set() and time.monotonic() < until:
+                self.advance(0.0)
+                time.sleep(0.01)
+        finally:
+            self._outbox.shut()
+            self.close()
+            self._print(b"\n")
+            self._over.set()
 
-    def _read(self) -> None:
-        """Read the logger's answers and printed lines until its process has ended.
-
-        A child of this process may keep the pipe for printed lines open; it is not waited for.
-        """
-        messages, printed, alive = Messages(), b"", True
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._response, selectors.EVENT_READ)
-            selector.register(self._output, selectors.EVENT_READ)
-            while events := selector.select(None if alive else 0):
-                for key, _ in events:
-                    data = os.read(key.fd, 1 << 16)
-                    if not data:
-                        selector.unregister(key.fd)
-                    if key.fd == self._output:
-                        *lines, printed = (printed + data).split(b"\n")
-                        self._print(lines)
-                        continue
-                    alive = bool(data)
-                    for answer, _ in messages.take(data):
-                        self._take(answer)
-        self._print([printed])
-        for fd in (self._response, self._output):
-            os.close(fd)
-        if not self._over.is_set():
-            self._gone()
-
-    def _print(self, lines: Sequence[bytes]) -> None:
+    def _print(self, data: bytes) -> None:
+        *lines, self._printed = (self._printed + data).split(b"\n")
         for line in filter(None, lines):
             self._log.write(visible(redact_text(line.decode("utf-8", "backslashreplace"))) + "\n")
         self._log.flush()
 
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        op, failure = answer["op"], answer["failed"]
-        if op in ("log", "samples"):
-            self.taken += failure is None
-        if failure is not None:
-            what_failed = {"open": "could not begin, and the run goes on without it"}.get(
-                op, "failed, and the run goes on"
-            )
-            self._say(op, f"{what_failed}: {excerpt(str(failure), MOST_CHARS)}")
-        elif op == "open":
-            opened = answer["opened"]
-            shown = [str(opened[name]) for name in ("url", "note") if opened.get(name)]
-            if shown:
-                self._notes.append(redact_text(f"logger {self.name}: {'; '.join(shown)}"))
-            self.opened = {name: value for name, value in opened.items() if name != "note"}
-        if op == "close" or (op == "open" and failure is not None):
-            self._outbox.shut()
-            self._over.set()
+    def _message(self, worker: Worker, keys: Sequence[int]) -> bytes:
+        return self._frame
 
-    def _gone(self) -> None:
+    def _started(self, worker: Worker) -> None:
+        assert worker.facts is not None
+        if failure := worker.facts["failed"]:
+            self._over.set()
+            self._queue.clear()
+            self._queue.append([0])
+            self._frame = pack({"op": "close"})
+            self._say("open", f"could not begin, and the run goes on without it: {excerpt(str(failure), MOST_CHARS)}")
+            return
+        opened = worker.facts["opened"]
+        shown = [str(opened[name]) for name in ("url", "note") if opened.get(name)]
+        if shown:
+            self._notes.append(redact_text(f"logger {self.name}: {'; '.join(shown)}"))
+        self.opened = {name: value for name, value in opened.items() if name != "note"}
+
+    def _outcome(self, worker: Worker, keys: Sequence[int], frame: Frame) -> list[tuple[int, None]]:
+        op, failure = frame.body["op"], frame.body["failed"]
+        if self._over.is_set():
+            return [(0, None)]
+        self.taken += op != "close" and failure is None
+        if failure is not None:
+            self._say(op, f"failed, and the run goes on: {excerpt(str(failure), MOST_CHARS)}")
+        if op == "close":
+            self._over.set()
+        return [(0, None)]
+
+    def _lost(self, worker: Worker, lost: Lost) -> list[tuple[int, None]]:
         """Report that the logger's process ended although nobody had asked it to close."""
-        code = self.process.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        self._outbox.shut()
-        self._over.set()
-        self._say("gone", f"ended {how}, and the run goes on without it")
+        if not self._over.is_set():
+            self._over.set()
+            how = f"by {lost.signal}" if lost.signal else f"with exit code {lost.code}"
+            self._say("gone", f"ended {lost.text or how}, and the run goes on without it")
+        return []

@@ -1,8 +1,8 @@
-"""Process of a logger: reads frames from the run, calls the logger, and answers each frame.
+"""Process of a logger: calls the logger for each request.
 
-Requests: {"op": "open", "sink", "run"} once, then {"op": "log", "line"}, {"op": "samples", "line", "samples"} with
-image files as blobs, and {"op": "close", "status"}. The answer to each is {"op", "failed"}, where `failed` is the
-reason of a failure or null. The answer to `open` also has `opened`: the values that the logger returned.
+Requests: {"op": "log", "line"}, {"op": "samples", "line", "samples"} with image files as blobs, and {"op": "close",
+"status"}. The answer to each is {"op", "failed"}, where `failed` is the reason of a failure or null. The logger is
+opened at the start; the facts about that are {"failed", "opened"}, with the values that the logger returned.
 """
 
 from __future__ import annotations
@@ -13,67 +13,55 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError, VlmrlError, reason_of
 from vlmrl.loggers import BUILTIN, file_and_class
-from vlmrl.loggers.base import Line, Messages, SampledRollout, Sink, SinkRun, pack
-from vlmrl.process import die_with_parent
+from vlmrl.loggers.base import Line, SampledRollout, Sink, SinkRun
+from vlmrl.process import leave
+from vlmrl.workers.frames import WHOLE, Channel
+from vlmrl.workers.serve import Answer, Handler
 
 MAX_SIDE = 512
 """Maximum width and height of an image for a logger, in pixels."""
 
 
-def main(request_fd: int, response_fd: int, parent_pid: int) -> None:
-    """Answer requests until the logger is closed, the request pipe closes, or the parent process dies."""
-    die_with_parent(parent_pid)
+def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
+    """Open the logger. Return facts about that, and the handler of requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(5)  # training has priority
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-    for fd in (request_fd, response_fd):
-        os.set_inheritable(fd, False)
-    messages, host = Messages(), LoggerHost()
-    while not host.closed and (data := os.read(request_fd, 1 << 20)):
-        for request, blobs in messages.take(data):
-            _send(response_fd, host.answer(request, blobs))
-            if host.closed:
-                break
+    sinks: list[Sink] = []
+    facts: dict[str, Any] = {"failed": None}
+    try:
+        sinks.append(load_sink(setup["sink"]))
+        facts["opened"] = dict(sinks[0].open(_run(setup["run"])) or {})
+    except BaseException as error:  # a user's code may raise even SystemExit; the run counts and reports errors
+        facts["failed"] = reason_of(error)
+        sinks.clear()
 
-
-class LoggerHost:
-    """Logger and the handler of its requests. `closed`: whether the logger has ended or could not begin."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._sink: Sink | None = None
-
-    def answer(self, request: Mapping[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
-        """Execute a request. Return its answer."""
-        op = request["op"]
-        answer: dict[str, Any] = {"op": op, "failed": None}
+    def answer(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
+        failed = None
         try:
-            if self._sink is not None:
-                self._call(self._sink, request, blobs)
-            elif op == "open":
-                sink = load_sink(request["sink"])
-                answer["opened"] = dict(sink.open(_run(request["run"])) or {})
-                self._sink = sink
-        except BaseException as error:  # a user's code may raise even SystemExit; the run counts and reports errors
-            answer["failed"] = reason_of(error)
-        self.closed = op == "close" or self._sink is None
-        return answer
+            for sink in sinks:
+                _call(sink, body, blobs)
+        except BaseException as error:
+            failed = reason_of(error)
+        yield WHOLE, {"op": body["op"], "failed": failed}, ()
+        if body["op"] == "close":
+            leave(0)
 
-    @staticmethod
-    def _call(sink: Sink, request: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
-        if request["op"] == "log":
-            sink.log(Line(**request["line"]))
-        elif request["op"] == "samples":
-            sink.samples(Line(**request["line"]), _samples(request["samples"], blobs))
-        else:
-            sink.close(request["status"])
+    return facts, answer
+
+
+def _call(sink: Sink, request: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
+    if request["op"] == "log":
+        sink.log(Line(**request["line"]))
+    elif request["op"] == "samples":
+        sink.samples(Line(**request["line"]), _samples(request["samples"], blobs))
+    else:
+        sink.close(request["status"])
 
 
 def load_sink(name: str) -> Sink:
@@ -136,9 +124,3 @@ def small_image(content: bytes) -> bytes | None:
     else:
         image.save(buffer, format="PNG")
     return buffer.getvalue()
-
-
-def _send(fd: int, answer: dict[str, Any]) -> None:
-    data = memoryview(pack(answer))
-    while data:
-        data = data[os.write(fd, data) :]

@@ -21,25 +21,9 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_BYTES = 1 << 18
 _FILTERS = (
-    "trim",
-    "lower",
-    "upper",
-    "capitalize",
-    "title",
-    "length",
-    "count",
-    "first",
-    "last",
-    "default",
-    "d",
-    "string",
-    "int",
-    "float",
-    "list",
-    "sort",
-    "unique",
-    "reverse",
-)
+    "trim", "lower", "upper", "capitalize", "title", "length", "count", "first", "last", "default", "d", "string",
+    "int", "float", "list", "sort", "unique", "reverse",
+)  # fmt: skip
 """Filters whose result is longer than their input by at most a constant factor."""
 _GROWING_FILTERS = ("join", "tojson")
 """Filters that may multiply the length of their input, so that a chain of them has no bound. Their arguments must be
@@ -47,35 +31,13 @@ short constants."""
 _SHORT = 100
 """Maximum length of an argument of `_GROWING_FILTERS`, in characters."""
 _METHODS = (
-    "items",
-    "keys",
-    "values",
-    "get",
-    "strip",
-    "lstrip",
-    "rstrip",
-    "lower",
-    "upper",
-    "title",
-    "split",
-    "splitlines",
-    "startswith",
-    "endswith",
-)
+    "items", "keys", "values", "get", "strip", "lstrip", "rstrip", "lower", "upper", "title", "split", "splitlines",
+    "startswith", "endswith",
+)  # fmt: skip
 _READING = (
-    "TemplateData",
-    "Name",
-    "Const",
-    "Getattr",
-    "Getitem",
-    "Neg",
-    "CondExpr",
-    "Operand",
-    "And",
-    "Or",
-    "Not",
+    "TemplateData", "Name", "Const", "Getattr", "Getitem", "Neg", "CondExpr", "Operand", "And", "Or", "Not",
     "Keyword",
-)
+)  # fmt: skip
 """jinja2 node types of expressions that only read or select a value."""
 _MAKING = ("List", "Tuple", "Add", "Sub", "Concat")
 """jinja2 node types of expressions whose value is as long as all operands together."""

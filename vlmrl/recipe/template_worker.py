@@ -1,25 +1,22 @@
 """Process that renders templates which could run forever or fill the memory; the operating system enforces limits.
 
-The process is started for the first such template and ends when the process that started it ends. A message in either
-direction consists of its length in 8 bytes, and then JSON of that length. A request to compile is {"number", "source"};
-a request to render also has "names". The answer has the number of its request.
+The process is started for the first such template and ends when the process that started it ends. A request to compile
+is {"source"}; a request to render also has "names".
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import json
 import os
-import select
 import signal
-import struct
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vlmrl.redaction.redact import CUT_MARGIN, excerpt
+from vlmrl.workers.frames import WHOLE, Channel, Frame, pack
+from vlmrl.workers.pool import Limits, Lost, Pool, Worker
+from vlmrl.workers.serve import Answer, Handler, limit_cpu, limit_memory
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -36,13 +33,10 @@ MEMORY_MB = 1024
 ANSWER_SECONDS = 120.0
 """Maximum wall time until an answer, in seconds, including the start of the process. Only reached on an overloaded
 machine."""
-_LENGTH = struct.Struct(">Q")
-"""Format of the number of bytes in a message: 8 bytes, big-endian."""
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[5:]; from vlmrl.recipe.template_worker import serve; "
-    "serve(*map(int, sys.argv[1:5]))"
-)
-"""Python program of the process. Its arguments are those of `serve`, followed by the import path."""
+MOST_MESSAGE_CHARS = 2000
+"""Maximum number of characters of an exception's text in a message for people."""
+SENT_CHARS = MOST_MESSAGE_CHARS + CUT_MARGIN + 1
+"""Maximum number of characters that the process sends of it: all that is looked at to hide secrets and then to cut."""
 
 
 class TemplateLimitError(Exception):
@@ -65,18 +59,14 @@ class TemplateFailedError(Exception):
         self.kind, self.message, self.missing = kind, message, missing
 
     def __str__(self) -> str:
-        return self.message if self.missing or self.kind in _OF_JINJA else f"{self.kind}: {self.message}"
+        message = excerpt(self.message, MOST_MESSAGE_CHARS)
+        return message if self.missing or self.kind in _OF_JINJA else f"{self.kind}: {message}"
 
 
 _OF_JINJA = (
-    "TemplateError",
-    "TemplateRuntimeError",
-    "UndefinedError",
-    "SecurityError",
-    "FilterArgumentError",
-    "TemplateNotFound",
-    "TemplateAssertionError",
-)
+    "TemplateError", "TemplateRuntimeError", "UndefinedError", "SecurityError", "FilterArgumentError",
+    "TemplateNotFound", "TemplateAssertionError",
+)  # fmt: skip
 
 
 def compile_source(environment: Environment, source: str) -> Template:
@@ -114,7 +104,7 @@ def render_bounded(template: Template, names: Mapping[str, Any]) -> str:
     return "".join(pieces)
 
 
-class TemplateWorker:
+class TemplateWorker(Pool[int, dict[str, Any]]):
     """Connection to the template process. Threads may share it; it handles one request at a time.
 
     Args:
@@ -124,12 +114,9 @@ class TemplateWorker:
     """
 
     def __init__(self, cpu_seconds: int = CPU_SECONDS, memory_mb: int = MEMORY_MB, *, chat: bool = False) -> None:
-        self._limits = cpu_seconds, memory_mb
-        self._chat = chat
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
-        self._number = 0
+        setup = {"cpu_seconds": cpu_seconds, "memory_mb": memory_mb, "chat": chat}
+        super().__init__(__name__, setup, size=1, limits=Limits(ANSWER_SECONDS, ANSWER_SECONDS))
+        self._cpu_seconds, self._lock, self._owner = cpu_seconds, threading.Lock(), 0
 
     def compile(self, source: str) -> None:
         """Check that the template compiles within the limits. Raises: TemplateInvalidError or TemplateLimitError."""
@@ -139,21 +126,19 @@ class TemplateWorker:
         """Render a template. Raises: TemplateLimitError, TemplateInvalidError or TemplateFailedError."""
         return self._ask({"source": source, "names": dict(names)})["text"]
 
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None and self._owner == os.getpid():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe and pipe.close()  # type: ignore[func-returns-value]
-
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self._number += 1
-            answer = self._answer(request | {"number": self._number})
+            if self._owner != os.getpid():  # a forked process starts its own: it must not read its parent's answers
+                self._workers, self._owner = [], os.getpid()
+            self._request, answers = request, list[tuple[int, dict[str, Any]]]()
+            try:
+                self.add([[0]])
+                while not answers:
+                    answers = self.advance()
+            except BaseException:
+                self.close()
+                raise
+        answer = answers[0][1]
         if "limit" in answer:
             raise TemplateLimitError(answer["limit"])
         if "invalid" in answer:
@@ -162,115 +147,56 @@ class TemplateWorker:
             raise TemplateFailedError(answer["kind"], answer["message"], answer["missing"])
         return answer
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        process = self._process
-        if process is None or self._owner != os.getpid() or process.poll() is not None:
-            process = self._start()  # a forked process starts its own too: it must not read its parent's answers
-        assert process.stdin is not None and process.stdout is not None
-        deadline = time.monotonic() + ANSWER_SECONDS
-        try:
-            _send(process.stdin.fileno(), request)
-            answer = _receive(process.stdout.fileno(), deadline)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, (EOFError, BrokenPipeError)):
-                code = process.returncode
-                if code == -signal.SIGXCPU:
-                    raise TemplateLimitError(f"takes more than {self._limits[0]} seconds for a row") from None
-                raise TemplateLimitError(f"ended its process (exit code {code})") from None
-            if isinstance(error, TimeoutError):
-                raise TemplateLimitError(f"gave no answer within {ANSWER_SECONDS:g} seconds") from None
-            raise
-        if answer.get("number") != request["number"]:
-            self.close()
+    def _message(self, worker: Worker, keys: Sequence[int]) -> bytes:
+        return pack(self._request)
+
+    def _outcome(self, worker: Worker, keys: Sequence[int], frame: Frame) -> list[tuple[int, dict[str, Any]]]:
+        return [(0, frame.body)]
+
+    def _lost(self, worker: Worker, lost: Lost) -> NoReturn:
+        if lost.why == "time":
+            raise TemplateLimitError(f"gave no answer within {ANSWER_SECONDS:g} seconds")
+        if lost.why == "garbled":
             raise TemplateLimitError("answered for another row")
-        return answer
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._owner = os.getpid()
-        argv = [sys.executable, "-c", _BOOT, *map(str, (self._owner, *self._limits, int(self._chat))), *sys.path]
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        atexit.register(self.close)
-        return self._process
+        if lost.code == -signal.SIGXCPU:
+            raise TemplateLimitError(f"takes more than {self._cpu_seconds} seconds for a row")
+        raise TemplateLimitError(f"ended its process (exit code {lost.code})")
 
 
-def serve(parent: int, cpu_seconds: int, memory_mb: int, chat: int) -> None:
-    """Answer requests until the pipe is closed or the parent process ends. This is the main function of the process."""
-    import resource
-
-    from vlmrl.process import die_with_parent
+def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
+    """Begin as the template process. Return the handler of requests."""
     from vlmrl.recipe.template import make_chat_environment, make_environment
 
-    die_with_parent(parent)
-    # Answers are written to a copy of the pipe. Output that a template prints is discarded, so it cannot mix with them.
-    out = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for limit, maximum in ((resource.RLIMIT_AS, memory_mb << 20), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # if the system has a lower hard limit, that limit is kept
-            resource.setrlimit(limit, (maximum, maximum))
-    environment = make_chat_environment() if chat else make_environment()
+    limit_memory(setup["memory_mb"] << 20)
+    environment = make_chat_environment() if setup["chat"] else make_environment()
     templates: dict[str, Template] = {}
     cpu_times: dict[str, tuple[int, float]] = {}  # source -> (rows, CPU seconds)
-    while True:
+
+    def rendered(source: str, names: Mapping[str, Any] | None) -> dict[str, Any]:
+        if source not in templates:
+            templates.clear()  # only the latest template is kept in memory
+            templates[source] = compile_source(environment, source)
+        if names is None:
+            return {}
+        rows, seconds_before = cpu_times.get(source, (0, 0.0))
+        start = time.process_time()
+        text = render_bounded(templates[source], names)
+        rows, seconds = rows + 1, seconds_before + time.process_time() - start
+        cpu_times[source] = rows, seconds
+        if seconds > setup["cpu_seconds"] + AVERAGE_CPU_SECONDS * rows:
+            raise TemplateLimitError(f"took {seconds:.1f} seconds for {rows:,} rows")
+        return {"text": text}
+
+    def answer(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
+        limit_cpu(setup["cpu_seconds"])
         try:
-            request = _receive(0, None)
-        except EOFError:
-            return
-        _allow_cpu_seconds(cpu_seconds)
-        source, answer = request["source"], {"number": request["number"]}
-        try:
-            if source not in templates:
-                templates.clear()  # only the latest template is kept in memory
-                templates[source] = compile_source(environment, source)
-            if "names" in request:
-                rows, seconds_before = cpu_times.get(source, (0, 0.0))
-                start = time.process_time()
-                answer["text"] = render_bounded(templates[source], request["names"])
-                rows, seconds = rows + 1, seconds_before + time.process_time() - start
-                cpu_times[source] = rows, seconds
-                if seconds > cpu_seconds + AVERAGE_CPU_SECONDS * rows:
-                    raise TemplateLimitError(f"took {seconds:.1f} seconds for {rows:,} rows")
+            said = rendered(body["source"], body.get("names"))
         except TemplateInvalidError as error:
-            answer |= {"invalid": error.message, "line": error.line}
+            said = {"invalid": error.message, "line": error.line}
         except TemplateLimitError as error:
-            answer["limit"] = str(error)
+            said = {"limit": str(error)}
         except TemplateFailedError as error:
-            answer |= {"kind": error.kind, "message": error.message[:2000], "missing": error.missing}
-        _send(out, answer)
+            said = {"kind": error.kind, "message": error.message[:SENT_CHARS], "missing": error.missing}
+        yield WHOLE, said, ()
 
-
-def _allow_cpu_seconds(seconds: int) -> None:
-    """Let the kernel end this process after this many more seconds of CPU time."""
-    import resource
-
-    soft = int(time.process_time()) + 1 + seconds  # RLIMIT_CPU counts whole seconds from the start of the process
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def _send(pipe: int, message: Mapping[str, Any]) -> None:
-    body = json.dumps(message, default=str).encode()
-    rest = memoryview(_LENGTH.pack(len(body)) + body)
-    while rest:
-        rest = rest[os.write(pipe, rest) :]
-
-
-def _receive(pipe: int, deadline: float | None) -> dict[str, Any]:
-    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size, deadline))
-    return json.loads(_read(pipe, length, deadline))
-
-
-def _read(pipe: int, size: int, deadline: float | None) -> bytes:
-    """Read `size` bytes. Raises: EOFError when the pipe is closed, TimeoutError at the deadline (monotonic seconds)."""
-    parts: list[bytes] = []
-    while size:
-        if deadline is not None and not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise TimeoutError
-        data = os.read(pipe, min(size, 1 << 20))
-        if not data:
-            raise EOFError
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
+    return {}, answer

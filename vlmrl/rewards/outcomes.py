@@ -34,6 +34,8 @@ MOST_ARTIFACT_BYTES = MOST_BLOB_BYTES
 """Maximum size of all images of a response together, as PNG files."""
 MOST_NAME_CHARS = 200
 """Maximum length of the name of a part or an artifact."""
+MOST_NOTE_CHARS, MOST_MESSAGE_CHARS, MOST_LINE_CHARS = 2000, 1000, 400
+"""Maximum numbers of characters that are kept of a note, of an error, and of a line of code."""
 PNG_MODES = ("1", "L", "LA", "RGB", "RGBA")
 MOST_DETAIL_LEVELS = 100
 """Maximum depth of lists and mappings. Files nest a detail a few levels deeper, and must be readable."""

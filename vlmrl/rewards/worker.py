@@ -1,14 +1,13 @@
 """Worker process of a user's reward: reads frames, calls the function, writes frames. A trainer never imports this.
 
-Requests: {"op": "load", ...} once, then {"op": "score", "items", "sent", "dropped"} with image pixels as blobs
-(images.py). Answers: {"loaded"} or {"fatal": error}; then, in the order of the items, {"parts", "note", "seconds"} or
-{"error"} for each, or one {"failed": error} for a whole batch. An answer may also have {"detail"} as JSON text, and
-{"artifacts"}, names whose PNG files are the blobs. Every answer repeats the number of its request, gives its item and
-has the id of this process (frames.py). Output of the function goes to a pipe of its own and is shown with an error.
+Requests: {"items", "sent", "dropped"} with image pixels as blobs (images.py). Answers: {"parts", "note", "seconds"} or
+{"error"} for each item in their order, or one {"failed": error} for a whole batch. An answer may also have {"detail"}
+as JSON text, and {"artifacts"}, names whose PNG files are the blobs. Output of the function goes to a pipe of its own
+and is shown with an error.
 
 The user's code may replace functions of `os` and `json`, built-ins and sys.stdout, close descriptors, leave alarms and
-fork. So this module binds what it needs before that code is imported, and restores built-ins, alarms and the recursion
-limit after every call. A child that returns from a call ends instead of answering.
+fork. So this module and the kit bind what they need before that code is imported, and this one restores built-ins,
+alarms and the recursion limit after every call. A child that returns from a call ends instead of answering.
 """
 
 from __future__ import annotations
@@ -28,105 +27,30 @@ from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardUnavailable, VlmrlError
+from vlmrl.process import own_shared_memory
+from vlmrl.redaction.redact import CUT_MARGIN
 from vlmrl.rewards.base import UserReward, WorkerFunction, WorkerReward, check_parts, split_result
-from vlmrl.rewards.outcomes import MOST_NAME_CHARS, artifact_files, detail_text
+from vlmrl.rewards.outcomes import MOST_NAME_CHARS, MOST_NOTE_CHARS, artifact_files, detail_text
 from vlmrl.rewards.user_reward import BoundReward, bind_builtin, bind_user_reward
 from vlmrl.types import Media, RewardInput, Turn
-from vlmrl.workers.frames import (
-    BROKEN,
-    CONTRACT,
-    LOST_PIPE,
-    TOKEN_BYTES,
-    UNAVAILABLE,
-    WHOLE,
-    Frame,
-    FrameBuffer,
-    GarbledError,
-    pack_frame,
-)
+from vlmrl.workers.frames import CONTRACT, UNAVAILABLE, WHOLE, Channel
 from vlmrl.workers.images import ReceivedImages
+from vlmrl.workers.serve import Answer, Handler, limit_memory
 
-Answer = tuple[dict[str, Any], Sequence[bytes]]
-"""Answer and its blobs."""
 MODULE = "vlmrl_user_reward"
 MOST_PARTS = 256
 HINTS = {
     MemoryError: "raise [reward] memory_mb, or use less memory",
     bdb.BdbQuit: "for breakpoint() in a reward: vlmrl reward-check or try with --debug, train with --debug-rank 0",
 }
-SENT_CHARS = 10_000
-"""Maximum number of characters of a text in an answer. The parent hides secrets in it, and then cuts it further."""
+SENT_CHARS = MOST_NOTE_CHARS + CUT_MARGIN + 1
+"""Maximum number of characters of a text in an answer: all that the parent looks at to hide secrets and then to cut."""
 
-_read, _write, _fstat, _getpid, _exit = os.read, os.write, os.fstat, os.getpid, os._exit
 _clock, _alarm, _setitimer = time.perf_counter, signal.alarm, signal.setitimer
 _timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _set_recursion_limit = sys.setrecursionlimit
 _builtins: dict[str, Any] = builtins.__dict__
 _original = dict(_builtins)
-
-
-class Channel:
-    """The two pipes to the scorer. A pipe that the user's code has closed or replaced ends the process.
-
-    Attributes:
-        token: token of all frames; the first bytes that are read.
-        request: number of the request that is being answered.
-    """
-
-    def __init__(self, request_fd: int, response_fd: int) -> None:
-        self._fds = (request_fd, response_fd)
-        self._identities = tuple(map(_identity, self._fds))
-        self._pid, self.request = _getpid(), 0
-        self.token = b""
-        while len(self.token) < TOKEN_BYTES:
-            data = _read(request_fd, TOKEN_BYTES - len(self.token))
-            if not data:
-                _exit(0)
-            self.token += data
-        self._buffer = FrameBuffer(self.token)
-
-    def requests(self) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """Yield every request in order, until the pipe ends."""
-        while True:
-            while (frame := self._next()) is not None:
-                self.request = frame.request
-                yield frame.body, frame.blobs
-            data = self._guarded(0, _read, 1 << 20)
-            if not data:
-                return
-            self._buffer.feed(data)
-
-    def _next(self) -> Frame | None:
-        try:
-            return self._buffer.pop()
-        except GarbledError:  # the user's code has read from the pipe, or replaced it
-            _exit(LOST_PIPE)
-
-    def answer(self, item: int, body: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
-        """Send the answer to an item of the request. A child of this process ends instead."""
-        self.stay_alone()
-        data = memoryview(pack_frame(self.token, self.request, item, self._pid, body, blobs))
-        while data:
-            data = data[self._guarded(1, _write, data) :]
-
-    def stay_alone(self) -> None:
-        """End this process if it is a child that returned from the user's code: it must not answer."""
-        if _getpid() != self._pid:
-            _exit(0)
-
-    def _guarded(self, end: int, call: Any, argument: Any) -> Any:
-        """Read or write, if the descriptor is still the same pipe."""
-        try:
-            if _identity(self._fds[end]) == self._identities[end]:
-                return call(self._fds[end], argument)
-        except OSError:
-            pass
-        _exit(LOST_PIPE)
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = _fstat(fd)
-    return status.st_dev, status.st_ino
 
 
 class Guard:
@@ -172,47 +96,24 @@ class _Generations:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def main(request_fd: int, response_fd: int) -> None:
-    """Serve until the request pipe ends."""
+def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
+    """Load the reward. Return facts about its function, or {"fatal": error}, and the handler of requests."""
     _Generations()
-    for fd in (request_fd, response_fd):
-        os.set_inheritable(fd, False)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-    channel, guard = Channel(request_fd, response_fd), Guard()
-    try:
-        serve(channel, guard)
-    except BaseException as error:  # only if the user's code damaged Python: report it with plain system calls
-        channel.stay_alone()
-        with suppress(BaseException):
-            _write(2, f"{type(error).__name__}: {error}"[:SENT_CHARS].encode(errors="backslashreplace"))
-        _exit(BROKEN)
+    own_shared_memory()
+    guard, received = Guard(), ReceivedImages()
+    runs = UserReward(**setup["user"]) if "user" in setup else WorkerFunction(**setup["builtin"])
+    reward, facts = _load(runs, setup["memory_mb"], guard)
+    module = None if isinstance(runs, UserReward) else sys.modules.get(runs.module)
+    file = str(getattr(module, "__file__", runs.file))
+    guard.flush()
 
-
-def serve(channel: Channel, guard: Guard) -> None:
-    """Answer every request."""
-    reward, file, received = None, "", ReceivedImages()
-    for body, blobs in channel.requests():
-        if body["op"] == "load":
-            runs = UserReward(**body["user"]) if "user" in body else WorkerFunction(**body["builtin"])
-            reward, answer = _load(runs, body["memory_mb"], guard)
-            module = None if isinstance(runs, UserReward) else sys.modules.get(runs.module)
-            file = str(getattr(module, "__file__", runs.file))
-            guard.flush()
-            channel.answer(WHOLE, answer)
-        elif reward is not None:
+    def score(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
+        assert reward is not None
+        if body["sent"] or body["dropped"]:
             received.take(body, blobs)
-            for item, (answer, images) in _score(reward, body["items"], received, file, channel, guard):
-                channel.answer(item, answer, images)
+        return _score(reward, body["items"], received, file, channel, guard)
 
-
-def limit_memory(memory_mb: int) -> None:
-    """Limit the address space; an allocation beyond it raises MemoryError. Core files are disabled."""
-    import resource
-
-    with suppress(ValueError, OSError):  # a lower hard limit of the system stays
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return facts, score
 
 
 def import_source(user: UserReward) -> ModuleType:
@@ -228,7 +129,7 @@ def import_source(user: UserReward) -> ModuleType:
 
 def read_input(item: dict[str, Any], received: ReceivedImages) -> RewardInput:
     """Return an item of a request as a RewardInput, with images of its own."""
-    fields = {**item, "images": received.images(item["images"])}
+    fields = {**item, "images": received.images(item["images"]) if item["images"] else []}
     fields["media"] = tuple(Media(**reference) for reference in item["media"])
     fields["seen_sizes"] = tuple((width, height) for width, height in item["seen_sizes"])
     fields["turns"] = tuple(map(Turn.of, item["turns"]))
@@ -238,7 +139,7 @@ def read_input(item: dict[str, Any], received: ReceivedImages) -> RewardInput:
 
 def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:
     try:
-        limit_memory(memory_mb)
+        limit_memory(memory_mb << 20)
         if isinstance(runs, UserReward):
             with guard:
                 module = import_source(runs)
@@ -257,7 +158,7 @@ def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward
         "weights": dict(reward.weights),
         "ranges": {k: list(v) for k, v in reward.ranges.items()},
     }
-    return reward, {"loaded": facts}
+    return reward, facts
 
 
 def _score(
@@ -267,8 +168,8 @@ def _score(
     file: str,
     channel: Channel,
     guard: Guard,
-) -> Iterator[tuple[int, Answer]]:
-    """Yield (item, answer) of one request: for a batch after one call for all, else after one call per item."""
+) -> Iterator[Answer]:
+    """Yield the answers to one request: for a batch after one call for all, else after one call per item."""
     groups = [range(len(items))] if reward.batched else [range(i, i + 1) for i in range(len(items))]
     for group in groups:
         start, described, results = _clock(), None, []
@@ -283,14 +184,14 @@ def _score(
         guard.flush()
         if described is not None:
             item, kind = (WHOLE, "failed") if reward.batched else (group[0], "error")
-            yield item, ({kind: described}, ())
+            yield item, {kind: described}, ()
             continue
         seconds = (_clock() - start) / len(group)
         for item, result in zip(group, results, strict=True):
-            yield item, _answer_of(result, seconds, file)
+            yield item, *_answer_of(result, seconds, file)
 
 
-def _answer_of(result: Any, seconds: float, file: str) -> Answer:
+def _answer_of(result: Any, seconds: float, file: str) -> tuple[dict[str, Any], Sequence[bytes]]:
     """Return the answer for one item. Values of the result are objects of the user's code, so they may raise."""
     try:
         parts, note, detail, artifacts = split_result(result)
@@ -306,9 +207,9 @@ def _answer_of(result: Any, seconds: float, file: str) -> Answer:
             }, ()
         note = str.__str__(note)[:SENT_CHARS]  # a subclass of str may return anything from its own methods
         answer: dict[str, Any] = {"parts": check_parts(parts, {}), "note": note, "seconds": seconds}
-        text, files = detail_text(detail), artifact_files(artifacts)
-        if text is not None:
-            answer["detail"] = text
+        if detail is not None:
+            answer["detail"] = detail_text(detail)
+        files = artifact_files(artifacts) if artifacts or type(artifacts) is not dict else {}
         if files:
             answer["artifacts"] = list(files)
         return answer, list(files.values())

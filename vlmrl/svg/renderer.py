@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import selectors
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vlmrl.errors import VlmrlError
 from vlmrl.svg.build import Images
-from vlmrl.svg.draw import Drawer, Drawing, DrawJob
-from vlmrl.svg.parse import SvgLimits, SvgRefused
-from vlmrl.svg.worker import LENGTH, frame
-from vlmrl.untrusted import parse_json
+from vlmrl.svg.draw import FONT_SAMPLE, Drawer, Drawing, DrawJob, draw_svg
+from vlmrl.svg.parse import BrokenPainter, SvgLimits, SvgRefused
+from vlmrl.workers.frames import WHOLE, Channel, Frame, pack
+from vlmrl.workers.pool import Limits, Lost, Pool, Worker
+from vlmrl.workers.serve import Answer, Handler, limit_cpu, limit_memory
 
-START_SECONDS = 60.0
-"""Longest time that a worker may need to start."""
 FIGURE_SECONDS = 20
 """Processor time that is enough for every text within the limits of work."""
 __all__ = ["DrawJob", "Drawing", "SvgRenderer"]
 
 
-class SvgRenderer:
+class SvgRenderer(Pool[int, Drawing | SvgRefused]):
     """Pool of processes that draw SVG text. Use it as a context manager; `draw` may be called from any thread.
 
     Args:
@@ -43,195 +38,118 @@ class SvgRenderer:
     """
 
     def __init__(
-        self,
-        workers: int = 1,
-        limits: SvgLimits | None = None,
-        images: Images = "refuse",
-        drawer: Drawer = "vlmrl",
+        self, workers: int = 1, limits: SvgLimits | None = None, images: Images = "refuse", drawer: Drawer = "vlmrl"
     ) -> None:
         if workers < 1:
             raise ValueError(f"{workers} workers")
-        self.limits = limits or SvgLimits()
-        self._settings = json.dumps({"limits": asdict(self.limits), "images": images, "drawer": drawer}).encode()
-        self._wanted, self._workers, self._lock = workers, list[_Worker](), threading.Lock()
+        self._svg, self._lock, self._jobs = limits or SvgLimits(), threading.RLock(), list[DrawJob]()
+        setup = {"limits": asdict(self._svg), "images": images, "drawer": drawer}
+        surroundings = Limits(self._svg.seconds, environment=False)
+        super().__init__(__name__, setup, size=workers, limits=surroundings)
 
     def __enter__(self) -> SvgRenderer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the processes."""
         with self._lock:
-            for worker in self._workers:
-                worker.end()
-            self._workers.clear()
+            super().close()
 
     def draw(self, jobs: Sequence[DrawJob]) -> list[Drawing | SvgRefused]:
         """Return the picture of each text, or why there is none.
 
         Raises: VlmrlError if no process starts, or the shell's limit of processor time is too low for a text.
         """
-        results: list[Drawing | SvgRefused | None] = [None] * len(jobs)
         with self._lock:
-            while len(self._workers) < min(self._wanted, len(jobs)):
-                self._workers.append(_Worker(self._settings))
+            self._jobs, results = list(jobs), dict[int, Drawing | SvgRefused]()
+            self.begin()
             try:
-                self._run(jobs, results)
+                self.add([position] for position in range(len(jobs)))
+                while self.pending:
+                    results.update(self.advance())
             except BaseException:
-                for worker in self._workers:
-                    worker.end()
-                self._workers.clear()
+                self.close()
                 raise
-        return [result for result in results if result is not None]
+            return [results[position] for position in range(len(jobs))]
 
-    def _run(self, jobs: Sequence[DrawJob], results: list[Drawing | SvgRefused | None]) -> None:
-        waiting = deque(enumerate(jobs))
-        with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
-                selector.register(worker.output, selectors.EVENT_READ, worker)
-            while waiting or any(worker.busy is not None for worker in self._workers):
-                for worker in self._workers:
-                    while waiting and worker.ready and worker.busy is None:
-                        place, job = waiting.popleft()
-                        worker.send(place, job, self.limits.seconds)
-                left = min(worker.deadline for worker in self._workers) - time.monotonic()
-                for key, _ in selector.select(max(0.0, min(left, 1.0))):
-                    self._take(key.data, results)
-                for position, worker in enumerate(self._workers):
-                    if worker.failed or time.monotonic() > worker.deadline:
-                        selector.unregister(worker.output)
-                        place = worker.busy
-                        refusal = self._refusal(worker)
-                        if place is not None and refusal is None:
-                            waiting.appendleft((place, jobs[place]))
-                        elif place is not None:
-                            results[place] = refusal
-                        self._workers[position] = _Worker(self._settings)
-                        selector.register(self._workers[position].output, selectors.EVENT_READ, self._workers[position])
+    def _message(self, worker: Worker, keys: Sequence[int]) -> bytes:
+        job = self._jobs[keys[0]]
+        return pack({"size": job.size}, [job.svg.encode("utf-8", "surrogatepass")])
 
-    def _take(self, worker: _Worker, results: list[Drawing | SvgRefused | None]) -> None:
-        answer = worker.receive()
-        if answer is None or worker.busy is None:
-            return
-        head, pixels = answer
-        results[worker.busy] = _result(head, pixels)
-        worker.busy, worker.has_answered = None, True
-        worker.deadline = float("inf")
+    def _outcome(self, worker: Worker, keys: Sequence[int], frame: Frame) -> list[tuple[int, Drawing | SvgRefused]]:
+        head = frame.body
+        if "kind" in head:
+            return [(keys[0], SvgRefused(head["kind"], head["reason"]))]
+        width, height = head["size"]
+        pixels = np.frombuffer(frame.blobs[0], np.uint8).reshape(height, width, 3)
+        return [(keys[0], Drawing(pixels, head["digest"], head["seconds"]))]
 
-    def _refusal(self, worker: _Worker) -> SvgRefused | None:
-        """End a process that died or takes too long. Return the refusal of its text; None = a new one tries it.
+    def _lost(self, worker: Worker, lost: Lost) -> list[tuple[int, Drawing | SvgRefused]]:
+        """Return the refusal of the text of a process that died or takes too long.
 
-        A process that has drawn other texts may have used up what the shell allows: that is not the fault of a text.
+        A process that has drawn other texts may have used up what the shell allows: that is not the fault of a text,
+        and a new process draws it.
 
         Raises: VlmrlError if it did not start, or if the shell allows too little.
         """
-        ending, allowed = worker.end(), resource.getrlimit(resource.RLIMIT_CPU)[1]
-        if worker.busy is not None and not worker.failed:
-            return SvgRefused("limit", f"drawing takes longer than {self.limits.seconds:g} s")
-        if worker.has_answered:
-            return None
-        if ending in (-signal.SIGXCPU, -signal.SIGKILL) and 0 <= allowed < FIGURE_SECONDS:
+        allowed, reason = resource.getrlimit(resource.RLIMIT_CPU)[1], ""
+        if worker.busy and lost.why == "time":
+            reason = f"drawing takes longer than {self._svg.seconds:g} s"
+        elif worker.answered:
+            self._queue.extendleft([[position] for position in worker.busy])
+            return []
+        elif lost.code in (-signal.SIGXCPU, -signal.SIGKILL) and 0 <= allowed < FIGURE_SECONDS:
             raise VlmrlError(
                 f"the process that draws SVG was ended: this shell allows it {allowed} s of processor time",
                 hint=f"`ulimit -t` must be {FIGURE_SECONDS} or more; a new shell has the system's limit",
             )
-        if worker.busy is None:
+        elif worker.facts is None:
             raise VlmrlError(
-                f"the process that draws SVG did not start (it ended with status {ending})",
-                hint="see whether `python -m vlmrl.svg.worker < /dev/null` reports an error",
+                f"the process that draws SVG did not start (it ended with status {lost.code})",
+                hint="see whether `python -m vlmrl.svg.renderer` reports an error",
             )
-        if ending == -signal.SIGXCPU:
-            return SvgRefused("limit", f"drawing takes more than {self.limits.cpu_seconds:g} s of processor time")
-        return SvgRefused("limit", f"drawing ended its process; the limit of memory is {self.limits.memory_mb} MB")
+        elif lost.code == -signal.SIGXCPU:
+            reason = f"drawing takes more than {self._svg.cpu_seconds:g} s of processor time"
+        else:
+            reason = f"drawing ended its process; the limit of memory is {self._svg.memory_mb} MB"
+        return [(position, SvgRefused("limit", reason)) for position in worker.busy]
 
 
-def _result(head: dict, pixels: bytes) -> Drawing | SvgRefused:
-    if "kind" in head:
-        return SvgRefused(head["kind"], head["reason"])
-    width, height = head["size"]
-    return Drawing(np.frombuffer(pixels, np.uint8).reshape(height, width, 3), head["digest"], head["seconds"])
+def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
+    """Begin as a worker. Return the handler of requests: {"size"} and a UTF-8 text -> a head and pixels."""
+    limits, draw = SvgLimits(**setup["limits"]), draw_svg
+    if setup["drawer"] == "cairosvg":
+        from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg as draw
+    draw(DrawJob(FONT_SAMPLE))  # what is loaded once is not a request's memory
+    if (statm := Path("/proc/self/statm")).exists():
+        pages = int(statm.read_text("ascii").split()[0])
+        limit_memory(pages * resource.getpagesize() + (limits.memory_mb << 20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    def answer(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
+        limit_cpu(limits.cpu_seconds)
+        job = DrawJob(blobs[0].decode("utf-8", "surrogatepass"), tuple(body["size"]) if body["size"] else None)
+        head, pixels, is_broken = _answer(partial(draw, job, limits, images=setup["images"]), limits)
+        yield WHOLE, head, (pixels,)
+        if is_broken:
+            os._exit(0)
+
+    return {}, answer
 
 
-class _Worker:
-    """One process.
-
-    Attributes:
-        ready: it has started.
-        busy: position of the text that it draws; None = none.
-        deadline: time at which it is killed, of `time.monotonic`.
-        failed: it has ended by itself.
-        has_answered: it has answered a request.
-    """
-
-    def __init__(self, settings: bytes) -> None:
-        # Without the environment: a key of a service must not be where hostile text is read.
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LANG": "C.UTF-8"}
-        if "LD_LIBRARY_PATH" in os.environ:
-            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "vlmrl.svg.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            bufsize=0,
-        )
-        assert self._process.stdout is not None and self._process.stdin is not None
-        self.output, self._input = self._process.stdout, self._process.stdin
-        self._received = bytearray()
-        self.ready, self.failed, self.busy, self.has_answered = False, False, None, False
-        self.deadline = time.monotonic() + START_SECONDS
-        self._write(frame(settings))
-
-    def send(self, position: int, job: DrawJob, seconds: float) -> None:
-        """Begin to draw a text."""
-        self.busy = position
-        text = job.svg.encode("utf-8", "surrogatepass")
-        self._write(frame(json.dumps({"size": job.size}).encode()) + frame(text))
-        self.deadline = time.monotonic() + seconds
-
-    def _write(self, content: bytes) -> None:
-        view = memoryview(content)
-        try:
-            while view:
-                view = view[self._input.write(view) :]
-        except OSError:
-            self.failed = True
-
-    def receive(self) -> tuple[dict, bytes] | None:
-        """Take what the process has sent. Return its answer if it is complete."""
-        block = os.read(self.output.fileno(), 1 << 20)
-        if not block:
-            self.failed = True
-            return None
-        self._received += block
-        if not self.ready:
-            if len(self._received) >= LENGTH.size + 5:
-                del self._received[: LENGTH.size + 5]
-                self.ready, self.deadline = True, float("inf")
-            return None
-        head = self._frame_at(0)
-        pixels = self._frame_at(LENGTH.size + len(head)) if head is not None else None
-        if head is None or pixels is None:
-            return None
-        self._received.clear()
-        return parse_json(head), pixels
-
-    def _frame_at(self, place: int) -> bytes | None:
-        begin = place + LENGTH.size
-        if len(self._received) < begin:
-            return None
-        end = begin + LENGTH.unpack(self._received[place:begin])[0]
-        return bytes(self._received[begin:end]) if len(self._received) >= end else None
-
-    def end(self) -> int:
-        """Kill the process, if it has not ended. Return its status."""
-        if not self.failed:
-            self._process.kill()
-        for stream in (self._input, self.output):
-            stream.close()
-        return self._process.wait()
+def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, Any], bytes, bool]:
+    """Return the answer, its pixels, and whether this process must not draw again."""
+    try:
+        drawing = draw()
+    except SvgRefused as error:
+        return {"kind": error.kind, "reason": error.reason}, b"", isinstance(error, BrokenPainter)
+    except MemoryError:
+        return {"kind": "limit", "reason": f"drawing needs more than {limits.memory_mb} MB"}, b"", True
+    except RecursionError:
+        return {"kind": "limit", "reason": "its elements are nested too deep"}, b"", False
+    height, width = drawing.pixels.shape[:2]
+    head = {"size": [width, height], "digest": drawing.digest, "seconds": drawing.seconds}
+    return head, drawing.pixels.tobytes(), False

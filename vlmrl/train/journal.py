@@ -29,7 +29,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.evaluate.estimates import Interval, mean_interval
 from vlmrl.loggers import short_name
-from vlmrl.loggers.base import Ending, Line, SampledRollout, SinkRun, pack
+from vlmrl.loggers.base import Ending, Line, SampledRollout, SinkRun
 from vlmrl.loggers.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import redact_value
@@ -45,6 +45,7 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
 from vlmrl.types import NO_SCORE, Group, Score
+from vlmrl.workers.frames import pack
 
 LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,48 @@ def test_no_piece_of_a_key_that_a_reward_says_is_left(scorer):
     for row, score in zip(rows, scorer(REWARD).score(rows), strict=True):
         said = f"{score.note} {score.error}"
         assert not [piece for piece in pieces(KEY) if piece in said], (row.response, said[-200:])
+
+
+FAR = """
+    KEY = "hf_Zx9Qm2Lp8Rt4Kw7Nb3" + "Zx9Qm2Lp8Rt4Kw7Nb3"
+    LONG = "token=" + "q7Zk2Lp9Rt4Kw7Nb3Xc5Vb8Nm1As6Df0" * 30 + " "  # becomes short: what is far behind it gets near
+
+    def reward(x):
+        door, size = x.response.split()
+        fill = LONG * (int(size) // len(LONG)) + "y " * 999
+        if door == "prints":
+            print(KEY + " " + (fill * 2)[:int(size) - 1], end="", flush=True)
+            raise ValueError("see the output")
+        text = fill[:int(size)] + KEY
+        if door == "note":
+            return 0.5, text
+        raise ValueError(text)
+"""
+
+
+def test_no_piece_of_a_key_is_left_where_the_worker_cuts_before_the_parent_hides(scorer):
+    from vlmrl.redaction.redact import CUT_MARGIN
+    from vlmrl.rewards.worker import SENT_CHARS
+    from vlmrl.types import RewardInput
+    from vlmrl.workers.pool import KEPT_BYTES, OUTPUT_BYTES
+
+    with scorer(FAR) as s:
+        for door, left in product(("note", "raise"), (12, 14, 26)):
+            (score,) = s.score([RewardInput(f"{door} {SENT_CHARS - left}")])
+            said = f"{score.note} {score.error}"
+            assert "<redacted>" in said and not [piece for piece in pieces(KEY) if piece in said], said
+        for size in (KEPT_BYTES, OUTPUT_BYTES + CUT_MARGIN):
+            said = raised(lambda size=size: s.score([RewardInput(f"prints {size - 20}")], strict=True))
+            assert "it had printed" in said and not [piece for piece in pieces(KEY) if piece in said], said
+
+
+def test_no_piece_of_a_key_that_is_no_frame_is_shown():
+    from vlmrl.workers.frames import FrameBuffer
+
+    buffer = FrameBuffer(bytes(16))
+    buffer.feed(f"{'x' * 9} {KEY} and more".encode())
+    said = raised(buffer.pop)
+    assert "xxx <redacted> and" in said and not [piece for piece in pieces(KEY) if piece in said]
 
 
 def test_no_code_cuts_the_text_of_an_error():

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards import RewardSpec, worker_pool
+from vlmrl.rewards import RewardSpec
 from vlmrl.rewards.scorer import Scorer
 from vlmrl.types import RewardInput, Score
+from vlmrl.workers import pool
 
 MINE = """
 import os
@@ -116,7 +117,7 @@ def test_without_on_timeout_a_lost_row_is_final_at_once(scorer):
 
 def test_the_time_in_which_nobody_listened_does_not_count(scorer, monkeypatch):
     away = 0.0
-    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away))
     with scorer(MINE, options={"timeout_seconds": 5.0}) as s:
         s.score(group("a"))  # starts the worker
         s.submit(0, group("slow"))

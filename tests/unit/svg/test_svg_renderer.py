@@ -6,13 +6,17 @@ import os
 import resource
 import signal
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from processes import lives
 
 from vlmrl.errors import VlmrlError
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
 from vlmrl.svg.parse import SvgLimits, SvgRefused
 from vlmrl.svg.renderer import SvgRenderer
+from vlmrl.workers.pool import Lost
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
 SLOW = HEAD + '<path d="M0 0H20V20Z"/>' * 19_000 + "</svg>"
@@ -64,7 +68,7 @@ def test_a_text_that_needs_too_much_memory_is_refused():
 def test_a_process_that_is_killed_is_replaced():
     with SvgRenderer() as renderer:
         renderer.draw([box(1)])
-        os.kill(renderer._workers[0]._process.pid, signal.SIGKILL)
+        os.kill(renderer.pids()[0], signal.SIGKILL)
         time.sleep(0.2)
         assert all(isinstance(one, Drawing) for one in renderer.draw([box(2), box(3)]))
 
@@ -73,9 +77,9 @@ def test_a_text_is_refused_by_its_work_and_not_by_the_clock():
     heavy = DrawJob(HEAD + '<path d="M0 0H20V20Z"/>' * 900 + "</svg>")
     with SvgRenderer(limits=SvgLimits(steps=200_000)) as renderer:
         refused, fine = renderer.draw([heavy, box(4)])
-        (process,) = [worker._process for worker in renderer._workers]
+        (pid,) = renderer.pids()
         assert isinstance(refused, SvgRefused) and "more than 200,000 steps of work" in refused.reason
-        assert isinstance(fine, Drawing) and process.poll() is None
+        assert isinstance(fine, Drawing) and lives(pid)
     with SvgRenderer() as renderer:
         assert isinstance(renderer.draw([heavy])[0], Drawing)
 
@@ -83,48 +87,46 @@ def test_a_text_is_refused_by_its_work_and_not_by_the_clock():
 def test_a_shells_limit_of_processor_time_is_no_fault_of_a_text():
     with SvgRenderer() as renderer:
         renderer.draw([box(1)])
-        pid = renderer._workers[0]._process.pid
+        pid = renderer.pids()[0]
         resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1))  # as `ulimit -t 1`, of which drawing other texts used a part
         assert isinstance(renderer.draw([DrawJob(SLOW)])[0], Drawing)
-        assert renderer._workers[0]._process.pid != pid
+        assert renderer.pids()[0] != pid
 
 
-class Ended:
-    """Process that ended in a way."""
-
-    def __init__(self, ending: int, busy: int | None = 0) -> None:
-        self.ending, self.busy, self.failed, self.has_answered = ending, busy, True, False
-
-    def end(self) -> int:
-        return self.ending
+def lost(renderer: SvgRenderer, number: int, *, busy: bool = True) -> SvgRefused:
+    """What follows when a signal ends a process that has drawn nothing."""
+    worker: Any = SimpleNamespace(busy=[0] * busy, answered=0, facts={} if busy else None)
+    ((_, refusal),) = renderer._lost(worker, Lost("ended", f"signal {number:d}", ""))
+    assert isinstance(refusal, SvgRefused)
+    return refusal
 
 
-@pytest.mark.parametrize("busy", [None, 0])
-def test_a_shell_that_allows_too_little_processor_time_is_named(monkeypatch: pytest.MonkeyPatch, busy: int | None):
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_shell_that_allows_too_little_processor_time_is_named(monkeypatch: pytest.MonkeyPatch, busy: bool):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (3, 3))
-    for ending in (-signal.SIGXCPU, -signal.SIGKILL):
+    for ending in (signal.SIGXCPU, signal.SIGKILL):
         with pytest.raises(VlmrlError, match="this shell allows it 3 s of processor time") as caught:
-            SvgRenderer()._refusal(Ended(ending, busy))  # pyright: ignore[reportArgumentType]
+            lost(SvgRenderer(), ending, busy=busy)
         assert "ulimit -t" in str(caught.value.hint)
 
 
 def test_a_text_that_ends_a_new_process_is_refused_with_the_cause():
     renderer = SvgRenderer(limits=SvgLimits(cpu_seconds=7))
-    for ending, words in ((-signal.SIGXCPU, "7 s of processor time"), (-signal.SIGSEGV, "ended its process")):
-        refusal = renderer._refusal(Ended(ending))  # pyright: ignore[reportArgumentType]
-        assert isinstance(refusal, SvgRefused) and words in refusal.reason
+    for ending, words in ((signal.SIGXCPU, "7 s of processor time"), (signal.SIGSEGV, "ended its process")):
+        assert words in lost(renderer, ending).reason
 
 
 def test_no_process_remains():
     with SvgRenderer(workers=2) as renderer:
         renderer.draw([box(1), box(2)])
-        processes = [worker._process for worker in renderer._workers]
-    assert len(processes) == 2 and all(process.poll() is not None for process in processes)
+        keepers = [worker._keeper.pid for worker in renderer._workers]
+        pids = renderer.pids()  # of those that are ready
+    assert len(keepers) == 2 and pids and not any(map(lives, keepers + pids))
 
 
 def test_workers_do_not_see_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GEMINI_API_KEY", "secret-value")
     with SvgRenderer() as renderer:
         renderer.draw([box(1)])
-        with open(f"/proc/{renderer._workers[0]._process.pid}/environ", "rb") as file:
+        with open(f"/proc/{renderer.pids()[0]}/environ", "rb") as file:
             assert b"secret-value" not in file.read()

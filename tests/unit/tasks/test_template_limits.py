@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import assert_all_gone, lives
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe import template_worker
@@ -166,24 +168,37 @@ def test_a_file_that_is_no_template_is_refused(tmp_path) -> None:
 
 def test_a_worker_that_was_killed_is_started_again_and_one_of_a_parent_is_not_used(worker: TemplateWorker) -> None:
     assert rendered("{{ q | center(6) }}") == "what"
-    process = worker._process
-    assert process is not None
-    process.kill()
-    process.wait()
-    assert rendered("{{ q | center(6) }}") == "what" and worker._process is not process
-    first = worker._process
+    (first,) = worker.pids()
+    os.kill(first, signal.SIGKILL)
+    assert_all_gone([first])
+    assert rendered("{{ q | center(6) }}") == "what"
+    (process,) = worker._workers
     worker._owner = os.getpid() + 1  # as in a forked process
-    assert rendered("{{ q | center(6) }}") == "what" and worker._process is not first
-    assert first is not None
-    first.kill()
-    first.wait()
+    assert rendered("{{ q | center(6) }}") == "what" and worker.pids() not in ([first], [process.pid])
+    assert lives(process.pid)
+    process.end()
 
 
 def test_an_answer_for_another_row_is_an_error(worker: TemplateWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = template_worker._receive
-    monkeypatch.setattr(template_worker, "_receive", lambda *a: {**right(*a), "number": -1})
+    assert rendered("{{ q | center(6) }}") == "what"
+    (process,) = worker._workers
+    assign = process.assign
+    monkeypatch.setattr(process, "assign", lambda *given: (assign(*given), setattr(process, "request", 99_999)))
     with pytest.raises(TemplateLimitError, match="another row"):
         worker.render("{{ q | center(6) }}", {"q": "a"})
+    assert rendered("{{ q | center(6) }}") == "what"
+
+
+@pytest.mark.parametrize("most", [template_worker.MOST_MESSAGE_CHARS, template_worker.SENT_CHARS])
+def test_no_piece_of_a_key_is_left_where_the_text_of_an_exception_is_cut(most: int) -> None:
+    key = "hf_Zx9Qm2Lp8Rt4Kw7Nb3" + "Zx9Qm2Lp8Rt4Kw7Nb3"
+    long = "token=" + "q7Zk2Lp9Rt4Kw7Nb3Xc5Vb8Nm1As6Df0" * 30 + " "  # becomes short: what is far behind it gets near
+    for left in (12, 14, 26):
+        before = (long * (most // len(long)) + "y " * 999)[: most - left - len("'dict object' has no attribute '")]
+        row = Row("r", "s", "t", {}, (), {"before": before, "q": ""})
+        with pytest.raises(DataError, match="<redacted>") as caught:
+            rendered("{{ columns[before + '" + key + "'] }}{{ q | center(9) }}", row)
+        assert key[3:11] not in str(caught.value)
 
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=6), st.lists, max_leaves=5)

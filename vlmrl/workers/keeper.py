@@ -1,15 +1,14 @@
-"""Keeper of a worker: it starts the worker, reports how it ended, and leaves no process of a user's reward behind.
+"""Keeper of a worker: it starts the worker, reports how it ended, and leaves no process of a worker behind.
 
-    scorer -> keeper -> worker (the user's code) -> processes that it starts
+    pool -> keeper -> worker (code of others) -> processes that it starts
 
-It runs none of the user's code. Processes below it that lose their parent become its own children, even daemons in a
-session of their own, so it finds them all. It ends them with the worker: when the scorer says so, when the scorer has
-ended, or when there are too many of them. If the reward kills the keeper, the scorer finds them by a mark. Files that
-they leave in /dev/shm end with them where this process may mount.
+It runs none of that code. Processes below it that lose their parent become its own children, even daemons in a session
+of their own, so it finds them all. It ends them with the worker: when the pool says so, when the pool's process has
+ended, or when there are too many of them. If the worker kills the keeper, the pool finds them by a mark.
 
-The scorer writes one byte to the control socket: ASK (the worker seems to have ended: wait a moment for it) or END.
-The socket's end means END too. The keeper answers with one line before it exits: `exit 3`, `signal 9`, `alive` (the
-worker still ran) or `crowd` (too many processes). A trainer never imports this.
+The pool writes one byte to the control socket: ASK (the worker seems to have ended: wait a moment for it) or END. The
+socket's end means END too. The keeper answers with one line before it exits: `exit 3`, `signal 9`, `alive` (the worker
+still ran) or `crowd` (too many processes). The process of a pool never imports this.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ import os
 import select
 import signal
 import time
+from importlib import import_module
 
-from vlmrl.process import adopt_orphans, descendants, die_with_parent, kill_all, own_shared_memory, send, set_mark
-from vlmrl.rewards import worker
+from vlmrl.process import adopt_orphans, descendants, die_with_parent, kill_all, send, set_mark
 from vlmrl.workers.frames import ASK, MOST_PROCESSES
+from vlmrl.workers.serve import serve
 
 TICK_SECONDS = 0.05
 COUNT_SECONDS = 1.0
@@ -34,22 +34,23 @@ KILL_SECONDS = 20.0
 """Time limit for killing processes. One that the kernel does not end (it waits for a disk) is left after this time."""
 
 
-def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: int) -> None:
-    """Start the worker and watch it until its end. The descriptors are those that the scorer passed.
+def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: int, module: str) -> None:
+    """Start the worker and watch it until its end. The descriptors are those that the pool passed.
 
     Args:
-        mark: mark by which the scorer finds the processes if the reward kills this one.
+        mark: mark by which the pool finds the processes if the worker kills this one.
+        module: module of the worker's code; it is loaded here, so that both processes share its memory.
     """
     me = os.getpid()
     adopt_orphans()
     set_mark(mark)
-    own_shared_memory()
+    begin = import_module(module).begin
     child = os.fork()
     if child == 0:
         os.setsid()
         os.close(control_fd)
         die_with_parent(me)
-        worker.main(request_fd, response_fd)
+        serve(request_fd, response_fd, begin)
         os._exit(0)
     for fd in (request_fd, response_fd):
         os.close(fd)
@@ -66,7 +67,7 @@ def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: 
 
 
 def _keep(child: int, control_fd: int, parent: int) -> str:
-    """Wait until there is a reason to end. Return the word for the scorer."""
+    """Wait until there is a reason to end. Return the word for the pool."""
     wake, wake_up = os.pipe()
     for fd in (wake, wake_up):
         os.set_blocking(fd, False)
