@@ -180,6 +180,7 @@ class Feed(Pool[int, None]):
         """Report that the logger's process ended although nobody had asked it to close."""
         if not self._over.is_set():
             self._over.set()
-            how = f"by {lost.signal}" if lost.signal else f"with exit code {lost.code}"
-            self._say("gone", f"ended {lost.text or how}, and the run goes on without it")
+            how = "" if lost.code is None else f" with exit code {lost.code}"  # None: it closed its pipes
+            how = f" {lost.text}" if lost.text else f" by {lost.signal}" if lost.signal else how
+            self._say("gone", f"ended{how}, and the run goes on without it")
         return []

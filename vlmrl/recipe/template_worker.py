@@ -160,7 +160,7 @@ class TemplateWorker(Pool[int, dict[str, Any]]):
             raise TemplateLimitError("answered for another row")
         if lost.code == -signal.SIGXCPU:
             raise TemplateLimitError(f"takes more than {self._cpu_seconds} seconds for a row")
-        raise TemplateLimitError(f"ended its process (exit code {lost.code})")
+        raise TemplateLimitError("ended its process" + ("" if lost.code is None else f" (exit code {lost.code})"))
 
 
 def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
