@@ -24,7 +24,7 @@ from vlmrl.data.table_files import (
     in_portions,
     parquet_batches,
     parquet_columns,
-    parquet_groups,
+    parquet_table,
     parsed_row,
     place_of,
     require_file,
@@ -51,6 +51,7 @@ from vlmrl.reward_check.responses import ArrowCells, Broken, Cells, Chunk, Decod
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.reward_check.scoring import SavedResponses, TaskRef
 from vlmrl.store.layout import MANIFEST
+from vlmrl.store.table_reader import file_batches, group_rows, known_columns
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 from vlmrl.tasks.user_task import is_own
 from vlmrl.types import RewardInput, hash64
@@ -466,7 +467,7 @@ def is_table(path: Path) -> bool:
         return not (path / MANIFEST).exists() and bool(numbered_files(path))
     kind = path.suffix.lower()
     if kind == ".parquet":
-        return path.is_file() and not _is_rollouts(path)
+        return path.is_file() and b"vlmrl.schema" not in known_columns(path)[1]
     return kind in SUFFIXES
 
 
@@ -565,16 +566,6 @@ def _task_rule(
     return rule, TaskRef(task, info, instance.variant or None)
 
 
-def _is_rollouts(path: Path) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return b"vlmrl.schema" in (pq.read_schema(path).metadata or {})
-    except (OSError, pa.ArrowException):
-        return False
-
-
 MOST_A_ROW = 16
 """Largest number of images that are read per row."""
 BATCH_ROWS = 16
@@ -611,15 +602,17 @@ def _file(value: Any, root: Path) -> bytes | str:
 
 
 def _parquet_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
-    first = 0
-    for group, rows in enumerate(parquet_groups(reader.paths[0])):
-        if np.any((row_numbers >= first) & (row_numbers < first + rows)):
-            place = first
-            for batch in parquet_batches(reader.paths[0], [column], BATCH_ROWS, group):
+    place = 0
+    with parquet_table(reader.paths[0]) as file:
+        for group, rows in enumerate(group_rows(file)):
+            end = place + rows
+            if not np.any((row_numbers >= place) & (row_numbers < end)):
+                place = end
+                continue
+            for batch in file_batches(file, BATCH_ROWS, [column], group):
                 for row in row_numbers[(row_numbers >= place) & (row_numbers < place + batch.num_rows)].tolist():
                     yield row, _cell(batch, row - place, reader.decoder.place(0, row))
                 place += batch.num_rows
-        first += rows
 
 
 def _cell(batch: Any, index: int, place: str) -> Any:
