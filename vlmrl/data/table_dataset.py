@@ -150,7 +150,7 @@ def _open_parquet(files: Sequence[Path]) -> RawTable:
     for path in files:
         with parquet_table(path) as file:
             size += sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-            schemas.append(_plain_columns(file.schema_arrow.empty_table()).schema)
+            schemas.append(_plain_columns(pa.Table.from_batches([], file.schema_arrow)).schema)
     schema = _one_schema(schemas, files)
     table = _unpacked(files, schema) if size > IN_MEMORY_BYTES else pa.concat_tables(_parts(files, schema))
     if not table.num_rows:
@@ -166,7 +166,7 @@ def _parts(files: Sequence[Path], schema: Any, rows: int | None = None) -> Itera
         with parquet_table(path) as file:
             parts = [file.read()] if rows is None else (pa.table(batch) for batch in file.iter_batches(rows))
             for part in parts:
-                whole = [_plain_columns(part), schema.empty_table()]
+                whole = [_plain_columns(part), pa.Table.from_batches([], schema)]  # `empty_table` would load pandas
                 yield pa.concat_tables(whole, promote_options="permissive").select(schema.names)
 
 
@@ -290,14 +290,18 @@ class TableDataset:
         A cell that cannot be read counts as no image here; reading its row is an error.
         """
         hashes: dict[Path, str] = {}
+        known: set[str] = set()  # cells whose image has a hash: the paths of a table often repeat
         for split, table in self._tables.items():
             for index in range(len(table)):
                 try:
                     values = self._image_values(split, index, table.row(index))
+                    if values and all(isinstance(value, str) and value in known for value in values):
+                        continue
                     images = [read_image(value, self._root, "") for value in values]
-                    for image in images:
-                        if isinstance(image, Path) and image not in hashes:
-                            hashes[image] = self._file(image).sha256
+                    for value, image in zip(values, images, strict=True):
+                        if isinstance(image, Path):
+                            hashes[image] = hashes.get(image) or self._file(image).sha256
+                            known |= {value} if isinstance(value, str) else set()
                 except (DataError, OSError):
                     continue
                 if images and not any(isinstance(image, Path) for image in images):

@@ -54,7 +54,7 @@ def require_file(path: Path, *, hint: str | None = None) -> None:
 
 def place_of(path: Path | str, number: int) -> str:
     """Return the place of a row for messages: `rows.jsonl:17` (lines from 1), `rows.parquet row 17` (rows from 0)."""
-    return f"{path}:{number}" if Path(path).suffix.lower() in LINED else f"{path} row {number}"
+    return f"{path}:{number}" if str(path).lower().endswith(LINED) else f"{path} row {number}"
 
 
 def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
