@@ -215,26 +215,43 @@ def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> d
 
 
 @dataclass(frozen=True)
-class TableDecoder:
-    """Decoder of a table's rows as reward inputs.
+class TableReader:
+    """Reader of a table's rows as reward inputs; see the docstring of this module.
 
     Args:
-        files: names of the files for messages; `Chunk.file` is an index of them.
+        paths: the files; `Chunk.file` is an index of them.
         kind: suffix of the file name.
         source: name of the table.
         roles: role -> column, see `map_roles`.
         truth: rule for reading a ground truth.
         typed: whether each truth field has a column of its own.
         rewards: columns that hold one stored reward each; used if no column holds the whole score.
+        columns: names of the file's columns.
     """
 
-    files: Sequence[str]
+    paths: Sequence[str]
     kind: str
     source: str
     roles: Mapping[str, str]
     truth: TruthRule
     typed: bool = False
     rewards: Sequence[str] = ()
+    columns: Sequence[str] = ()
+
+    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
+        """Yield all chunks; `rows_N` is ignored. Raises: DataError for a file that cannot be read."""
+        first = 0
+        if self.kind == ".parquet":
+            left_out = {*IMAGES, self.roles.get("images")}
+            names = [name for name in self.columns if name not in left_out]
+            for batch in parquet_batches(self.paths[0], names, CHUNK_ROWS):
+                yield Chunk(first, batch.num_rows, 0, first, batch)
+                first += batch.num_rows
+            return
+        for number, path in enumerate(self.paths):
+            for rows in in_portions(text_rows(path), CHUNK_ROWS, CHUNK_BYTES):
+                yield Chunk(first, len(rows), number, rows[0][0], rows)
+                first += len(rows)
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
@@ -269,7 +286,7 @@ class TableDecoder:
         return self.place(int(facts.files_N[index]), int(facts.places_N[index]))
 
     def place(self, file: int, place: int) -> str:
-        return place_of(self.files[file], place)
+        return place_of(self.paths[file], place)
 
     def _truths(self, cells: Cells) -> list[TruthReading]:
         """Return the [N] truths of the rows; equal texts are read once."""
@@ -398,66 +415,27 @@ def _count(cell: Any) -> int:
     return int(number) if abs(number) < 1 << 31 else 0
 
 
-@dataclass(frozen=True)
-class TableReader:
-    """Reader of a table of responses as chunks; see the docstring of this module.
-
-    Args:
-        decoder: decodes the rows of the chunks.
-        columns: names of the file's columns.
-    """
-
-    paths: Sequence[str]
-    decoder: TableDecoder
-    columns: Sequence[str] = field(default_factory=tuple)
-
-    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
-        """Yield all chunks; `rows_N` is ignored. Raises: DataError for a file that cannot be read."""
-        first = 0
-        if self.decoder.kind == ".parquet":
-            left_out = {*IMAGES, self.decoder.roles.get("images")}
-            names = [name for name in self.columns if name not in left_out]
-            for batch in parquet_batches(self.paths[0], names, CHUNK_ROWS):
-                yield Chunk(first, batch.num_rows, 0, first, batch)
-                first += batch.num_rows
-            return
-        for number, path in enumerate(self.paths):
-            for rows in in_portions(text_rows(path), CHUNK_ROWS, CHUNK_BYTES):
-                yield Chunk(first, len(rows), number, rows[0][0], rows)
-                first += len(rows)
-
-
 def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
     """Return (names of a table's columns, its first readable row).
 
-    Raises: DataError if no row can be read.
+    Raises: DataError if no row can be read, or two columns of a Parquet file have one name.
     """
-    return _first_of_parquet(path) if kind == ".parquet" else _first_of_text(path)
-
-
-def _first_of_parquet(path: str) -> tuple[list[str], dict[str, Any]]:
-    names = parquet_columns(path)
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise DataError(f"the table has several columns `{twice[0]}`", where=path, hint="rename all but one")
-    batch = next(parquet_batches(path, [name for name in names if name not in IMAGES], 1), None)
-    if batch is None or not batch.num_rows:
-        raise DataError("the table has no rows", where=path)
-    return names, python_rows(batch, lambda index: place_of(path, index))[0]
-
-
-def _first_of_text(path: str) -> tuple[list[str], dict[str, Any]]:
-    first, columns, problem = None, {}, ""
-    for _, unparsed in itertools.islice(text_rows(path), ROWS_FOR_COLUMNS):
-        row = parsed_row(unparsed)
-        if isinstance(row, dict):
-            first = row if first is None else first
-            columns |= dict.fromkeys(row)
-        else:
-            problem = problem or row
-    if first is None and problem:
-        raise DataError(f"the table has no row that can be read; the first one: {problem}", where=path)
+    columns: dict[str, None] = {}
+    rows: list[dict[str, Any] | str] = []
+    if kind == ".parquet":
+        names = parquet_columns(path)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DataError(f"the table has several columns `{twice[0]}`", where=path, hint="rename all but one")
+        batch = next(parquet_batches(path, [name for name in names if name not in IMAGES], 1), None)
+        columns = dict.fromkeys(names)
+        rows += [] if batch is None else python_rows(batch, lambda index: place_of(path, index))
+    else:
+        rows += [parsed_row(row) for _, row in itertools.islice(text_rows(path), ROWS_FOR_COLUMNS)]
+        columns = dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row)
+    first = next((row for row in rows if not isinstance(row, str)), None)
     if first is None:
-        raise DataError("the table has no rows", where=path)
+        why = f"the table has no row that can be read; the first one: {rows[0]}" if rows else "the table has no rows"
+        raise DataError(why, where=path)
     return list(columns), first
 
 
@@ -509,9 +487,8 @@ def open_table(
             hint="name the column: --columns ground_truth=...; or give the fields of the truth as columns",
         )
     texts, rewards, notes = tuple(map(str, files)), stored_rewards(names, first, roles), []
-    decoder = TableDecoder(texts, kind, path.stem, roles, rule, rule.fields_in(first), rewards)
-    reader = TableReader(texts, decoder, tuple(names))
-    if decoder.infers_groups:
+    reader = TableReader(texts, kind, path.stem, roles, rule, rule.fields_in(first), rewards, tuple(names))
+    if reader.infers_groups:
         notes.append(
             f"rows of one step with equal `{roles['prompt']}` and truth are a group (else --columns group=...)"
         )
@@ -524,7 +501,7 @@ def open_table(
         reader,
         {path.stem: head},
         task=ref,
-        grouped="group" in roles or decoder.infers_groups,
+        grouped="group" in roles or reader.infers_groups,
         has_scores="score" in roles or bool(rewards),
         first_step=0,
         notes=notes,
@@ -581,12 +558,12 @@ def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, 
 
     Raises: DataError if the table can no longer be read.
     """
-    column = reader.decoder.roles.get("images")
+    column = reader.roles.get("images")
     row_numbers = np.unique(np.asarray(list(rows), dtype=np.int64))
     if column is None or not len(row_numbers):
         return
     root = Path(reader.paths[0]).absolute().parent
-    cells = _parquet_cells if reader.decoder.kind == ".parquet" else _text_cells
+    cells = _parquet_cells if reader.kind == ".parquet" else _text_cells
     for row, cell in cells(reader, column, row_numbers):
         values = split_images(cell)
         files = [_file(value, root) for value in values[:MOST_A_ROW]]
@@ -611,7 +588,7 @@ def _parquet_cells(reader: TableReader, column: str, row_numbers: Ints) -> Itera
                 continue
             for batch in file_batches(file, BATCH_ROWS, [column], group):
                 for row in row_numbers[(row_numbers >= place) & (row_numbers < place + batch.num_rows)].tolist():
-                    yield row, _cell(batch, row - place, reader.decoder.place(0, row))
+                    yield row, _cell(batch, row - place, reader.place(0, row))
                 place += batch.num_rows
 
 

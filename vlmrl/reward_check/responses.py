@@ -191,7 +191,7 @@ class Chunk:
         first: index of its first row in the whole input.
         rows: number of its rows.
         file, place: index of its file, and the line or row of that file at which the chunk begins.
-        data: input of the decoder: an Arrow record batch, the bytes of whole lines, or rows with their line numbers.
+        data: what is decoded: an Arrow record batch, the bytes of whole lines, or rows with their line numbers.
     """
 
     first: int
@@ -228,24 +228,17 @@ class Decoded:
     doubts: Sequence[Broken] = ()
 
 
-class PieceReader(Protocol):
-    """Reader that yields the chunks of an input in order. Its decoder can be sent to another process."""
-
-    @property
-    def decoder(self) -> Decoder: ...
+class Reader(Protocol):
+    """Reader of an input. It can be sent to another process, which decodes the chunks there."""
 
     def chunks(self, rows: Ints | None = None, /) -> Iterator[Chunk]:
-        """Yield all chunks; with `rows` (sorted row indices) at least those that contain such rows."""
+        """Yield all chunks in order; with `rows` (sorted row indices) at least those that contain such rows."""
         ...
-
-
-class Decoder(Protocol):
-    """Reader of chunks as inputs."""
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Return the chunk's rows, or those at `rows` within it.
+        """Return the chunk's rows as inputs, or those at `rows` within it.
 
         Args:
             media, ids: also return the references of their images, and their token ids.
@@ -267,27 +260,8 @@ class Head:
 
 
 COLUMNS = (
-    "step",
-    "group",
-    "source",
-    "task",
-    "prompt_id",
-    "sample",
-    "truth",
-    "columns",
-    "prompt_text",
-    "text",
-    "token_ids",
-    "finish",
-    "parts",
-    "score",
-    "note",
-    "error",
-    "advantage",
-    "images",
-    "num_row_images",
-    "segments",
-    "status",
+    *("step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids"),
+    *("finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images", "segments", "status"),
     "turns",
 )
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
@@ -307,10 +281,6 @@ class RolloutReader:
 
     paths: tuple[str, ...]
     source: str | None = None
-
-    @property
-    def decoder(self) -> RolloutDecoder:
-        return RolloutDecoder(self.paths, self.source)
 
     def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
         first = 0
@@ -341,14 +311,6 @@ class RolloutReader:
                     task, truth, columns = (batch.column(name)[int(row)].as_py() for name in names[1:])
                     heads[words[code]] = Head(task, *_loads(truth, columns, path))
         return heads
-
-
-@dataclass(frozen=True)
-class RolloutDecoder:
-    """Decoder of the chunks of a `RolloutReader`."""
-
-    paths: tuple[str, ...]
-    source: str | None
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
