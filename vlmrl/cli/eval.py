@@ -6,7 +6,7 @@ The model is loaded here, or named at a server with `--endpoint` and `--model`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -465,10 +465,7 @@ def eval_(
         if gpus is not None and (evaluated := _launch(gpus, request, settled, planned, chosen.run_dir, root)):
             _show(*evaluated, others, as_json)
             return
-    if endpoint_options is not None:
-        done = _evaluate_endpoint(endpoint_options, settled, origin, planned, root, argv)
-    else:
-        done = _evaluate(settled, origin, planned, chosen.run_dir, root, settings, argv)
+    done = _evaluate(endpoint_options, settled, origin, planned, chosen.run_dir, root, settings, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
 
@@ -540,6 +537,7 @@ def _launch(
 
 
 def _evaluate(
+    endpoint: EndpointOptions | None,
     recipe: Recipe,
     origin: ModelOrigin,
     planned: Sequence[PlannedEvaluation],
@@ -549,53 +547,45 @@ def _evaluate(
     argv: Sequence[str],
 ) -> list[Any]:
     """Evaluate in this process, which is either the only one or a rank of a launcher."""
-    from vlmrl.dist.world import join_evaluation, join_world, stderr
+    from vlmrl.dist.world import ALONE, join_evaluation, join_world, stderr
     from vlmrl.evaluate import eval as work
+    from vlmrl.evaluate.responses import learn_key
+    from vlmrl.services.client import EndpointClient
     from vlmrl.store.layout import eval_log_path
 
-    with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world, ExitStack() as stack:
-
-        def make() -> Path:
-            run = work.create_eval_run(root, recipe, origin, [p.rows for p in planned], argv)
-            return stack.enter_context(run).dir
-
-        folder = world.from_main(make) if run_dir is None else run_dir
-        log_name = planned[0].name
-        join_evaluation(folder, log_name)
-        log = (lambda process: eval_log_path(folder, log_name, process)) if world.size > 1 else None
-        answerer = work.load_answerer(recipe, origin, settings, say if world.is_main else _silent, world=world, log=log)
-        stack.callback(answerer.engine.close)
+    joined = (
+        join_world(recipe.model.device, recipe.parallel.timeout_seconds) if endpoint is None else nullcontext(ALONE)
+    )
+    with joined as world, ExitStack() as stack:
+        folder, tell = run_dir, say if world.is_main else _silent
         progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
+        if endpoint is not None:
+            learn_key(endpoint.key_env)
+            answerer = work.endpoint_answerer(recipe, stack.enter_context(EndpointClient(endpoint, notify=say)))
+        else:
+
+            def make() -> Path:
+                run = work.create_eval_run(root, recipe, origin, [p.rows for p in planned], argv)
+                return stack.enter_context(run).dir
+
+            folder, log_name = run_dir or world.from_main(make), planned[0].name
+            join_evaluation(folder, log_name)
+            log = (lambda process: eval_log_path(folder, log_name, process)) if world.size > 1 else None
+            answerer = work.load_answerer(recipe, origin, settings, tell, world=world, log=log)
+            stack.callback(answerer.close)
         return work.run_evaluation(
             recipe,
             origin,
             answerer,
             planned,
             folder,
+            root,
+            argv,
             progress=progress,
-            say=say if world.is_main else _silent,
+            say=tell,
             world=world,
             own_run=run_dir is None,
         )
-
-
-def _evaluate_endpoint(
-    endpoint: EndpointOptions,
-    recipe: Recipe,
-    origin: ModelOrigin,
-    planned: Sequence[PlannedEvaluation],
-    root: Path,
-    argv: Sequence[str],
-) -> list[Any]:
-    from vlmrl.dist.world import stderr
-    from vlmrl.evaluate.eval import evaluate_endpoint
-    from vlmrl.evaluate.responses import learn_key
-    from vlmrl.services.client import EndpointClient
-
-    learn_key(endpoint.key_env)
-    progress = counter("evaluating", stderr())
-    with EndpointClient(endpoint, notify=say) as client:
-        return evaluate_endpoint(recipe, origin, planned, root, client, argv, progress=progress, say=say)
 
 
 def _silent(*words: Any) -> None:

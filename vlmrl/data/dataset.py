@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from vlmrl.data.images import BoundedCache, ImageStore, decode_image
 from vlmrl.errors import DataError
 from vlmrl.store.checkpoints import file_facts
+from vlmrl.store.table_reader import damage_told, open_parquet
 from vlmrl.types import Media, Row
-from vlmrl.untrusted import file_problem, parse_json
+from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -207,21 +208,16 @@ class PreparedDataset:
         return (_reopen, (self._folder, self.name, self.task))
 
     def _table(self, split: str) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         require_split(self, split)
         if split not in self._tables:
             path = self._folder / f"{split}.parquet"
-            try:
-                if problem := file_problem(path):
-                    raise OSError(f"it {problem}")
+            told = f"split `{split}` cannot be read", DataError
+            with damage_told(path, *told, hint=_REMAKE):
                 # Rows that were changed since count as other data, as changed images do.
                 if self.info["files"].get(path.name) != file_facts(path):
                     raise OSError("it was changed since dataset.json was written")
-                table = pq.read_table(path)
-            except (OSError, pa.ArrowException) as error:
-                raise DataError(f"split `{split}` cannot be read: {error}", where=str(path), hint=_REMAKE) from error
+            with open_parquet(path, *told, hint=_REMAKE) as file:
+                table = file.read()
             missing = {"prompt_id", "truth", "images"} - set(table.column_names)
             if missing or table.num_rows != self.info["splits"][split]["rows"]:
                 what = (

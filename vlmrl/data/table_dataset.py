@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmrl.data.dataset import Rows, canonical_json, decode_cached, require_split
 from vlmrl.data.images import image_hash, probe_image
-from vlmrl.data.table_files import find_tables, kind_of_files, place_of, sound_rows
+from vlmrl.data.table_files import find_tables, kind_of_files, parquet_table, place_of, sound_rows
 from vlmrl.data.table_values import (
     TRAINING,
     Mapped,
@@ -144,23 +144,30 @@ def file_digest(paths: Iterable[Path]) -> str:
 
 def _open_parquet(files: Sequence[Path]) -> RawTable:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     label = str(files[0]) if len(files) == 1 else f"{files[0].parent}/*.parquet"
-    try:
-        metadata = [pq.read_metadata(file) for file in files]
-        size = sum(m.row_group(i).total_byte_size for m in metadata for i in range(m.num_row_groups))
-        if size > IN_MEMORY_BYTES:
-            table = _unpacked(files)
-        else:
-            tables = [_plain_columns(pq.ParquetFile(file).read()) for file in files]
-            _one_schema([table.schema for table in tables], files)
-            table = pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-        raise DataError(f"not a readable Parquet file: {error}", where=label) from error
+    size, schemas = 0, []
+    for path in files:
+        with parquet_table(path) as file:
+            size += sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+            schemas.append(_plain_columns(pa.Table.from_batches([], file.schema_arrow)).schema)
+    schema = _one_schema(schemas, files)
+    table = _unpacked(files, schema) if size > IN_MEMORY_BYTES else pa.concat_tables(_parts(files, schema))
     if not table.num_rows:
         raise DataError("the table has no rows", where=label)
     return ArrowTable(label, table, lambda: file_digest(files))
+
+
+def _parts(files: Sequence[Path], schema: Any, rows: int | None = None) -> Iterator[Any]:
+    """Yield the rows of Parquet files in the form of `schema`, at most `rows` at a time; None = a file at a time."""
+    import pyarrow as pa
+
+    for path in files:
+        with parquet_table(path) as file:
+            parts = [file.read()] if rows is None else (pa.table(batch) for batch in file.iter_batches(rows))
+            for part in parts:
+                whole = [_plain_columns(part), pa.Table.from_batches([], schema)]  # `empty_table` would load pandas
+                yield pa.concat_tables(whole, promote_options="permissive").select(schema.names)
 
 
 def _plain_columns(table: Any) -> Any:
@@ -190,29 +197,20 @@ def _one_schema(schemas: Sequence[Any], files: Sequence[Path]) -> Any:
     return schema
 
 
-def _unpacked(files: Sequence[Path]) -> Any:
+def _unpacked(files: Sequence[Path], schema: Any) -> Any:
     """Return the rows of Parquet files as a memory-mapped Arrow file in the cache folder, written on first use."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     name = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
-    folder = cache_folder() / "tables"
-    path = folder / f"{name}.arrow"
+    path = cache_folder() / "tables" / f"{name}.arrow"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{name}.{os.getpid()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{name}.{os.getpid()}")
         try:
-            empty = [_plain_columns(pq.read_schema(file).empty_table()).schema for file in files]
-            schema = _one_schema(empty, files)
             with part.open("wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                for file in files:
-                    for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
-                        writer.write_table(
-                            pa.concat_tables(
-                                [_plain_columns(pa.table(batch)), schema.empty_table()], promote_options="permissive"
-                            ).select(schema.names)
-                        )
+                for table in _parts(files, schema, 256):
+                    writer.write_table(table)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
@@ -292,14 +290,18 @@ class TableDataset:
         A cell that cannot be read counts as no image here; reading its row is an error.
         """
         hashes: dict[Path, str] = {}
+        known: set[str] = set()  # cells whose image has a hash: the paths of a table often repeat
         for split, table in self._tables.items():
             for index in range(len(table)):
                 try:
                     values = self._image_values(split, index, table.row(index))
+                    if values and all(isinstance(value, str) and value in known for value in values):
+                        continue
                     images = [read_image(value, self._root, "") for value in values]
-                    for image in images:
-                        if isinstance(image, Path) and image not in hashes:
-                            hashes[image] = self._file(image).sha256
+                    for value, image in zip(values, images, strict=True):
+                        if isinstance(image, Path):
+                            hashes[image] = hashes.get(image) or self._file(image).sha256
+                            known |= {value} if isinstance(value, str) else set()
                 except (DataError, OSError):
                     continue
                 if images and not any(isinstance(image, Path) for image in images):

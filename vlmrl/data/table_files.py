@@ -12,19 +12,19 @@ import csv
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vlmrl.data.table_values import show
 from vlmrl.errors import DataError, nearest
+from vlmrl.store.table_reader import damage_told, file_batches, open_parquet
 from vlmrl.untrusted import file_problem, parse_json
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LINED = (".jsonl", ".csv")
 """File endings for which messages name a row by its line. For other files, they name the row's number, from 0."""
-BUFFER_BYTES = 1 << 20
-"""Bytes of a Parquet column that are read at a time. Without this limit, a whole column of a row group is read."""
 MAX_CELL_CHARS = 1 << 30
 """Maximum length of a CSV cell, in characters. An image in base64 is one long cell."""
 _NOT_UTF8, _SAVE_AS_UTF8 = "not UTF-8 text", "save the file as UTF-8"
@@ -54,7 +54,7 @@ def require_file(path: Path, *, hint: str | None = None) -> None:
 
 def place_of(path: Path | str, number: int) -> str:
     """Return the place of a row for messages: `rows.jsonl:17` (lines from 1), `rows.parquet row 17` (rows from 0)."""
-    return f"{path}:{number}" if Path(path).suffix.lower() in LINED else f"{path} row {number}"
+    return f"{path}:{number}" if str(path).lower().endswith(LINED) else f"{path} row {number}"
 
 
 def text_rows(path: Path | str) -> Iterator[tuple[int, TextRow]]:
@@ -199,58 +199,28 @@ def _unreadable(error: OSError, path: Path, hint: str | None = None) -> DataErro
     return DataError(f"the table cannot be read: {error.strerror or error}", where=str(path), hint=hint)
 
 
+def parquet_table(path: Path | str) -> AbstractContextManager[Any]:
+    """Open a Parquet file (`open_parquet`). Raises: DataError when it is no Parquet file, or damaged."""
+    return open_parquet(path, "not a readable Parquet file", DataError)
+
+
 def parquet_columns(path: Path | str) -> list[str]:
-    """Return the column names of a Parquet file. Raises: DataError when it is no Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return list(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
-        raise _not_parquet(error, path) from error
-
-
-def parquet_groups(path: Path | str) -> list[int]:
-    """Return the number of rows in each row group of a Parquet file. Raises: DataError when it is no Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        metadata = pq.read_metadata(path)
-        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except (pa.ArrowException, OSError) as error:
-        raise _not_parquet(error, path) from error
+    """Return the column names of a Parquet file. Raises: DataError as `parquet_table`."""
+    with parquet_table(path) as file:
+        return list(file.schema_arrow.names)
 
 
 def parquet_batches(path: Path | str, columns: Sequence[str], rows: int, group: int | None = None) -> Iterator[Any]:
-    """Yield the record batches of a Parquet file, of at most `rows` rows.
-
-    Args:
-        columns: columns to read; those that the file lacks are left out.
-        group: number of the only row group to read; None = all.
-    Raises: DataError when it cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES) as file:
-            names = [name for name in columns if name in file.schema_arrow.names]
-            groups = None if group is None else [group]
-            yield from file.iter_batches(rows, row_groups=groups, columns=names, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _not_parquet(error, path) from error
-
-
-def _not_parquet(error: Exception, path: Path | str) -> DataError:
-    return DataError(f"not a readable Parquet file: {error}", where=str(path))
+    """Yield the record batches of a Parquet file (`file_batches`). Raises: DataError as `parquet_table`."""
+    with parquet_table(path) as file:
+        yield from file_batches(file, rows, columns, group)
 
 
 def arrow_batches(path: Path | str) -> Iterator[Any]:
     """Yield the record batches of an Arrow file or stream, memory-mapped. Raises: DataError when it cannot be read."""
     import pyarrow as pa
 
-    try:
+    with damage_told(path, "the table cannot be read", DataError):
         source = pa.memory_map(str(path))
         try:
             reader = pa.ipc.open_file(source)
@@ -258,8 +228,6 @@ def arrow_batches(path: Path | str) -> Iterator[Any]:
         except pa.ArrowInvalid:
             source.seek(0)
             yield from pa.ipc.open_stream(source)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"the table cannot be read: {error}", where=str(path)) from error
 
 
 def kind_of_files(files: Sequence[Path]) -> str:

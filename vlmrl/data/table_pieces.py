@@ -22,13 +22,14 @@ from vlmrl.data.table_files import (
     kind_of_files,
     parquet_batches,
     parquet_columns,
-    parquet_groups,
+    parquet_table,
     place_of,
     require_file,
     sound_rows,
 )
 from vlmrl.data.table_values import plain, python_rows
 from vlmrl.errors import DataError
+from vlmrl.store.table_reader import group_rows
 
 PIECE_ROWS = 128
 BATCH_ROWS = 16
@@ -226,10 +227,12 @@ def split_spelling(source: str) -> tuple[str, str | None]:
 def _parquet_pieces(split: str, files: Sequence[Path]) -> tuple[list[TablePiece], list[str]]:
     pieces: list[TablePiece] = []
     first = 0
-    for file in files:
-        for group, rows in enumerate(parquet_groups(file)):
+    for path in files:
+        with parquet_table(path) as file:
+            groups = group_rows(file)
+        for group, rows in enumerate(groups):
             if rows:
-                pieces.append(TablePiece(split, first, rows, "parquet", str(file), group=group))
+                pieces.append(TablePiece(split, first, rows, "parquet", str(path), group=group))
             first += rows
     return pieces, parquet_columns(files[0])
 

@@ -28,22 +28,8 @@ from vlmrl.types import INAPPLICABLE, Status, name_row
 from vlmrl.untrusted import parse_json
 
 COLUMNS = (
-    "group",
-    "source",
-    "task",
-    "prompt_id",
-    "sample",
-    "truth",
-    "prompt_text",
-    "text",
-    "token_ids",
-    "finish",
-    "parts",
-    "score",
-    "note",
-    "error",
-    "status",
-    "images",
+    *("group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts"),
+    *("score", "note", "error", "status", "images"),
 )
 HASH = re.compile(r"[0-9a-f]{16}")
 """Pattern of the end of a prompt id that is a hash of its row's content."""

@@ -307,6 +307,8 @@ ENGINES_VARIABLE = "VLMRL_ENGINE_CARDS"
 """Variable with the GPUs of engines that have their own processes: CUDA's numbers; on a CPU, one word per engine."""
 HALVED_VARIABLE = "VLMRL_HALVED"
 CHOICES_VARIABLE = "VLMRL_CHOICES"
+SHARED_VARIABLE = "VLMRL_SHARED_ROWS"
+"""Variable with what the launcher of an evaluation has seen of training's rows: JSON, (role, shared) of each source."""
 TYPED_FILE = "typed.json"
 """File with a JSON list: the command line of the launcher. Commands of ranks do not have the launcher's options."""
 OPEN_SECONDS = 3.0

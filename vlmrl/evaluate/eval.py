@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmrl.data.encode import Encoder
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import Interruption, RewardError
@@ -21,14 +22,13 @@ from vlmrl.evaluate.eval_plan import EvalSettings, PlannedEvaluation, ShownRows,
 from vlmrl.evaluate.eval_rows import EvalRows
 from vlmrl.evaluate.measures import open_measurer
 from vlmrl.evaluate.records import Evaluation, GradedPieces, stored_rows, write_evaluation
-from vlmrl.evaluate.responses import EndpointResponder, EngineResponder, engine_identity, journal_identity
-from vlmrl.evaluate.run import NO_RESPONSE, evaluate_responses
+from vlmrl.evaluate.responses import EndpointResponder, EngineResponder, Responder, work_identity
+from vlmrl.evaluate.run import NO_RESPONSE, counted, evaluate_responses
 from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.service_pool import summary_of
-from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.scoring import Outages
 from vlmrl.services.client import EndpointClient
 from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, setting_params
@@ -41,6 +41,7 @@ from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.response_journal import ResponseJournal
 from vlmrl.store.runs import Run, create_run
+from vlmrl.tasks.source import Source
 from vlmrl.types import SamplingParams
 
 __all__ = ["EvalSettings", "PlannedEvaluation", "chosen_settings", "plan", "run_evaluation"]
@@ -56,18 +57,39 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Answerer:
-    """Model that is ready to respond to prompts.
+    """Model that is ready to respond to prompts: loaded here, or behind an endpoint.
 
     Args:
-        params: sampling parameters of the settings that it was loaded with.
-        greedy: those of greedy responses.
+        make: makes a `Responder` of its other fields.
+        greedy: sampling parameters of greedy responses.
+        device: "endpoint" for one.
+        close: ends the engine.
     """
 
-    engine: Generator
-    encoder: Encoder
-    params: SamplingParams
-    device: str
+    make: Callable[..., Responder]
     greedy: SamplingParams
+    device: str
+    close: Callable[[], None] = lambda: None
+
+    def responder(
+        self,
+        recipe: Recipe,
+        settings: EvalSettings,
+        journal: ResponseJournal,
+        source: Source,
+        progress: Callable[[int], None],
+        drops: bool = False,
+    ) -> Responder:
+        """Return what responds to the rows of a source under some settings. `drops`: as of `Responder`."""
+        return self.make(
+            journal=journal,
+            source=source,
+            params=params_of(recipe, self.greedy, settings),
+            seed=settings.seed,
+            samples=settings.samples,
+            progress=progress,
+            drops=drops,
+        )
 
 
 def create_eval_run(
@@ -98,7 +120,7 @@ def load_answerer(
     world: World = ALONE,
     log: Callable[[str], Path] | None = None,
 ) -> Answerer:
-    """Load the model into the engine that the recipe names. The caller closes the engine.
+    """Load the model into the engine that the recipe names. The caller closes it.
 
     Args:
         recipe: without open values (setup/auto_choice.py).
@@ -117,7 +139,14 @@ def load_answerer(
     engine = make_generator(alone, policy, encoder, origin.files, say, world=world, log=log)
     engine.load_weights(0)
     greedy = setting_params(recipe, policy, processor.tokenizer)
-    return Answerer(engine, encoder, params_of(recipe, greedy, settings), str(policy.device), greedy)
+    return Answerer(partial(EngineResponder, engine=engine, encoder=encoder), greedy, str(policy.device), engine.close)
+
+
+def endpoint_answerer(recipe: Recipe, client: EndpointClient) -> Answerer:
+    """Return the model of an endpoint. It takes a part of the sampling parameters alone."""
+    limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    greedy = SamplingParams(0.0, max_new_tokens=limit, stop=tuple(recipe.rollout.stop))
+    return Answerer(partial(EndpointResponder, client=client), greedy, "endpoint")
 
 
 def run_evaluation(
@@ -125,85 +154,118 @@ def run_evaluation(
     origin: ModelOrigin,
     answerer: Answerer,
     planned: Sequence[PlannedEvaluation],
-    run_dir: Path,
+    run_dir: Path | None,
+    root: Path,
+    argv: Sequence[str] = (),
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
     world: World = ALONE,
     own_run: bool = False,
 ) -> list[Evaluated]:
-    """Evaluate a model and write each result to `run_dir`/eval/<name>. All processes of `world` get all results.
+    """Evaluate a model and write each result to `eval/<name>` of a run. All processes of `world` get all results.
 
     Responses are kept as they come: the same evaluation goes on after a kill, in whichever run it then is.
 
     Args:
-        progress: called with (finished responses, all responses). With several processes, the first number is an
-            estimate from this process.
+        run_dir: the run; None = one of kind eval is made in `root` when all results are there.
+        progress: called with (finished responses, all responses); see `counted`.
         say: called with messages for the user.
         own_run: the run was created for these evaluations.
-    Raises: the errors of data and reward.
+    Raises: the errors of data, reward and endpoint; RewardError, before any request, for a reward that reads token ids
+        of an endpoint. Interruption: the responses of an endpoint so far are kept.
     """
+    if origin.endpoint:
+        _require_texts(planned)
     total = sum(p.responses for p in planned)
-    done, results, finished = 0, [], []
-
-    def tell(newly: int) -> None:
-        nonlocal done
-        done += newly * world.size
-        rank_process.phase("evaluation")  # shows that this process is alive
-        progress(min(done, total), total)
-
-    for one in planned:
-        source, folder = one.rows.source, layout.eval_dir(run_dir, one.name)
-        rank_process.phase("evaluation")
-        begin = time.perf_counter()
-        settings, params = one.settings, params_of(recipe, answerer.greedy, one.settings)
-        identity = engine_identity(one.meta, recipe, origin, settings.samples, world)
-        with (
-            ResponseJournal(
-                run_dir.parent, source.name, identity, rows=one.rows.count, samples=settings.samples
-            ) as journal,
-            make_scorer(source, recipe, ServicePlace(str(run_dir), f"eval {one.name}")) as scorer,
-            open_measurer(recipe, source) as measurer,
-        ):
-            shown = ShownRows(source, one.change, settings.seed, one.rows.count)
-            respond = EngineResponder(
-                answerer.engine,
-                answerer.encoder,
-                journal,
-                shown.source,
-                params,
-                settings.seed,
-                settings.samples,
-                tell,
-            )
-            evaluation = evaluate_responses(
-                shown.answered(respond),
-                source,
-                scorer,
-                params=params,
-                max_rows=one.rows.max_rows,
-                world=world,
-                pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
-                skipped=lambda rows, samples=settings.samples: tell(rows * samples),
-                # Each process waits alone: after a kill they may have graded different chunks.
-                outages=Outages.of(recipe.reward, ALONE, say),
-                measurer=measurer,
-            )
-            line = summary_of(scorer.services, world.gather)
-            say(line) if line and world.is_main else None
-            seconds = round(time.perf_counter() - begin, 3)
-            meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
-            if world.is_main:
-                summary = write_evaluation(folder, evaluation, meta)
-                evaluation = Evaluation(stored_rows(folder), summary)
-            world.gather(None)  # no rank removes its responses before the results are on disk
-        finished.append(journal)
-        # In a run of its own, the same command would make all evaluations again: it goes on with their responses.
-        if not own_run or one is planned[-1]:
-            for each in finished:
-                each.remove()
-        results.append(Evaluated(folder, evaluation))
+    count, journals, results = counted(progress, total, world), list[ResponseJournal](), list[Evaluated]()
+    with ExitStack() as stack:
+        try:
+            for one in planned:
+                source, samples = one.rows.source, one.settings.samples
+                identity = work_identity(one.meta, recipe, origin, samples, world)
+                journal = ResponseJournal(root, source.name, identity, rows=one.rows.count, samples=samples)
+                journals.append(stack.enter_context(journal))
+            made: list[tuple[Evaluation, dict[str, Any]]] = []
+            for one, journal in zip(planned, journals, strict=True):
+                result = _evaluate_one(recipe, origin, answerer, one, journal, run_dir, count, say, world)
+                if run_dir is None:
+                    made.append(result)
+                    continue
+                results.append(_write(layout.eval_dir(run_dir, one.name), *result, world))
+                if not own_run:  # else the same command makes all evaluations again: it goes on with their responses
+                    journal.remove()
+            if run_dir is None:
+                with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
+                    folders = [layout.eval_dir(run.dir, one.name) for one in planned]
+                    results = [_write(folder, *each, world) for folder, each in zip(folders, made, strict=True)]
+        except KeyboardInterrupt:
+            if not origin.endpoint:
+                raise
+            kept = sum(journal.count for journal in journals)
+            raise Interruption("eval", f"{kept:,} of {total:,} responses are kept") from None
+        for journal in journals:
+            journal.remove()
     return results
+
+
+def _require_texts(planned: Sequence[PlannedEvaluation]) -> None:
+    for reward in (one.rows.source.reward for one in planned):
+        if reward.needs_token_ids:
+            raise RewardError(
+                f"the reward `{reward.name}` reads token ids, and an endpoint gives texts alone",
+                hint="evaluate with another reward: --set reward.name=...",
+            )
+
+
+def _evaluate_one(
+    recipe: Recipe,
+    origin: ModelOrigin,
+    answerer: Answerer,
+    one: PlannedEvaluation,
+    journal: ResponseJournal,
+    run_dir: Path | None,
+    count: Callable[[int], None],
+    say: Callable[[str], None],
+    world: World,
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Return the evaluation of one source, and its `meta`."""
+    source, settings, begin = one.rows.source, one.settings, time.perf_counter()
+    rank_process.phase("evaluation")
+    shown = ShownRows(source, one.change, settings.seed, one.rows.count)
+    respond = answerer.responder(recipe, settings, journal, shown.source, count)
+    # Where the run is made at the end, verdicts belong to the folder of the runs.
+    label = journal.path.stem if run_dir is None else one.name
+    place = ServicePlace(str(run_dir or journal.path.parents[1]), f"eval {label}")
+    with make_scorer(source, recipe, place) as scorer, open_measurer(recipe, source) as measurer:
+        evaluation = evaluate_responses(
+            shown.answered(respond),
+            source,
+            scorer,
+            params=respond.params,
+            max_rows=one.rows.max_rows,
+            world=world,
+            pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
+            skipped=lambda rows: count(rows * settings.samples),
+            refusals=respond.refusals,
+            # Each process waits alone: after a kill they may have graded different chunks.
+            outages=Outages.of(recipe.reward, ALONE, say),
+            measurer=measurer,
+        )
+        line = summary_of(scorer.services, world.gather)
+        say(line) if line and world.is_main else None
+    seconds = round(time.perf_counter() - begin, 3)
+    meta = {**one.meta, "seconds": seconds, "time": now(), "device": answerer.device, "processes": world.size}
+    return (_with_refusals(evaluation), {**meta, "dtype": None}) if origin.endpoint else (evaluation, meta)
+
+
+def _write(folder: Path, evaluation: Evaluation, meta: dict[str, Any], world: World) -> Evaluated:
+    """Write an evaluation. All processes go on when the results are on disk, and may then remove their responses."""
+    if world.is_main:
+        summary = write_evaluation(folder, evaluation, meta)
+        evaluation = Evaluation(stored_rows(folder), summary)
+    world.wait()
+    return Evaluated(folder, evaluation)
 
 
 def grading_identity(one: PlannedEvaluation, recipe: Recipe) -> dict[str, Any]:
@@ -219,111 +281,6 @@ def grading_identity(one: PlannedEvaluation, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def endpoint_params(recipe: Recipe, temperature: float | None) -> SamplingParams:
-    """Return the sampling parameters of an evaluation, as far as an endpoint has them. `temperature`: None = greedy."""
-    r = recipe.rollout
-    limit = recipe.eval.max_new_tokens or r.max_new_tokens
-    if temperature is None:
-        return SamplingParams(0.0, max_new_tokens=limit, stop=tuple(r.stop))
-    return SamplingParams(temperature, r.top_p, r.top_k, limit, stop=tuple(r.stop))
-
-
-def evaluate_endpoint(
-    recipe: Recipe,
-    origin: ModelOrigin,
-    planned: Sequence[PlannedEvaluation],
-    root: Path,
-    client: EndpointClient,
-    argv: Sequence[str],
-    *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[Evaluated]:
-    """Evaluate the model of an endpoint, and write the results to a new run of kind eval.
-
-    Args:
-        progress: called with (finished responses, all responses).
-        say: called with messages for the user.
-    Raises: the errors of data, reward and endpoint; RewardError, before any request, for a reward that reads token ids.
-        Interruption: the responses so far are kept.
-    """
-    for one in planned:
-        if one.rows.source.reward.needs_token_ids:
-            raise RewardError(
-                f"the reward `{one.rows.source.reward.name}` reads token ids, and an endpoint gives texts alone",
-                hint="evaluate with another reward: --set reward.name=...",
-            )
-    total = sum(p.responses for p in planned)
-    results: list[tuple[Evaluation, dict[str, Any]]] = []
-    journals: list[ResponseJournal] = []
-    done = 0
-
-    def count(newly: int) -> None:
-        nonlocal done
-        done += newly
-        progress(min(done, total), total)
-
-    try:
-        for one in planned:
-            name = layout.eval_name(one.rows.source.name)
-            identity = journal_identity(one.meta)
-            journals.append(ResponseJournal(root, name, identity, rows=one.rows.count, samples=one.settings.samples))
-        for one, journal in zip(planned, journals, strict=True):
-            results.append(_evaluate_one(recipe, one, client, journal, count, say))
-        with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
-            evaluated = [
-                _write(layout.eval_dir(run.dir, one.name), *result)
-                for one, result in zip(planned, results, strict=True)
-            ]
-        for journal in journals:
-            journal.remove()
-        return evaluated
-    except KeyboardInterrupt:
-        kept = sum(journal.count for journal in journals)
-        raise Interruption("eval", f"{kept:,} of {total:,} responses are kept") from None
-    finally:
-        for journal in journals:
-            journal.close()
-
-
-def _evaluate_one(
-    recipe: Recipe,
-    one: PlannedEvaluation,
-    client: EndpointClient,
-    journal: ResponseJournal,
-    count: Callable[[int], None],
-    say: Callable[[str], None],
-) -> tuple[Evaluation, dict[str, Any]]:
-    """Return the evaluation of one source, and its `meta`."""
-    source, settings = one.rows.source, one.settings
-    params = params_of(recipe, endpoint_params(recipe, None), settings)
-    shown = ShownRows(source, one.change, settings.seed, one.rows.count)
-    respond = EndpointResponder(
-        client, journal, shown.source, params, seed=settings.seed, samples=settings.samples, progress=count
-    )
-    begin = time.perf_counter()
-    # A run for the results is made at the end: until then, verdicts belong to the folder of the runs.
-    place = ServicePlace(str(journal.path.parents[1]), f"eval {journal.path.stem}")
-    with make_scorer(source, recipe, place) as scorer, open_measurer(recipe, source) as measurer:
-        evaluation = evaluate_responses(
-            shown.answered(respond),
-            source,
-            scorer,
-            params=params,
-            max_rows=one.rows.max_rows,
-            pieces=GradedPieces(journal.side_folder(grading_identity(one, recipe))),
-            skipped=lambda rows: count(rows * settings.samples),
-            refusals=respond.refusals,
-            outages=Outages.of(recipe.reward, ALONE, say),
-            measurer=measurer,
-        )
-        if line := summary_of(scorer.services):
-            say(line)
-    seconds = round(time.perf_counter() - begin, 3)
-    meta = {**one.meta, "dtype": None, "seconds": seconds, "time": now(), "device": "endpoint", "processes": 1}
-    return _with_refusals(evaluation), meta
-
-
 def _with_refusals(evaluation: Evaluation) -> Evaluation:
     """Return the evaluation with the number of the endpoint's refusals, and the first of them, in the summary."""
     count, first = 0, ""
@@ -333,8 +290,3 @@ def _with_refusals(evaluation: Evaluation) -> Evaluation:
     if not count:
         return evaluation
     return replace(evaluation, summary=evaluation.summary | {"refused": {"rows": count, "first": first}})
-
-
-def _write(folder: Path, evaluation: Evaluation, meta: dict[str, Any]) -> Evaluated:
-    summary = write_evaluation(folder, evaluation, meta)
-    return Evaluated(folder, Evaluation(stored_rows(folder), summary))

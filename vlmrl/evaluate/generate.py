@@ -16,15 +16,14 @@ from vlmrl import __version__
 from vlmrl.data.dataset import Rows
 from vlmrl.data.image_folders import ImageFiles
 from vlmrl.data.open_dataset import open_dataset
-from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError, Interruption, StoreError
 from vlmrl.evaluate.answer_files import Kept, Written, is_folder, write_folder, write_table
 from vlmrl.evaluate.answer_files import require_free as require_free_folder
-from vlmrl.evaluate.eval import Answerer, EvalSettings, endpoint_params, load_answerer
+from vlmrl.evaluate.eval import EvalSettings, endpoint_answerer, load_answerer
 from vlmrl.evaluate.eval_rows import TEST, SeenRows, entries_of, named_rows
-from vlmrl.evaluate.responses import EndpointResponder, EngineResponder, engine_identity, journal_identity
-from vlmrl.evaluate.run import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, Respond
+from vlmrl.evaluate.responses import work_identity
+from vlmrl.evaluate.run import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, counted
 from vlmrl.recipe.schema import Recipe
 from vlmrl.services.client import EndpointClient
 from vlmrl.setup.model_origin import ModelOrigin
@@ -130,27 +129,22 @@ def generate(
     """
     require_free(out, settings.force, () if any(map(_is_images, sources)) else None)
     rows = sum(len(s.rows) for s in sources)
-    total, done = rows * settings.samples, 0
-
-    def count(newly: int) -> None:
-        nonlocal done
-        done += newly * world.size
-        rank_process.phase("generation")  # shows that this process is alive
-        progress(min(done, total), total)
-
+    total = rows * settings.samples
+    count = counted(progress, total, world, "generation")
     kept: list[tuple[Source, ResponseJournal]] = []
     logs = unfinished_logs(root, out)
     with ExitStack() as stack:
         try:
-            answerer = None
             if client is None:
                 log = (lambda process: logs / f"{process}.log") if world.size > 1 else None
                 answerer = load_answerer(recipe, origin, settings, say, world=world, log=log)
-                stack.callback(answerer.engine.close)
+            else:
+                answerer = endpoint_answerer(recipe, client)
+            stack.callback(answerer.close)
             for source in sources:
                 journal = stack.enter_context(_journal(recipe, origin, source, root, settings, world))
                 kept.append((source, journal))
-                respond = _responder(recipe, answerer, client, journal, source, settings, count)
+                respond = answerer.responder(recipe, settings, journal, source, count, drops=_is_images(source))
                 for _ in respond(_missing(source, journal, world, lambda rows: count(rows * settings.samples))):
                     pass  # the journal has it
             written = _collect(recipe, origin, kept, root, out, settings, world)
@@ -186,37 +180,24 @@ def _collect(
 ) -> Written:
     """Write the result from the responses of all processes, then remove these.
 
-    Rank 0 does it, when the other processes have closed their journals.
+    Rank 0 does it, when the processes have closed their journals.
     """
-    if world.size == 1:
-        return _finish(out, [(source, [journal]) for source, journal in kept], settings)
     for _, journal in kept:
         journal.close()
     world.wait()
-    return world.from_main(lambda: _collect_all(recipe, origin, kept, root, out, settings, world.size))
 
+    def collect() -> Written:
+        with ExitStack() as stack:
 
-def _collect_all(
-    recipe: Recipe,
-    origin: ModelOrigin,
-    kept: Sequence[tuple[Source, ResponseJournal]],
-    root: Path,
-    out: Path,
-    settings: EvalSettings,
-    size: int,
-) -> Written:
-    with ExitStack() as stack:
-        journals = [
-            (
-                source,
-                [
-                    stack.enter_context(_journal(recipe, origin, source, root, settings, World(rank, size)))
-                    for rank in range(size)
-                ],
+            def of_rank(source: Source, rank: int) -> ResponseJournal:
+                share = World(rank, world.size)
+                return stack.enter_context(_journal(recipe, origin, source, root, settings, share))
+
+            return _finish(
+                out, [(source, [of_rank(source, rank) for rank in range(world.size)]) for source, _ in kept], settings
             )
-            for source, _ in kept
-        ]
-        return _finish(out, journals, settings)
+
+    return world.from_main(collect)
 
 
 def _finish(out: Path, kept: Kept, settings: EvalSettings) -> Written:
@@ -261,43 +242,6 @@ def _missing(
             world.wait()  # so that no process waits for another one's whole share at the end
 
 
-def _responder(
-    recipe: Recipe,
-    answerer: Answerer | None,
-    client: EndpointClient | None,
-    journal: ResponseJournal,
-    source: Source,
-    settings: EvalSettings,
-    count: Callable[[int], None],
-) -> Respond:
-    """Return a function that puts the responses to rows into the journal."""
-    drops = _is_images(source)
-    if client is not None:
-        params = endpoint_params(recipe, settings.temperature)
-        return EndpointResponder(
-            client,
-            journal,
-            source,
-            params,
-            seed=settings.seed,
-            samples=settings.samples,
-            progress=count,
-            drops=drops,
-        )
-    assert answerer is not None
-    return EngineResponder(
-        answerer.engine,
-        answerer.encoder,
-        journal,
-        source,
-        answerer.params,
-        settings.seed,
-        settings.samples,
-        count,
-        drops,
-    )
-
-
 def _journal(
     recipe: Recipe, origin: ModelOrigin, source: Source, root: Path, settings: EvalSettings, world: World
 ) -> ResponseJournal:
@@ -322,12 +266,6 @@ def _journal(
         "dtype": recipe.model.dtype,
         "vlmrl": __version__,
     }
-    identity = journal_identity(facts)
-    if not origin.endpoint:
-        identity = engine_identity(facts, recipe, origin, settings.samples, world)
-    else:
-        rollout = recipe.rollout
-        identity["rollout"] = [rollout.top_p, rollout.top_k, list(rollout.stop)]
-    work = {"command": "generate", **identity}
+    work = {"command": "generate", **work_identity(facts, recipe, origin, settings.samples, world)}
     keys = None if images is None else [file.key for file in images.files[: len(source.rows)]]
     return ResponseJournal(root, source.name, work, rows=len(source.rows), samples=settings.samples, keys=keys)

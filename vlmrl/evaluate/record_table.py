@@ -14,8 +14,8 @@ from typing import Any
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.redaction.redact import hide_known, redact_text, redact_value
 from vlmrl.store.evaluated_rows import OUTCOME, SCHEMA, SHOWN_IMAGES, UNREADABLE, read_rows, rows_schema
-from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.store.rollouts import seen_of
+from vlmrl.store.table_reader import damage_told
 from vlmrl.tasks.positions import MOST_FITTED
 from vlmrl.tasks.source import Source
 from vlmrl.types import Media, RewardInput
@@ -68,30 +68,14 @@ def write_records(path: Path, chunks: Iterable[Sequence[Record]], names: Sequenc
         raise StoreError(f"cannot write: {error.strerror or error}", where=str(path)) from error
 
 
-def read_records(path: Path) -> tuple[list[dict[str, Any]], Mapping[bytes, bytes]]:
-    """Return the records of a file, and its metadata. Raises: StoreError when it is missing or damaged."""
+def read_records(path: Path, group: int | None = None) -> tuple[list[dict[str, Any]], Mapping[bytes, bytes]]:
+    """Return the records of a file, or of one row group, and its metadata.
+
+    Raises: StoreError when it is missing or damaged.
+    """
+    table = read_rows(path, group=group)
     with damage_told(path, UNREADABLE):
-        table = read_rows(path)
         return [_record(row) for row in table.to_pylist()], table.schema.metadata or {}
-
-
-def group_sizes(path: Path) -> list[int]:
-    """Return the number of records in each row group of a file. Raises: StoreError when it is missing or damaged."""
-    import pyarrow.parquet as pq
-
-    with damage_told(path, UNREADABLE):
-        metadata = pq.read_metadata(path)
-        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-
-
-def read_group(path: Path, number: int) -> list[dict[str, Any]]:
-    """Return the records of a row group. Raises: StoreError when the file is missing or damaged."""
-    import pyarrow.parquet as pq
-
-    with damage_told(path, UNREADABLE), pq.ParquetFile(path) as file:
-        table = file.read_row_group(number)
-        check_values(table, rows_schema((), shown=True))
-        return [_record(row) for row in table.to_pylist()]
 
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,18 +28,10 @@ from typing import Any, overload
 from vlmrl.dist.world import World
 from vlmrl.errors import StoreError, reason_of
 from vlmrl.evaluate.metrics import EvalColumns
-from vlmrl.evaluate.record_table import (
-    group_sizes,
-    has_shown,
-    outcome_names,
-    read_group,
-    read_records,
-    record_table,
-    write_records,
-)
+from vlmrl.evaluate.record_table import has_shown, outcome_names, read_records, record_table, write_records
 from vlmrl.redaction.redact import redact_value
 from vlmrl.store.checkpoints import hash_line
-from vlmrl.store.evaluated_rows import SCHEMA, read_summary, training_name
+from vlmrl.store.evaluated_rows import SCHEMA, read_summary, row_groups, training_name
 from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_HASHES, EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import ShardFolder, write_shard
@@ -364,7 +356,7 @@ def read_evaluation(folder: Path) -> Evaluation:
 def stored_rows(folder: Path) -> Sequence[dict[str, Any]]:
     """Return the rows of a written evaluation, read from the disk when they are looked at."""
     path = folder / EVAL_ROWS
-    return ChunkedRows(group_sizes(path), lambda number: read_group(path, number))
+    return ChunkedRows(row_groups(path), lambda number: read_records(path, number)[0])
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,13 @@ def journal_identity(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown, **setting}
 
 
-def engine_identity(
+def work_identity(
     meta: Mapping[str, Any], recipe: Recipe, origin: ModelOrigin, samples: int, world: World
 ) -> dict[str, Any]:
     """Return the identity of one rank's share of the responses: also what the model and its engine depend on."""
     rollout = recipe.rollout
+    if origin.endpoint:  # more samples of the same work go on from those that are there
+        return {**journal_identity(meta), "rollout": [rollout.top_p, rollout.top_k, list(rollout.stop)]}
     return {
         **journal_identity(meta),
         "model_table": recipe.model.model_dump(mode="json"),
@@ -94,19 +96,20 @@ def _file_facts(folder: Path) -> list[list[Any]]:
         return sorted([e.name, e.stat().st_size, e.stat().st_mtime_ns] for e in entries if e.is_file())
 
 
-@dataclass(frozen=True)
-class EngineResponder:
-    """Responses of an engine to the rows of a source; each piece is in the journal as soon as it is generated.
+@dataclass(kw_only=True)
+class Responder:
+    """Responses to the rows of a source; each is in the journal as soon as it is there.
 
     Args:
+        source: the rows as the model sees them.
+        seed: seed of the sampling.
         samples: responses per row.
         progress: called with the number of newly finished responses.
         drops: whether a row that cannot be shown to the model, such as one with a broken image, is dropped: it gets no
             response, and the journal has the reason. False = it is an error.
+        refusals: (prompt id, sample) -> why an endpoint gave no response; it counts as an empty one.
     """
 
-    engine: Generator
-    encoder: Encoder
     journal: ResponseJournal
     source: Source
     params: SamplingParams
@@ -114,6 +117,47 @@ class EngineResponder:
     samples: int
     progress: Callable[[int], Any]
     drops: bool = False
+    refusals: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
+        """Yield the responses to rows as they are complete; those that the journal has are not made again."""
+        raise NotImplementedError
+
+    def keep(self, number: int, k: int, text: str, finish: str, seed: int, tokens: Any, **more: str) -> None:
+        """Put a response into the journal. `tokens`: its ids, or their number; None = not known."""
+        more = {name: hide_known(value) for name, value in more.items()}
+        self.journal.add(
+            number, k, {"text": hide_known(text), "finish": finish, "seed": seed, "tokens": tokens, **more}
+        )
+
+    def drop(self, number: int, error: DataError) -> None:
+        """Note in the journal that a row cannot be shown to the model."""
+        for k in self.journal.missing(number):
+            self.keep(number, k, "", "stop", 0, 0, **{DROPPED: error.message})
+
+    def kept(self, number: int, row: Row, version: int) -> tuple[Sample, ...] | None:
+        """Return the responses that the journal has, without log-probs, which no evaluation reads; None if dropped."""
+        samples = []
+        for k in range(self.samples):
+            kept = self.journal.read(number, k)
+            if DROPPED in kept:
+                return None
+            if refusal := kept.get("refusal"):
+                self.refusals[row.prompt_id, k] = refusal
+            tokens = kept["tokens"]
+            listed = isinstance(tokens, list)
+            ids = tuple(tokens) if listed else ()
+            segment = Segment("assistant", ids, listed, unlisted=0 if listed else tokens or 0)
+            samples.append(Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], (segment,)))
+        return tuple(samples)
+
+
+@dataclass(kw_only=True)
+class EngineResponder(Responder):
+    """Responses of an engine. A piece of the built-in engine is in the journal as a whole."""
+
+    engine: Generator
+    encoder: Encoder
 
     def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         """Yield the responses to rows as they are complete; those that the journal has are not generated again.
@@ -169,56 +213,30 @@ class EngineResponder:
             except DataError as error:
                 if not self.drops:
                     raise
-                keep_dropped(self.journal, number, error)
+                self.drop(number, error)
                 self.progress(self.samples)
         return prompts
 
     def _keep(self, rollouts: Mapping[int, Rollout]) -> None:
         for number, rollout in sorted(rollouts.items()):
-            for k, sample in enumerate(rollout.samples):
-                self.journal.add(number, k, _fields(sample))
+            for k, one in enumerate(rollout.samples):
+                self.keep(number, k, one.text, one.finish, one.seed, list(one.token_ids))
 
     def _read(self, kept: deque[NumberedRow]) -> Responses:
         """Yield the responses that the journal has, and remove their rows from `kept`."""
         version = self.engine.version
         while kept:
             number, row = kept.popleft()
-            responses = [self.journal.read(number, k) for k in range(self.samples)]
             self.progress(self.samples)
-            if DROPPED in responses[0]:
-                continue
-            samples = [_sample(response, version) for response in responses]
-            (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
-            yield number, rollout
-
-
-def keep_dropped(journal: ResponseJournal, number: int, error: DataError) -> None:
-    """Note in the journal that a row cannot be shown to the model."""
-    reason = hide_known(error.message)
-    for k in journal.missing(number):
-        journal.add(number, k, {"text": "", "finish": "stop", "seed": 0, "tokens": 0, DROPPED: reason})
+            if (samples := self.kept(number, row, version)) is not None:
+                (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
+                yield number, rollout
 
 
 def _pieces(chunks: Iterator[Sequence[NumberedRow]]) -> Iterator[Sequence[NumberedRow]]:
     for chunk in chunks:
         for start in range(0, len(chunk), PIECE_PROMPTS):
             yield chunk[start : start + PIECE_PROMPTS]
-
-
-def _fields(sample: Sample) -> dict[str, Any]:
-    return {
-        "text": hide_known(sample.text),
-        "finish": sample.finish,
-        "seed": sample.seed,
-        "tokens": list(sample.token_ids),
-    }
-
-
-def _sample(kept: Mapping[str, Any], version: int) -> Sample:
-    """Return the response that `_fields` describes; its log-probs, which no evaluation reads, are not kept."""
-    ids = tuple(kept["tokens"])
-    segment = Segment("assistant", ids, True)
-    return Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], (segment,))
 
 
 MOST_SEED = 2**31
@@ -230,37 +248,17 @@ Place = tuple[int, Row, int]
 SENT_AS_STORED = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 
-class EndpointResponder:
-    """Responses of an endpoint to the rows of a source; each is in the journal as soon as it is there.
+@dataclass(kw_only=True)
+class EndpointResponder(Responder):
+    """Responses of an endpoint; each has a request and a seed of its own.
 
-    Args:
-        params: sampling parameters. Strings that end a response are applied here, as endpoints cut them off.
-        seed: seed of the sampling.
-        samples: responses per row; each has a request and a seed of its own.
-        progress: called with the number of newly finished responses.
-        drops: as of `EngineResponder`. Images are then decoded before they are sent.
-
-    Attributes:
-        refusals: (prompt id, sample) -> why the endpoint gave no response; it counts as an empty one.
+    Images of a row that may be dropped are decoded before they are sent.
     """
 
-    def __init__(
-        self,
-        client: EndpointClient,
-        journal: ResponseJournal,
-        source: Source,
-        params: SamplingParams,
-        *,
-        seed: int,
-        samples: int,
-        progress: Callable[[int], Any],
-        drops: bool = False,
-    ) -> None:
-        self._drops = drops
-        self._client, self._journal, self._source, self._params = client, journal, source, params
-        self._seed, self._samples, self._progress = seed, samples, progress
-        self._answers_some = journal.count > 0
-        self.refusals: dict[tuple[str, int], str] = {}
+    client: EndpointClient
+
+    def __post_init__(self) -> None:
+        self._answers_some = self.journal.count > 0
 
     def __call__(self, chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         """Yield the responses to rows as they are complete; those that the journal lacks are requested.
@@ -275,23 +273,23 @@ class EndpointResponder:
         try:
             for chunk in chunks:
                 for number, row in chunk:
-                    missing = self._journal.missing(number)
-                    self._progress(self._samples - len(missing))
-                    if not missing and DROPPED not in self._journal.read(number, 0):
-                        yield number, self._rollout(number, row)
-                    if missing and self._drops and not self._can_show(number, row):
+                    missing = self.journal.missing(number)
+                    self.progress(self.samples - len(missing))
+                    if not missing:
+                        yield from self._complete(number, row)
+                    if missing and self.drops and not self._can_show(number, row):
                         continue
                     for k in missing:
                         num_requests += 1
-                        pending[self._client.submit(self._request(row, k))] = (number, row, k)
-                        while len(pending) >= AHEAD * self._client.options.concurrency:
+                        pending[self.client.submit(self._request(row, k))] = (number, row, k)
+                        while len(pending) >= AHEAD * self.client.options.concurrency:
                             yield from self._collect(pending, refused, broken)
                 if broken or (refused and not self._answers_some):
                     break  # no further chunk is begun
             while pending:
                 yield from self._collect(pending, refused, broken)
         except EndpointError as error:
-            kept = f"{self._journal.count:,} responses are kept: the same command goes on from there"
+            kept = f"{self.journal.count:,} responses are kept: the same command goes on from there"
             error.hint = f"{error.hint}; {kept}" if error.hint else kept
             raise
         finally:
@@ -313,10 +311,10 @@ class EndpointResponder:
         """Return whether all images of a row can be decoded. If not, drop the row."""
         try:
             for media in row.media:
-                self._source.dataset.image(media)
+                self.source.dataset.image(media)
         except DataError as error:
-            self._progress(len(self._journal.missing(number)))
-            keep_dropped(self._journal, number, error)
+            self.progress(len(self.journal.missing(number)))
+            self.drop(number, error)
             return False
         return True
 
@@ -353,23 +351,22 @@ class EndpointResponder:
             self._keep(place, ChatAnswer("", "stop", None, refusal.message))
             places.append(place)
         for number, row in {number: row for number, row, _ in places}.items():
-            if not self._journal.missing(number):
-                yield number, self._rollout(number, row)
+            if not self.journal.missing(number):
+                yield from self._complete(number, row)
         if not places:
             yield None
 
     def _keep(self, place: Place, answer: ChatAnswer) -> None:
         number, row, k = place
-        text, finish = _ended(answer.text, answer.finish, self._params.stop)
-        fields: dict[str, Any] = {"text": hide_known(text), "finish": finish, "seed": self._seed_of(row, k)}
-        fields["tokens"] = answer.num_tokens
-        self._journal.add(number, k, fields | ({"refusal": hide_known(answer.refusal)} if answer.refusal else {}))
-        self._progress(1)
+        text, finish = _ended(answer.text, answer.finish, self.params.stop)
+        refusal = {"refusal": answer.refusal} if answer.refusal else {}
+        self.keep(number, k, text, finish, self._seed_of(row, k), answer.num_tokens, **refusal)
+        self.progress(1)
 
     def _request(self, row: Row, k: int) -> ChatRequest:
-        params = self._params
+        params = self.params
         return ChatRequest(
-            tuple(chat_turns(self._source, row)),
+            tuple(chat_turns(self.source, row)),
             params.max_new_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -378,24 +375,17 @@ class EndpointResponder:
         )
 
     def _seed_of(self, row: Row, k: int) -> int:
-        return (sample_seed(self._seed, 0, row.prompt_id, 0) + k) % MOST_SEED
+        return (sample_seed(self.seed, 0, row.prompt_id, 0) + k) % MOST_SEED
 
-    def _rollout(self, number: int, row: Row) -> Rollout:
-        messages = self._source.messages(row)
+    def _complete(self, number: int, row: Row) -> Responses:
+        if (samples := self.kept(number, row, 0)) is None:
+            return
+        messages = self.source.messages(row)
         text = "\n".join(f"{m.role}: {m.content}" for m in messages)
         # Ids, pixels and log-probs exist only on the endpoint's side. Its resize is unknown; images are sent as stored.
         sizes = tuple((m.width, m.height) for m in row.media)
         encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes, seen_sizes=sizes)
-        samples = tuple(self._sample(number, row, k) for k in range(self._samples))
-        return Rollout(Prompt(self._source, row, 0, encoded), samples, 0.0)
-
-    def _sample(self, number: int, row: Row, k: int) -> Sample:
-        kept = self._journal.read(number, k)
-        if refusal := kept.get("refusal"):
-            self.refusals[row.prompt_id, k] = refusal
-        finish: Finish = "length" if kept["finish"] == "length" else "stop"
-        segment = Segment("assistant", (), False, unlisted=kept["tokens"] or 0)
-        return Sample((), kept["text"], (), finish, 0, kept["seed"], (segment,))
+        yield number, Rollout(Prompt(self.source, row, 0, encoded), samples, 0.0)
 
 
 def chat_turns(source: Source, row: Row) -> Iterator[ChatTurn]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.data.encode import Encoder
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError
 from vlmrl.evaluate.estimates import Range
@@ -60,6 +61,27 @@ Responses = Iterator[tuple[int, Rollout] | None]
 """(number of a row, its responses) as they are complete; None = nothing is complete at the moment."""
 Respond = Callable[[Iterator[Sequence[NumberedRow]]], Responses]
 """Chunks of rows -> their responses, in any order. Chunks are taken when there is room for their prompts."""
+
+
+def counted(
+    progress: Callable[[int, int], None], total: int, world: World = ALONE, phase: str = "evaluation"
+) -> Callable[[int], None]:
+    """Return a function that gets the number of newly finished responses of this process, and tells `progress`.
+
+    Args:
+        progress: called with (finished responses, all responses). With several processes, the first number is an
+            estimate from this process.
+        phase: shows the launcher that this process is alive.
+    """
+    done = 0
+
+    def tell(newly: int) -> None:
+        nonlocal done
+        done += newly * world.size
+        rank_process.phase(phase)
+        progress(min(done, total), total)
+
+    return tell
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from vlmrl.data.dataset import Dataset
 from vlmrl.data.open_dataset import open_dataset, prompt_of
+from vlmrl.dist.world import SHARED_VARIABLE, launched
 from vlmrl.errors import VlmrlError
 from vlmrl.evaluate.eval_rows import EvalRows, dataset_records, place_of, training_runs
 from vlmrl.recipe.load import recipe_from_resolved
@@ -41,6 +44,8 @@ class Trained:
 def with_shared(rows: Sequence[EvalRows], run_dir: Path | None) -> list[EvalRows]:
     """Return the rows to evaluate, with what is known of rows and images that the model was trained on.
 
+    A launcher does this before it starts its ranks, and they inherit the result by SHARED_VARIABLE.
+
     Rows of a dataset that training used are known by their split, and not looked at.
 
     Args:
@@ -48,12 +53,17 @@ def with_shared(rows: Sequence[EvalRows], run_dir: Path | None) -> list[EvalRows
     """
     if run_dir is None:
         return list(rows)
+    if SHARED_VARIABLE in os.environ and launched():  # all ranks have the launcher's rows: none reads those of training
+        known = json.loads(os.environ[SHARED_VARIABLE])
+        return [replace(one, role=role, shared=shared) for one, (role, shared) in zip(rows, known, strict=True)]
     runs = training_runs(run_dir)
     entries = entries_of_runs(runs)
     places = {data.path for data in entries}
     unknown = [r.role in ("test", "held out") and place_of(r.source.dataset.path) not in places for r in rows]
     trained = trained_rows(runs, entries) if any(unknown) else Trained(set(), set(), True)
-    return [_labelled(r, trained) if apart else r for r, apart in zip(rows, unknown, strict=True)]
+    labelled = [_labelled(r, trained) if apart else r for r, apart in zip(rows, unknown, strict=True)]
+    os.environ[SHARED_VARIABLE] = json.dumps([(one.role, one.shared) for one in labelled])
+    return labelled
 
 
 def trained_rows(runs: Sequence[tuple[Path, Manifest]], entries: Sequence[Data]) -> Trained:

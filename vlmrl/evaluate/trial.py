@@ -32,6 +32,7 @@ from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
 from vlmrl.data.sampler import PromptStream
 from vlmrl.errors import DataError, Interruption, RewardError
+from vlmrl.evaluate.run import counted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
@@ -437,7 +438,8 @@ def run_trial(
     chosen_algorithm = algorithm_of(recipe.algo)
     algorithm = without_greedy(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
-    trial, done, size = Trial(stand_in=stand_in(chosen_algorithm)), 0, max(1, recipe.rollout.prompts_per_step)
+    trial, size = Trial(stand_in=stand_in(chosen_algorithm)), max(1, recipe.rollout.prompts_per_step)
+    count = counted(progress, len(chosen) * samples)
     with ExitStack() as stack:
         scorers = {s.name: stack.enter_context(make_scorer(s, recipe, ServicePlace(str(run.dir)))) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
@@ -448,13 +450,11 @@ def run_trial(
             if trial.first is None:
                 trial.first = batch[0].encoded
                 trial.pictures = save_pictures(batch[0].encoded, processor.image_processor, run.dir)
-            count = _counter(progress, done, len(chosen) * samples)
             begin = time.perf_counter()
             rollouts = sample_rollouts(
                 engine, batch, params, num_samples=samples, run_seed=recipe.train.seed, version=0, progress=count
             )
             trial.seconds += time.perf_counter() - begin
-            done += len(batch) * samples
             scored = score_rollouts(rollouts, scorers, strict=True)
             values = [untrained_values([s.trajectory.num_trained_tokens for s in g.samples]) for g in scored]
             groups = add_advantages(
@@ -582,14 +582,3 @@ def _keep(trial: Trial, sources: dict[str, Source], keep: Keep) -> dict[str, tup
         args = {"filter": [keep.low, keep.high], "solve_rate": rate.words if rate else None}
         kept[name] = (write_rows(sources[name], rows, target, args=args) if rows else None, len(rows))
     return kept
-
-
-def _counter(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
-    done = before
-
-    def tell(newly: int) -> None:
-        nonlocal done
-        done += newly
-        progress(done, total)
-
-    return tell

@@ -170,7 +170,7 @@ def scan_saved(
 ) -> ScoredResponses:
     """Score the saved responses with each of `sides` in one pass; see `scan`."""
     tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
-    plan = ScoringPlan(saved.reader.decoder, sides, tasks, keep_going, saved.limits(), image_reader(saved))
+    plan = ScoringPlan(saved.reader, sides, tasks, keep_going, saved.limits(), image_reader(saved))
     return scan(saved.reader, plan, jobs=jobs, progress=progress, note=saved.notes.append)
 
 

@@ -24,7 +24,7 @@ from vlmrl.data.table_files import (
     in_portions,
     parquet_batches,
     parquet_columns,
-    parquet_groups,
+    parquet_table,
     parsed_row,
     place_of,
     require_file,
@@ -51,6 +51,7 @@ from vlmrl.reward_check.responses import ArrowCells, Broken, Cells, Chunk, Decod
 from vlmrl.reward_check.scores import Coded, Ints, Scores
 from vlmrl.reward_check.scoring import SavedResponses, TaskRef
 from vlmrl.store.layout import MANIFEST
+from vlmrl.store.table_reader import file_batches, group_rows, known_columns
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 from vlmrl.tasks.user_task import is_own
 from vlmrl.types import RewardInput, hash64
@@ -214,26 +215,43 @@ def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> d
 
 
 @dataclass(frozen=True)
-class TableDecoder:
-    """Decoder of a table's rows as reward inputs.
+class TableReader:
+    """Reader of a table's rows as reward inputs; see the docstring of this module.
 
     Args:
-        files: names of the files for messages; `Chunk.file` is an index of them.
+        paths: the files; `Chunk.file` is an index of them.
         kind: suffix of the file name.
         source: name of the table.
         roles: role -> column, see `map_roles`.
         truth: rule for reading a ground truth.
         typed: whether each truth field has a column of its own.
         rewards: columns that hold one stored reward each; used if no column holds the whole score.
+        columns: names of the file's columns.
     """
 
-    files: Sequence[str]
+    paths: Sequence[str]
     kind: str
     source: str
     roles: Mapping[str, str]
     truth: TruthRule
     typed: bool = False
     rewards: Sequence[str] = ()
+    columns: Sequence[str] = ()
+
+    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
+        """Yield all chunks; `rows_N` is ignored. Raises: DataError for a file that cannot be read."""
+        first = 0
+        if self.kind == ".parquet":
+            left_out = {*IMAGES, self.roles.get("images")}
+            names = [name for name in self.columns if name not in left_out]
+            for batch in parquet_batches(self.paths[0], names, CHUNK_ROWS):
+                yield Chunk(first, batch.num_rows, 0, first, batch)
+                first += batch.num_rows
+            return
+        for number, path in enumerate(self.paths):
+            for rows in in_portions(text_rows(path), CHUNK_ROWS, CHUNK_BYTES):
+                yield Chunk(first, len(rows), number, rows[0][0], rows)
+                first += len(rows)
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
@@ -268,7 +286,7 @@ class TableDecoder:
         return self.place(int(facts.files_N[index]), int(facts.places_N[index]))
 
     def place(self, file: int, place: int) -> str:
-        return place_of(self.files[file], place)
+        return place_of(self.paths[file], place)
 
     def _truths(self, cells: Cells) -> list[TruthReading]:
         """Return the [N] truths of the rows; equal texts are read once."""
@@ -397,66 +415,27 @@ def _count(cell: Any) -> int:
     return int(number) if abs(number) < 1 << 31 else 0
 
 
-@dataclass(frozen=True)
-class TableReader:
-    """Reader of a table of responses as chunks; see the docstring of this module.
-
-    Args:
-        decoder: decodes the rows of the chunks.
-        columns: names of the file's columns.
-    """
-
-    paths: Sequence[str]
-    decoder: TableDecoder
-    columns: Sequence[str] = field(default_factory=tuple)
-
-    def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
-        """Yield all chunks; `rows_N` is ignored. Raises: DataError for a file that cannot be read."""
-        first = 0
-        if self.decoder.kind == ".parquet":
-            left_out = {*IMAGES, self.decoder.roles.get("images")}
-            names = [name for name in self.columns if name not in left_out]
-            for batch in parquet_batches(self.paths[0], names, CHUNK_ROWS):
-                yield Chunk(first, batch.num_rows, 0, first, batch)
-                first += batch.num_rows
-            return
-        for number, path in enumerate(self.paths):
-            for rows in in_portions(text_rows(path), CHUNK_ROWS, CHUNK_BYTES):
-                yield Chunk(first, len(rows), number, rows[0][0], rows)
-                first += len(rows)
-
-
 def first_row(path: str, kind: str) -> tuple[list[str], dict[str, Any]]:
     """Return (names of a table's columns, its first readable row).
 
-    Raises: DataError if no row can be read.
+    Raises: DataError if no row can be read, or two columns of a Parquet file have one name.
     """
-    return _first_of_parquet(path) if kind == ".parquet" else _first_of_text(path)
-
-
-def _first_of_parquet(path: str) -> tuple[list[str], dict[str, Any]]:
-    names = parquet_columns(path)
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise DataError(f"the table has several columns `{twice[0]}`", where=path, hint="rename all but one")
-    batch = next(parquet_batches(path, [name for name in names if name not in IMAGES], 1), None)
-    if batch is None or not batch.num_rows:
-        raise DataError("the table has no rows", where=path)
-    return names, python_rows(batch, lambda index: place_of(path, index))[0]
-
-
-def _first_of_text(path: str) -> tuple[list[str], dict[str, Any]]:
-    first, columns, problem = None, {}, ""
-    for _, unparsed in itertools.islice(text_rows(path), ROWS_FOR_COLUMNS):
-        row = parsed_row(unparsed)
-        if isinstance(row, dict):
-            first = row if first is None else first
-            columns |= dict.fromkeys(row)
-        else:
-            problem = problem or row
-    if first is None and problem:
-        raise DataError(f"the table has no row that can be read; the first one: {problem}", where=path)
+    columns: dict[str, None] = {}
+    rows: list[dict[str, Any] | str] = []
+    if kind == ".parquet":
+        names = parquet_columns(path)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DataError(f"the table has several columns `{twice[0]}`", where=path, hint="rename all but one")
+        batch = next(parquet_batches(path, [name for name in names if name not in IMAGES], 1), None)
+        columns = dict.fromkeys(names)
+        rows += [] if batch is None else python_rows(batch, lambda index: place_of(path, index))
+    else:
+        rows += [parsed_row(row) for _, row in itertools.islice(text_rows(path), ROWS_FOR_COLUMNS)]
+        columns = dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row)
+    first = next((row for row in rows if not isinstance(row, str)), None)
     if first is None:
-        raise DataError("the table has no rows", where=path)
+        why = f"the table has no row that can be read; the first one: {rows[0]}" if rows else "the table has no rows"
+        raise DataError(why, where=path)
     return list(columns), first
 
 
@@ -466,7 +445,7 @@ def is_table(path: Path) -> bool:
         return not (path / MANIFEST).exists() and bool(numbered_files(path))
     kind = path.suffix.lower()
     if kind == ".parquet":
-        return path.is_file() and not _is_rollouts(path)
+        return path.is_file() and b"vlmrl.schema" not in known_columns(path)[1]
     return kind in SUFFIXES
 
 
@@ -508,9 +487,8 @@ def open_table(
             hint="name the column: --columns ground_truth=...; or give the fields of the truth as columns",
         )
     texts, rewards, notes = tuple(map(str, files)), stored_rewards(names, first, roles), []
-    decoder = TableDecoder(texts, kind, path.stem, roles, rule, rule.fields_in(first), rewards)
-    reader = TableReader(texts, decoder, tuple(names))
-    if decoder.infers_groups:
+    reader = TableReader(texts, kind, path.stem, roles, rule, rule.fields_in(first), rewards, tuple(names))
+    if reader.infers_groups:
         notes.append(
             f"rows of one step with equal `{roles['prompt']}` and truth are a group (else --columns group=...)"
         )
@@ -523,7 +501,7 @@ def open_table(
         reader,
         {path.stem: head},
         task=ref,
-        grouped="group" in roles or decoder.infers_groups,
+        grouped="group" in roles or reader.infers_groups,
         has_scores="score" in roles or bool(rewards),
         first_step=0,
         notes=notes,
@@ -565,16 +543,6 @@ def _task_rule(
     return rule, TaskRef(task, info, instance.variant or None)
 
 
-def _is_rollouts(path: Path) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return b"vlmrl.schema" in (pq.read_schema(path).metadata or {})
-    except (OSError, pa.ArrowException):
-        return False
-
-
 MOST_A_ROW = 16
 """Largest number of images that are read per row."""
 BATCH_ROWS = 16
@@ -590,12 +558,12 @@ def row_images(reader: TableReader, rows: Iterable[int]) -> Iterator[tuple[int, 
 
     Raises: DataError if the table can no longer be read.
     """
-    column = reader.decoder.roles.get("images")
+    column = reader.roles.get("images")
     row_numbers = np.unique(np.asarray(list(rows), dtype=np.int64))
     if column is None or not len(row_numbers):
         return
     root = Path(reader.paths[0]).absolute().parent
-    cells = _parquet_cells if reader.decoder.kind == ".parquet" else _text_cells
+    cells = _parquet_cells if reader.kind == ".parquet" else _text_cells
     for row, cell in cells(reader, column, row_numbers):
         values = split_images(cell)
         files = [_file(value, root) for value in values[:MOST_A_ROW]]
@@ -611,15 +579,17 @@ def _file(value: Any, root: Path) -> bytes | str:
 
 
 def _parquet_cells(reader: TableReader, column: str, row_numbers: Ints) -> Iterator[tuple[int, Any]]:
-    first = 0
-    for group, rows in enumerate(parquet_groups(reader.paths[0])):
-        if np.any((row_numbers >= first) & (row_numbers < first + rows)):
-            place = first
-            for batch in parquet_batches(reader.paths[0], [column], BATCH_ROWS, group):
+    place = 0
+    with parquet_table(reader.paths[0]) as file:
+        for group, rows in enumerate(group_rows(file)):
+            end = place + rows
+            if not np.any((row_numbers >= place) & (row_numbers < end)):
+                place = end
+                continue
+            for batch in file_batches(file, BATCH_ROWS, [column], group):
                 for row in row_numbers[(row_numbers >= place) & (row_numbers < place + batch.num_rows)].tolist():
-                    yield row, _cell(batch, row - place, reader.decoder.place(0, row))
+                    yield row, _cell(batch, row - place, reader.place(0, row))
                 place += batch.num_rows
-        first += rows
 
 
 def _cell(batch: Any, index: int, place: str) -> Any:

@@ -21,11 +21,11 @@ from vlmrl.data.table_values import UNREADABLE as UNREADABLE_CELL
 from vlmrl.data.table_values import plain, python_rows, unreadable_cell
 from vlmrl.errors import StoreError
 from vlmrl.reward_check.scores import Coded, Flags, Floats, Ints, Scores
-from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, rows_schema
+from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, row_groups, rows_schema
 from vlmrl.store.layout import EVAL, EVAL_ROWS, eval_dirs
 from vlmrl.store.metrics import counted
-from vlmrl.store.parquet import check_values, damage_told
 from vlmrl.store.rollouts import arrow_schema, count_rows, read_batches, read_turns, seen_of
+from vlmrl.store.table_reader import check_values, file_batches, known_columns, open_parquet, schema_number
 from vlmrl.types import Media, RewardInput, Score, Size, name_row
 from vlmrl.untrusted import parse_json
 
@@ -44,13 +44,7 @@ DEFAULTS = {"columns": "{}", "prompt_text": ""}
 
 def is_evaluated(path: Path) -> bool:
     """Return whether a Parquet file has the columns of an evaluation's rows, and not those of rollouts."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        names = pq.read_schema(path).names
-    except (OSError, pa.ArrowException):
-        return False  # the reader of rollouts says what is wrong
+    names, _ = known_columns(path)
     return "segments" not in names and {"num_tokens", *NEEDED} <= {*names}
 
 
@@ -71,11 +65,7 @@ def evaluated_files(run_dir: Path) -> list[Path]:
 
 def count_saved(path: Path) -> int:
     """Return the number of responses in a file of rollouts or of an evaluation. Raises: StoreError."""
-    if not is_evaluated(path):
-        return count_rows(path)
-    import pyarrow.parquet as pq
-
-    return pq.read_metadata(path).num_rows
+    return sum(row_groups(path)) if is_evaluated(path) else count_rows(path)
 
 
 def read_saved(path: Path, columns: Sequence[str], *, rows: int, repeated: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -89,17 +79,14 @@ def _evaluated_batches(
     path: Path, columns: Sequence[str], rows: int, repeated: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     expected = rows_schema((), shown=True)
     numbers: dict[str, int] = {}
-    with damage_told(path, UNREADABLE), pq.ParquetFile(path, pre_buffer=False) as file:
-        number = (file.schema_arrow.metadata or {}).get(b"vlmrl.schema", b"").decode("ascii", "replace")
-        if number != str(SCHEMA):
+    with open_parquet(path, UNREADABLE) as file:
+        if (number := schema_number(file)) != str(SCHEMA):
             message = f"this evaluation has schema {number!r}; this vlmrl reads {SCHEMA}"
             raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-        stored = [name for name in (*NEEDED, *DEFAULTS) if name in file.schema_arrow.names]
-        for batch in file.iter_batches(batch_size=rows, columns=stored, use_threads=False):
+        for batch in file_batches(file, rows, (*NEEDED, *DEFAULTS)):
             check_values(batch, expected)
             given = _as_rollouts(batch, numbers)
             arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
@@ -204,7 +191,7 @@ class Chunk:
         first: index of its first row in the whole input.
         rows: number of its rows.
         file, place: index of its file, and the line or row of that file at which the chunk begins.
-        data: input of the decoder: an Arrow record batch, the bytes of whole lines, or rows with their line numbers.
+        data: what is decoded: an Arrow record batch, the bytes of whole lines, or rows with their line numbers.
     """
 
     first: int
@@ -241,24 +228,17 @@ class Decoded:
     doubts: Sequence[Broken] = ()
 
 
-class PieceReader(Protocol):
-    """Reader that yields the chunks of an input in order. Its decoder can be sent to another process."""
-
-    @property
-    def decoder(self) -> Decoder: ...
+class Reader(Protocol):
+    """Reader of an input. It can be sent to another process, which decodes the chunks there."""
 
     def chunks(self, rows: Ints | None = None, /) -> Iterator[Chunk]:
-        """Yield all chunks; with `rows` (sorted row indices) at least those that contain such rows."""
+        """Yield all chunks in order; with `rows` (sorted row indices) at least those that contain such rows."""
         ...
-
-
-class Decoder(Protocol):
-    """Reader of chunks as inputs."""
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False
     ) -> Decoded:
-        """Return the chunk's rows, or those at `rows` within it.
+        """Return the chunk's rows as inputs, or those at `rows` within it.
 
         Args:
             media, ids: also return the references of their images, and their token ids.
@@ -280,27 +260,8 @@ class Head:
 
 
 COLUMNS = (
-    "step",
-    "group",
-    "source",
-    "task",
-    "prompt_id",
-    "sample",
-    "truth",
-    "columns",
-    "prompt_text",
-    "text",
-    "token_ids",
-    "finish",
-    "parts",
-    "score",
-    "note",
-    "error",
-    "advantage",
-    "images",
-    "num_row_images",
-    "segments",
-    "status",
+    *("step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids"),
+    *("finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images", "segments", "status"),
     "turns",
 )
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
@@ -320,10 +281,6 @@ class RolloutReader:
 
     paths: tuple[str, ...]
     source: str | None = None
-
-    @property
-    def decoder(self) -> RolloutDecoder:
-        return RolloutDecoder(self.paths, self.source)
 
     def chunks(self, rows_N: Ints | None = None) -> Iterator[Chunk]:
         first = 0
@@ -354,14 +311,6 @@ class RolloutReader:
                     task, truth, columns = (batch.column(name)[int(row)].as_py() for name in names[1:])
                     heads[words[code]] = Head(task, *_loads(truth, columns, path))
         return heads
-
-
-@dataclass(frozen=True)
-class RolloutDecoder:
-    """Decoder of the chunks of a `RolloutReader`."""
-
-    paths: tuple[str, ...]
-    source: str | None
 
     def decode(
         self, chunk: Chunk, rows: Sequence[int] | None = None, *, media: bool = False, ids: bool = False

@@ -25,9 +25,8 @@ from vlmrl.reward_check.responses import (
     Broken,
     Chunk,
     Decoded,
-    Decoder,
     Head,
-    PieceReader,
+    Reader,
     ResponseColumns,
     RolloutReader,
     evaluated_files,
@@ -123,7 +122,7 @@ class ScoringPlan:
     """Settings of the work that is done on every chunk.
 
     Args:
-        decoder: decodes a chunk.
+        reader: decodes a chunk.
         sides: one mapping source -> reward per requested scoring.
         tasks: source -> task that measures the accuracy.
         keep_going: count failures of a reward. If False, the first failure on a row that did not fail in training stops
@@ -132,7 +131,7 @@ class ScoringPlan:
         image_of: (references of a row's images, name of the row) -> PIL images; None = no reward needs images.
     """
 
-    decoder: Decoder
+    reader: Reader
     sides: Sequence[Mapping[str, ChosenReward]]
     tasks: Mapping[str, TaskRef]
     keep_going: bool = False
@@ -145,7 +144,7 @@ class ScoringPlan:
 
 
 def scan(
-    reader: PieceReader,
+    reader: Reader,
     plan: ScoringPlan,
     *,
     jobs: int = 1,
@@ -171,7 +170,7 @@ def scan(
     return _joined(pieces, limit)
 
 
-def _here(reader: PieceReader, plan: ScoringPlan, note: Callable[[str], Any]) -> Iterator[tuple[ScoredResponses, int]]:
+def _here(reader: Reader, plan: ScoringPlan, note: Callable[[str], Any]) -> Iterator[tuple[ScoredResponses, int]]:
     with ScoringWork(plan) as work:
         for chunk, limit in _with_limits(reader):
             yield work.on(chunk, limit), limit
@@ -179,7 +178,7 @@ def _here(reader: PieceReader, plan: ScoringPlan, note: Callable[[str], Any]) ->
             note(line)
 
 
-def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple[ScoredResponses, int]]:
+def _spread(reader: Reader, plan: ScoringPlan, jobs: int) -> Iterator[tuple[ScoredResponses, int]]:
     """Yield the scored chunks in order; `jobs` processes score them. Small inputs are scored in this process."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -214,7 +213,7 @@ def _spread(reader: PieceReader, plan: ScoringPlan, jobs: int) -> Iterator[tuple
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _with_limits(reader: PieceReader) -> Iterator[tuple[Chunk, int]]:
+def _with_limits(reader: Reader) -> Iterator[tuple[Chunk, int]]:
     """Yield (chunk, limit): the texts of groups whose hash is below the limit are kept.
 
     The limit is halved as more rows are read, so that about MAX_TEXTS texts are kept.
@@ -273,7 +272,7 @@ class ScoringWork:
 
     def on(self, chunk: Chunk, limit: int) -> ScoredResponses:
         """Decode and score one chunk; keep the texts of groups whose hash is below `limit`."""
-        decoded = self.plan.decoder.decode(chunk, media=self._images, ids=self._ids)
+        decoded = self.plan.reader.decode(chunk, media=self._images, ids=self._ids)
         results = [self._score(decoded, side) for side in self._scorers]
         scored, sides = [scores for scores, _ in results], [Scores.of(scores) for scores, _ in results]
         chosen = np.flatnonzero(hashes(decoded.facts.groups_N) < limit)
@@ -294,7 +293,7 @@ class ScoringWork:
 
     def _score(self, decoded: Decoded, side: Mapping[str, RewardScorer]) -> tuple[list[Score], Floats]:
         size = len(decoded.inputs)
-        names = _Names(self.plan.decoder, decoded.facts)
+        names = _Names(self.plan.reader, decoded.facts)
         scores_of_row, seconds = [UNSCORED] * size, np.zeros(size)
         for source, rows in _calls(decoded.facts):
             scorer = side[source]
@@ -386,14 +385,14 @@ def hashes(numbers_N: Any) -> Any:
 class _Names(Sequence[str]):
     """Names of rows, created when they are read."""
 
-    def __init__(self, decoder: Decoder, facts: ResponseColumns) -> None:
-        self._decoder, self._facts = decoder, facts
+    def __init__(self, reader: Reader, facts: ResponseColumns) -> None:
+        self._reader, self._facts = reader, facts
 
     def __len__(self) -> int:
         return len(self._facts)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._decoder.where(self._facts, index)
+        return self._reader.where(self._facts, index)
 
 
 def _calls(facts: ResponseColumns) -> Iterator[tuple[str, Any]]:
@@ -465,7 +464,7 @@ class SavedResponses:
     """
 
     path: Path
-    reader: PieceReader
+    reader: Reader
     heads: Mapping[str, Head]
     run: Run | None = None
     recipe: Recipe | None = None
@@ -537,16 +536,15 @@ class SavedResponses:
         """Return row -> its response with texts for `rows` of the input; filtered and broken rows are left out."""
         indices = np.unique(np.asarray(list(rows), dtype=np.int64))
         samples: dict[int, SavedSample] = {}
-        decoder = self.reader.decoder
         for chunk in self.reader.chunks(indices) if len(indices) else ():
             here = indices[(indices >= chunk.first) & (indices < chunk.first + chunk.rows)] - chunk.first
             if not len(here):
                 continue
-            decoded = decoder.decode(chunk, here.tolist(), media=True)
+            decoded = self.reader.decode(chunk, here.tolist(), media=True)
             facts = decoded.facts
             for i, x in enumerate(decoded.inputs):
                 samples[int(facts.rows_N[i])] = SavedSample(
-                    decoder.where(facts, i),
+                    self.reader.where(facts, i),
                     facts.sources[i] or "",
                     facts.prompts[i] or "",
                     int(facts.steps_N[i]),

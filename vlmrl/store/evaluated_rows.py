@@ -14,34 +14,19 @@ from typing import Any, Literal
 from vlmrl.errors import StoreError
 from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
 from vlmrl.store.manifest import check_record
-from vlmrl.store.parquet import check_values, damage_told
+from vlmrl.store.table_reader import arrow_fields, check_values, group_rows, open_parquet
 from vlmrl.untrusted import parse_json, read_regular
 
 SCHEMA = 1
 """Schema number of the files of an evaluation."""
 UNREADABLE = "the rows of this evaluation cannot be read"
-COLUMNS: Mapping[str, str] = {
-    "prompt_id": "string",
-    "sample": "int32",
-    "seed": "int64",
-    "source": "string",
-    "task": "string",
-    "truth": "string",
-    "columns": "string",
-    "prompt_text": "string",
-    "text": "string",
-    "finish": "string",
-    "num_tokens": "int32",
-    "score": "double",
-    "parts": "string",
-    "note": "string",
-    "error": "string",
-    "status": "string",
-    "images": "list",
-    "detail": "string",
-    "artifacts": "list",
-}
-"""Columns of the rows of an evaluation -> their Arrow types; "list" is a list of images.
+FIELDS = (
+    "prompt_id:string sample:int32 seed:int64 source:string task:string truth:string columns:string prompt_text:string "
+    "text:string finish:string num_tokens:int32 score:double parts:string note:string error:string status:string "
+    "images:images detail:string artifacts:artifacts"
+)
+COLUMNS = tuple(word.partition(":")[0] for word in FIELDS.split())
+"""Columns of the rows of an evaluation; `FIELDS` has their types (`arrow_fields`).
 
 Evaluations of older versions lack `columns`, `prompt_text` and the sizes that the model saw.
 """
@@ -119,28 +104,30 @@ def rows_schema(outcomes: Iterable[str], *, shown: bool) -> Any:
     """
     import pyarrow as pa
 
-    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
-    image = [*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())]
-    lists = {"images": pa.list_(pa.struct(image)), "artifacts": pa.list_(pa.struct([("name", pa.string()), *media]))}
-    kinds = {name: lists[name] if kind == "list" else pa.type_for_alias(kind) for name, kind in COLUMNS.items()}
-    kinds |= {SHOWN_IMAGES: lists["images"]} if shown else {}
-    return pa.schema([*kinds.items(), *((OUTCOME + name, pa.float64()) for name in outcomes)])
+    words = f"{FIELDS} {SHOWN_IMAGES}:images" if shown else FIELDS
+    return pa.schema([*arrow_fields(words), *((OUTCOME + name, pa.float64()) for name in outcomes)])
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None) -> Any:
+def read_rows(path: Path, columns: Sequence[str] | None = None, group: int | None = None) -> Any:
     """Return the rows of an evaluation, or some of their columns, as an Arrow table with checked values.
 
+    Args:
+        group: number of the only row group to read; None = all.
     Raises: StoreError when the file is missing or damaged, or lacks a column of `columns`.
     """
-    import pyarrow.parquet as pq
-
-    with damage_told(path, UNREADABLE):
-        table = pq.read_table(path, columns=columns)
+    with open_parquet(path, UNREADABLE) as file:
+        table = file.read(columns) if group is None else file.read_row_group(group, columns)
         for name in columns or ():
-            table.schema.field(name)  # `read_table` leaves out a column that is not there
+            table.schema.field(name)  # `read` leaves out a column that is not there
         outcomes = [n.removeprefix(OUTCOME) for n in table.schema.names if n.startswith(OUTCOME)]
         check_values(table, rows_schema(outcomes, shown=True))
         return table
+
+
+def row_groups(path: Path) -> list[int]:
+    """Return the number of rows in each row group of an evaluation's file. Raises: StoreError as `read_rows`."""
+    with open_parquet(path, UNREADABLE) as file:
+        return group_rows(file)
 
 
 def role_of(meta: Mapping[str, Any]) -> Role:

@@ -14,7 +14,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.files import write_atomic
-from vlmrl.store.parquet import check_values, damage_told
+from vlmrl.store.table_reader import arrow_fields, check_values, damage_told
 from vlmrl.types import Media
 from vlmrl.untrusted import parse_json
 
@@ -181,7 +181,7 @@ def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
 def _shard_schema() -> Any:
     import pyarrow as pa
 
-    return pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
+    return pa.schema(arrow_fields("sha256:string bytes:binary"))
 
 
 def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:

@@ -23,7 +23,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -32,13 +32,12 @@ from vlmrl.redaction.redact import hide_known, redact_text, redact_value
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import parse_rollout_name
 from vlmrl.store.metrics import counted
-from vlmrl.store.parquet import check_values, damage_told
+from vlmrl.store.table_reader import arrow_fields, check_values, damage_told, file_batches, open_parquet, schema_number
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.untrusted import encodable, parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 
 def group_columns(group: Group) -> dict[str, Any]:
@@ -243,61 +242,24 @@ def _remark(text: str) -> str:
 SCHEMA = 2
 ADDED = {"status": "ok", "detail": None, "artifacts": (), "turns": None}
 """Columns of schema 2 that schema 1 lacks, with their values for files of schema 1."""
+REQUIRED = (
+    "step:int32 attempt:int32 group:int32 version:int64 source:string task:string prompt_id:string occurrence:int32 "
+    "sample:int32 seed:int64 truth:string columns:string prompt_text:string text:string prompt_ids:[int32] "
+    "token_ids:[int32] sampler_logp:[float32] segments:segments finish:string parts:string score:float64 note:string "
+    "advantage:float64 masked:bool images:images num_row_images:int32 generate_seconds:float64 reward_seconds:float64 "
+    "status:string artifacts:artifacts"
+)
+OPTIONAL = "error:string detail:string turns:string"
+"""Columns of a rollout file (`arrow_fields`): those without a null, and the others."""
 
 
+@cache
 def arrow_schema() -> pa.Schema:
     """Return the Arrow schema of a rollout file: its columns and their types."""
     import pyarrow as pa
 
-    segment = pa.struct(
-        [
-            ("role", pa.string()),
-            ("start", pa.int32()),
-            ("end", pa.int32()),
-            ("trained", pa.bool_()),
-            ("sampled", pa.bool_()),
-            ("author", pa.string()),
-            ("version", pa.int64()),
-            ("num_images", pa.int32()),
-        ]
-    )
-    media = [("sha256", pa.string()), ("width", pa.int32()), ("height", pa.int32()), ("kind", pa.string())]
-    image = pa.struct([*media, ("seen_width", pa.int32()), ("seen_height", pa.int32())])
-    artifact = pa.struct([("name", pa.string()), *media])
-    required = [
-        ("step", pa.int32()),
-        ("attempt", pa.int32()),
-        ("group", pa.int32()),
-        ("version", pa.int64()),
-        ("source", pa.string()),
-        ("task", pa.string()),
-        ("prompt_id", pa.string()),
-        ("occurrence", pa.int32()),
-        ("sample", pa.int32()),
-        ("seed", pa.int64()),
-        ("truth", pa.string()),
-        ("columns", pa.string()),
-        ("prompt_text", pa.string()),
-        ("text", pa.string()),
-        ("prompt_ids", pa.list_(pa.int32())),
-        ("token_ids", pa.list_(pa.int32())),
-        ("sampler_logp", pa.list_(pa.float32())),
-        ("segments", pa.list_(segment)),
-        ("finish", pa.string()),
-        ("parts", pa.string()),
-        ("score", pa.float64()),
-        ("note", pa.string()),
-        ("advantage", pa.float64()),
-        ("masked", pa.bool_()),
-        ("images", pa.list_(image)),
-        ("num_row_images", pa.int32()),
-        ("generate_seconds", pa.float64()),
-        ("reward_seconds", pa.float64()),
-        ("status", pa.string()),
-        ("artifacts", pa.list_(artifact)),
-    ]
-    optional = [(name, pa.string()) for name in ("error", "detail", "turns")]
-    return pa.schema([*(pa.field(n, t, nullable=False) for n, t in required), *(pa.field(n, t) for n, t in optional)])
+    required = [pa.field(*one, nullable=False) for one in arrow_fields(REQUIRED)]
+    return pa.schema(required + [pa.field(*one) for one in arrow_fields(OPTIONAL)])
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: int = 1) -> None:
@@ -365,7 +327,7 @@ def read_batches(
     """
     with _opened(path, columns, repeated) as (file, lacking):
         stored = [name for name in columns if name not in lacking]
-        for batch in file.iter_batches(batch_size=rows, columns=stored, use_threads=False):
+        for batch in file_batches(file, rows, stored):
             check_values(batch, arrow_schema())
             for name in lacking:
                 values = _default(name, batch.num_rows)
@@ -387,35 +349,26 @@ def count_rows(path: Path, columns: Sequence[str] | None = ()) -> int:
 @contextmanager
 def _opened(
     path: Path, columns: Sequence[str] | None, repeated: Sequence[str] = ()
-) -> Iterator[tuple[pq.ParquetFile, tuple[str, ...]]]:
-    """Context manager: yield (open file, columns that it lacks), after a check that its step is the one in its name.
-
-    Errors of Arrow become a StoreError.
-    """
-    import pyarrow.parquet as pq
-
-    with damage_told(path, "the rollout file is damaged"):
-        # Files of an earlier schema lack some columns, and a missing column cannot be dictionary-encoded.
-        encoded_columns = sorted({*repeated} & {*pq.read_schema(path).names}) if repeated else []
-        with pq.ParquetFile(path, read_dictionary=encoded_columns, pre_buffer=False) as file:
-            schema = file.schema_arrow
-            number = (schema.metadata or {}).get(b"vlmrl.schema", b"").decode("ascii", "replace")
-            if not (number.isascii() and number.isdigit()):
-                raise StoreError("this Parquet file has no rollouts of vlmrl", where=str(path))
-            if int(number) > SCHEMA:
-                message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
-                raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-            expected_columns = arrow_schema().names if columns is None else columns
-            lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
-            missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
-            if missing:
-                raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
-            name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
-            if name_step is not None and file_step is not None and file_step != name_step:
-                actual, said = (f"step {counted(step)} (attempt {attempt})" for step, attempt in (file_step, name_step))
-                message = f"the rollouts are of {actual}, the file's name says {said}"
-                raise StoreError(message, where=str(path), hint="it was renamed or copied")
-            yield file, lacking
+) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Context manager: yield (open file, columns that it lacks), after a check that its step is the one in its name."""
+    with open_parquet(path, "the rollout file is damaged", repeated=repeated) as file:
+        schema, number = file.schema_arrow, schema_number(file)
+        if not (number.isascii() and number.isdigit()):
+            raise StoreError("this Parquet file has no rollouts of vlmrl", where=str(path))
+        if int(number) > SCHEMA:
+            message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
+            raise StoreError(message, where=str(path), hint="upgrade vlmrl")
+        expected_columns = arrow_schema().names if columns is None else columns
+        lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
+        missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
+        if missing:
+            raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
+        name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
+        if name_step is not None and file_step is not None and file_step != name_step:
+            actual, said = (f"step {counted(step)} (attempt {attempt})" for step, attempt in (file_step, name_step))
+            message = f"the rollouts are of {actual}, the file's name says {said}"
+            raise StoreError(message, where=str(path), hint="it was renamed or copied")
+        yield file, lacking
 
 
 def _default(name: str, rows: int) -> Any:

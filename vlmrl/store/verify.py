@@ -17,14 +17,13 @@ from vlmrl.errors import Problem, StoreError
 from vlmrl.redaction.redact import HIDDEN
 from vlmrl.store import layout, metrics
 from vlmrl.store.checkpoints import faults, hash_line, sha256_of
-from vlmrl.store.evaluated_rows import UNREADABLE, read_rows, read_summary
+from vlmrl.store.evaluated_rows import read_rows, read_summary, row_groups
 from vlmrl.store.files import ENTRY_HINT, leftovers
 from vlmrl.store.kept_recipe import planned_steps, read_resolved_file, resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.manifest import Manifest, manifest_fault, read_manifest, read_raw, read_remote
 from vlmrl.store.media import RunImages, rollout_media
 from vlmrl.store.metrics import read_file
-from vlmrl.store.parquet import damage_told
 from vlmrl.store.prune import pruned_ranges
 from vlmrl.store.rollouts import count_rows, read_rollouts
 from vlmrl.store.runs import rollout_files
@@ -426,8 +425,6 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
 
     An evaluation gets its final name only when it is complete. So an incomplete one is damaged.
     """
-    import pyarrow.parquet as pq
-
     folders = layout.eval_folders(run_dir)
     verdict.counts["evaluations"] = len(folders)
     for folder in folders:
@@ -441,8 +438,7 @@ def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> N
             summary = {}
         path = folder / layout.EVAL_ROWS
         try:
-            with damage_told(path, UNREADABLE):
-                rows = pq.read_metadata(path).num_rows if quick else read_rows(path).num_rows
+            rows = sum(row_groups(path)) if quick else read_rows(path).num_rows
         except StoreError as error:
             verdict.error(error.message, path)
             continue

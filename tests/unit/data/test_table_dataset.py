@@ -438,3 +438,20 @@ def test_a_conversation_without_its_answer_among_others_is_an_error_with_row_and
     assert [row.truth for row in open_dataset(Data(path=str(named))).rows("train")] == [{"answer": "x"}] * 3
     bare = write_jsonl(tmp_path / "bare.jsonl", [{"conversations": turns[:1]} for turns in talk])
     assert [row.truth for row in open_dataset(Data(path=str(bare))).rows("train")] == [{}] * 3
+
+
+def test_the_fingerprint_resolves_a_repeated_path_once_and_is_that_of_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        Image.new("RGB", (8, 8), (len(name), ord(name), 0)).save(tmp_path / f"{name}.png")
+    cells = ["a.png", "a.png", "gone.png", "b.png", ["a.png", "b.png"], ["b.png", "gone.png"], None] * 3
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": f"q{i}", "image": cell} for i, cell in enumerate(cells)])
+    calls: list[Any] = []
+    read = table_dataset.read_image
+    monkeypatch.setattr(table_dataset, "read_image", lambda value, *more: calls.append(value) or read(value, *more))
+    dataset: Any = open_dataset(Data(path=str(tmp_path / "rows.jsonl")))
+    calls.clear()
+    hashes = dataset._image_hashes()
+    assert hashes == [image_hash((tmp_path / f"{name}.png").read_bytes()) for name in ("a", "b")]
+    assert calls.count("a.png") == 1, "paths of a table often repeat, and each is looked up in the file system"

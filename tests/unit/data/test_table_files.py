@@ -53,9 +53,9 @@ def test_every_reader_has_the_same_rows_and_places(tmp_path: Path, name: str) ->
 
     saved = open_table(path)
     (chunk,) = saved.reader.chunks()
-    decoded = saved.reader.decoder.decode(chunk)
+    decoded = saved.reader.decode(chunk)
     assert [x.response for x in decoded.inputs] == [row["response"] for row in rows]
-    assert [saved.reader.decoder.where(decoded.facts, i) for i in range(len(rows))] == where
+    assert [saved.reader.where(decoded.facts, i) for i in range(len(rows))] == where
 
 
 BROKEN = {

@@ -13,7 +13,7 @@ import pytest
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import World
 from vlmrl.evaluate import responses
-from vlmrl.evaluate.responses import EngineResponder, engine_identity, journal_identity
+from vlmrl.evaluate.responses import EngineResponder, journal_identity, work_identity
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.sample import Prompt, Rollout
@@ -76,14 +76,14 @@ def respond(root: Path, engine: DyingEngine, told: list[int] | None = None) -> l
     with ResponseJournal(root, "s", META, rows=len(ROWS), samples=2) as journal:
         count = (told if told is not None else []).append
         responder = EngineResponder(
-            engine,
-            None,
-            journal,
-            SimpleNamespace(name="s"),
-            SamplingParams(),
-            3,
-            2,
-            count,  # pyright: ignore
+            engine=engine,
+            encoder=None,  # pyright: ignore
+            journal=journal,
+            source=SimpleNamespace(name="s"),  # pyright: ignore
+            params=SamplingParams(),
+            seed=3,
+            samples=2,
+            progress=count,
         )
         answers = [answer for answer in responder(iter([list(enumerate(ROWS))])) if answer is not None]
         return [rollout for _, rollout in sorted(answers, key=lambda answer: answer[0])]
@@ -136,7 +136,7 @@ def test_other_weights_settings_and_ranks_are_other_work(tmp_path: Path) -> None
     origin = ModelOrigin(str(tmp_path))
 
     def identity(meta: dict[str, Any] = META, recipe: Recipe = recipe, samples: int = 2, world: World = World()) -> Any:
-        return engine_identity(meta, recipe, origin, samples, world)
+        return work_identity(meta, recipe, origin, samples, world)
 
     def changed(table: str, **values: Any) -> Recipe:
         return recipe.model_copy(update={table: getattr(recipe, table).model_copy(update=values)})

@@ -70,6 +70,17 @@ def test_rows_of_another_file_that_training_had_are_counted(place: Path) -> None
     assert evaluated(other, "start.jsonl").shared.startswith("rows, 4 of 8 of which training had")
 
 
+def test_a_rank_takes_what_its_launcher_has_seen_and_reads_no_training_row(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of("start.jsonl")
+    both = evaluated(run, "both.jsonl")
+    monkeypatch.setattr(shared_rows, "trained_rows", lambda *_: pytest.fail("the rows of training are read again"))
+    monkeypatch.setattr(shared_rows, "launched", lambda: True)
+    again = evaluated(run, "both.jsonl")
+    assert (again.role, again.shared) == (both.role, both.shared) and "4 of 6" in again.shared
+
+
 def test_rows_that_a_run_held_out_are_not_among_those_it_had(place: Path) -> None:
     run = run_of("start.jsonl", "validation = 0.5")
     table("again.jsonl", [text_row(i) for i in range(8)])

@@ -54,7 +54,7 @@ def test_groups_are_the_prompts_also_where_a_batch_ends_within_one(tmp_path: Pat
     monkeypatch.setattr("vlmrl.reward_check.responses.CHUNK_ROWS", 2)
     rows = [row(f"p{n // 3}", sample=n % 3) for n in range(9)]
     saved = open_saved(str(evaluated(make_pair_run(tmp_path), "test", rows)), tmp_path)
-    decoder = saved.reader.decoder
+    decoder = saved.reader
     groups = [g for chunk in saved.reader.chunks() for g in decoder.decode(chunk).facts.groups_N.tolist()]
     assert groups == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 

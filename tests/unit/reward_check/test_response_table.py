@@ -406,8 +406,8 @@ def test_a_folder_with_a_file_per_step_is_one_table(tmp_path):
     (tmp_path / "10.jsonl").write_text((tmp_path / "10.jsonl").read_text() + "{}\n")
     assert is_table(tmp_path)
     saved = open_table(tmp_path, lenient=True)
-    decoded = [saved.reader.decoder.decode(chunk) for chunk in saved.reader.chunks()]
+    decoded = [saved.reader.decode(chunk) for chunk in saved.reader.chunks()]
     assert [d.facts.steps_N.tolist() for d in decoded] == [[2, 2], [10, 10]]
     assert len({int(g) for d in decoded for g in d.facts.groups_N}) == 2
-    assert saved.reader.decoder.where(decoded[1].facts, 1).endswith("10.jsonl:2")
+    assert saved.reader.where(decoded[1].facts, 1).endswith("10.jsonl:2")
     assert [b.where for b in decoded[1].broken] == [f"{tmp_path}/10.jsonl:3"]

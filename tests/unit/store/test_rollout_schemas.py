@@ -59,7 +59,7 @@ def test_columns_that_it_lacks_are_there_for_every_reader():
 def test_its_rows_are_scored_again_with_the_lengths_of_the_policys_tokens():
     reader = RolloutReader((str(OLD),))
     [chunk] = reader.chunks()
-    decoded = reader.decoder.decode(chunk, media=True)
+    decoded = reader.decode(chunk, media=True)
     assert [x.num_tokens for x in decoded.inputs] == [2, 3, 2, 2]
     assert [x.sample for x in decoded.inputs] == [0, 1, 2, 3] and decoded.inputs[0].prompt_id == "shapes-1"
     assert decoded.inputs[0].media == (A, B) and decoded.inputs[0].seen_sizes == () and decoded.media[0] == (A, B)
