@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import chain, islice
 from statistics import fmean
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
 from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
@@ -33,11 +35,7 @@ from vlmrl.rollout.sample import (
     Deal,
     Prompt,
     Rollout,
-    Weights,
-    add_advantages,
     encode_prompt,
-    has_spread,
-    mark_masked,
     requests_for,
     rollouts_of,
 )
@@ -115,7 +113,7 @@ class PromptFeed:
         return dict(self.cursor or self.stream.state_dict())
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> dict[str, Weights]:
         """Weights of the parts of each source's reward."""
         return {source.name: source.part_weights for source in self.sources}
 
@@ -145,6 +143,12 @@ class PromptFeed:
         images = [decode_image(sample.files[m.sha256]) for m in media]
         place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
         return self.encoder.encode_tail(sample.trajectory.response_ids, media, images, place)
+
+
+def epochs_at(recipe: Recipe, rows: int, step: int) -> Fraction:
+    """Return the number of passes over the data after a step."""
+    per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
+    return Fraction(step * per_step, rows)
 
 
 @dataclass
@@ -310,7 +314,7 @@ def collect(
         collected.prompts += own
         collected.seconds += seconds if any(own) else 0.0
         collected.owners += [i % feed.world.size for i in range(len(drawn))]
-        passed += sum(has_spread(g, algorithm, limit) for g in groups)
+        passed += count if algorithm.filter == "none" else sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1
     if algorithm.filter != "none":
         collected.metrics |= {"rollout/draws": draws, "rollout/prompts_passed": passed}
@@ -427,7 +431,7 @@ def assign_credit(
     algorithm: Algorithm,
     kl_coef: float,
     clock: Clock,
-    weights: Weights,
+    weights: Mapping[str, Weights],
 ) -> Before:
     """Give every sample of the step its advantage, and its value targets where there is a critic.
 

@@ -37,7 +37,6 @@ from vlmrl.rewards.attempts import earned_on_timeout
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import is_dead_group
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
 from vlmrl.store.metrics import WARNING, read_file
@@ -63,7 +62,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] |
     lengths = [x.trajectory.num_sampled_tokens for x in samples]
     metrics: dict[str, Any] = {
         "reward/errors": sum(x.score.failed for x in samples),
-        "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
+        "rollout/dead_group_share": fmean(float(g.is_dead) for g in groups),
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": max(lengths),

@@ -42,12 +42,11 @@ from vlmrl.train.journal import (
     sync_speed,
 )
 from vlmrl.train.learner import Learner, keep_batches, learning_rate
-from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
-from vlmrl.train.validation import validate_at_start
 from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
 
 MAX_ERROR_SHARE = 0.01
