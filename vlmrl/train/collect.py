@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain, islice
 from statistics import fmean
 from typing import Any
@@ -92,7 +93,7 @@ class PromptFeed:
 
         All ranks call it together.
         """
-        if not any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles):
+        if not self._asks_services:
             return {}
         new = self.meter.read(service for scorer in self.scorers.values() for service in scorer.services)
         of_ranks = self.world.gather(new)
@@ -117,7 +118,11 @@ class PromptFeed:
         """Weights of the parts of each source's reward."""
         return {source.name: source.part_weights for source in self.sources}
 
-    @property
+    @cached_property
+    def _asks_services(self) -> bool:
+        return any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles)
+
+    @cached_property
     def training_rows(self) -> int:
         """Number of training rows of all sources."""
         return sum(len(source.rows) for source in self.sources)
@@ -140,6 +145,8 @@ class PromptFeed:
     def encode_tail(self, sample: ScoredSample) -> Tail:
         """Encode the images within a response (those of tools' answers)."""
         media = [m for segment in sample.trajectory.segments for m in segment.media]
+        if not media:
+            return (), {}
         images = [decode_image(sample.files[m.sha256]) for m in media]
         place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
         return self.encoder.encode_tail(sample.trajectory.response_ids, media, images, place)

@@ -219,6 +219,7 @@ def train_rl(session: Session) -> str:
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
     generator = _open_engine(session, algorithm)
+    objective, weights = objective_of(recipe, algorithm, 0.0), feed.weights
     first_step, ahead = progress.step, None
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
@@ -232,7 +233,7 @@ def train_rl(session: Session) -> str:
             strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
-            before = assign_credit(learner, collected, algorithm, in_reward, clock, feed.weights)
+            before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
             if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
@@ -246,7 +247,7 @@ def train_rl(session: Session) -> str:
             # The updates of the step make a new policy version.
             updates_before = optimizer.updates
             with clock("update"):
-                objective = objective_of(recipe, algorithm, in_loss)
+                objective = replace(objective, kl_coef=in_loss)
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
             if ahead is not None:
                 with clock("rollout"):
