@@ -30,7 +30,7 @@ STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "l
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
 OBJECTIVE, PASSES = "vlmrl/train/update.py", "vlmrl/train/update.py"
 LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
-SAMPLE, LOOP, COLLECT = "vlmrl/rollout/sample.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
+SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
@@ -318,7 +318,7 @@ MUTANTS = [
         'masked = [not use or (c and truncated == "keep")',
         UPDATE,
     ),
-    (SAMPLE, "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
+    ("vlmrl/types.py", "return all(s.advantage == 0.0", "return any(s.advantage == 0.0", UPDATE),
     (COLLECT, "while passed < count and", "while", RUNS),
     (COLLECT, "feed.draw(count - passed)", "feed.draw(count)", RUNS),
     (CREDIT, "factor * values[first + k]", "values[first + k]", STEP_OF_RL),
@@ -334,7 +334,7 @@ MUTANTS = [
     (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
     (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
     (STEP_BATCH, "if use and _is_trained(sample):", "if use:", STEP_OF_RL),
-    (STEP_BATCH, "use = keep_dead or not is_dead_group(group)", "use = True", STEP_OF_RL),
+    (STEP_BATCH, "use = keep_dead or not group.is_dead", "use = True", STEP_OF_RL),
     (STEP_BATCH, "order[k::number]", "order[:number]", STEP_OF_RL),
     (FAILURES, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (

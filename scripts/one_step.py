@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 
 from vlmrl.algo.algorithms import algorithm_of
+from vlmrl.algo.credit import add_advantages
 from vlmrl.data.sampler import PromptStream
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.packing import PromptTokens, make_row
 from vlmrl.recipe.load import load_recipe
-from vlmrl.rollout.sample import add_advantages, encode_prompt, is_dead_group, sample_rollouts
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.auto_choice import settle_for_run
@@ -95,7 +96,7 @@ def main() -> None:
     weights = {source.name: source.part_weights for source in sources}
     groups = add_advantages(groups, algorithm, max_tokens=recipe.rollout.max_new_tokens, weights=weights)
     tell("advantages", [[round(s.advantage, 3) for s in group.samples] for group in groups])
-    tell("dead groups", sum(map(is_dead_group, groups)))
+    tell("dead groups", sum(g.is_dead for g in groups))
 
     # Trajectories -> packed rows -> log-probs -> loss -> gradient. The prompt of a group is run once.
     batch = step_batch(

@@ -1,12 +1,17 @@
 """Count the files and package borders that a dataset row crosses on its way to a gradient.
 
-    python scripts/way_of_a_row.py [--json] [--pairs]
+    python scripts/way_of_a_row.py [--json] [--pairs] [--folder DIR]
 
 The run has three steps on the table that `vlmrl init` writes: one process, the built-in engine, the tiny model, an own
-reward in a worker, no validation and no checkpoint due. A profile hook sees every call in the main process and in its
-threads during the second step. It is set before anything of vlmrl is imported. A file counts if one of its functions is
-called then. Two functions of different packages count as a border if one calls the other, directly or through a
-library. The reward worker is counted apart, from its first call of the reward on.
+reward in a worker, no validation and no checkpoint due, no lines for the console. A profile hook sees every call in the
+main process and in its threads during the second step. It is set before anything of vlmrl is imported. A file counts if
+one of its functions is called then. The reward worker is counted apart, from its first call of the reward on.
+
+Two files are a border if they are in different packages and a function of one calls a function of the other, directly
+or through a library. A package is a folder right below `vlmrl/`; the files beside these folders, such as types.py, are
+one more. Other things could be called borders, too: FIGURES pairs of functions, of a file and a function of another
+package, or of packages. Pairs of functions grow with each helper and each list comprehension that code is divided into,
+and pairs of packages hide how many files know each other.
 """
 
 from __future__ import annotations
@@ -25,7 +30,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent / "vlmrl"
 COMMANDS = (("init", "count"), ("demo", "--model-only", "tiny", "--data", "count/recipe.toml"))
-SETTINGS = ("model.path=tiny", "train.steps=3", "eval.every_steps=0", "eval.at_start=false", "checkpoint.every_steps=0")
+SETTINGS = (
+    *("model.path=tiny", "train.steps=3", "rollout.max_new_tokens=24", "train.tokens_per_row=300"),
+    *("eval.every_steps=0", "eval.at_start=false", "checkpoint.every_steps=0"),
+)
 LOOP = (str(ROOT / "train" / "loop.py"), "stop_reason")
 """The function that the training calls once before each step and once after the last."""
 REWARD_FILE = "reward.py"
@@ -95,11 +103,17 @@ def second_step() -> Callable[[CodeType], bool | None]:
 
 
 def counted(pairs: Iterable[Pair]) -> dict[str, Any]:
-    """Return the numbers of files and borders, the files, and the pairs of functions that are borders."""
+    """Return the numbers of files and borders, the files, and the pairs of functions that cross a border."""
     pairs = set(pairs)
-    files = sorted({function.partition(":")[0] for _, function in pairs})
-    borders = sorted(pair for pair in pairs if pair[0] and package(pair[0]) != package(pair[1]))
-    return {"files": len(files), "borders": len(borders), "list": files, "pairs": borders}
+    files = sorted({file_of(function) for _, function in pairs})
+    calls = sorted(pair for pair in pairs if pair[0] and package(pair[0]) != package(pair[1]))
+    borders = {(file_of(caller), file_of(function)) for caller, function in calls}
+    return {"files": len(files), "borders": len(borders), "list": files, "pairs": calls}
+
+
+def file_of(function: str) -> str:
+    """Return the file of a function."""
+    return function.partition(":")[0]
 
 
 def package(function: str) -> str:
@@ -135,7 +149,7 @@ def traced_run(folder: Path) -> dict[str, Any]:
         _run(main, arguments)
     Path("count", REWARD_FILE).write_text(REWARD, encoding="utf-8")
     os.environ |= {OUT_ENV: str(worker_calls), "PYTHONPATH": str(hook)}
-    _run(main, ("train", "count/recipe.toml", *(f"--set={setting}" for setting in SETTINGS)))
+    _run(main, ("train", "count/recipe.toml", "--quiet", *(f"--set={setting}" for setting in SETTINGS)))
     sys.setprofile(None)
     lines = worker_calls.read_text(encoding="utf-8").splitlines()
     return counted(pairs) | {"worker": counted((str(a), str(b)) for a, b in map(json.loads, lines))}
@@ -158,15 +172,16 @@ def main() -> None:
     """Trace a run in a process of its own, since the hook must be there first, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pairs", action="store_true", help="also print the two functions of each border")
+    parser.add_argument("--pairs", action="store_true", help="also print the functions that call across borders")
+    parser.add_argument("--folder", type=Path, help="an empty folder for the run, which stays; default: it is deleted")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = traced_run(Path(folder))
+        result = traced_run(options.folder or Path(folder))
     if options.json:
         print(json.dumps(result))
         return
     for name, part in (("main process", result), ("reward worker", result["worker"])):
-        print(f"{name}: {part['files']} files, {part['borders']} borders")
+        print(f"{name}: {part['files']} files, {part['borders']} borders, {len(part['pairs'])} pairs of functions")
         print("".join(f"  {file}\n" for file in part["list"]), end="")
         if options.pairs:
             print("".join(f"    {caller} -> {file}\n" for caller, file in part["pairs"]), end="")

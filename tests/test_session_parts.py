@@ -16,7 +16,7 @@ WHOLE = {
     "rl._open_engine",
     "sft.train_sft",
     "validation.validate",
-    "validation.validate_at_start",
+    "loop.validate_at_start",
     "validation.validate_by_loss",
     "loop.after_step",
     "loop.end",

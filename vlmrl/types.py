@@ -377,6 +377,11 @@ class Group:
     samples: tuple[ScoredSample, ...]
 
     @property
+    def is_dead(self) -> bool:
+        """Return whether the group teaches nothing: all its advantages are exactly zero."""
+        return all(s.advantage == 0.0 and not any(s.token_advantages or ()) for s in self.samples)
+
+    @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         return tuple(s.trajectory for s in self.samples)
 

@@ -23,8 +23,8 @@ from vlmrl.dist.fsdp import HostCopies
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.tiny import build_tiny
 from vlmrl.recipe.schema import Model, Optim
-from vlmrl.train.checkpointing import Saver, Written
 from vlmrl.train.learner import Optimizer
+from vlmrl.train.session import Saver, Written
 
 
 def measure(place: Path, *, hidden: int, layers: int, saves: int, device: str = "cpu") -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.over_training import over_checkpoints
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.store.evaluated_rows import read_summary
-from vlmrl.train.validation import is_due
+from vlmrl.train.loop import is_due
 
 SETTINGS = """
 rollout = {prompts_per_step = 5, samples_per_prompt = 3, max_new_tokens = 12, temperature = 0.9}

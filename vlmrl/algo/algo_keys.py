@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from vlmrl.key_facts import (
@@ -500,17 +501,17 @@ class Algorithm:
         of_row=False,
     )
 
-    @property
+    @cached_property
     def needs_group(self) -> bool:
         """Return whether the estimator compares the samples of a prompt, so that one sample is not enough."""
         return ESTIMATORS[self.advantage].needs_group
 
-    @property
+    @cached_property
     def needs_critic(self) -> bool:
         """Return whether the policy gets a value head, which predicts the score before every token."""
         return ESTIMATORS[self.advantage].critic
 
-    @property
+    @cached_property
     def limits_ratio(self) -> bool:
         """Return whether the surrogate bounds the effect of a token whose probability is far above the old one."""
         facts = SURROGATES.get(self.surrogate, Surrogate())
@@ -542,12 +543,12 @@ class Algorithm:
             return "truncate"
         return "ratio" if self.limits_ratio and self.ratio == "token" else "mask"
 
-    @property
+    @cached_property
     def counts_dead(self) -> bool:
         """Return whether dead groups count in the denominator. After a filter they never do: it has removed them."""
         return self.count_dead and self.filter == "none"
 
-    @property
+    @cached_property
     def selects(self) -> bool:
         """Return whether the surrogate treats some tokens differently, picked from all tokens of an update."""
         return SURROGATES[self.surrogate].selects

@@ -7,14 +7,15 @@ filter). After the step, the KL coefficient is controlled. Training, `vlmrl try`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
+from typing import Any
 
 import numpy as np
 
-from vlmrl.algo.advantages import Array, ScoredGroup, batch_advantages
+from vlmrl.algo.advantages import Array, ScoredGroup, batch_advantages, value_targets
 from vlmrl.algo.algo_keys import Algorithm
-from vlmrl.types import Score
+from vlmrl.types import Group, Score, ScoredSample
 
 MAX_KL_ERROR = 0.2
 """Maximum relative error of the KL that its controller uses; larger errors are limited to it."""
@@ -214,6 +215,105 @@ def step_advantages(groups: Sequence[ScoredGroup], algorithm: Algorithm) -> list
         )
     )
     return [next(advantages) if ok else [np.zeros(1) for _ in g.scores] for g, ok in zip(groups, passed, strict=True)]
+
+
+def add_advantages(
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    *,
+    max_tokens: int,
+    weights: Mapping[str, Weights] | None = None,
+    greedy: Sequence[float | None] | None = None,
+    penalties: Sequence[Sequence[Any]] | None = None,
+    values: Sequence[Sequence[Any]] | None = None,
+) -> list[Group]:
+    """Return the groups of a step with their advantages and a critic's targets; mask what is not trained on.
+
+    Args:
+        groups: all groups of the step. With `algorithm.filter`, those of too little spread keep advantage 0 and are
+            left out of all statistics.
+        algorithm: its `truncated`: "keep" = a cut response is treated like any other; "mask" = it counts for the
+            baseline but is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the
+            same.
+        max_tokens: the token limit of a response, for the length penalty.
+        weights: source -> weights of the parts of its reward; for the estimator that normalises part by part.
+        greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
+        penalties: per sample of each group the penalty of its tokens, float64 [tokens] (the KL in the reward).
+        values: per sample of each group the critic's values before its tokens, float64 [tokens]. Where the algorithm
+            has a critic, they are required for the samples that are trained on.
+    """
+    inputs = [
+        scored_group(
+            [s.score for s in g.samples],
+            [s.trajectory.finish for s in g.samples],
+            [s.trajectory.num_trained_tokens for s in g.samples],
+            algorithm,
+            max_tokens=max_tokens,
+            weights=(weights or {}).get(g.row.source, {}),
+            greedy=greedy[i] if greedy else None,
+            penalties=penalties[i] if penalties else (),
+            values=values[i] if values else (),
+        )
+        for i, g in enumerate(groups)
+    ]
+    advantages = step_advantages(inputs, algorithm)
+    with_advantages = [
+        replace(g, samples=tuple(_with_advantages(g.samples, x, group_advantages, algorithm.truncated)))
+        for g, x, group_advantages in zip(groups, inputs, advantages, strict=True)
+    ]
+    return (
+        [_with_targets(g, x, algorithm) for g, x in zip(with_advantages, inputs, strict=True)]
+        if values
+        else with_advantages
+    )
+
+
+def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
+    """Mask the samples that will not be trained on, before advantages exist.
+
+    These are samples with a failed reward, and cut responses unless `algorithm.truncated` keeps them.
+    """
+
+    def is_masked(s: ScoredSample) -> bool:
+        return s.score.error is not None or (s.trajectory.finish == "length" and algorithm.truncated != "keep")
+
+    return [replace(g, samples=tuple(replace(s, masked=is_masked(s)) for s in g.samples)) for g in groups]
+
+
+def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
+    """Return whether DAPO's filter keeps a group: its scores, with length rules, differ by more than `min_spread`."""
+    scored = scored_group(
+        [s.score for s in group.samples],
+        [s.trajectory.finish for s in group.samples],
+        [s.trajectory.num_trained_tokens for s in group.samples],
+        algorithm,
+        max_tokens=max_tokens,
+    )
+    return passes_filter(scored, algorithm)
+
+
+def _with_advantages(
+    samples: Sequence[ScoredSample], group: ScoredGroup, advantages: Sequence[Any], truncated: str
+) -> list[ScoredSample]:
+    cut = [s.trajectory.finish == "length" for s in samples]
+    masked = [not use or (c and truncated != "keep") for use, c in zip(group.included, cut, strict=True)]
+    return [
+        replace(
+            s,
+            advantage=float(a.mean()),
+            token_advantages=tuple(a.tolist()) if len(a) > 1 else None,
+            masked=m,
+        )
+        for s, a, m in zip(samples, advantages, masked, strict=True)
+    ]
+
+
+def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Group:
+    targets = value_targets(scored, gamma=algorithm.gamma, lam=algorithm.gae_lambda)
+    pairs = zip(group.samples, targets, strict=True)
+    return replace(
+        group, samples=tuple(s if s.masked else replace(s, value_targets=tuple(t.tolist())) for s, t in pairs)
+    )
 
 
 def untrained_values(lengths: Sequence[int]) -> list[Array]:

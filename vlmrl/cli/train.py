@@ -114,6 +114,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
     from vlmrl.launch.start import begin_run, recipe_of, resume_command
     from vlmrl.process import give_terminal, patience
     from vlmrl.store.runs import open_run
+    from vlmrl.train.journal import SilentWatcher
     from vlmrl.train.start import run_session, share_run
 
     is_main, recipe, debug_rank = is_main_process(), recipe_of(plan), request.machines.debug_rank
@@ -124,7 +125,7 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
         run, recipe, checkpoint = share_run(world, lambda: begin_run(request, plan, root, argv, say))
         # A rank's output goes only to its log, except for rank 0.
         is_shown = not request.quiet and (is_main or launched())
-        watcher = ConsoleWatcher(stderr() if is_shown else open(os.devnull, "w"))  # noqa: SIM115
+        watcher = ConsoleWatcher(stderr()) if is_shown else SilentWatcher()
         try:
             status = run_session(run, recipe, root, watcher, checkpoint, world)
         except KeyboardInterrupt:

@@ -113,9 +113,8 @@ LIMITS: dict[str, Bound] = {
 }
 
 
-def limit(name: str) -> float:
-    """Return the value of the threshold `name`."""
-    return LIMITS[name].value
+limit: Callable[[str], float] = {name: bound.value for name, bound in LIMITS.items()}.__getitem__
+"""Function that returns the value of the threshold of this name."""
 
 
 @dataclass

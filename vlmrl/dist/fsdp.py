@@ -22,7 +22,7 @@ from vlmrl.dist.world import World
 
 
 def shard(
-    policy: nn.Module,
+    policy: Any,
     layers: list[nn.Module],
     world: World,
     device: torch.device,
@@ -78,6 +78,7 @@ def shard(
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for layer in layers if repeated else ():
         layer.register_forward_pre_hook(_separate_run)  # after FSDP's own hook, which gathers the layer
+    policy.sharded = True
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             if world.size > 1:  # a single rank divides by 1 anyway, but with a factor it would copy each gradient

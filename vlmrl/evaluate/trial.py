@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from vlmrl.algo.algorithms import algorithm_of, stand_in, without_greedy
-from vlmrl.algo.credit import untrained_values
+from vlmrl.algo.credit import add_advantages, untrained_values
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.dataset_writer import building
 from vlmrl.data.encode import EncodedPrompt
@@ -36,7 +36,7 @@ from vlmrl.evaluate.run import counted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
-from vlmrl.rollout.sample import Prompt, add_advantages, encode_prompt, is_dead_group, sample_rollouts
+from vlmrl.rollout.sample import Prompt, encode_prompt, sample_rollouts
 from vlmrl.rollout.scoring import score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
@@ -521,7 +521,7 @@ def summary(trial: Trial) -> dict[str, Any]:
         "reward/max": max(values),
         "reward/std_within_groups": fmean(each["std"] for each in spreads),
         **{f"reward/part/{part}": fmean(values) for part, values in means.items() if values},
-        "rollout/dead_group_share": fmean(is_dead_group(group) for group in trial.groups),
+        "rollout/dead_group_share": fmean(group.is_dead for group in trial.groups),
         "rollout/truncated_share": fmean(s.trajectory.finish == "length" for s in samples),
         "rollout/prompt_tokens_mean": fmean(prompts),
         "rollout/prompt_tokens_max": max(prompts),

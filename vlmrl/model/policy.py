@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ def token_logprobs(
         return hidden_KD.sum(-1).float(), hidden_KD.detach().sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
-    size = chunks_for(hidden_KD.device).positions(vocabulary)
+    size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary)
     if len(target_K) <= size:
         return chunk(hidden_KD, target_K)
     logps, entropies = [], []
@@ -210,7 +210,7 @@ def full_kl(
         return hidden_KD.sum(-1).float()
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
-    size = max(1, chunks_for(hidden_KD.device).positions(vocabulary) // 2)  # two distributions are held at once
+    size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary // 2)  # two distributions are held at once
     pieces = []
     for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):
         if torch.is_grad_enabled() and len(hidden_KD) > size:
@@ -347,6 +347,7 @@ class Policy(nn.Module):
             sharded policy.
         saved_dtypes: parameter name -> dtype in which a checkpoint saves it. For parameters that sharding converts to
             float32; {} if the policy is not sharded.
+        sharded: whether `dist.fsdp.shard` has sharded the policy.
     """
 
     def __init__(
@@ -365,6 +366,7 @@ class Policy(nn.Module):
         first = next(model.parameters())
         self.device, self.dtype = torch.device("cpu") if first.is_meta else first.device, first.dtype
         self.saved_dtypes: dict[str, torch.dtype] = {}
+        self.sharded = False
         self.temperature = temperature
         self.banned_ids = tuple(banned_ids)
         self.entropy_gradient = entropy_gradient
@@ -444,9 +446,10 @@ class Policy(nn.Module):
             self.model.eval()
         return hidden_KD
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [.., V] of hidden states [.., D]."""
-        return head_of(self.model)(hidden)
+    @cached_property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """Function from hidden states [.., D] to their logits [.., V]."""
+        return head_of(self.model)
 
     def kinds_argument(self, kinds: Tensor) -> dict[str, Tensor]:
         """Return the token kinds under the argument name of this model's forward; {} if it takes none."""

@@ -1,4 +1,4 @@
-"""From prompts to rollouts, scored groups and advantages: the part of a step before the update.
+"""From prompts to rollouts: the first part of a step.
 
 A draw's prompts are dealt to the ranks; engines that are done take prompts of other ranks from a shared queue.
 """
@@ -6,35 +6,26 @@ A draw's prompts are dealt to the ranks; engines that are done take prompts of o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from vlmrl.algo.advantages import ScoredGroup, value_targets
-from vlmrl.algo.algorithms import Algorithm
-from vlmrl.algo.credit import Weights as PartWeights
-from vlmrl.algo.credit import passes_filter, scored_group, step_advantages
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, EngineError
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.types import (
     Finish,
-    Group,
     Media,
     Message,
     RewardInput,
     Row,
     Sample,
     SamplingParams,
-    ScoredSample,
     policy_versions,
     sample_seed,
 )
-
-Weights = Mapping[str, PartWeights]
-"""Source -> weights of the parts of its reward."""
 
 
 class Images(Protocol):
@@ -141,110 +132,6 @@ def rollouts_of(
     if stale:
         raise EngineError(f"the engine answered with policy version {min(stale)}, not with {version}")
     return [Rollout(p, tuple(samples), seconds) for p, samples in zip(prompts, answers, strict=True)]
-
-
-def add_advantages(
-    groups: Sequence[Group],
-    algorithm: Algorithm,
-    *,
-    max_tokens: int,
-    weights: Weights | None = None,
-    greedy: Sequence[float | None] | None = None,
-    penalties: Sequence[Sequence[Any]] | None = None,
-    values: Sequence[Sequence[Any]] | None = None,
-) -> list[Group]:
-    """Return the groups of a step with their advantages and a critic's targets; mask what is not trained on.
-
-    Args:
-        groups: all groups of the step. With `algorithm.filter`, those of too little spread keep advantage 0 and are
-            left out of all statistics.
-        algorithm: its `truncated`: "keep" = a cut response is treated like any other; "mask" = it counts for the
-            baseline but is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the
-            same.
-        max_tokens: the token limit of a response, for the length penalty.
-        weights: source -> weights of the parts of its reward; for the estimator that normalises part by part.
-        greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
-        penalties: per sample of each group the penalty of its tokens, float64 [tokens] (the KL in the reward).
-        values: per sample of each group the critic's values before its tokens, float64 [tokens]. Where the algorithm
-            has a critic, they are required for the samples that are trained on.
-    """
-    inputs = [
-        scored_group(
-            [s.score for s in g.samples],
-            [s.trajectory.finish for s in g.samples],
-            [s.trajectory.num_trained_tokens for s in g.samples],
-            algorithm,
-            max_tokens=max_tokens,
-            weights=(weights or {}).get(g.row.source, {}),
-            greedy=greedy[i] if greedy else None,
-            penalties=penalties[i] if penalties else (),
-            values=values[i] if values else (),
-        )
-        for i, g in enumerate(groups)
-    ]
-    advantages = step_advantages(inputs, algorithm)
-    with_advantages = [
-        replace(g, samples=tuple(_with_advantages(g.samples, x, group_advantages, algorithm.truncated)))
-        for g, x, group_advantages in zip(groups, inputs, advantages, strict=True)
-    ]
-    return (
-        [_with_targets(g, x, algorithm) for g, x in zip(with_advantages, inputs, strict=True)]
-        if values
-        else with_advantages
-    )
-
-
-def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
-    """Mask the samples that will not be trained on, before advantages exist.
-
-    These are samples with a failed reward, and cut responses unless `algorithm.truncated` keeps them.
-    """
-
-    def is_masked(s: ScoredSample) -> bool:
-        return s.score.error is not None or (s.trajectory.finish == "length" and algorithm.truncated != "keep")
-
-    return [replace(g, samples=tuple(replace(s, masked=is_masked(s)) for s in g.samples)) for g in groups]
-
-
-def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
-    """Return whether DAPO's filter keeps a group: its scores, with length rules, differ by more than `min_spread`."""
-    scored = scored_group(
-        [s.score for s in group.samples],
-        [s.trajectory.finish for s in group.samples],
-        [s.trajectory.num_trained_tokens for s in group.samples],
-        algorithm,
-        max_tokens=max_tokens,
-    )
-    return passes_filter(scored, algorithm)
-
-
-def is_dead_group(group: Group) -> bool:
-    """Return whether a group teaches nothing: all its advantages are exactly zero."""
-    return all(s.advantage == 0.0 and not any(s.token_advantages or ()) for s in group.samples)
-
-
-def _with_advantages(
-    samples: Sequence[ScoredSample], group: ScoredGroup, advantages: Sequence[Any], truncated: str
-) -> list[ScoredSample]:
-    cut = [s.trajectory.finish == "length" for s in samples]
-    masked = [not use or (c and truncated != "keep") for use, c in zip(group.included, cut, strict=True)]
-    return [
-        replace(
-            s,
-            advantage=float(a.mean()),
-            token_advantages=tuple(a.tolist()) if len(a) > 1 else None,
-            masked=m,
-        )
-        for s, a, m in zip(samples, advantages, masked, strict=True)
-    ]
-
-
-def _with_targets(group: Group, scored: ScoredGroup, algorithm: Algorithm) -> Group:
-    targets = value_targets(scored, gamma=algorithm.gamma, lam=algorithm.gae_lambda)
-    pairs = zip(group.samples, targets, strict=True)
-    return replace(
-        group, samples=tuple(s if s.masked else replace(s, value_targets=tuple(t.tolist())) for s, t in pairs)
-    )
 
 
 T = TypeVar("T")

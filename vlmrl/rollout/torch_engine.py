@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -29,7 +29,6 @@ from vlmrl.model.attention import NAME as SHARED_ATTENTION
 from vlmrl.model.attention import no_mask
 from vlmrl.model.caches import DecodeCache, cache_name, fast_linears, key_layers, rows_of
 from vlmrl.model.device_memory import asking_for, give_back
-from vlmrl.model.families import head_of
 from vlmrl.model.packing import join_images, load_name
 from vlmrl.model.policy import Policy, banned_mask, policy_logits
 from vlmrl.rollout.engine import Generator, SamplingRequest
@@ -117,7 +116,8 @@ class TorchEngine(Generator):
         self._progress = progress or (lambda n: None)
         try:
             # Gather first: the update must not compute with tensors that were created in inference mode.
-            with gathered(self.policy), fast_linears(self.policy.model):
+            whole = gathered(self.policy) if self.policy.sharded else nullcontext()
+            with whole, fast_linears(self.policy.model):
                 yield
         finally:
             self._waiting, self._work = [], None
@@ -320,7 +320,7 @@ class TorchEngine(Generator):
 
     def _sample(self, running: list[_Running], hidden: Tensor, params: SamplingParams) -> Tensor:
         """Draw the next token of every row and record it with its log-prob. Return the tokens [B]."""
-        logits = policy_logits(head_of(self.policy.model)(hidden), params.temperature or 1.0, None)
+        logits = policy_logits(self.policy.head(hidden), params.temperature or 1.0, None)
         banned = banned_mask(params.banned_ids, logits.shape[-1], logits.device)
         if banned is not None:
             logits.masked_fill_(banned, float("-inf"))  # in place: no other code uses these logits

@@ -97,12 +97,17 @@ def kept_path(run_dir: Path, kind: str, sha256: str) -> Path:
     return run_dir / KEPT / f"{kind}-{re.sub('[^0-9a-f]', '', sha256)[:16]}{_KEPT_SUFFIX[kind]}"
 
 
-def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
-    """Return `rollouts/000011.parquet` for the policy version 10, which samples in step 11 (`metrics.counted`).
+def rollout_format(attempt: int = 1) -> str:
+    """Return the format of an attempt's rollout files: `rollouts/{:06d}.parquet`, of a step counted from 1.
 
     Attempts after the first add `-a2`: nothing is ever overwritten. Earlier runs have `step-000010.parquet` instead.
     """
-    return run_dir / ROLLOUTS / f"{step + 1:06d}{_suffix(attempt)}.parquet"
+    return f"{ROLLOUTS}/{{:06d}}{_suffix(attempt)}.parquet"
+
+
+def rollout_path(run_dir: Path, step: int, attempt: int = 1) -> Path:
+    """Return `rollouts/000011.parquet` for the policy version 10, which samples in step 11 (`metrics.counted`)."""
+    return run_dir / rollout_format(attempt).format(step + 1)
 
 
 def media_path(run_dir: Path, step: int, attempt: int = 1) -> Path:

@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ KINDS = ("train", "validation", "event")
 WARNING = "health/warning"
 """The only metric that is a text: a step's warnings (diagnose/signs.py); a step without warnings lacks it."""
 LINE_HEAD = b'{"step": '
-"""First bytes of every line: `Run.log` writes the step first."""
+"""First bytes of every line: `MetricsWriter` writes the step first."""
 SEAL = re.compile(rb', "crc32": "[0-9a-f]{8}"}$')
 """End of a line with a checksum: CRC-32 of the bytes before it."""
 MOST_BYTES = 1 << 32
@@ -73,17 +74,28 @@ def newest(
 
 
 class MetricsWriter:
-    """Writer that appends lines to one metrics.jsonl. Each line is on disk, in one write, before `write` returns."""
+    """Writer that appends the lines of an attempt to metrics.jsonl. Each is on disk, in one write, before `write` ends.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Attributes:
+        files: name in the run's folder -> sha256 of the files written since the last line; the next line holds them.
+    """
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.path, self.attempt = path, attempt
+        self.files: dict[str, str] = {}
         self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._handle).st_size
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
             # A kill left the last line incomplete. It is kept, and a line end separates it from the next line.
             os.write(self._handle, b"\n")
 
-    def write(self, line: Mapping[str, Any]) -> None:
+    def write(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
+        """Append a line. `kind`: one of KINDS. Raises: ValueError for another kind, StoreError when the write fails."""
+        if kind not in KINDS:
+            raise ValueError(f"kind of a metrics line must be one of {KINDS}, not {kind!r}")
+        files, self.files = {"files": self.files} if self.files else {}, {}
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")  # as `layout.now`
+        line = {"step": int(step), "attempt": self.attempt, "kind": kind, "time": time, **metrics, **files}
         content = json.dumps(encode(line), ensure_ascii=False, allow_nan=False)
         data = sealed(content.encode("utf-8", "backslashreplace")) + b"\n"
         try:

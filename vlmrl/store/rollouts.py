@@ -19,6 +19,7 @@ sizes. Readers return defaults for them: sampled tokens are the policy's, other 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import hide_known, redact_text, redact_value
+from vlmrl.store.checkpoints import hashes_of
 from vlmrl.store.files import write_atomic
-from vlmrl.store.layout import parse_rollout_name
+from vlmrl.store.layout import media_path, parse_rollout_name, rollout_format
+from vlmrl.store.media import write_shard
 from vlmrl.store.metrics import counted
 from vlmrl.store.table_reader import arrow_fields, check_values, damage_told, file_batches, open_parquet, schema_number
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
@@ -262,8 +265,30 @@ def arrow_schema() -> pa.Schema:
     return pa.schema(required + [pa.field(*one) for one in arrow_fields(OPTIONAL)])
 
 
-def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: int = 1) -> None:
-    """Write one step's groups, atomically. The folder is created.
+class RolloutFiles:
+    """Files of the rollouts of one attempt."""
+
+    def __init__(self, run_dir: Path, attempt: int) -> None:
+        self.run_dir, self.attempt = run_dir, attempt
+        self._name = rollout_format(attempt)
+
+    def write(self, step: int, groups: Sequence[Group]) -> dict[str, str]:
+        """Write the images that were made in a step, then its groups, atomically.
+
+        Returns: name of each file in the run's folder -> its sha256.
+        """
+        samples = [sample for group in groups for sample in group.samples]
+        images = {sha: content for s in samples for sha, content in (*s.files.items(), *s.score.files.items())}
+        hashes: dict[str, str] = {}
+        if images:
+            write_shard(shard := media_path(self.run_dir, step, self.attempt), sorted(images.items()))
+            hashes = hashes_of(self.run_dir, [shard])
+        name = self._name.format(step + 1)
+        return hashes | {name: write_rollouts(self.run_dir / name, groups, step=step, attempt=self.attempt)}
+
+
+def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: int = 1) -> str:
+    """Write one step's groups, atomically, and return the file's sha256. The folder is created.
 
     Raises: ValueError when a trajectory does not belong to its group's row; StoreError when the write fails.
     """
@@ -283,7 +308,8 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int, attempt: i
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, sink.getvalue().to_pybytes(), crash="mid-rollout")
+    write_atomic(path, content := sink.getvalue().to_pybytes(), crash="mid-rollout")
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_rollouts(path: Path) -> list[Group]:

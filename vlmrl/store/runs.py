@@ -23,13 +23,12 @@ from vlmrl.store import kept_recipe, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
-from vlmrl.store.checkpoints import choose_checkpoint, hashes_of
+from vlmrl.store.checkpoints import choose_checkpoint
 from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, require_ordinary, sweep, sync_folder, temp_path
 from vlmrl.store.layout import now
 from vlmrl.store.listing import find, status_of
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status, read_manifest
-from vlmrl.store.media import write_shard
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.types import Group
 from vlmrl.untrusted import visible
@@ -54,7 +53,6 @@ class Run:
         self.attempt = manifest.attempts[-1].number if manifest.attempts else 1
         self._lock = lock
         self._metrics: metrics_.MetricsWriter | None = None
-        self._written: dict[str, str] = {}
 
     @property
     def writable(self) -> bool:
@@ -77,15 +75,15 @@ class Run:
 
         Raises: ValueError for another kind.
         """
-        if kind not in metrics_.KINDS:
-            raise ValueError(f"kind of a metrics line must be one of {metrics_.KINDS}, not {kind!r}")
+        self.lines.write(step, kind, metrics)
+
+    @property
+    def lines(self) -> metrics_.MetricsWriter:
+        """Writer of this attempt's lines in metrics.jsonl."""
         if self._metrics is None:
             self._own()
-            self._metrics = metrics_.MetricsWriter(self.dir / layout.METRICS)
-        files, self._written = {"files": self._written} if self._written else {}, {}
-        self._metrics.write(
-            {"step": int(step), "attempt": self.attempt, "kind": kind, "time": now(), **metrics, **files}
-        )
+            self._metrics = metrics_.MetricsWriter(self.dir / layout.METRICS, self.attempt)
+        return self._metrics
 
     def event(self, step: int, event: str, **details: Any) -> None:
         """Record an event (saved, resumed, early stop ...): an `event` line in metrics.jsonl and a line in the log."""
@@ -102,16 +100,8 @@ class Run:
 
     def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
         """Write the images that were made in a step, then its groups, atomically. Return the path of the rollouts."""
-        self._own()
-        samples = [sample for group in groups for sample in group.samples]
-        images = {sha: content for s in samples for sha, content in (*s.files.items(), *s.score.files.items())}
-        if images:
-            write_shard(shard := layout.media_path(self.dir, step, self.attempt), sorted(images.items()))
-            self._written |= hashes_of(self.dir, [shard])
-        path = layout.rollout_path(self.dir, step, self.attempt)
-        rollouts_.write_rollouts(path, groups, step=step, attempt=self.attempt)
-        self._written |= hashes_of(self.dir, [path])  # the next line of metrics holds them
-        return path
+        self.lines.files |= rollouts_.RolloutFiles(self.dir, self.attempt).write(step, groups)
+        return layout.rollout_path(self.dir, step, self.attempt)
 
     def update(self, **changes: Any) -> None:
         """Change fields of the manifest, atomically. Name, note and tags that a user has edited meanwhile stay."""
@@ -451,17 +441,11 @@ class FollowedRun(Run):
     def write_log(self, text: str, rank: int = 0) -> None:
         super().write_log(text, self._rank)
 
-    def write_rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        return layout.rollout_path(self.dir, step, self.attempt)
-
     def update(self, **changes: Any) -> None:
         self.manifest = replace(self.manifest, **changes)
 
     def prune_checkpoints(self, keep_last: int, keep_steps: Iterable[int] = ()) -> list[Path]:
         return []
-
-    def prune_rollouts(self, rule: RolloutRule) -> None:
-        """Do nothing."""
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
         """Do nothing: the writing process records the end of the run."""

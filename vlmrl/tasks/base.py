@@ -218,6 +218,11 @@ Measure = Callable[[RewardInput, Score], Outcome]
 SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]] | PooledMetrics
 
 
+def no_outcome(x: RewardInput, score: Score) -> Outcome:
+    """Return no numbers, as the outcome of a task that measures nothing of its own."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Task:
     """A task bound to one dataset.
@@ -280,7 +285,7 @@ class Task:
     validate: Callable[[Mapping[str, Any]], list[str]] = lambda truth: []
     variables: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
-    outcome: Measure = lambda x, score: {}
+    outcome: Measure = no_outcome
     outcome_as: Callable[[RewardSpec | None], Measure] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     by: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
 from vlmrl.rewards.base import RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
-from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task
+from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, ScoredSample
 
@@ -397,10 +397,13 @@ def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec)
     Args:
         spec: the reward that gave the score.
     """
+    outcome: Outcome = {}
+    problem = ""
     try:
-        outcome, problem = task.outcome(response_input(group, sample), sample.score), ""
+        if task.outcome is not no_outcome:
+            outcome = task.outcome(response_input(group, sample), sample.score)
     except VlmrlError as error:
-        outcome, problem = {}, str(error)
+        problem = str(error)
     return with_accuracy(outcome, sample.score.parts, spec), problem
 
 

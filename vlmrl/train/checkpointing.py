@@ -5,12 +5,10 @@ The training writes a checkpoint itself, or a thread writes it from copies while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -18,8 +16,7 @@ from vlmrl.checkpoint import io
 from vlmrl.checkpoint.proof import make_proof
 from vlmrl.data.sampler import SavedStream
 from vlmrl.dist import world
-from vlmrl.dist.fsdp import HostCopies
-from vlmrl.dist.world import ALONE, World
+from vlmrl.dist.world import World
 from vlmrl.errors import VlmrlError
 from vlmrl.model.packing import TrainItem
 from vlmrl.store.checkpoints import DATA, read_meta
@@ -27,107 +24,12 @@ from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.runs import Run
 from vlmrl.train.journal import Progress
 from vlmrl.train.learner import Learner
+from vlmrl.train.session import Saver, Session, Written
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import fill_logps
 
-if TYPE_CHECKING:
-    from vlmrl.train.session import Session
-
 PROOF_ROLLOUTS = 8
 """Number of rollouts whose log-probs each checkpoint holds as its proof."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """Complete checkpoint on disk.
-
-    Args:
-        step: its step.
-        folder: its folder.
-        keep: steps of other checkpoints that must not be removed (the best one), when this one was begun.
-    """
-
-    step: int
-    folder: Path
-    keep: Sequence[int]
-
-
-@dataclass
-class Saver:
-    """Writer of a run's checkpoints, one at a time.
-
-    Args:
-        world: the ranks, in the process group that the writing threads use.
-        copies: memory that tensors are copied to before a thread writes them; None = no thread and no copies.
-        on_complete: called with each checkpoint when it is complete and `finish_save` has waited for it.
-        saved_step: step of the newest checkpoint, which may not be complete yet; None = there is none.
-        proof_items: trajectories of the newest step; the next checkpoint holds log-probs of some as its proof.
-    """
-
-    world: World = ALONE
-    copies: HostCopies | None = None
-    on_complete: Callable[[Written], None] = lambda written: None
-    saved_step: int | None = None
-    proof_items: Sequence[TrainItem] = ()
-    _under_way: Future[Written] | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        asynchronous: bool | None,
-        device: torch.device,
-        world: World,
-        on_complete: Callable[[Written], None] = lambda written: None,
-    ) -> Saver:
-        """Return the saver for a recipe's `checkpoint.asynchronous`; None = asynchronous on a GPU, else not.
-
-        All ranks call it together.
-        """
-        on_gpu = device.type == "cuda"
-        if not (on_gpu if asynchronous is None else asynchronous):
-            return cls(world, None, on_complete)
-        return cls(world.apart(), HostCopies(pinned=on_gpu), on_complete)
-
-    @property
-    def under_way(self) -> bool:
-        """Return whether a checkpoint was begun and `result` has not been called since. The same on all ranks."""
-        return self._under_way is not None
-
-    @property
-    def written(self) -> bool:
-        """Return whether `result` would return at once."""
-        return self._under_way is None or self._under_way.done()
-
-    def begin(self, write: Callable[[], Written]) -> None:
-        """Run `write`: with copies in a thread beside the training, else to its end before this returns."""
-        assert self._under_way is None, "one checkpoint at a time"
-        future = self._under_way = Future[Written]()
-
-        def work() -> None:
-            try:
-                future.set_result(write())
-            except BaseException as error:
-                future.set_exception(error)
-
-        if self.copies is None:
-            work()
-        else:  # daemon thread: an abrupt exit leaves the checkpoint incomplete, as a kill does
-            Thread(target=work, name="checkpoint", daemon=True).start()
-
-    def result(self) -> Written:
-        """Wait for the checkpoint that was begun, and return it, complete on disk.
-
-        Raises: the errors of `write`.
-        """
-        assert self._under_way is not None
-        future, self._under_way = self._under_way, None
-        return future.result()
-
-
-def keep_newest(run: Run, keep_last: int, written: Written) -> None:
-    """Remove the old checkpoints that the recipe does not keep, and write the event of the new one."""
-    run.prune_checkpoints(keep_last, written.keep)
-    run.event(written.step, "checkpoint saved", folder=written.folder.name)
 
 
 def save(session: Session, *, wait: bool = False) -> None:
@@ -187,7 +89,7 @@ def finish_save(saver: Saver) -> None:
 
     Raises: CheckpointError when it could not be written.
     """
-    if saver.under_way:
+    if saver.under_way is not None:
         saver.on_complete(saver.result())
 
 
@@ -198,7 +100,7 @@ def look_after_save(saver: Saver, world: World) -> None:
         saver: the saver of this rank.
         world: the ranks, in the process group that the training uses.
     """
-    if saver.under_way and all(world.gather(saver.written)):
+    if saver.under_way is not None and all(world.gather(saver.written)):
         finish_save(saver)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
 from itertools import chain, islice
 from statistics import fmean
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 
 from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
 from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
@@ -33,11 +36,7 @@ from vlmrl.rollout.sample import (
     Deal,
     Prompt,
     Rollout,
-    Weights,
-    add_advantages,
     encode_prompt,
-    has_spread,
-    mark_masked,
     requests_for,
     rollouts_of,
 )
@@ -94,7 +93,7 @@ class PromptFeed:
 
         All ranks call it together.
         """
-        if not any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles):
+        if not self._asks_services:
             return {}
         new = self.meter.read(service for scorer in self.scorers.values() for service in scorer.services)
         of_ranks = self.world.gather(new)
@@ -115,11 +114,15 @@ class PromptFeed:
         return dict(self.cursor or self.stream.state_dict())
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> dict[str, Weights]:
         """Weights of the parts of each source's reward."""
         return {source.name: source.part_weights for source in self.sources}
 
-    @property
+    @cached_property
+    def _asks_services(self) -> bool:
+        return any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles)
+
+    @cached_property
     def training_rows(self) -> int:
         """Number of training rows of all sources."""
         return sum(len(source.rows) for source in self.sources)
@@ -142,9 +145,17 @@ class PromptFeed:
     def encode_tail(self, sample: ScoredSample) -> Tail:
         """Encode the images within a response (those of tools' answers)."""
         media = [m for segment in sample.trajectory.segments for m in segment.media]
+        if not media:
+            return (), {}
         images = [decode_image(sample.files[m.sha256]) for m in media]
         place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
         return self.encoder.encode_tail(sample.trajectory.response_ids, media, images, place)
+
+
+def epochs_at(recipe: Recipe, rows: int, step: int) -> Fraction:
+    """Return the number of passes over the data after a step."""
+    per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
+    return Fraction(step * per_step, rows)
 
 
 @dataclass
@@ -310,7 +321,7 @@ def collect(
         collected.prompts += own
         collected.seconds += seconds if any(own) else 0.0
         collected.owners += [i % feed.world.size for i in range(len(drawn))]
-        passed += sum(has_spread(g, algorithm, limit) for g in groups)
+        passed += count if algorithm.filter == "none" else sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1
     if algorithm.filter != "none":
         collected.metrics |= {"rollout/draws": draws, "rollout/prompts_passed": passed}
@@ -427,7 +438,7 @@ def assign_credit(
     algorithm: Algorithm,
     kl_coef: float,
     clock: Clock,
-    weights: Weights,
+    weights: Mapping[str, Weights],
 ) -> Before:
     """Give every sample of the step its advantage, and its value targets where there is a critic.
 

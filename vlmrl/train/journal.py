@@ -37,11 +37,11 @@ from vlmrl.rewards.attempts import earned_on_timeout
 from vlmrl.rewards.several import possible_values
 from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import is_dead_group
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
 from vlmrl.store.metrics import WARNING, read_file
 from vlmrl.store.prune import RolloutRule
+from vlmrl.store.rollouts import RolloutFiles
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
 from vlmrl.types import NO_SCORE, Group, Score
@@ -64,7 +64,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] |
     lengths = [x.trajectory.num_sampled_tokens for x in samples]
     metrics: dict[str, Any] = {
         "reward/errors": sum(x.score.failed for x in samples),
-        "rollout/dead_group_share": fmean(float(is_dead_group(g)) for g in groups),
+        "rollout/dead_group_share": fmean(float(g.is_dead) for g in groups),
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": max(lengths),
@@ -209,11 +209,13 @@ class RolloutWriter:
     write raises its error; nothing is written after it.
 
     Args:
+        run: the run; if another rank writes it, nothing is written.
         rule: rule for deleting old rollouts after each write; None = all are kept.
     """
 
     def __init__(self, run: Run, rule: RolloutRule | None = None) -> None:
         self.run, self.rule = run, rule
+        self.files, self._lines = RolloutFiles(run.dir, run.attempt), run.lines if run.writable else None
         self._steps: deque[_Step] = deque()
         self._thread: ThreadPoolExecutor | None = None
         self._failed = False
@@ -237,11 +239,11 @@ class RolloutWriter:
         Raises: StoreError as `write`.
         """
         if kind == "train" and self._steps and self._steps[-1].step == step:
-            self._steps[-1].line = lambda: self.run.log(step, kind, metrics)
+            self._steps[-1].line = lambda: self._line(step, kind, metrics)
             self._settle(waiting=False)
         else:
             self.finish()
-            self.run.log(step, kind, metrics)
+            self._line(step, kind, metrics)
 
     def finish(self) -> None:
         """Wait for all rollouts, then write the metrics that waited for them. Raises: StoreError as `write`."""
@@ -257,11 +259,17 @@ class RolloutWriter:
             if self._thread is not None:
                 self._thread.shutdown()
 
+    def _line(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
+        if self._lines is not None:
+            self._lines.write(step, kind, metrics)
+
     def _write(self, step: int, groups: Sequence[Group]) -> None:
+        if self._lines is None:
+            return
         if self._failed:
             raise StoreError(f"the rollouts of step {step} were not written, since an earlier write failed")
         try:
-            self.run.write_rollouts(step, groups)
+            self._lines.files |= self.files.write(step, groups)
             if self.rule is not None:
                 self.run.prune_rollouts(self.rule)
         except BaseException:
@@ -570,6 +578,10 @@ class Watcher(Protocol):
     def sample(self, step: int, group: Group) -> None: ...
 
 
+class SilentWatcher(Watcher):
+    """Console that shows nothing."""
+
+
 @dataclass
 class Journal:
     """Record of a training run: its folder, counters, console and loggers.
@@ -632,13 +644,13 @@ class Health:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self._run, self._measures = run, run.writable
         self._lines: list[dict[str, Any]] | None = None
         self._validation: list[dict[str, Any]] = []
 
     def measure(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the `health/...` metrics of a step."""
-        return measure_health(list(samples_of(groups))) if self._run.writable else {}
+        return measure_health(list(samples_of(groups))) if self._measures else {}
 
     def note_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Remember the metrics of a validation."""
@@ -646,7 +658,7 @@ class Health:
 
     def warn(self, step: int, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Remember the metrics of a step. Return a warning in words as a metric, or {} without one."""
-        if not self._run.writable:
+        if not self._measures:
             return {}
         if self._lines is None:
             # First step of this attempt: read what earlier attempts have logged. The validations in the file include

@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vlmrl.dist import world
 from vlmrl.dist.fsdp import can_repeat, end_failed_pass, own_part, regather, whole
@@ -27,13 +28,10 @@ from vlmrl.model.load import pick_device
 from vlmrl.model.lora import adapter_off, adapter_parameters, by_parameter, has_adapted_head
 from vlmrl.model.packing import PackedRow, RowReference, TokenStats, TrainItem
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.schema import Optim, Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.journal import Journal, Progress
-
-if TYPE_CHECKING:
-    from vlmrl.recipe.schema import Optim
 
 
 class KahanAdamW(torch.optim.Optimizer):
@@ -177,11 +175,13 @@ class Optimizer:
             {"params": undecayed, "weight_decay": 0.0},
         ]
         self.adamw = _adamw(settings, [g for g in groups if g["params"]])
+        self._whole = whole if any(isinstance(m, DTensor) for m in self.masters.values()) else torch.as_tensor
+        self._parts = {n: "value_head" if n.startswith("value_head.") else part_of(n) or "other" for n in self.masters}
         self.updates = 0
 
     def clip(self) -> float:
         """Scale the gradients down to `max_grad_norm`. Return their norm before that, which may be non-finite."""
-        return float(whole(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm)))
+        return float(self._whole(nn.utils.clip_grad_norm_(list(self.masters.values()), self.settings.max_grad_norm)))
 
     def part_norms(self) -> dict[str, float]:
         """Return the gradient norm of each trained part (vision, connector, language ...), before `clip` scales it.
@@ -191,10 +191,8 @@ class Optimizer:
         parts: dict[str, list[Tensor]] = {}
         for name, master in self.masters.items():
             gradient = torch.zeros_like(master) if master.grad is None else master.grad
-            parts.setdefault("value_head" if name.startswith("value_head.") else part_of(name) or "other", []).append(
-                gradient
-            )
-        norms = [whole(nn.utils.get_total_norm(gradients)) for gradients in parts.values()]
+            parts.setdefault(self._parts[name], []).append(gradient)
+        norms = [self._whole(nn.utils.get_total_norm(gradients)) for gradients in parts.values()]
         return dict(zip(parts, torch.stack(norms).tolist(), strict=True))
 
     def step(self, lr: float) -> None:

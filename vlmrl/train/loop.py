@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from types import FrameType
 
@@ -15,10 +16,11 @@ from vlmrl.recipe.schema import Eval, Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.scoring import HINT, OutageError, StepLeftError
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
+from vlmrl.train.collect import epochs_at
 from vlmrl.train.journal import Journal
 from vlmrl.train.resume import ALL_DONE
 from vlmrl.train.session import Session
-from vlmrl.train.validation import is_due, validate
+from vlmrl.train.validation import validate
 
 INTERRUPTED = "interrupted"
 """Reason of `stop_reason` after a stop request."""
@@ -68,13 +70,46 @@ def after_step(session: Session, generator: Generator) -> None:
     """
     settings, progress = session.recipe, session.journal.progress
     world.phase("after the update", progress.step)
-    look_after_save(session.saver, session.journal.world)
+    if session.saver.under_way is not None:
+        look_after_save(session.saver, session.journal.world)
     if is_due(settings, session.feed.training_rows, progress.step):
         validate(session, generator)
     every = settings.checkpoint.every_steps
     new_best = settings.checkpoint.keep_best and progress.best_step == progress.step
     if (every and progress.step % every == 0) or new_best:
         save(session)
+
+
+def validate_at_start(session: Session, generator: Generator) -> None:
+    """Validate the start weights, if the recipe asks for it and the run has no validation yet.
+
+    A resumed run validates its checkpoint if the attempt before ended while it waited for that validation's rewards.
+    """
+    progress, manifest = session.journal.progress, session.journal.run.manifest
+    step = progress.step
+    is_same_run = manifest.forked_at != step and "best" not in manifest.restarts_since(step)
+    due = step > 0 and is_due(session.recipe, session.feed.training_rows, step)
+    was_left = is_same_run and due and progress.validated < step
+    if was_left or (progress.validated < 0 and session.recipe.eval.at_start):
+        validate(session, generator)
+
+
+def is_due(recipe: Recipe, rows: int, step: int) -> bool:
+    """Return whether a validation is due after this step.
+
+    Args:
+        rows: number of training rows of all sources.
+        step: number of steps done, at least 1.
+    Example: every_epochs = 1, 10 rows, 4 per step -> steps 3 (12 rows drawn), 5 (20), 8 (32), 10 (40).
+    """
+    if recipe.eval.every_epochs is None:
+        return bool(recipe.eval.every_steps) and step % recipe.eval.every_steps == 0
+    return _intervals(recipe, rows, step) > _intervals(recipe, rows, step - 1)
+
+
+def _intervals(recipe: Recipe, rows: int, step: int) -> int:
+    """Return how many times `eval.every_epochs` epochs are drawn after a step, rounded down. Exact."""
+    return int(epochs_at(recipe, rows, step) / Fraction(str(recipe.eval.every_epochs)))
 
 
 def stop_reason(journal: Journal, recipe: Recipe, request: StopRequest) -> str | None:

@@ -42,12 +42,11 @@ from vlmrl.train.journal import (
     sync_speed,
 )
 from vlmrl.train.learner import Learner, keep_batches, learning_rate
-from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
-from vlmrl.train.validation import validate_at_start
 from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
 
 MAX_ERROR_SHARE = 0.01
@@ -220,6 +219,7 @@ def train_rl(session: Session) -> str:
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
     generator = _open_engine(session, algorithm)
+    objective, weights = objective_of(recipe, algorithm, 0.0), feed.weights
     first_step, ahead = progress.step, None
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
@@ -233,7 +233,7 @@ def train_rl(session: Session) -> str:
             strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
-            before = assign_credit(learner, collected, algorithm, in_reward, clock, feed.weights)
+            before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
             if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
@@ -247,7 +247,7 @@ def train_rl(session: Session) -> str:
             # The updates of the step make a new policy version.
             updates_before = optimizer.updates
             with clock("update"):
-                objective = objective_of(recipe, algorithm, in_loss)
+                objective = replace(objective, kl_coef=in_loss)
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
             if ahead is not None:
                 with clock("rollout"):

@@ -1,12 +1,17 @@
-"""Session of a training run: its parts, the code that builds them at its start, and the sharding with FSDP2."""
+"""Session of a training run: its parts, the code that builds them at its start, and the sharding with FSDP2.
+
+One part is the saver, which runs the writing of a checkpoint: by the training itself, or by a thread from copies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -20,7 +25,7 @@ from vlmrl.checkpoint.load import saved_lora
 from vlmrl.data.chat_template import IMAGE_SLOT
 from vlmrl.data.encode import Encoder
 from vlmrl.data.sampler import PromptStream
-from vlmrl.dist.fsdp import allocate, own_part, own_rows, shard
+from vlmrl.dist.fsdp import HostCopies, allocate, own_part, own_rows, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import LaunchError
 from vlmrl.model.families import sharded_units
@@ -51,7 +56,6 @@ from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.train.checkpointing import Saver, keep_newest, load_progress, restore
 from vlmrl.train.collect import PromptFeed
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
@@ -142,6 +146,95 @@ def make_filler(encoder: Encoder, stop_id: int) -> TrainItem:
 
 
 @dataclass(frozen=True)
+class Written:
+    """Complete checkpoint on disk.
+
+    Args:
+        step: its step.
+        folder: its folder.
+        keep: steps of other checkpoints that must not be removed (the best one), when this one was begun.
+    """
+
+    step: int
+    folder: Path
+    keep: Sequence[int]
+
+
+@dataclass
+class Saver:
+    """Writer of a run's checkpoints, one at a time.
+
+    Args:
+        world: the ranks, in the process group that the writing threads use.
+        copies: memory that tensors are copied to before a thread writes them; None = no thread and no copies.
+        on_complete: called with each checkpoint when it is complete and `finish_save` has waited for it.
+        saved_step: step of the newest checkpoint, which may not be complete yet; None = there is none.
+        proof_items: trajectories of the newest step; the next checkpoint holds log-probs of some as its proof.
+        under_way: checkpoint that was begun, until `result` is called; None = there is none. Known on all ranks.
+    """
+
+    world: World = ALONE
+    copies: HostCopies | None = None
+    on_complete: Callable[[Written], None] = lambda written: None
+    saved_step: int | None = None
+    proof_items: Sequence[TrainItem] = ()
+    under_way: Future[Written] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        asynchronous: bool | None,
+        device: torch.device,
+        world: World,
+        on_complete: Callable[[Written], None] = lambda written: None,
+    ) -> Saver:
+        """Return the saver for a recipe's `checkpoint.asynchronous`; None = asynchronous on a GPU, else not.
+
+        All ranks call it together.
+        """
+        on_gpu = device.type == "cuda"
+        if not (on_gpu if asynchronous is None else asynchronous):
+            return cls(world, None, on_complete)
+        return cls(world.apart(), HostCopies(pinned=on_gpu), on_complete)
+
+    @property
+    def written(self) -> bool:
+        """Return whether `result` would return at once."""
+        return self.under_way is None or self.under_way.done()
+
+    def begin(self, write: Callable[[], Written]) -> None:
+        """Run `write`: with copies in a thread beside the training, else to its end before this returns."""
+        assert self.under_way is None, "one checkpoint at a time"
+        future = self.under_way = Future[Written]()
+
+        def work() -> None:
+            try:
+                future.set_result(write())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self.copies is None:
+            work()
+        else:  # daemon thread: an abrupt exit leaves the checkpoint incomplete, as a kill does
+            Thread(target=work, name="checkpoint", daemon=True).start()
+
+    def result(self) -> Written:
+        """Wait for the checkpoint that was begun, and return it, complete on disk.
+
+        Raises: the errors of `write`.
+        """
+        assert self.under_way is not None
+        future, self.under_way = self.under_way, None
+        return future.result()
+
+
+def keep_newest(run: Run, keep_last: int, written: Written) -> None:
+    """Remove the old checkpoints that the recipe does not keep, and write the event of the new one."""
+    run.prune_checkpoints(keep_last, written.keep)
+    run.event(written.step, "checkpoint saved", folder=written.folder.name)
+
+
+@dataclass(frozen=True)
 class Session:
     """All parts of a training run.
 
@@ -181,11 +274,14 @@ def open_session(
     runs_root: Path,
     watcher: Watcher,
     loggers: Loggers,
+    progress: Progress,
     *,
     resume: Path | None = None,
     world: World = ALONE,
 ) -> Session:
-    """Load everything that a run needs. With `resume`, continue exactly where that checkpoint was saved.
+    """Load everything that a run needs, with the weights of the checkpoint `resume` if there is one.
+
+    `checkpointing.restore` then loads the other states of that checkpoint.
 
     The weights of a policy that is sharded stay in their files until it is sharded. Then each rank reads its shards, to
     its device or to main memory.
@@ -223,7 +319,6 @@ def open_session(
         watcher.message(f"no shared prefix: {policy.path}")
     # The parts of the session: journal, learner, saver, feed.
     encoder = make_encoder(recipe.model, processor)
-    progress = Progress() if resume is None else load_progress(resume, run, recipe.eval.goal)
     keep, every = recipe.log.keep_rollouts, recipe.log.keep_rollouts_every
     rollouts = RolloutWriter(run, None if keep is None else RolloutRule(keep, every))
     journal = Journal(run, watcher, progress, loggers, rollouts, world)
@@ -259,11 +354,8 @@ def open_session(
     if world.size > 1:
         # One seed until here: adapters and value heads start equal on all ranks. From here each has its own dropout.
         torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
-    session = Session(recipe, learner, feed, journal, saver, origin, base, stack)
-    if resume is not None:
-        restore(session, resume)
     run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
-    return session
+    return Session(recipe, learner, feed, journal, saver, origin, base, stack)
 
 
 def _prepare_torch(recipe: Recipe, run: Run) -> None:

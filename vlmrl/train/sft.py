@@ -7,13 +7,12 @@ from functools import partial
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train.journal import Clock, memory_metrics
 from vlmrl.train.learner import keep_batches, learning_rate
-from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason
+from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.targets import target_item, trace_text
 from vlmrl.train.update import CrossEntropy, update
-from vlmrl.train.validation import validate_at_start
 from vlmrl.types import name_row
 
 

@@ -48,8 +48,8 @@ def run_session(
     """
     # Imported here, since these modules import torch.
     from vlmrl.checkpoint.io import compared_once
-    from vlmrl.train.checkpointing import finish_failed
-    from vlmrl.train.journal import loggers_of
+    from vlmrl.train.checkpointing import finish_failed, load_progress, restore
+    from vlmrl.train.journal import Progress, loggers_of
     from vlmrl.train.learner import explaining
     from vlmrl.train.rl import train_rl
     from vlmrl.train.session import open_session
@@ -60,9 +60,12 @@ def run_session(
         rank_process.phase("load")
         with loggers_of(run, recipe, root, watcher.message) as loggers:
             with compared_once(resume, world):
-                session = open_session(recipe, run, root, watcher, loggers, resume=resume, world=world)
+                progress = Progress() if resume is None else load_progress(resume, run, recipe.eval.goal)
+                session = open_session(recipe, run, root, watcher, loggers, progress, resume=resume, world=world)
+                if resume is not None:
+                    restore(session, resume)
             # Budgets that the launcher halved before it started all ranks again.
-            session.journal.progress.halved |= rank_process.halved()
+            progress.halved |= rank_process.halved()
             try:
                 status = (train_rl if recipe.kind == "rl" else train_sft)(session)
             except Exception:

@@ -20,7 +20,6 @@ from vlmrl.model.caches import common_passes, passes_of
 from vlmrl.model.device_memory import asking_for
 from vlmrl.model.packing import PromptTokens, RowReference, TrainItem, layout_of, pack, row_load
 from vlmrl.model.policy import Policy
-from vlmrl.rollout.sample import is_dead_group
 from vlmrl.train.learner import ReferencePolicy
 from vlmrl.types import Group, ScoredSample, name_row
 
@@ -184,7 +183,7 @@ def step_batch(
     costs: dict[int, int] = {}  # group -> its tokens: the prompt once, and the responses that are trained
     for index, group in enumerate(groups):
         starts.append(len(batch.names_S))
-        use = keep_dead or not is_dead_group(group)
+        use = keep_dead or not group.is_dead
         for sample in group.samples:
             if use and _is_trained(sample):
                 costs.setdefault(index, len(sample.trajectory.prompt_ids))

@@ -1,4 +1,4 @@
-"""Validations during training: when they are due, every set under every setting, and the choice of the best step.
+"""Validations during training: every set under every setting, and the choice of the best step.
 
 Responses are generated and scored, or the loss of given responses is measured (`eval.metric = "loss"`).
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.setup.sources import EvalSet
 from vlmrl.store.evaluated_rows import Role
 from vlmrl.tasks.source import Source
-from vlmrl.train.collect import PromptFeed
+from vlmrl.train.collect import PromptFeed, epochs_at
 from vlmrl.train.journal import Journal
 from vlmrl.train.session import Session
 from vlmrl.train.targets import loss_metrics, loss_sum, target_item
@@ -47,30 +46,6 @@ class Planned:
     role: Role
     prefix: str
     selects: bool
-
-
-def is_due(recipe: Recipe, rows: int, step: int) -> bool:
-    """Return whether a validation is due after this step.
-
-    Args:
-        rows: number of training rows of all sources.
-        step: number of steps done, at least 1.
-    Example: every_epochs = 1, 10 rows, 4 per step -> steps 3 (12 rows drawn), 5 (20), 8 (32), 10 (40).
-    """
-    if recipe.eval.every_epochs is None:
-        return bool(recipe.eval.every_steps) and step % recipe.eval.every_steps == 0
-    return _intervals(recipe, rows, step) > _intervals(recipe, rows, step - 1)
-
-
-def _intervals(recipe: Recipe, rows: int, step: int) -> int:
-    """Return how many times `eval.every_epochs` epochs are drawn after a step, rounded down. Exact."""
-    return int(epochs_at(recipe, rows, step) / Fraction(str(recipe.eval.every_epochs)))
-
-
-def epochs_at(recipe: Recipe, rows: int, step: int) -> Fraction:
-    """Return the number of passes over the data after a step."""
-    per_step = recipe.rollout.prompts_per_step if recipe.kind == "rl" else recipe.train.rows_per_step
-    return Fraction(step * per_step, rows)
 
 
 def validate(session: Session, generator: Generator) -> None:
@@ -101,20 +76,6 @@ def validate_by_loss(session: Session) -> None:
     if sums[1]:
         metrics |= loss_metrics("eval", *sums)
     _count(session.journal, recipe, metrics, metrics.get(f"eval/{metric}", math.nan), feed.training_rows)
-
-
-def validate_at_start(session: Session, generator: Generator) -> None:
-    """Validate the start weights, if the recipe asks for it and the run has no validation yet.
-
-    A resumed run validates its checkpoint if the attempt before ended while it waited for that validation's rewards.
-    """
-    progress, manifest = session.journal.progress, session.journal.run.manifest
-    step = progress.step
-    is_same_run = manifest.forked_at != step and "best" not in manifest.restarts_since(step)
-    due = step > 0 and is_due(session.recipe, session.feed.training_rows, step)
-    was_left = is_same_run and due and progress.validated < step
-    if was_left or (progress.validated < 0 and session.recipe.eval.at_start):
-        validate(session, generator)
 
 
 def planned(recipe: Recipe, sets: Sequence[EvalSet]) -> Iterator[Planned]:

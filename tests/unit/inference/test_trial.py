@@ -35,7 +35,6 @@ from vlmrl.evaluate.trial import (
 )
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
-from vlmrl.rollout.sample import is_dead_group
 from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.store.runs import open_run
 from vlmrl.tasks.base import Task
@@ -140,7 +139,7 @@ def test_the_summary_is_what_the_groups_say(world):
     assert (
         told["rollout/dead_group_share"] == sum(len({s.score.value for s in g.samples}) == 1 for g in trial.groups) / 6
     )
-    assert told["rollout/dead_group_share"] == sum(map(is_dead_group, trial.groups)) / 6
+    assert told["rollout/dead_group_share"] == sum(g.is_dead for g in trial.groups) / 6
     assert (
         told["rollout/truncated_share"]
         == sum(s.trajectory.finish == "length" for g in trial.groups for s in g.samples) / 24

@@ -15,9 +15,9 @@ from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.dist.world import ALONE
 from vlmrl.recipe.schema import Checkpoint, Eval, Train
 from vlmrl.train import loop
-from vlmrl.train.checkpointing import Saver
 from vlmrl.train.journal import Progress
 from vlmrl.train.loop import StopRequest, catch_interrupt, stop_reason
+from vlmrl.train.session import Saver
 from vlmrl.train.validation import _count
 
 

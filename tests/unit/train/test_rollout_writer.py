@@ -36,17 +36,17 @@ def run(tmp_path: Path):
 class Gate:
     """A writer's thread waits before each step until it is let through."""
 
-    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, writer: RolloutWriter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[int] = []
         self.open = threading.Semaphore(0)
-        write = run.write_rollouts
+        write = writer.files.write
 
-        def gated(step: int, groups: Any) -> Path:
+        def gated(step: int, groups: Any) -> dict[str, str]:
             self.begun.append(step)
             assert self.open.acquire(timeout=60)
             return write(step, groups)
 
-        monkeypatch.setattr(run, "write_rollouts", gated)
+        monkeypatch.setattr(writer.files, "write", gated)
 
 
 def lines(run: Run) -> list[int]:
@@ -60,7 +60,7 @@ def in_a_thread(work: Any) -> threading.Thread:
 
 
 def test_training_goes_on_while_rollouts_are_written_and_metrics_wait_for_them(run, monkeypatch):
-    gate, writer = Gate(run, monkeypatch), RolloutWriter(run)
+    gate = Gate(writer := RolloutWriter(run), monkeypatch)
     for step in (0, 1):
         writer.write(step, [group(step)])
         writer.log(step, "train", {"x": step})
@@ -73,7 +73,7 @@ def test_training_goes_on_while_rollouts_are_written_and_metrics_wait_for_them(r
 
 
 def test_only_so_many_steps_are_under_way(run, monkeypatch):
-    gate, writer = Gate(run, monkeypatch), RolloutWriter(run)
+    gate = Gate(writer := RolloutWriter(run), monkeypatch)
     for step in range(MOST_UNDER_WAY):
         writer.write(step, [group(step)])
         writer.log(step, "train", {})
@@ -90,7 +90,7 @@ def test_only_so_many_steps_are_under_way(run, monkeypatch):
 
 
 def test_a_validation_comes_after_the_steps_before_it(run, monkeypatch):
-    gate, writer = Gate(run, monkeypatch), RolloutWriter(run)
+    gate = Gate(writer := RolloutWriter(run), monkeypatch)
     writer.write(0, [group(0)])
     writer.log(0, "train", {})
     in_a_thread(gate.open.release)
@@ -104,15 +104,15 @@ def test_a_validation_comes_after_the_steps_before_it(run, monkeypatch):
 
 @pytest.mark.parametrize("meets", ["next write", "finish", "other line"])
 def test_a_write_that_fails_is_raised_later_and_nothing_is_written_after_it(run, monkeypatch, meets):
-    write = run.write_rollouts
+    writer = RolloutWriter(run)
+    write = writer.files.write
 
-    def full(step: int, groups: Any) -> Path:
+    def full(step: int, groups: Any) -> dict[str, str]:
         if step == 1:
             raise StoreError("cannot write: No space left on device", where="disk")
         return write(step, groups)
 
-    monkeypatch.setattr(run, "write_rollouts", full)
-    writer = RolloutWriter(run)
+    monkeypatch.setattr(writer.files, "write", full)
     for step in range(MOST_UNDER_WAY + 1):
         writer.write(step, [group(step)])
         if step != 1:

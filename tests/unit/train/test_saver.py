@@ -15,8 +15,9 @@ from vlmrl.dist.fsdp import HostCopies
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import CheckpointError
 from vlmrl.train import checkpointing
-from vlmrl.train.checkpointing import Saver, Written, finish_failed, finish_save, keep_newest, look_after_save
+from vlmrl.train.checkpointing import finish_failed, finish_save, look_after_save
 from vlmrl.train.journal import Progress
+from vlmrl.train.session import Saver, Written, keep_newest
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from small_runs import Ears
 
 from vlmrl.algo.algorithms import ALGORITHMS, Algorithm
+from vlmrl.algo.credit import add_advantages, mark_masked
 from vlmrl.dist.world import World
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.model.packing import PromptTokens
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rollout.sample import add_advantages, is_dead_group, mark_masked
 from vlmrl.store.metrics import encode
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import PooledMetrics, Task
@@ -93,11 +93,11 @@ def test_a_group_is_dead_when_what_counts_is_equal(name):
     ]
     live = group(sample(0, 0.1), sample(1, 0.9))
     found = advantages([*dead, live], made, greedy=[0.2] * 4)
-    assert [is_dead_group(g) for g in found] == [True, True, True, False]
-    assert is_dead_group(advantages([lone], made, greedy=[0.5])[0]) == (name not in ("reinforce", "remax"))
+    assert [g.is_dead for g in found] == [True, True, True, False]
+    assert advantages([lone], made, greedy=[0.5])[0].is_dead == (name not in ("reinforce", "remax"))
     cut = group(sample(0, 0.1), sample(1, 0.9, "length"))
     if made.needs_group:
-        assert is_dead_group(advantages([cut], replace(made, truncated="drop"))[0])
+        assert advantages([cut], replace(made, truncated="drop"))[0].is_dead
 
 
 PROMPT = PromptTokens((1, 2), (0, 0), {}, 0)
