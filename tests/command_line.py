@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from vlmrl.errors import VlmrlError
 
@@ -40,18 +41,32 @@ def settings(*pairs: str) -> list[str]:
     return [word for pair in pairs for word in ("--set", pair)]
 
 
-def own_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
-    """Run a command in a process of its own, in the folder `cwd`."""
-    environment = {**os.environ, **(env or {})}
-    command = [*COMMAND, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=600)
+HEAVY = {"train", "sft", "eval", "generate", "merge", "demo"}
+"""Commands that load torch and transformers: each begins as a fork of a process that has (warm.py)."""
+
+
+def nested(words: Iterable[Any]) -> dict[str, str]:
+    """The variable that lets the ranks of such a command begin as forks, too."""
+    return {warm.NEST: "1"} if {"--gpus", "--nnodes"} & {*map(str, words)} else {}
+
+
+def own_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None, new: bool = False) -> Done:
+    """Run a command in a process of its own, in the folder `cwd`; `new`: its interpreter has loaded nothing before."""
+    command, new = [*COMMAND, *map(str, words)], new or words[0] not in HEAVY
+    environment = {**os.environ, **(env or {}), **({} if new else nested(words))}
+    run = subprocess.run if new else warm.run
+    done = run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=600)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
 def started(*words: Any, cwd: Path, **more: Any) -> subprocess.Popen[str]:
     """A command in a process of its own that goes on beside the test; `more` as for Popen, output is piped."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*COMMAND, *map(str, words)], cwd=cwd, text=True, **pipes | more)
+    command = [*COMMAND, *map(str, words)]
+    if words[0] not in HEAVY or more.get("preexec_fn"):
+        return subprocess.Popen(command, cwd=cwd, text=True, **pipes | more)
+    more["env"] = {**more.get("env", os.environ), **nested(words)}
+    return warm.Popen(command, cwd=cwd, text=True, **pipes | more)
 
 
 def this_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None) -> Done:

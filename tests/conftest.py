@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Until everything is collected: what is imported stays, and each collection of garbage would go through all of it.
+gc.disable()
 
 settings.register_profile(
     "vlmrl",
@@ -141,6 +145,18 @@ RUN_VLLM = {
 """Test files that import vLLM: they run in the environment that its metadata allows (scripts/test)."""
 
 
+def pytest_collection_finish() -> None:
+    """Leave all that was imported and collected out of later collections of garbage: each took half a second."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter take everything apart at its end; libraries print what is left."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that run vLLM (whole files, and the cases of others that are named after it) and slow folders."""
@@ -151,3 +167,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = getattr(item, "callspec", None)
         if item.path.name in RUN_VLLM or (case is not None and case.params.get("engine") == "vllm"):
             item.add_marker("vllm")
+    # Files with slow tests first (scripts/test keeps the order): at the end no worker is left alone with a long one.
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import warm
 
 TESTS = Path(__file__).parent
 END_SECONDS = 30.0
@@ -25,8 +26,11 @@ def free_endpoint() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def run_ranks(size: int, script: Path, *arguments: object) -> None:
-    """Run a script as so many processes. Raises: AssertionError with what they said when one fails."""
+def run_ranks(size: int, script: Path, *arguments: object, new: bool = False) -> None:
+    """Run a script as so many processes; `new`: their interpreters have loaded nothing, and differ in their hashes.
+
+    Raises: AssertionError with what they said when one fails.
+    """
     host, port = free_endpoint().split(":")
     common = os.environ | {
         "WORLD_SIZE": str(size),
@@ -36,7 +40,7 @@ def run_ranks(size: int, script: Path, *arguments: object) -> None:
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
     }
     ranks = [
-        subprocess.Popen(
+        (subprocess.Popen if new else warm.Popen)(
             [sys.executable, str(script), *map(str, arguments)],
             env=common | {"RANK": str(rank)},
             text=True,

@@ -38,11 +38,11 @@ def job(
     }
 
 
-def run_jobs(size: int, jobs: Sequence[dict], folder: Path) -> None:
-    """Do these one after the other, with so many processes."""
+def run_jobs(size: int, jobs: Sequence[dict], folder: Path, new: bool = False) -> None:
+    """Do these one after the other, with so many processes; `new` as for `run_ranks`."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
-    run_ranks(size, Path(__file__), path)
+    run_ranks(size, Path(__file__), path, new=new)
 
 
 def train(job: dict, world: World) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from deal_rank import COUNT, FIRST
 from processes import END_SECONDS, TESTS, free_endpoint, run_ranks
 
@@ -32,7 +33,7 @@ def test_a_rank_that_dies_in_the_middle_does_not_hang_the_other(tmp_path: Path, 
     env["PYTHONPATH"] = f"{TESTS}{os.pathsep}{TESTS.parent}"
     command = [sys.executable, str(SCRIPT), str(tmp_path), str(dies)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}, **pipes) for rank in range(2)]
+    ranks = [warm.Popen(command, env=env | {"RANK": str(rank)}, **pipes) for rank in range(2)]
     try:
         assert ranks[dies].wait(END_SECONDS) == 1
         (tmp_path / "dead").touch()

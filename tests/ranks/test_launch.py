@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from processes import END_SECONDS, TESTS, assert_all_gone, awaited, free_endpoint, lives
 
 LAUNCH = """
@@ -63,7 +64,8 @@ def start(tmp_path: Path):
         run.mkdir(exist_ok=True)
         command = [str(TESTS / "stub_rank.py"), str(run), str(steps), fault]
         words = json.dumps({"command": command, "ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} | job)
-        process = subprocess.Popen([sys.executable, "-c", LAUNCH, words], **pipes, text=True, start_new_session=True)
+        env = {**os.environ, warm.NEST: "1"}
+        process = warm.Popen([sys.executable, "-c", LAUNCH, words], **pipes, text=True, env=env, start_new_session=True)
         started.append(Launched(process, run))
         return started[-1]
 

@@ -121,7 +121,7 @@ def runs(place: Path) -> Path:
         job(place, "beside", *BESIDE, stop_at=2),
         job(place, "to and fro", *LONG, stop_at=1),
     ]
-    run_jobs(2, [*cases(2), *begun], place)
+    run_jobs(2, [*cases(2), *begun], place, new=True)
     carried = [job(place, name, resume=True, stop_at=4) for name in ("wandering", "narrow")]
     run_jobs(1, [*cases(1), *carried, *alone, *wandering, *beside], place)
     begun_names = ("stopped", "wandering", "narrow", "beside", "to and fro")

@@ -56,6 +56,9 @@ _EDGE = re.compile(r"[^\s,;\"'`<>(){}|]+")
 _learned: frozenset[str] = frozenset()
 _learned_passwords: frozenset[str] = frozenset()
 """Passwords of addresses that are plain words. They are hidden only in addresses (`:word@`)."""
+_environment: dict[bytes, bytes] | None = None
+_named: tuple[tuple[str, str], ...] = ()
+"""Variables of `_environment` that can hold a secret."""
 
 
 def redact_text(text: str) -> str:
@@ -262,8 +265,12 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
 
 def _known() -> tuple[frozenset[str], frozenset[str]]:
     """Return (secrets of this process, from its environment and `learn`; passwords of addresses that are words)."""
-    named = tuple(sorted((n, v) for n, v in os.environ.items() if kind_of_name(n) != "none" or "://" in v))
-    secrets, passwords = _of_environment(named)
+    global _environment, _named
+    raw: dict[bytes, bytes] = os.environ._data  # pyright: ignore[reportAttributeAccessIssue]
+    if raw != _environment:  # to decode all variables for every string took a tenth of a small run
+        _environment = dict(raw)
+        _named = tuple(sorted((n, v) for n, v in os.environ.items() if kind_of_name(n) != "none" or "://" in v))
+    secrets, passwords = _of_environment(_named)
     return secrets | _learned, passwords | _learned_passwords
 
 

@@ -76,6 +76,7 @@ def _git(args: list[str], folder: Path | None) -> bytes | None:
     return process.stdout if process.returncode == 0 else None
 
 
+@lru_cache(maxsize=1)
 def packages() -> dict[str, str]:
     """Return the installed versions of packages that can change a result. Only metadata is read."""
     from importlib import metadata

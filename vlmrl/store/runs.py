@@ -309,7 +309,7 @@ def create_run(
             git=git,
             vlmrl=__version__,
             python=platform.python_version(),
-            packages=provenance.packages(),
+            packages=dict(provenance.packages()),
             environment=provenance.environment(),
             hardware=provenance.hardware(),
             attempts=(manifests.new_attempt(1, start, argv, fork and fork.checkpoint, fork.changes if fork else ()),),

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import warm
 from torch.distributed import HashStore
 from torch.distributed import distributed_c10d as c10d
 
@@ -66,7 +67,8 @@ def launched(tmp_path: Path) -> subprocess.Popen[str]:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     words = [sys.executable, "-c", LAUNCH, str(script), str(tmp_path)]
-    launcher = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    env = {**os.environ, warm.NEST: "1"}
+    launcher = warm.Popen(words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     for _ in range(1200):
         if all(tmp_path.joinpath(f"up-{rank}").exists() for rank in (0, 1)):
             return launcher

@@ -1,0 +1,259 @@
+"""Python processes that begin in a moment: forks of one that has imported torch and transformers, four seconds' work.
+
+For tests of what a process does, not of how it is imported. Such a process has its own argv, folder, environment,
+session and streams, and the test is its parent. All have one hash seed: what must not depend on it is tested with
+`subprocess.Popen`. So is what an environment changes at an import.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib.util
+import inspect
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+NEST = "VLMRL_TEST_NEST"
+"""Variable of a launcher whose ranks begin in a moment, too."""
+AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "PYTHONHASHSEED", "PYTHONWARNINGS")
+"""Beginnings of variables that a library reads while it is imported."""
+PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
+SYS_CLONE = 56
+CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID
+CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64" and importlib.util.find_spec("vllm") is None
+"""Whether there are forks at all. vLLM starts processes in ways of its own."""
+LONGEST_JOB = 1 << 20
+
+
+def _read_at_import(env: Any) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(AT_IMPORT)}
+
+
+class Popen(subprocess.Popen):
+    """As `subprocess.Popen`. A Python process is forked, if none of its arguments forbids it."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        plain = super()._execute_child
+        call = inspect.signature(plain).bind(*arguments).arguments
+        words = [os.fspath(word) for word in call["args"]] if isinstance(call["args"], (list, tuple)) else []
+        env = {**(os.environ if call["env"] is None else call["env"])}
+        if (
+            not CAN_FORK
+            or len(words) < 2
+            or words[0] != sys.executable
+            or (words[1].startswith("-") and words[1] not in ("-c", "-m"))
+            or call["preexec_fn"]
+            or call["pass_fds"]
+            or _read_at_import(env) != _read_at_import(os.environ)
+        ):
+            return plain(*arguments)
+        streams = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
+        job = {
+            "words": words[1:],
+            "env": env,
+            "cwd": os.fspath(call["cwd"] or os.getcwd()),
+            "session": bool(call["start_new_session"]),
+        }
+        channel = _server()
+        own = [number if given == -1 else given for number, given in enumerate(streams)]
+        socket.send_fds(channel, [json.dumps(job).encode()], own)
+        answer = channel.recv(64)
+        assert answer, "the process that forks has ended: see what it printed"
+        self.pid = int(answer)
+        self._child_created = True
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(call[name] for name in names))  # type: ignore[attr-defined]
+
+
+_channel: tuple[int, socket.socket] | None = None
+_lock = threading.Lock()
+
+
+def _server() -> socket.socket:
+    """The channel to this process's server, which is started when it is first used."""
+    global _channel
+    with _lock:
+        if _channel is None or _channel[0] != os.getpid():
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL)
+            theirs.close()
+            _channel = os.getpid(), ours
+        return _channel[1]
+
+
+def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
+    """As `subprocess.run`."""
+    timeout = more.pop("timeout", 600)
+    if more.pop("capture_output", False):
+        more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(words, **more) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _warm_up() -> None:
+    """Import modules and compute nothing: threads would not survive the fork."""
+    import torch.distributed.launcher.api  # noqa: F401
+    from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration  # noqa: F401
+    from transformers.models.qwen2_5_vl import processing_qwen2_5_vl  # noqa: F401
+
+    import vlmrl.setup.run_records
+    import vlmrl.train.resume
+    import vlmrl.train.start  # noqa: F401
+
+    assert len(os.listdir("/proc/self/task")) == 1, "an import has started threads"
+    gc.collect()
+    gc.freeze()
+
+
+def _next_job(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork for each job. Returns it in the fork, and None in the server when nobody can ask it any more."""
+    while True:
+        text, streams, _, _ = socket.recv_fds(channel, LONGEST_JOB, 3)
+        if not text:
+            return None
+        pid = _fork_sibling()
+        if not pid:
+            channel.close()
+            return json.loads(text), streams
+        channel.send(str(pid).encode())
+        for fd in streams:
+            os.close(fd)
+
+
+def _fork_sibling() -> int:
+    """As `os.fork`, but the parent of the fork is the parent of this process, which can wait for it."""
+    python, kernel, address = ctypes.pythonapi, ctypes.PyDLL(None), ctypes.c_void_p()
+    kernel.prctl(PR_GET_TID_ADDRESS, ctypes.byref(address))  # where the C library keeps its own copy of the id
+    assert address.value
+    python.PyOS_BeforeFork()
+    pid = kernel.syscall(SYS_CLONE, CLONE_FLAGS | signal.SIGCHLD, None, None, address, None)
+    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
+    assert pid >= 0
+    return pid
+
+
+def _become(job: dict[str, Any], streams: list[int]) -> None:
+    """Make this fork what a new interpreter would be."""
+    if job["session"]:
+        os.setsid()
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in streams]
+    for fd in streams:
+        os.close(fd)
+    for number, fd in enumerate(high):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(job["env"])
+    lines = 1 if os.isatty(1) or "PYTHONUNBUFFERED" in os.environ else -1
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False, buffering=lines)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _nest() -> None:
+    """Give this process a server of its own, a fork of itself, for the ranks that torch starts in it."""
+    global _channel
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        _channel = os.getpid(), ours
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        subprocess_handler.Popen = Popen  # type: ignore[misc]
+        return
+    ours.close()
+    os.setsid()  # what a terminal sends reaches those whom it is for
+    _serve(theirs)
+
+
+def _serve(channel: socket.socket) -> None:
+    """Answer until nobody can ask any more; a fork goes on here, as the process that it is to be."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    work = _next_job(channel)
+    if work is None:
+        os._exit(0)
+    job, streams = work
+    nests = job["env"].pop(NEST, None)
+    _become(job, streams)
+    if nests:
+        _nest()
+    _end(_code_of(job["words"]))
+
+
+def _code_of(words: list[str]) -> int:
+    """Run what a new interpreter would run. Returns its exit code."""
+    try:
+        _run(words)
+    except SystemExit as leave:
+        if leave.code is None or isinstance(leave.code, int):
+            return leave.code or 0
+        print(leave.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """Leave as an interpreter does, without taking apart what the fork shares."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def _run(words: list[str]) -> None:
+    ahead = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    first, rest = words[0], words[1:]
+    place = {"-c": "", "-m": os.getcwd()}.get(first, str(Path(first).resolve().parent))
+    sys.path[:] = [place, *ahead, *BASE]
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        module = type(sys)("__main__")
+        sys.modules["__main__"] = module
+        exec(compile(rest[0], "<string>", "exec"), module.__dict__)
+    elif first == "-m":
+        sys.argv = [first, *rest[1:]]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(first, run_name="__main__")
+
+
+BASE: list[str] = []
+
+if __name__ == "__main__":
+    BASE[:] = sys.path[1:]
+    sys.path[:] = [*BASE]
+    sys.modules["warm"] = sys.modules["__main__"]
+    _warm_up()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
