@@ -46,7 +46,8 @@ sys.path[:0] = [str(HERE.parents[2] / "tests")]
 
 from judge_server import AXES, Asked, honest, pair, picture, refuse, say, score_of, serve_judge, verdict_text  # noqa: E402
 
-from vlmrl.services.calls import Breaker, Pauses  # noqa: E402
+from vlmrl.services.calls import Breaker  # noqa: E402
+from vlmrl.services.client import Pauses  # noqa: E402
 from vlmrl.services.judge import JudgeService  # noqa: E402
 from vlmrl.services.judge_settings import JudgeSettings  # noqa: E402
 from vlmrl.services.rubric import Verdict  # noqa: E402

@@ -21,6 +21,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.recipe.tables import Prices
+from vlmrl.services.client import Pauses
 from vlmrl.services.judge_database import Database, FileThread, open_to_read
 from vlmrl.services.judge_settings import JudgeSettings, cost_of
 from vlmrl.services.protocol import (
@@ -36,20 +37,7 @@ from vlmrl.services.protocol import (
 )
 from vlmrl.services.providers import Provider
 
-FIRST_SECONDS, MOST_SECONDS = 1.0, 30.0
-"""Pause before the second attempt, and the longest pause without a Retry-After. It doubles with each attempt."""
-MOST_RETRY_AFTER = 120.0
-"""Longest pause that an endpoint can wish, in seconds."""
 OPEN = "the judge has failed several times in a row, and one request at a time tries it again"
-
-
-@dataclass(frozen=True)
-class Pauses:
-    """Lengths of pauses in seconds; tests take short ones."""
-
-    first: float = FIRST_SECONDS
-    most: float = MOST_SECONDS
-    most_retry_after: float = MOST_RETRY_AFTER
 
 
 class Attempts:
@@ -92,10 +80,7 @@ class Attempts:
             times = f"{self.failed} attempts" if self.failed > 1 else "1 attempt"
             where = failure.where if failure is not None else None
             raise JudgeDown(f"the judge gave no verdict in {times}: {message}", where=where)
-        whole = min(self._pauses.first * 2 ** min(self.failed - 1, 30), self._pauses.most)
-        wished = min(failure.retry_after, self._pauses.most_retry_after) if failure is not None else 0.0
-        # The jitter comes on top of a Retry-After: otherwise all requests would come back at the same moment.
-        return wished + whole * self._rng.uniform(0.5, 1.0)
+        return self._pauses.after(self.failed, failure.retry_after if failure is not None else 0.0, self._rng)
 
 
 FAILURES = 8
@@ -559,8 +544,7 @@ class Caller:
             self._breaker.leave(turn)
         elif self._breaker.fail(turn):
             self._notify(f"the judge fails: {error.message}; from now on one request at a time tries it again")
-        wished = min(error.retry_after, self._pauses.most_retry_after)
-        self._calm_from = max(self._calm_from, time.monotonic() + wished)
+        self._calm_from = max(self._calm_from, time.monotonic() + self._pauses.wished(error.retry_after))
         if reservation is None:
             return
         if error.may_be_charged:

@@ -13,13 +13,13 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import cycle
-from types import TracebackType
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -41,6 +41,7 @@ from vlmrl.services.protocol import (
     what_to_check,
 )
 
+Result = TypeVar("Result")
 PER_POOL = 4
 """Number of connections that a pool has on average."""
 KEEP_SECONDS = 30.0
@@ -50,7 +51,7 @@ HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 
 
 class _TooLargeError(httpx.ReadError):
-    """Answer beyond the limit of size."""
+    """Answer beyond the limit of size. Its text, like that of _CutError, is the whole message for the user."""
 
 
 class _CutError(httpx.ReadError):
@@ -61,30 +62,38 @@ class _BoundedStream(httpx.AsyncByteStream):
     """Body of an answer, of at most `most_bytes` bytes."""
 
     def __init__(self, stream: httpx.AsyncByteStream, most_bytes: int) -> None:
-        self._stream, self._left = stream, most_bytes
+        self._stream, self._most = stream, most_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
         try:
             async for chunk in self._stream:
-                self._left -= len(chunk)
-                if self._left < 0:
-                    raise _TooLargeError("the endpoint's answer is larger than the limit")
+                size += len(chunk)
+                if size > self._most:
+                    raise _TooLargeError(f"the endpoint's answer has more than {self._most:,} bytes")
                 yield chunk
         except _TooLargeError:
             raise
         except httpx.HTTPError as error:
-            raise _CutError(str(error) or type(error).__name__) from None
+            raise _CutError(f"the endpoint's answer was cut: {_words_of(error)}") from None
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-def bounded_client(*, most_bytes: int, concurrency: int) -> httpx.AsyncClient:
+def _words_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def bounded_client(
+    *, most_bytes: int, concurrency: int, headers: Mapping[str, str] = MappingProxyType({})
+) -> httpx.AsyncClient:
     """Return a client for one event loop. It limits no time: bound each request as a whole with `asyncio.wait_for`.
 
     Args:
         most_bytes: maximum size of an answer's body.
         concurrency: number of connections that are kept for further requests.
+        headers: headers of every request.
     """
 
     async def bound(response: httpx.Response) -> None:
@@ -93,20 +102,19 @@ def bounded_client(*, most_bytes: int, concurrency: int) -> httpx.AsyncClient:
         if isinstance(response.stream, httpx.AsyncByteStream):
             response.stream = _BoundedStream(response.stream, most_bytes)
 
-    headers = {"accept-encoding": "identity"}
+    headers = {**headers, "accept-encoding": "identity"}
     return open_client(concurrency=concurrency, headers=headers, event_hooks={"response": [bound]})
 
 
-def failure_of_http(error: BaseException, words: str, where: str) -> EndpointError:
-    """Return the endpoint's error for one of HTTP_ERRORS. `words`: the text of the error, without the key."""
-    if isinstance(error, _TooLargeError):
-        failure: EndpointError = RequestRefused(words, where=where)
-        failure.may_be_charged = True
-    elif isinstance(error, _CutError):
-        failure = BrokenAnswer(f"the endpoint's answer was cut: {words}", where=where)
-    else:
-        failure = EndpointDown(f"the endpoint cannot be reached: {words}", where=where)
-        failure.may_be_charged = may_have_arrived(error)
+def failure_of_http(error: BaseException, clean: Callable[[str], str], where: str) -> EndpointError:
+    """Return the endpoint's error for one of HTTP_ERRORS. `clean`: hides the key in its text."""
+    words = clean(_words_of(error))
+    if isinstance(error, _CutError):
+        return BrokenAnswer(words, where=where)
+    is_large = isinstance(error, _TooLargeError)
+    message = words if is_large else f"the endpoint cannot be reached: {words}"
+    failure = (RequestRefused if is_large else EndpointDown)(message, where=where)
+    failure.may_be_charged = may_have_arrived(error)
     return failure
 
 
@@ -187,16 +195,67 @@ class EndpointOptions:
     most_answer_bytes: int = 16 * 1024 * 1024
 
 
-class _AttemptError(Exception):
-    """Failure of one attempt, after which another may follow.
+@dataclass(frozen=True)
+class Pauses:
+    """Lengths of the pauses before further attempts, in seconds.
 
     Args:
-        failure: error if it was the last attempt.
+        first: pause before the second attempt; it doubles with each further one.
+        most: longest pause without a Retry-After.
+        most_retry_after: longest pause that an endpoint can wish.
     """
 
-    def __init__(self, failure: EndpointError) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+    first: float = 1.0
+    most: float = 30.0
+    most_retry_after: float = 120.0
+
+    def after(self, failed: int, retry_after: float, rng: random.Random) -> float:
+        """Return the pause after so many failed attempts: half of its length and all of it are the bounds of a draw.
+
+        The jitter comes on top of a Retry-After: otherwise all requests would come back at the same moment.
+        """
+        whole = min(self.first * 2 ** min(failed - 1, 30), self.most)
+        return self.wished(retry_after) + whole * rng.uniform(0.5, 1.0)
+
+    def wished(self, retry_after: float) -> float:
+        """Return the pause for a Retry-After."""
+        return min(retry_after, self.most_retry_after)
+
+
+class LoopThread:
+    """Thread with an event loop. `run` may be called from any thread.
+
+    Args:
+        name: name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Begin a coroutine. Return the future of its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Cancel what is in flight, wait for `end()` and end the thread."""
+        self.run(self._shut(end)).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _shut(self, end: Callable[[], Awaitable[None]]) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await end()
 
 
 class EndpointClient:
@@ -225,10 +284,9 @@ class EndpointClient:
         self._notified = -NOTIFY_SECONDS
         self._takes_n, self._limit_name = True, MOST_TOKENS_NAMES[0]
         self._calm_from = 0.0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
-        self._thread.start()
-        self._run(self._open()).result()
+        self._pauses = Pauses(options.backoff_seconds, options.most_pause_seconds, options.most_pause_seconds)
+        self._thread = LoopThread("endpoint")
+        self._thread.run(self._open()).result()
 
     def __enter__(self) -> EndpointClient:
         return self
@@ -245,35 +303,24 @@ class EndpointClient:
 
         The future raises: EndpointDown, EndpointRejects, RequestRefused or BrokenAnswer.
         """
-        return self._run(self._all_samples(request))
+        return self._thread.run(self._all_samples(request))
 
     def close(self) -> None:
         """Cancel the requests in flight and end the thread. A second call does nothing."""
-        if not self._thread.is_alive():
-            return
-        self._run(self._shut()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, coroutine: Awaitable) -> Future:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)  # pyright: ignore[reportArgumentType]
+        if self._thread.is_open:
+            self._thread.close(self._http.aclose)
 
     async def _open(self) -> None:
         self._slots = asyncio.Semaphore(self.options.concurrency)
-        headers = {"accept": "application/json", "accept-encoding": "identity", "content-type": "application/json"}
+        headers = {"accept": "application/json", "content-type": "application/json"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
         # The slots alone bound the requests: one that waits in httpx's own queue would use up its time.
         # Time is limited for each request as a whole, in _in_time: limits of single reads would not bound it.
-        self._http = open_client(concurrency=self.options.concurrency, headers=headers)
-
-    async def _shut(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._http.aclose()
+        options = self.options
+        self._http = bounded_client(
+            most_bytes=options.most_answer_bytes, concurrency=options.concurrency, headers=headers
+        )
 
     async def _all_samples(self, request: ChatRequest) -> list[ChatAnswer]:
         task = asyncio.current_task()
@@ -311,28 +358,19 @@ class EndpointClient:
                     self._limit_name = MOST_TOKENS_NAMES[1]
                     continue
                 raise
-            except _AttemptError as failed:
-                retry_after = failed.failure.retry_after
+            except (EndpointDown, BrokenAnswer) as failure:
+                retry_after = failure.retry_after
                 if retry_after:
-                    self._calm_from = max(self._calm_from, time.monotonic() + self._bounded(retry_after))
+                    self._calm_from = max(self._calm_from, time.monotonic() + self._pauses.wished(retry_after))
                 if attempt >= self.options.attempts:
-                    raise failed.failure from None
-                pause = self._pause(attempt, retry_after)
+                    raise
+                pause = self._pauses.after(attempt, retry_after, self._rng)
                 if time.monotonic() - self._notified >= NOTIFY_SECONDS:
                     self._notified = time.monotonic()
                     which = f"attempt {attempt + 1} of {self.options.attempts}"
-                    self._notify(f"{failed.failure.message}; {which} in {pause:.0f} s")
+                    self._notify(f"{failure.message}; {which} in {pause:.0f} s")
                 await self._sleep(pause)
             attempt += 1
-
-    def _pause(self, attempt: int, retry_after: float) -> float:
-        """Return the pause after a failed attempt, in seconds, with jitter."""
-        whole = self._bounded(self.options.backoff_seconds * 2 ** (attempt - 1))
-        # The jitter comes on top of a Retry-After: otherwise all requests would come back at the same moment.
-        return self._bounded(retry_after) + whole * self._rng.uniform(0.5, 1.0)
-
-    def _bounded(self, seconds: float) -> float:
-        return min(seconds, self.options.most_pause_seconds)
 
     async def _wait_for_calm(self) -> None:
         """Wait until the last Retry-After has passed: it holds for all requests, not only for the one that got it."""
@@ -343,55 +381,28 @@ class EndpointClient:
         try:
             return await asyncio.wait_for(self._call(body), self.options.timeout_seconds)
         except (asyncio.TimeoutError, TimeoutError):
-            raise _AttemptError(no_answer(self.options.timeout_seconds, self.url)) from None
+            raise no_answer(self.options.timeout_seconds, self.url) from None
 
     async def _call(self, body: bytes) -> list[ChatAnswer]:
-        """Send a request once and read its answer. Raises: EndpointError, or _AttemptError if it may be tried again."""
-        has_begun = False
+        """Send a request once and read its answer. Raises: EndpointError."""
         try:
-            async with self._http.stream("POST", self.url + PATH, content=body) as response:
-                has_begun = True
-                status, headers = response.status_code, response.headers
-                answer = await self._read(response)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            words = self._clean(str(error) or type(error).__name__)
-            if has_begun:
-                failure: EndpointError = BrokenAnswer(f"the endpoint's answer was cut: {words}", where=self.url)
-            else:
-                failure = EndpointDown(f"the endpoint cannot be reached: {words}", where=self.url)
-                failure.may_be_charged = may_have_arrived(error)
-            raise _AttemptError(failure) from None
-        if 200 <= status < 300:
+            response = await self._http.post(self.url + PATH, content=body)
+        except HTTP_ERRORS as error:
+            raise failure_of_http(error, self._clean, self.url) from None
+        if 200 <= response.status_code < 300:
             try:
-                return [self._without_key(one) for one in read_answers(answer)]
+                return [self._without_key(one) for one in read_answers(response.content)]
             except BrokenAnswer as error:
-                raise _AttemptError(BrokenAnswer(self._clean(error.message), where=self.url)) from None
-        raise self._error_of(status, headers, answer)
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        """Return the body of an answer. Raises: RequestRefused when it is larger than the limit."""
-        if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            raise _AttemptError(BrokenAnswer("the endpoint compresses its answer unasked", where=self.url))
-        chunks, size, most = [], 0, self.options.most_answer_bytes
-        async for chunk in response.aiter_raw():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > most:
-                failure = RequestRefused(f"the endpoint's answer has more than {most:,} bytes", where=self.url)
-                failure.may_be_charged = True
-                raise failure
-        return b"".join(chunks)
-
-    def _error_of(self, status: int, headers: httpx.Headers, answer: bytes) -> Exception:
-        failure = failure_of(
-            status,
-            error_words(answer, self._clean),
+                raise BrokenAnswer(self._clean(error.message), where=self.url) from None
+        headers = response.headers
+        raise failure_of(
+            response.status_code,
+            error_words(response.content, self._clean),
             where=self.url,
             hint=what_to_check(self.options.key_env, self.options.model),
             location=self._clean(headers.get("location", "")),
             retry_after=retry_seconds(headers.get("retry-after"), datetime.now(timezone.utc)),
         )
-        return _AttemptError(failure) if isinstance(failure, EndpointDown) else failure
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
-from vlmrl.services.calls import Attempts, Breaker, Budget, Called, Caller, Counters, Counting, Pauses, Spent, Turn
+from vlmrl.services.calls import Attempts, Breaker, Budget, Called, Caller, Counters, Counting, Spent, Turn
+from vlmrl.services.client import LoopThread, Pauses
 from vlmrl.services.judge_database import Database, FileThread, StoredVerdicts, VerdictCache, request_key
 from vlmrl.services.judge_prompt import JudgeRequest, make_chat, tiny_png
 from vlmrl.services.judge_settings import JudgeSettings
@@ -43,7 +43,6 @@ HOLD_SECONDS = 60.0
 """Time beyond the limit of a call after which its reservation counts in full, in seconds."""
 MOST_HOPELESS = 10_000
 """Number of requests without a verdict that are remembered: they are not sent again."""
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,11 @@ class JudgeService:
             prices=settings.prices,
             hold_seconds=settings.timeout_seconds + HOLD_SECONDS,
         )
-        self._file = FileThread(self._database)
+        self._file = FileThread()
         self._caller = None if offline else self._open_caller(provider)
         self._open: dict[str, asyncio.Task[Verdict]] = {}
         self._hopeless: OrderedDict[str, str] = OrderedDict()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("judge")
 
     def _open_caller(self, provider: Provider | None) -> Caller:
         try:
@@ -176,7 +173,7 @@ class JudgeService:
         """
         self._check_alive()
         keys = [self.key_of(request) for request in requests]
-        return [self._run(self._shared(key, request)) for key, request in zip(keys, requests, strict=True)]
+        return [self._thread.run(self._shared(key, request)) for key, request in zip(keys, requests, strict=True)]
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict | RewardUnavailable]:
         """Ask for verdicts and wait for all of them. Return one verdict per request, or why there is none.
@@ -198,7 +195,7 @@ class JudgeService:
             verdict by the schema. JudgeDown or BudgetSpent.
         """
         self._check_alive()
-        return self._run(self._try()).result()
+        return self._thread.run(self._try()).result()
 
     def key_of(self, request: JudgeRequest) -> str:
         """Return the key of a request in the cache: a sha256 of all that its verdict depends on."""
@@ -208,12 +205,9 @@ class JudgeService:
 
     def close(self) -> None:
         """Cancel what is in flight, and end the thread. A second call does nothing."""
-        if os.getpid() != self._pid or not self._thread.is_alive():
+        if os.getpid() != self._pid or not self._thread.is_open:
             return
-        self._run(self._shut()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.close(self._end_calls)
         self._file.close()
         self._database.close()
         for stored in self._stored:
@@ -222,17 +216,10 @@ class JudgeService:
     def _check_alive(self) -> None:
         if os.getpid() != self._pid:
             raise RewardError("a judge's service was used in a forked process", hint="make one in each process")
-        if not self._thread.is_alive():
+        if not self._thread.is_open:
             raise RewardError("a judge's service was used after it was closed")
 
-    def _run(self, work: Awaitable[Result]) -> Future[Result]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)  # pyright: ignore[reportArgumentType]
-
-    async def _shut(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+    async def _end_calls(self) -> None:
         if self._caller is not None:
             await self._caller.close()
 
@@ -240,7 +227,7 @@ class JudgeService:
         """Return the verdict of a request, of its own call or of that of an equal request in flight."""
         task = self._open.get(key)
         if task is None:
-            task = self._loop.create_task(self._verdict(key, request))
+            task = asyncio.ensure_future(self._verdict(key, request))
             self._open[key] = task
             task.add_done_callback(lambda done: self._end(key, done))
         else:

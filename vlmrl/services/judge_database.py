@@ -2,7 +2,7 @@
 
 Each request is paid for once, whatever the process and the run that asks. The file is in WAL mode, so it belongs on a
 local disk: several processes of one machine may use it, and a network file system may not hold it. A damaged file is
-renamed, and a new one begins. A thread does the work that waits together, in one transaction.
+renamed, and a new one begins.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from vlmrl.errors import RecipeError, RewardError
@@ -72,7 +72,6 @@ class Database:
 
     def __init__(self, path: Path | None, *, notify: Callable[[str], Any] = lambda text: None) -> None:
         self.path, self._notify, self._lock, self._inode = path, notify, threading.Lock(), 0
-        self._together_in: int | None = None
         self._connection = self._open()
 
     def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -80,8 +79,6 @@ class Database:
 
         Raises: RewardError when the disk is full, or the file stays locked; and as `work`.
         """
-        if self._together_in == threading.get_ident():
-            return work(self._connection)
         with self._lock:
             if not self._is_current():
                 self._reopen()
@@ -95,27 +92,6 @@ class Database:
                         raise RewardError(f"the judge's file fails: {error}", where=self._name, hint=hint) from None
                     self._reopen()
         raise AssertionError("not reached")
-
-    def run_together(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of several functions that call `run`, or their errors. They share one transaction.
-
-        If the transaction fails, each function is called again, with transactions of its own.
-        """
-        if len(works) > 1:
-            with self._lock, suppress(sqlite3.Error, RecipeError):
-                if not self._is_current():
-                    self._reopen()
-                with self._transaction():
-                    self._together_in = threading.get_ident()
-                    try:
-                        outcomes = [_outcome(work) for work in works]
-                    finally:
-                        self._together_in = None
-                    error = next((o for o in outcomes if isinstance(o, sqlite3.Error)), None)
-                    if error is not None:
-                        raise error
-                return outcomes
-        return [_outcome(work) for work in works]
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -192,14 +168,6 @@ class Database:
         return aside
 
 
-def _outcome(work: Callable[[], Any]) -> Any:
-    """Return the result of a function, or its error."""
-    try:
-        return work()
-    except Exception as error:
-        return error
-
-
 _PLACE_HINT = "name another file on a local disk: [judge] cache"
 
 
@@ -234,63 +202,19 @@ def _prepared(name: str) -> sqlite3.Connection:
         raise
 
 
-MOST_TOGETHER = 64
-"""Largest number of pieces of work in one transaction."""
-_Item = tuple["asyncio.Future[Any]", Callable[[], Any]]
-
-
 class FileThread:
     """Thread for work on a database: another process may hold its lock for a while."""
 
-    def __init__(self, database: Database) -> None:
-        self._database, self._items = database, SimpleQueue[_Item | None]()
-        self._thread = threading.Thread(target=self._work, name="judge-file", daemon=True)
-        self._thread.start()
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="judge-file")
 
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
         """Return `work(*args)`, which may use the database. Raises: as the work."""
-        future = asyncio.get_running_loop().create_future()
-        self._items.put((future, partial(work, *args)))
-        return await future
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args))
 
     def close(self) -> None:
         """Wait for the work, and end the thread."""
-        self._items.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        while True:
-            items, ends = self._waiting()
-            if items:
-                outcomes = self._database.run_together([work for _, work in items])
-                pairs = [(future, outcome) for (future, _), outcome in zip(items, outcomes, strict=True)]
-                with suppress(RuntimeError):  # the event loop is closed, and nobody waits
-                    items[0][0].get_loop().call_soon_threadsafe(_deliver, pairs)
-            if ends:
-                return
-
-    def _waiting(self) -> tuple[list[_Item], bool]:
-        """Wait for work. Return what is there, and whether the thread ends after it."""
-        item = self._items.get()
-        items: list[_Item] = []
-        with suppress(Empty):
-            while item is not None:
-                items.append(item)
-                if len(items) == MOST_TOGETHER:
-                    return items, False
-                item = self._items.get_nowait()
-            return items, True
-        return items, False
-
-
-def _deliver(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, outcome in pairs:
-        if future.done():  # cancelled
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        self._pool.shutdown()
 
 
 def request_key(

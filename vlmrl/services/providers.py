@@ -163,8 +163,7 @@ class GeminiProvider:
         except self._api_error as error:
             raise self._failure_of(error) from None
         except HTTP_ERRORS as error:
-            words = self._clean(str(error) or type(error).__name__)
-            raise failure_of_http(error, words, self._address) from None
+            raise failure_of_http(error, self._clean, self._address) from None
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             # The SDK's own errors about an answer have all of its text: only their kind is told.
             kind = type(error).__name__

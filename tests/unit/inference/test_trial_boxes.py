@@ -24,7 +24,7 @@ from vlmrl.rollout.sample import Prompt, Rollout
 from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.perception.entries import prep_grounding
-from vlmrl.tasks.perception.truth import size_of, true_box_of
+from vlmrl.tasks.perception.truth import BOX, size_of, true_boxes
 from vlmrl.types import Sample
 
 RECIPE = """
@@ -39,7 +39,7 @@ def answers(space: Space, generator: Any, prompts: Sequence[Prompt], *rest: Any,
     """Stand-in for a model: it knows the true box, and states it in a space of its own."""
     rollouts = []
     for prompt in prompts:
-        plane, box = true_box_of(prompt.row.truth)
+        plane, (box,) = true_boxes(prompt.row.truth, BOX)
         target: Plane = plane_of(space, size_of(prompt.row.truth), prompt.encoded.image_sizes[0])
         text = f"<answer>{write_box(convert(box, plane, target), target)}</answer>"
         sample = Sample((1, 2), text, (0.0, 0.0), "stop", 0, 0)

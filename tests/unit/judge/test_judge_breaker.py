@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_server import settings_for
 
-from vlmrl.services.calls import Attempts, Breaker, Pauses, Turn
+from vlmrl.services.calls import Attempts, Breaker, Turn
+from vlmrl.services.client import Pauses
 from vlmrl.services.protocol import EndpointDown, JudgeDown
 
 NORMAL, PROBE = Turn(is_probe=False), Turn(is_probe=True)

@@ -38,7 +38,8 @@ from judge_server import (
 )
 
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.services.calls import Breaker, Budget, Pauses
+from vlmrl.services.calls import Breaker, Budget
+from vlmrl.services.client import Pauses
 from vlmrl.services.judge import JudgeService
 from vlmrl.services.judge_database import VerdictCache
 from vlmrl.services.judge_prompt import JudgeRequest

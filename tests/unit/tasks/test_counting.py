@@ -24,7 +24,7 @@ from vlmrl.tasks import make_task
 from vlmrl.tasks.drawing import COLOURS
 from vlmrl.tasks.perception.answer import ONES, TENS
 from vlmrl.tasks.perception.reward import count, read_count
-from vlmrl.tasks.perception.rows import CountingDrawing, drawn_counting_rows, read_truth
+from vlmrl.tasks.perception.rows import QUESTION_KINDS, Drawing, drawn_rows, read_truth
 from vlmrl.tasks.perception.task import counting_task, measure_counting
 from vlmrl.tasks.source import open_source
 from vlmrl.types import RewardInput
@@ -68,6 +68,7 @@ SCORED = [
 ]
 
 
+USUAL = Drawing(224, 6, QUESTION_KINDS, most=9)
 SEVEN = (
     "7", "7.", " 7 ", "7\n", "07", "+7", "7.0", "7.00", "**7**", "*7*", "__7__", "`7`", "<b>7</b>", "# 7", "- 7", "(7)",
     "'7'", "\u201c7\u201d", "$7$", "\\(7\\)", "\\[7\\]", "\\boxed{7}", "$\\boxed{7}$", "\\boxed{7 \\text{ cubes}}",
@@ -201,8 +202,8 @@ def components(image: Image.Image, names: set[str]) -> int:
 
 
 def test_drawn_counts_are_what_the_image_shows() -> None:
-    splits = drawn_counting_rows(
-        {"train": 60, "test": 20}, CountingDrawing(overlap=0.0, asks=("colour", "all")), seed=3
+    splits = drawn_rows(
+        "counting", Drawing(224, 6, ("colour", "all"), most=9, overlap=0.0), 3, {"train": 60, "test": 20}
     )
     for row in [*splits["train"], *splits["test"]]:
         image = Image.open(io.BytesIO(row.images[0]))
@@ -211,17 +212,17 @@ def test_drawn_counts_are_what_the_image_shows() -> None:
 
 
 def test_counts_and_questions_take_turns_and_a_seed_repeats() -> None:
-    first, again = (drawn_counting_rows({"train": 80}, CountingDrawing(), seed=1)["train"] for _ in range(2))
+    first, again = (drawn_rows("counting", USUAL, 1, {"train": 80})["train"] for _ in range(2))
     assert [row.images for row in first] == [row.images for row in again]
     assert [row.images for row in first] != [
-        row.images for row in drawn_counting_rows({"train": 80}, CountingDrawing(), 2)["train"]
+        row.images for row in drawn_rows("counting", USUAL, 2, {"train": 80})["train"]
     ]
     counts = [row.truth["answer"] for row in first if row.truth["asks"] == "both"]
     assert sorted(counts) == sorted(list(range(10)) * 2)
     assert {row.truth["answer"] for row in first if row.truth["asks"] == "all"} == set(range(1, 10))
     assert len({row.images[0] for row in first}) == 80
     with pytest.raises(DataError, match="no new image"):
-        drawn_counting_rows({"train": 100}, CountingDrawing(side=56, most=30, overlap=0.0), seed=0)
+        drawn_rows("counting", Drawing(56, 6, QUESTION_KINDS, most=30, overlap=0.0), 0, {"train": 100})
 
 
 def table(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl", key: str = "image_path") -> Path:

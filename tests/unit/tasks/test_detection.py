@@ -20,7 +20,7 @@ from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.perception.answer import Detection, Settings, read_answer, write_answer
-from vlmrl.tasks.perception.probe_responses import saved_detection_marks
+from vlmrl.tasks.perception.probe_responses import saved_marks
 from vlmrl.tasks.perception.reward import box_list
 from vlmrl.tasks.perception.task import detection_task
 from vlmrl.tasks.perception.truth import VARIANTS, make_detection_truth
@@ -348,7 +348,7 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
     assert read.marks(x, pixels) != read.marks(x, thousand)
     assert task.positions(load_reward("box_list", args={"space": "unit"})).declared == Coordinates("unit")
     detail = dict(spec.fn(x))["detail"]  # type: ignore[arg-type]
-    assert saved_detection_marks(CATS, {"box_list": detail}) == [*truths, stated]
+    assert saved_marks("boxes", CATS, {"box_list": detail}) == [*truths, stated]
     right, none = RewardInput(GOOD.format(BOTH), CATS), RewardInput(GOOD.format("[]"), NO_CATS)
     assert read.fit([right, none]).overlaps[thousand] == 1.0  # a row without objects says nothing of spaces
     assert read.fit([right, RewardInput(GOOD.format(BOTH), NO_CATS)]).overlaps[thousand] == 0.5
@@ -367,8 +367,8 @@ def test_marks_are_the_true_boxes_and_those_of_the_answer_in_the_space_that_is_a
     ],
 )
 def test_a_damaged_detail_has_no_boxes(saved: Any) -> None:
-    assert {mark.role for mark in saved_detection_marks(CATS, saved)} == {"truth"}
-    assert saved_detection_marks({**CATS, "boxes": 5}, saved) == ()
+    assert {mark.role for mark in saved_marks("boxes", CATS, saved)} == {"truth"}
+    assert saved_marks("boxes", {**CATS, "boxes": 5}, saved) == ()
 
 
 def test_what_is_written_is_read_again() -> None:

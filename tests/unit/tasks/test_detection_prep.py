@@ -14,7 +14,7 @@ from task_tables import picture_table, prepare, rows_of, sizes_of
 
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.recipe.schema import Data, Reward
-from vlmrl.tasks.perception.rows import CATEGORY_KINDS, DetectionDrawing, drawn_detection_rows, read_category
+from vlmrl.tasks.perception.rows import CATEGORY_KINDS, Drawing, drawn_rows, read_category
 from vlmrl.tasks.source import open_source
 
 PROBLEM = (
@@ -25,7 +25,7 @@ PROBLEM = (
 
 
 def test_a_drawn_row_has_the_boxes_of_all_shapes_of_its_category_and_of_no_other() -> None:
-    rows = drawn_detection_rows({"train": 80}, DetectionDrawing(side=224), seed=5)["train"]
+    rows = drawn_rows("detection", Drawing(224, 4, tuple(CATEGORY_KINDS), 0.2), 5, {"train": 80})["train"]
     for row in rows:
         kind_of = {"shape": lambda c, k: f"{c} shape"}
         category = row.columns["category"]
@@ -41,23 +41,19 @@ def test_a_drawn_row_has_the_boxes_of_all_shapes_of_its_category_and_of_no_other
     counts = [row.truth["count"] for row in rows]
     assert counts.count(0) == 16 and max(counts) >= 3  # a fifth of the rows
     assert {len(row.columns["category"].split()) for row in rows} == {1, 2}
-    again = drawn_detection_rows({"train": 80}, DetectionDrawing(side=224), seed=5)["train"]
+    again = drawn_rows("detection", Drawing(224, 4, tuple(CATEGORY_KINDS), 0.2), 5, {"train": 80})["train"]
     assert [row.images for row in rows] == [row.images for row in again]
     assert len({row.images[0] for row in rows}) == 80
 
 
 @pytest.mark.parametrize("asks", list(CATEGORY_KINDS))
 def test_settings_of_a_drawing(asks: str) -> None:
-    rows = drawn_detection_rows({"train": 12}, DetectionDrawing(side=224, others=0, absent=1.0, asks=(asks,)), seed=1)[
-        "train"
-    ]
+    rows = drawn_rows("detection", Drawing(224, 0, (asks,), 1.0), 1, {"train": 12})["train"]
     assert all(row.truth["boxes"] == [] for row in rows)
-    rows = drawn_detection_rows({"train": 12}, DetectionDrawing(side=224, others=0, absent=0.0, asks=(asks,)), seed=1)[
-        "train"
-    ]
+    rows = drawn_rows("detection", Drawing(224, 0, (asks,), 0.0), 1, {"train": 12})["train"]
     assert all(row.truth["count"] == 1 for row in rows)
     with pytest.raises(DataError, match="gave no new image"):  # a shape has one place here: 54 images
-        drawn_detection_rows({"train": 60}, DetectionDrawing(side=9, others=0), seed=1)
+        drawn_rows("detection", Drawing(9, 0, tuple(CATEGORY_KINDS), 0.2), 1, {"train": 60})
 
 
 def test_a_drawn_dataset_is_sound(tmp_path: Path) -> None:

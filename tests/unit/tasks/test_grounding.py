@@ -23,7 +23,7 @@ from vlmrl.rewards.boxes.planes import SPACES
 from vlmrl.tasks import kind_of, make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.perception.reward import box_iou
-from vlmrl.tasks.perception.rows import FRAME, SINGLE, USUAL, GroundingDrawing, drawn_grounding_rows
+from vlmrl.tasks.perception.rows import FRAME, SINGLE, USUAL, Drawing, drawn_rows
 from vlmrl.tasks.perception.task import grounding_task
 from vlmrl.tasks.perception.truth import VARIANTS
 from vlmrl.tasks.source import open_source
@@ -225,18 +225,18 @@ def described(expression: str, shapes: list[tuple[str, str, tuple[int, ...]]]) -
 
 
 def test_an_expression_describes_exactly_the_shape_in_the_true_box() -> None:
-    rows = drawn_grounding_rows({"train": 80}, GroundingDrawing(side=224), seed=5)["train"]
+    rows = drawn_rows("grounding", Drawing(224, 3, USUAL), 5, {"train": 80})["train"]
     assert [row.truth["asks"] for row in rows[:4]] == list(USUAL)
     for row in rows:
         shapes = regions(Image.open(io.BytesIO(row.images[0])))
         assert described(row.columns["expression"], shapes) == [tuple(row.truth["box"])], row.columns
-    again = drawn_grounding_rows({"train": 80}, GroundingDrawing(side=224), seed=5)["train"]
+    again = drawn_rows("grounding", Drawing(224, 3, USUAL), 5, {"train": 80})["train"]
     assert [row.images for row in rows] == [row.images for row in again]
     assert len({row.images[0] for row in rows}) == 80
 
 
 def test_a_single_shape_lies_alone_within_a_frame_that_it_does_not_touch() -> None:
-    rows = drawn_grounding_rows({"train": 40, "test": 20}, GroundingDrawing(side=84, asks=(SINGLE,)), seed=5)
+    rows = drawn_rows("grounding", Drawing(84, 3, (SINGLE,)), 5, {"train": 40, "test": 20})
     for row in (row for split in rows.values() for row in split):
         image = Image.open(io.BytesIO(row.images[0]))
         (shape,) = regions(image)

@@ -7,7 +7,7 @@ confidences. A box with confidence 0 earns as much as no box.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -31,14 +31,12 @@ from vlmrl.rewards.boxes.planes import (
 )
 from vlmrl.rewards.boxes.reading import check_order, only_box, read_boxes
 from vlmrl.rewards.text_parsing import REQUIRED, check_thought, final_answer, find_tags, form_problem
-from vlmrl.tasks.perception.answer import RIGHT, Answer, Settings, read_answer, stated_number, with_picture
-from vlmrl.tasks.perception.truth import BoxSettings, check_overlay, size_of, true_box_of
+from vlmrl.tasks.perception.answer import RIGHT, Answer, BoxAnswer, Settings, read_answer, stated_number, with_picture
+from vlmrl.tasks.perception.truth import BOX, BoxSettings, S, size_of, true_boxes
 from vlmrl.types import RewardInput, RewardResult
 
 GROUNDING_RANGES = {"iou": SHARE, "format": SHARE, "accuracy": SHARE, "centre": SHARE}
 GROUNDING_WEIGHTS = {"iou": 0.9, "format": 0.1}
-RIGHT_IOU = 0.5
-"""Least IoU of a right answer."""
 BOX_IOU = "box_iou"
 PLACES = ("answer", "response")
 
@@ -133,37 +131,58 @@ def box_iou(
     Raises: RewardError for an unknown value.
     """
     settings = GroundingSettings(space, order, thought, place, least, power)
+    return _box_reward(BOX_IOU, settings, score_box, GROUNDING_RANGES, GROUNDING_WEIGHTS, overlay)
+
+
+def _box_reward(
+    name: str,
+    settings: S,
+    score: Callable[[RewardInput, S], tuple[BoxAnswer, dict[str, Any]]],
+    ranges: Mapping[str, tuple[float, float]],
+    weights: Mapping[str, float],
+    overlay: bool,
+) -> RewardSpec:
+    """Return a reward of boxes. Raises: RewardError for settings that are not allowed.
+
+    Args:
+        score: (input, settings) -> the answer that was read, and the parts of its score.
+    """
     settings.check()
-    check_overlay(overlay)
-    score = partial(draw_grounding_score if overlay else score_box, settings=settings)
-    return RewardSpec(
-        BOX_IOU, score, GROUNDING_RANGES, GROUNDING_WEIGHTS, pure=True, needs_images=overlay, accuracy="accuracy"
-    )
+    if type(overlay) is not bool:
+        raise RewardError(f"overlay = {overlay!r} is neither true nor false")
+    fn = partial(_score_boxes, score=score, settings=settings, overlay=overlay)
+    return RewardSpec(name, fn, ranges, weights, pure=True, needs_images=overlay, accuracy="accuracy")
 
 
-def score_box(x: RewardInput, *, settings: GroundingSettings) -> dict[str, Any]:
-    """Return the parts of a response; see `box_iou`. Raises: RewardError for a row without a true box."""
+def _score_boxes(
+    x: RewardInput, *, score: Callable[..., tuple[BoxAnswer, dict[str, Any]]], settings: BoxSettings, overlay: bool
+) -> dict[str, Any] | RewardResult:
+    """Return the parts of a response; with `overlay`, also a picture of all boxes if the image is there.
+
+    Raises: RewardError for a row without true boxes.
+    """
+    answer, parts = score(x, settings)
+    return with_picture(parts, x, answer) if overlay else parts
+
+
+def score_box(x: RewardInput, settings: GroundingSettings) -> tuple[BoxAnswer, dict[str, Any]]:
+    """Return the answer of a response, and its parts; see `box_iou`."""
     answer = read_grounding_answer(x, settings)
     overlap = answer.iou
     problem = answer.note if answer.box is None else form_problem(x, settings.thought, tagged=settings.tagged)
-    return {
+    return answer, {
         "iou": overlap**settings.power if overlap >= settings.least else 0.0,
         "format": float(not problem),
-        "accuracy": float(overlap >= RIGHT_IOU),
+        "accuracy": float(overlap >= RIGHT),
         "centre": float(answer.is_centred),
         "note": problem or answer.note,
         "detail": {"box": None if answer.box is None else [round(n, 3) for n in answer.box], "iou": round(overlap, 6)},
     }
 
 
-def draw_grounding_score(x: RewardInput, *, settings: GroundingSettings) -> RewardResult:
-    """Return the parts of a response, and a picture of both boxes if the image is there; see `box_iou`."""
-    return with_picture(score_box(x, settings=settings), x, read_grounding_answer(x, settings))
-
-
 def read_grounding_answer(x: RewardInput, settings: GroundingSettings) -> GroundingAnswer:
     """Return the answer of a response. Raises: RewardError for a row without a true box, or an unknown seen size."""
-    plane, truth = true_box_of(x.truth)
+    plane, (truth,) = true_boxes(x.truth, BOX)
     pixels = plane_of("pixels", size_of(x.truth))
     truth = convert(truth, plane, pixels)
     text, problem = _place_of_box(x.response, settings)
@@ -212,29 +231,15 @@ def box_list(
     Raises: RewardError for an unknown value.
     """
     settings = Settings(space, order, thought, least)
-    settings.check()
-    check_overlay(overlay)
-    score = partial(draw_detection_score if overlay else score_boxes, settings=settings)
-    return RewardSpec(
-        BOX_LIST, score, DETECTION_RANGES, DETECTION_WEIGHTS, pure=True, needs_images=overlay, accuracy="accuracy"
-    )
+    return _box_reward(BOX_LIST, settings, score_boxes, DETECTION_RANGES, DETECTION_WEIGHTS, overlay)
 
 
-def score_boxes(x: RewardInput, *, settings: Settings) -> dict[str, Any]:
-    """Return the parts of a response; see `box_list`. Raises: RewardError for a row without true boxes."""
-    return _parts(read_answer(x, settings), settings)
-
-
-def draw_detection_score(x: RewardInput, *, settings: Settings) -> RewardResult:
-    """Return the parts of a response, and a picture of all boxes if the image is there; see `box_list`."""
+def score_boxes(x: RewardInput, settings: Settings) -> tuple[BoxAnswer, dict[str, Any]]:
+    """Return the answer of a response, and its parts; see `box_list`."""
     answer = read_answer(x, settings)
-    return with_picture(_parts(answer, settings), x, answer)
-
-
-def _parts(answer: Answer, settings: Settings) -> dict[str, Any]:
     matches = answer.matches(settings.least)
     has_form = not answer.problem
-    return {
+    return answer, {
         "detection": quality(answer, matches),
         "confidence": calibration(answer, matches) if has_form else 0.0,
         "format": float(has_form),
@@ -283,8 +288,7 @@ def is_exact(answer: Answer, matches: Sequence[Match]) -> bool:
 
 
 LARGEST_COUNT = 1_000_000
-UNIT = (0.0, 1.0)
-COUNTING_RANGES = {"accuracy": UNIT, "format": UNIT, "nearness": UNIT}
+COUNTING_RANGES = {"accuracy": SHARE, "format": SHARE, "nearness": SHARE}
 COUNTING_WEIGHTS = {"accuracy": 0.9, "format": 0.1}
 """Weights of the parts. `nearness` counts only where the recipe gives it a weight: a middle number earns some of it."""
 
@@ -302,14 +306,8 @@ def count(*, thought: str = REQUIRED) -> RewardSpec:
         thought: whether the form needs a `<think>` thought before the answer: "required" or "optional".
     """
     check_thought(thought)
-    return RewardSpec(
-        "count",
-        partial(score_count, thought=thought),
-        COUNTING_RANGES,
-        COUNTING_WEIGHTS,
-        pure=True,
-        accuracy="accuracy",
-    )
+    score = partial(score_count, thought=thought)
+    return RewardSpec("count", score, COUNTING_RANGES, COUNTING_WEIGHTS, pure=True, accuracy="accuracy")
 
 
 def read_count(response: str) -> tuple[int | None, str]:

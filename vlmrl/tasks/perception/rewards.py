@@ -37,11 +37,11 @@ from typing import Any
 
 from vlmrl.metric import SHARE
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import RewardFn, RewardSpec
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
 from vlmrl.rewards.text_parsing import format_weights
-from vlmrl.tasks.perception.reward import BOX_LIST, UNIT, box_iou, box_list, count, true_count
-from vlmrl.tasks.perception.truth import size_of, true_box_of, true_boxes
+from vlmrl.tasks.perception.reward import BOX_IOU, BOX_LIST, box_iou, box_list, count, true_count
+from vlmrl.tasks.perception.truth import BOX, BOXES, size_of, true_boxes
 from vlmrl.types import RewardInput
 from vlmrl.untrusted import parse_json
 
@@ -63,17 +63,18 @@ def rllava_box(*, format_weight: float = 0.5) -> RewardSpec:
     Args:
         format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
     """
-    weights = format_weights(format_weight)
-    return RewardSpec(
-        RLLAVA_BOX, score_grounding_as_published, {"accuracy": SHARE, "format": SHARE}, weights, pure=True
-    )
+    return _two_parts(RLLAVA_BOX, score_grounding_as_published, format_weight)
+
+
+def _two_parts(name: str, score: RewardFn, format_weight: float, accuracy: str | None = None) -> RewardSpec:
+    """Return a published reward with the parts accuracy and format, each in [0, 1]; see `RewardSpec`."""
+    ranges = {"accuracy": SHARE, "format": SHARE}
+    return RewardSpec(name, score, ranges, format_weights(format_weight), pure=True, accuracy=accuracy)
 
 
 def score_grounding_as_published(x: RewardInput) -> dict[str, Any]:
     """Return the published parts of a response."""
-    plane, truth = true_box_of(x.truth)
-    if plane.space != "thousand":
-        truth = type(truth)(*map(round, convert(truth, plane, plane_of("thousand", size_of(x.truth)))))
+    truth = _in_thousand(x.truth, BOX)[0]
     response = x.response.replace(END_OF_TEXT, "")
     box = first_box(response)
     return {
@@ -81,6 +82,15 @@ def score_grounding_as_published(x: RewardInput) -> dict[str, Any]:
         "format": float(response.startswith(BEGINNINGS)),
         "detail": {"box": list(box)},
     }
+
+
+def _in_thousand(truth: Mapping[str, Any], field: str = BOXES) -> Sequence[Box]:
+    """Return the true boxes in 0 to 1000, rounded if the dataset has other numbers."""
+    plane, boxes = true_boxes(truth, field)
+    if plane.space == "thousand":
+        return boxes
+    target = plane_of("thousand", size_of(truth))
+    return [Box(*map(round, convert(box, plane, target))) for box in boxes]
 
 
 def first_box(response: str) -> tuple[float, ...]:
@@ -108,19 +118,6 @@ def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return shared / union if shared > 0 and union > 0 else 0.0
 
 
-GROUNDING_REWARDS: Mapping[str, Builtin] = {
-    "box_iou": Builtin(
-        box_iou,
-        "grounding: overlap of the only box with the true box, in a declared coordinate space",
-        version=4,
-        shown=("overlay",),
-    ),
-    "rllava_box": Builtin(
-        rllava_box, "grounding: the reward that RLLaVA published, to the digit, to reproduce its runs", version=1
-    ),
-}
-
-
 OPEN, CLOSE = "<answer>", "</answer>"
 BEGIN = "<think>"
 BETWEEN = re.compile(r"</think>\s*<answer>")
@@ -133,15 +130,7 @@ def rllava_count(*, format_weight: float = 0.5) -> RewardSpec:
     Args:
         format_weight: weight of the format, in [0, 1]; the accuracy has the rest.
     """
-    weights = format_weights(format_weight)
-    return RewardSpec(
-        "rllava_count",
-        score_counting_as_published,
-        {"accuracy": UNIT, "format": UNIT},
-        weights,
-        pure=True,
-        accuracy="accuracy",
-    )
+    return _two_parts("rllava_count", score_counting_as_published, format_weight, "accuracy")
 
 
 def score_counting_as_published(x: RewardInput) -> dict[str, Any]:
@@ -171,14 +160,6 @@ def has_counting_form(response: str) -> bool:
     return middle is not None and middle.end() <= len(response) - len(CLOSE)
 
 
-COUNTING_REWARDS: Mapping[str, Builtin] = {
-    "count": Builtin(count, "counting: the right whole number in the only answer, and the form", version=3),
-    "rllava_count": Builtin(
-        rllava_count, "counting: the reward that RLLaVA published, to the digit, to reproduce its runs", version=2
-    ),
-}
-
-
 WEIGHTS = {"iou": 0.33, "confidence": 0.33, "format": 0.34}
 POSITIONS = ("Position", "position", "bbox", "Bbox")
 CONFIDENCES = ("Confidence", "confidence", "score", "Score", "prob", "Prob", "probability", "Probability")
@@ -194,10 +175,7 @@ def rllava_boxes() -> RewardSpec:
 
 def score_detection_as_published(x: RewardInput) -> dict[str, Any]:
     """Return the published parts of a response."""
-    plane, boxes = true_boxes(x.truth)
-    target = plane_of("thousand", size_of(x.truth))
-    if plane.space != "thousand":
-        boxes = tuple(Box(*map(round, convert(box, plane, target))) for box in boxes)
+    boxes = _in_thousand(x.truth)
     truths = [tuple(int(n) if n == int(n) else n for n in box) for box in boxes]  # integers of any size have an overlap
     try:
         overlap, sure = overlap_and_confidence(entries_of(x.response), truths)
@@ -295,17 +273,22 @@ def _first_answer(response: str) -> str | None:
     return None
 
 
-DETECTION_REWARDS: Mapping[str, Builtin] = {
+_PUBLISHED = "the reward that RLLaVA published, to the digit, to reproduce its runs"
+REWARDS: Mapping[str, Builtin] = {
+    "count": Builtin(count, "counting: the right whole number in the only answer, and the form", version=3),
+    "rllava_count": Builtin(rllava_count, f"counting: {_PUBLISHED}", version=2),
     BOX_LIST: Builtin(
         box_list,
         "detection: all boxes beside the true ones, with a proper score for their confidences",
         version=5,
         shown=("overlay",),
     ),
-    "rllava_boxes": Builtin(
-        rllava_boxes, "detection: the reward that RLLaVA published, to the digit, to reproduce its runs", version=2
+    "rllava_boxes": Builtin(rllava_boxes, f"detection: {_PUBLISHED}", version=2),
+    BOX_IOU: Builtin(
+        box_iou,
+        "grounding: overlap of the only box with the true box, in a declared coordinate space",
+        version=4,
+        shown=("overlay",),
     ),
+    RLLAVA_BOX: Builtin(rllava_box, f"grounding: {_PUBLISHED}", version=1),
 }
-
-
-REWARDS: Mapping[str, Builtin] = {**COUNTING_REWARDS, **DETECTION_REWARDS, **GROUNDING_REWARDS}

@@ -122,37 +122,24 @@ GROUNDING_SPELLINGS = {
 MOST_QUESTION_CHARS = 2_000
 
 
-def grounding_table_form(space: Space | None, order: Order) -> RowForm:
-    """Return the form of rows in tables.
-
-    Args:
-        space: coordinate space of the boxes; None = not declared. Boxes of a column `normalized_solution` are used
-            then: its name declares 0 to 1000.
-        order: order of the four numbers.
-    """
-    return RowForm(
-        GROUNDING_SPELLINGS,
-        (("images",), ("expression",), ("box", "normalized")),
-        partial(_read_grounding_row, space, order),
-        "rows have an image, a problem (or expression, question, sentence), and a box: solution, bbox or "
-        "normalized_solution",
-    )
-
-
 def _read_grounding_row(
     space: Space | None, order: Order, cells: Mapping[str, Any], size: Size
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    text = cells.get("expression")
-    if not isinstance(text, str) or not (expression := " ".join(text.replace(IMAGE, " ").split())):
-        raise DataError(f"the text is {show(text, 60)}, not a text")
-    if len(expression) > MOST_QUESTION_CHARS:
-        raise DataError(f"the text has {len(expression):,} characters; the limit is {MOST_QUESTION_CHARS:,}")
+    expression = _one_line(cells.get("expression"), "text")
     cell = cells.get("box")
     if space is None and "normalized" in cells:
         space, cell = "thousand", cells["normalized"]
     plane = declared_plane(space, size)
-    box = read_box(cell, plane, order)
-    return make_grounding_truth([*box], plane.space, size), {"expression": expression}
+    return make_grounding_truth([*read_box(cell, plane, order)], plane.space, size), {"expression": expression}
+
+
+def _one_line(cell: Any, what: str) -> str:
+    """Return the words of a cell, without marks of images. Raises: DataError for no text, and one that is too long."""
+    if not isinstance(cell, str) or not (line := " ".join(cell.replace(IMAGE, " ").split())):
+        raise DataError(f"the {what} is {show(cell, 60)}, not a text")
+    if len(line) > MOST_QUESTION_CHARS:
+        raise DataError(f"the {what} has {len(line):,} characters; the limit is {MOST_QUESTION_CHARS:,}")
+    return line
 
 
 DETECTION_SPELLINGS = {
@@ -169,22 +156,6 @@ LABELS = ("label", "category", "name", "class")
 """Keys of an entry that say what is in its box."""
 MOST_WORDS = 6
 """Largest number of words of a problem that is nothing but the name of a category."""
-
-
-def detection_table_form(space: Space | None, order: Order) -> RowForm:
-    """Return the form of rows in tables.
-
-    Args:
-        space: coordinate space of the boxes; None = not declared.
-        order: order of the four numbers of a box.
-    """
-    return RowForm(
-        DETECTION_SPELLINGS,
-        (("images",), ("category", "problem"), ("boxes",)),
-        partial(_read_detection_row, space, order),
-        "rows have an image, a category (or a problem that names it: category 'dog'), and its boxes: solution, boxes "
-        "or objects",
-    )
 
 
 def _read_detection_row(
@@ -275,31 +246,11 @@ ANSWER = re.compile(r"\s*<answer>\s*([0-9]{1,7})\s*</answer>\s*|\s*([0-9]{1,7})\
 QUESTION_KINDS = ("both", "colour", "kind", "all")
 
 
-def counting_table_form(objects: bool) -> RowForm:
-    """Return the form of rows in tables.
-
-    Args:
-        objects: whether the question column names objects ("people") and is no question.
-    """
-    return RowForm(
-        COUNTING_SPELLINGS,
-        (("images",), ("problem", "object"), ("answer",)),
-        partial(_read_counting_row, objects),
-        "rows have an image, a problem (or question, or label: the name of the objects), and answer, ground_truth or "
-        "count",
-    )
-
-
 def _read_counting_row(objects: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict[str, Any], dict[str, Any]]:
-    text = cells["problem"] if "problem" in cells else cells.get("object")
-    names_objects = objects or "problem" not in cells
-    if not isinstance(text, str) or not (plain := " ".join(text.replace(IMAGE, " ").split())):
-        raise DataError(f"the question is {show(text, 60)}, not a text")
-    if len(plain) > MOST_QUESTION_CHARS:
-        raise DataError(f"the question has {len(plain):,} characters; the limit is {MOST_QUESTION_CHARS:,}")
+    plain = _one_line(cells["problem"] if "problem" in cells else cells.get("object"), "question")
     if objects and ("?" in plain or plain.lower().startswith("how many")):
         raise DataError(f"{show(plain, 60)} is a question, and no name of objects", hint="leave out --objects")
-    if names_objects:
+    if objects or "problem" not in cells:
         plain = f"How many {plain} are in the image?"
     elif "?" not in plain and "how many" not in plain.lower() and "count" not in plain.lower():
         raise DataError(f"{show(plain, 60)} is no question; if the column names objects, give --objects")
@@ -318,35 +269,72 @@ def read_truth(cell: Any) -> int:
     return int(cell)
 
 
+def grounding_form(space: Space | None, order: Order) -> RowForm:
+    """Return the form of rows of grounding in tables.
+
+    Args:
+        space: coordinate space of the boxes; None = not declared. Boxes of a column `normalized_solution` are used
+            then: its name declares 0 to 1000.
+        order: order of the four numbers of a box.
+    """
+    return RowForm(
+        GROUNDING_SPELLINGS,
+        (("images",), ("expression",), ("box", "normalized")),
+        partial(_read_grounding_row, space, order),
+        "rows have an image, a problem (or expression, question, sentence), and a box: solution, bbox or "
+        "normalized_solution",
+    )
+
+
+def detection_form(space: Space | None, order: Order) -> RowForm:
+    """Return the form of rows of detection in tables; see `grounding_form` for the arguments."""
+    return RowForm(
+        DETECTION_SPELLINGS,
+        (("images",), ("category", "problem"), ("boxes",)),
+        partial(_read_detection_row, space, order),
+        "rows have an image, a category (or a problem that names it: category 'dog'), and its boxes: solution, boxes "
+        "or objects",
+    )
+
+
+def counting_form(objects: bool) -> RowForm:
+    """Return the form of rows of counting in tables.
+
+    Args:
+        objects: whether the question column names objects ("people") and is no question.
+    """
+    return RowForm(
+        COUNTING_SPELLINGS,
+        (("images",), ("problem", "object"), ("answer",)),
+        partial(_read_counting_row, objects),
+        "rows have an image, a problem (or question, or label: the name of the objects), and answer, ground_truth or "
+        "count",
+    )
+
+
 @dataclass(frozen=True)
-class CountingDrawing:
+class Drawing:
     """Settings of drawn rows.
 
     Args:
         side: width and height of the images in pixels.
-        most: largest count that is asked for.
-        others: largest number of shapes that do not count.
-        overlap: largest share of the smaller of two shapes' boxes that both may cover.
-        asks: kinds of questions, from `ASKS`, which take turns.
+        others: largest number of shapes beside those that the text needs (counting: that do not count).
+        asks: kinds of questions, expressions or categories. Those of counting and grounding take turns; each row of
+            detection draws one.
+        absent: detection: share of rows whose category no shape has, in [0, 1].
+        most: counting: largest count that is asked for.
+        overlap: counting: largest share of the smaller of two shapes' boxes that both may cover.
     """
 
-    side: int = 224
-    most: int = 9
-    others: int = 6
+    side: int
+    others: int
+    asks: tuple[str, ...]
+    absent: float = 0.0
+    most: int = 0
     overlap: float = 0.2
-    asks: tuple[str, ...] = QUESTION_KINDS
 
 
-def drawn_counting_rows(counts: Mapping[str, int], drawing: CountingDrawing, seed: int) -> dict[str, list[NewRow]]:
-    """Return split -> drawn rows. Counts and kinds of questions take turns; no image is there twice.
-
-    Raises: DataError if the shapes do not fit into the images.
-    """
-    hint = "lower --most or --others, or raise --side"
-    return draw_rows("counting", counts, seed, partial(_draw_counting_row, drawing), hint=hint)
-
-
-def _draw_counting_row(drawing: CountingDrawing, number: int, rng: random.Random) -> Drawn | None:
+def _draw_counting_row(drawing: Drawing, number: int, rng: random.Random) -> Drawn | None:
     asks = drawing.asks[number % len(drawing.asks)]
     choices = drawing.most if asks == "all" else drawing.most + 1  # the question for all shapes is never asked of none
     count = (number // len(drawing.asks)) % choices + (1 if asks == "all" else 0)
@@ -393,31 +381,8 @@ Chosen = tuple[Shape, str]
 """Shape that is described, and the expression."""
 
 
-@dataclass(frozen=True)
-class GroundingDrawing:
-    """Settings of drawn rows.
-
-    Args:
-        side: width and height of the images in pixels.
-        others: largest number of shapes beside those that the expression needs.
-        asks: kinds of expressions, from `ASKS`, which take turns; none = `USUAL`.
-    """
-
-    side: int = 336
-    others: int = 3
-    asks: tuple[str, ...] = ()
-
-
-def drawn_grounding_rows(counts: Mapping[str, int], drawing: GroundingDrawing, seed: int) -> dict[str, list[NewRow]]:
-    """Return split -> drawn rows; no image is there twice. Raises: DataError if the shapes do not fit."""
-    return draw_rows(
-        "grounding", counts, seed, partial(_draw_grounding_row, drawing), hint="lower --others, or raise --side"
-    )
-
-
-def _draw_grounding_row(drawing: GroundingDrawing, number: int, rng: random.Random) -> Drawn | None:
-    kinds = drawing.asks or USUAL
-    asks = kinds[number % len(kinds)]
+def _draw_grounding_row(drawing: Drawing, number: int, rng: random.Random) -> Drawn | None:
+    asks = drawing.asks[number % len(drawing.asks)]
     scene = _scene(asks, drawing, rng)
     if scene is None or (chosen := EXPRESSION_KINDS[asks](scene, rng)) is None:
         return None
@@ -426,7 +391,7 @@ def _draw_grounding_row(drawing: GroundingDrawing, number: int, rng: random.Rand
     return Drawn(_framed(paint(scene)) if asks == SINGLE else paint(scene), truth, {"expression": expression})
 
 
-def _scene(asks: str, drawing: GroundingDrawing, rng: random.Random) -> Scene | None:
+def _scene(asks: str, drawing: Drawing, rng: random.Random) -> Scene | None:
     """Return a scene for an expression of this kind, or None if its shapes do not fit."""
     if asks == SINGLE:
         return lay_out(rng, [rng.choice(LOOKS)], drawing.side, sizes=SINGLE_SIZES)
@@ -539,33 +504,9 @@ CATEGORY_KINDS: Mapping[str, Callable[[Look], str]] = {
 """Kind of category -> the category of a shape."""
 
 
-@dataclass(frozen=True)
-class DetectionDrawing:
-    """Settings of drawn rows.
-
-    Args:
-        side: width and height of the images in pixels.
-        others: largest number of shapes beside the first one.
-        absent: share of rows whose category no shape has, in [0, 1].
-        asks: kinds of categories, from `ASKS`; each row draws one.
-    """
-
-    side: int = 336
-    others: int = 4
-    absent: float = 0.2
-    asks: tuple[str, ...] = ()
-
-
-def drawn_detection_rows(counts: Mapping[str, int], drawing: DetectionDrawing, seed: int) -> dict[str, list[NewRow]]:
-    """Return split -> drawn rows; no image is there twice. Raises: DataError if the shapes do not fit."""
-    return draw_rows(
-        "detection", counts, seed, partial(_draw_detection_row, drawing), hint="lower --others, or raise --side"
-    )
-
-
-def _draw_detection_row(drawing: DetectionDrawing, number: int, rng: random.Random) -> Drawn | None:
+def _draw_detection_row(drawing: Drawing, number: int, rng: random.Random) -> Drawn | None:
     is_absent = int((number + 1) * drawing.absent) > int(number * drawing.absent)
-    category_of = CATEGORY_KINDS[rng.choice(drawing.asks or tuple(CATEGORY_KINDS))]
+    category_of = CATEGORY_KINDS[rng.choice(drawing.asks)]
     num_shapes = 1 + rng.randint(0, drawing.others)
     few = rng.sample(LOOKS, rng.randint(1, num_shapes))  # fewer looks than shapes: some look is there several times
     scene = lay_out(rng, [rng.choice(few) for _ in range(num_shapes)], drawing.side, sizes=DETECTION_SIZES)
@@ -582,3 +523,20 @@ def _category(scene: Scene, category_of: Callable[[Look], str], rng: random.Rand
     others = [name for name in dict.fromkeys(map(category_of, LOOKS)) if name not in shown]
     names = others if is_absent else shown
     return rng.choice(names) if names else None
+
+
+DRAWERS: Mapping[str, tuple[Callable[[Drawing, int, random.Random], Drawn | None], str]] = {
+    "counting": (_draw_counting_row, "lower --most or --others, or raise --side"),
+    "detection": (_draw_detection_row, "lower --others, or raise --side"),
+    "grounding": (_draw_grounding_row, "lower --others, or raise --side"),
+}
+"""Task -> function that draws one row, and the hint for shapes that do not fit into the images."""
+
+
+def drawn_rows(task: str, drawing: Drawing, seed: int, counts: Mapping[str, int]) -> dict[str, list[NewRow]]:
+    """Return split -> drawn rows; no image is there twice. Counts and kinds of questions take turns.
+
+    Raises: DataError if the shapes do not fit into the images.
+    """
+    draw, hint = DRAWERS[task]
+    return draw_rows(task, counts, seed, partial(draw, drawing), hint=hint)

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.metric import SHARE, Metric
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.boxes.planes import Box, convert
-from vlmrl.rewards.boxes.writing import FORMS, write_box
+from vlmrl.rewards.boxes.planes import Box
+from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
 from vlmrl.tasks.base import AccumulatedMetrics, Measure, Outcome, Task, Verdict, require_prepared
-from vlmrl.tasks.perception.answer import NAMES, SURE, Detection, Settings, positions_as, read_answer, write_answer
-from vlmrl.tasks.perception.probe_responses import boxes_kind, grounding_kind
+from vlmrl.tasks.perception.answer import NAMES, RIGHT, SURE, Detection, Read, Settings, positions_as, read_answer
+from vlmrl.tasks.perception.probe_responses import box_kind, write_boxes
 from vlmrl.tasks.perception.reward import (
     BOX_IOU,
     BOX_LIST,
     LARGEST_COUNT,
-    RIGHT_IOU,
     GroundingSettings,
     is_exact,
     quality,
@@ -35,14 +34,16 @@ from vlmrl.tasks.perception.reward import (
     read_grounding_answer,
 )
 from vlmrl.tasks.perception.truth import (
+    BOX,
+    BOXES,
     VARIANTS,
-    detection_truth_problems,
-    grounding_truth_problems,
-    notes_on_detection,
-    notes_on_grounding,
+    BoxSettings,
+    S,
+    Variant,
+    notes_on_boxes,
     settings_as,
-    true_box_of,
     true_boxes,
+    truth_problems,
     variant_of,
 )
 from vlmrl.types import RewardInput, Row, Score, Size
@@ -54,8 +55,84 @@ if TYPE_CHECKING:
     from vlmrl.tasks.perception.average_precision import Matched
 
 
-GROUNDING = "grounding"
-GROUNDING_SUMMARY = "the region that a text describes, as one box (made by `vlmrl prep grounding`)"
+GROUNDING, DETECTION, COUNTING = "grounding", "detection", "counting"
+SUMMARIES: Mapping[str, str] = {
+    GROUNDING: "the region that a text describes, as one box (made by `vlmrl prep grounding`)",
+    DETECTION: "all objects of a category, as boxes with confidences (made by `vlmrl prep detection`)",
+    COUNTING: "how many objects of a kind an image shows, as a whole number (made by `vlmrl prep counting`)",
+}
+PLACE = files("vlmrl.tasks.perception")
+
+
+def _task(name: str, info: Mapping[str, Any], template: str, **facts: Any) -> Task:
+    """Return a task whose prompt is the file `template`; `facts`: its other fields.
+
+    Raises: DataError when the dataset is a table that was not prepared.
+    """
+    require_prepared(name, info)
+    text = (PLACE / name / template).read_text(encoding="utf-8")
+    return Task(name, SUMMARIES[name], text, template_file=f"tasks/{name}/{template}", **facts)
+
+
+def _box_task(
+    name: str,
+    info: Mapping[str, Any],
+    chosen: Variant,
+    settings: S,
+    *,
+    field: str,
+    rewards: tuple[str, str],
+    measure: Callable[[S, RewardInput, Score], Outcome],
+    read: Read[S],
+    thought: str,
+    **facts: Any,
+) -> Task:
+    """Return a task whose answers are boxes.
+
+    Args:
+        chosen, settings: the variant, and how its answers are read.
+        field: field of the truth with the boxes.
+        rewards: the task's own reward, and RLLaVA's.
+        measure, read: measures of one answer, and its boxes.
+        thought: thought of a right response; `{}` = number of true boxes.
+    """
+    return _task(
+        name,
+        info,
+        chosen.template,
+        variables={"form": FORMS[chosen.space]},
+        validate=partial(truth_problems, field),
+        notes=partial(notes_on_boxes, field),
+        profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})},
+        outcome=partial(measure, settings),
+        outcome_as=partial(_measure_as, measure, settings, rewards[0]),
+        trace=partial(_write_boxes, field, settings, thought),
+        trace_sees=True,
+        positions=partial(positions_as, settings, rewards[0], read),
+        kind=box_kind(field, settings),
+        variant=chosen.name,
+        variants=VARIANTS,
+        **facts,
+    )
+
+
+def _measure_as(
+    measure: Callable[..., Outcome], settings: BoxSettings, reward: str, spec: RewardSpec | None
+) -> Measure:
+    """Return `measure` for responses that a reward has scored: it reads boxes as this reward does."""
+    return partial(measure, settings_as(settings, reward, spec))
+
+
+def _write_boxes(
+    field: str, settings: BoxSettings, thought: str, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]
+) -> str:
+    """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
+    plane, boxes = true_boxes(row.truth, field)
+    detections = [Detection(box, SURE) for box in boxes]
+    answer = write_boxes(field, settings, detections, plane, settings.plane_of_trace(row, seen_sizes))
+    return settings.form(answer, thought.format(len(boxes)))
+
+
 THRESHOLDS = (0.1, 0.3, 0.5, 0.75, 0.95)
 
 
@@ -64,44 +141,21 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    require_prepared(GROUNDING, info)
     chosen = variant_of(variant)
-    settings = GroundingSettings(chosen.space, thought=chosen.thought)
-    return Task(
-        name=GROUNDING,
-        summary=GROUNDING_SUMMARY,
-        template=files("vlmrl.tasks.perception")
-        .joinpath("grounding")
-        .joinpath(chosen.template)
-        .read_text(encoding="utf-8"),
-        template_file=f"tasks/grounding/{chosen.template}",
-        variables={"form": FORMS[chosen.space]},
-        validate=grounding_truth_problems,
-        notes=notes_on_grounding,
-        profiles={
-            "default": (BOX_IOU, chosen.args),
-            "rllava": ("rllava_box", {}),
-        },
-        outcome=partial(measure_grounding, settings),
-        outcome_as=partial(measure_grounding_as, settings),
-        metrics={
-            "iou": Metric("higher", SHARE),
-            "centre_accuracy": Metric("higher", SHARE),
-            **{f"acc@{threshold:g}": Metric("higher", SHARE) for threshold in THRESHOLDS},
-        },
+    names = ("iou", "centre_accuracy", *(f"acc@{threshold:g}" for threshold in THRESHOLDS))
+    return _box_task(
+        GROUNDING,
+        info,
+        chosen,
+        GroundingSettings(chosen.space, thought=chosen.thought),
+        field=BOX,
+        rewards=(BOX_IOU, "rllava_box"),
+        measure=measure_grounding,
+        read=read_grounding_answer,
+        thought="I see it.",
+        metrics=dict.fromkeys(names, Metric("higher", SHARE)),
         by=("asks",),
-        trace=partial(write_grounding_trace, settings),
-        trace_sees=True,
-        positions=partial(positions_as, settings, BOX_IOU, read_grounding_answer),
-        kind=grounding_kind(settings),
-        variant=chosen.name,
-        variants=VARIANTS,
     )
-
-
-def measure_grounding_as(settings: GroundingSettings, spec: RewardSpec | None) -> Measure:
-    """Return `measure` for responses that a reward has scored: it reads the box where this reward reads it."""
-    return partial(measure_grounding, settings_as(settings, BOX_IOU, spec))
 
 
 def measure_grounding(settings: GroundingSettings, x: RewardInput, score: Score) -> Outcome:
@@ -114,7 +168,7 @@ def measure_grounding(settings: GroundingSettings, x: RewardInput, score: Score)
         return dict.fromkeys(_NAMES)
     answer = read_grounding_answer(x, settings)
     return {
-        "accuracy": float(answer.iou >= RIGHT_IOU),
+        "accuracy": float(answer.iou >= RIGHT),
         "iou": answer.iou,
         **{f"acc@{threshold:g}": float(answer.iou >= threshold) for threshold in THRESHOLDS},
         "centre_accuracy": float(answer.is_centred),
@@ -125,17 +179,6 @@ def measure_grounding(settings: GroundingSettings, x: RewardInput, score: Score)
 _NAMES = ("accuracy", "iou", *(f"acc@{threshold:g}" for threshold in THRESHOLDS), "centre_accuracy", "parse_failure")
 
 
-def write_grounding_trace(
-    settings: GroundingSettings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]
-) -> str:
-    """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
-    plane, box = true_box_of(row.truth)
-    target = settings.plane_of_trace(row, seen_sizes)
-    return settings.form(write_box(convert(box, plane, target), target), thought="I see it.")
-
-
-DETECTION = "detection"
-DETECTION_SUMMARY = "all objects of a category, as boxes with confidences (made by `vlmrl prep detection`)"
 MEASURES: Mapping[str, Metric] = {
     "quality": Metric("higher", SHARE),
     "box_f1": Metric("higher", SHARE),
@@ -150,41 +193,22 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    require_prepared(DETECTION, info)
     chosen = variant_of(variant)
     settings = Settings(chosen.space, thought=chosen.thought)
-    return Task(
-        name=DETECTION,
-        summary=DETECTION_SUMMARY,
-        template=files("vlmrl.tasks.perception")
-        .joinpath("detection")
-        .joinpath(chosen.template)
-        .read_text(encoding="utf-8"),
-        template_file=f"tasks/detection/{chosen.template}",
-        variables={"form": FORMS[chosen.space]},
-        validate=detection_truth_problems,
-        notes=notes_on_detection,
-        profiles={
-            "default": (BOX_LIST, chosen.args),
-            "rllava": ("rllava_boxes", {}),
-        },
-        outcome=partial(measure_detection, settings),
-        outcome_as=partial(measure_detection_as, settings),
+    return _box_task(
+        DETECTION,
+        info,
+        chosen,
+        settings,
+        field=BOXES,
+        rewards=(BOX_LIST, "rllava_boxes"),
+        measure=measure_detection,
+        read=read_answer,
+        thought="I count {}.",
+        metrics={**MEASURES, **dict.fromkeys(NAMES, Metric("higher", SHARE))},
         set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
-        metrics={**MEASURES, **{name: Metric("higher", SHARE) for name in NAMES}},
         by=("category", "count"),
-        trace=partial(write_detection_trace, settings),
-        trace_sees=True,
-        positions=partial(positions_as, settings, BOX_LIST, read_answer),
-        kind=boxes_kind(settings),
-        variant=chosen.name,
-        variants=VARIANTS,
     )
-
-
-def measure_detection_as(settings: Settings, spec: RewardSpec | None) -> Measure:
-    """Return `measure` for responses that a reward has scored: it reads the boxes in the space of this reward."""
-    return partial(measure_detection, settings_as(settings, BOX_LIST, spec))
 
 
 def measure_detection(settings: Settings, x: RewardInput, score: Score) -> Outcome:
@@ -238,16 +262,6 @@ def accumulate_all(results: Sequence[Matched | None]) -> Callable[[NDArray[np.in
     return accumulate(results)
 
 
-def write_detection_trace(settings: Settings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]) -> str:
-    """Return a right response in the form of the variant. `seen_sizes`: of the row's images, as the model sees them."""
-    plane, boxes = true_boxes(row.truth)
-    target = settings.plane_of_trace(row, seen_sizes)
-    text = write_answer([Detection(convert(box, plane, target), SURE) for box in boxes], target)
-    return settings.form(text, thought=f"I count {len(boxes)}.")
-
-
-COUNTING = "counting"
-COUNTING_SUMMARY = "how many objects of a kind an image shows, as a whole number (made by `vlmrl prep counting`)"
 THINK, DIRECT = "think", "direct"
 COUNTING_VARIANTS: Mapping[str, str] = {THINK: REQUIRED, DIRECT: OPTIONAL}
 """Prompt -> whether its reward requires a thought. "direct" asks for the number alone, for small models."""
@@ -260,16 +274,11 @@ def counting_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    require_prepared(COUNTING, info)
     chosen = variant or THINK
-    return Task(
-        name=COUNTING,
-        summary=COUNTING_SUMMARY,
-        template=files("vlmrl.tasks.perception")
-        .joinpath("counting")
-        .joinpath(f"{chosen}.jinja")
-        .read_text(encoding="utf-8"),
-        template_file=f"tasks/counting/{chosen}.jinja",
+    return _task(
+        COUNTING,
+        info,
+        f"{chosen}.jinja",
         validate=counting_truth_problems,
         profiles={"default": ("count", {"thought": COUNTING_VARIANTS[chosen]}), "rllava": ("rllava_count", {})},
         outcome=measure_counting,
@@ -322,33 +331,38 @@ def write_counting_trace(variant: str, row: Row, rng: random.Random) -> str:
 
 def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     """Return tricks that earned something from published rewards for counts."""
-    form = "<think>I guess.</think><answer>{}</answer>"
     every = " ".join(str(number) for number in range(30))
 
+    def form(answer: Any) -> str:
+        return f"<think>I guess.</think><answer>{answer}</answer>"
+
+    def right(x: RewardInput) -> int:
+        return x.truth.get("answer", 0)
+
     def other(x: RewardInput) -> int:
-        return int(x.truth.get("answer", 0)) + 1
+        return int(right(x)) + 1
 
     return [
-        Attack("form without a number", "the whole form, and a word as its answer", "void", says(form.format("many"))),
-        Attack("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", says(form.format(every))),
-        Attack("a range", "an interval as the answer", "void", says(form.format("0-30"))),
+        Attack("form without a number", "the whole form, and a word as its answer", "void", says(form("many"))),
+        Attack("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", says(form(every))),
+        Attack("a range", "an interval as the answer", "void", says(form("0-30"))),
         Attack(
             "right, then wrong",
             "two answers, the right one first",
             "broken",
-            lambda x: f"{form.format(x.truth.get('answer', 0))}<answer>{other(x)}</answer>",
+            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>",
         ),
         Attack(
             "wrong, then right",
             "two answers, the right one last",
             "broken",
-            lambda x: f"{form.format(other(x))}<answer>{x.truth.get('answer', 0)}</answer>",
+            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>",
         ),
         Attack(
             "the answer in the thought",
             "the right number only within the thought",
             "broken",
-            lambda x: f"<think>It is {x.truth.get('answer', 0)}.</think>",
+            lambda x: f"<think>It is {right(x)}.</think>",
         ),
-        Attack("one too many", "the right number plus one", "miss", lambda x: form.format(other(x))),
+        Attack("one too many", "the right number plus one", "miss", lambda x: form(other(x))),
     ]

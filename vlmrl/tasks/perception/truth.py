@@ -7,7 +7,7 @@ one: [0.1, 0.2, 0.5, 0.6] is a box in pixels, too. Each row alone is possible; a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,15 +48,6 @@ def true_box(numbers: Any) -> Box:
     if not (box.x1 < box.x2 and box.y1 < box.y2):
         raise RewardError(f"the row's `box` is {list(numbers)}, which has no area")
     return box
-
-
-def outside_problems(name: str, boxes: Iterable[Box], plane: Plane) -> list[str]:
-    """Return a problem, in words, for each box that reaches beyond the image. `name`: the field of the truth."""
-    return [
-        f"`{name}` has {list(box)}, no box within {plane.width:g} x {plane.height:g}"
-        for box in boxes
-        if not (box.x1 >= 0 and box.y1 >= 0 and box.x2 <= plane.width and box.y2 <= plane.height)
-    ]
 
 
 def _is_number(value: Any) -> bool:
@@ -161,12 +152,6 @@ def settings_as(settings: S, reward: str, spec: RewardSpec | None) -> S:
     return replace(settings, **{one.name: args[one.name] for one in fields(settings) if one.name in args})
 
 
-def check_overlay(overlay: Any) -> None:
-    """Raise a RewardError unless the argument `overlay` of a reward is true or false."""
-    if type(overlay) is not bool:
-        raise RewardError(f"overlay = {overlay!r} is neither true nor false")
-
-
 LEAST_UNIT, LEAST_OTHER = 4, 20
 """Least number of boxes from which they are doubted: boxes in units are plain, the others may be chance."""
 NEAR = 0.9
@@ -206,77 +191,56 @@ def _note(declared: Space, probable: Space, finding: str) -> dict[str, tuple[Any
     return {"space of the boxes": ("bad", f"{finding}; {advice}")}
 
 
-def make_grounding_truth(box: list[float], space: str, size: Size, asks: str | None = None) -> dict[str, Any]:
-    """Return the truth of a row. `asks`: kind of the expression of a drawn row."""
-    return {"box": box, "space": space, "width": size[0], "height": size[1], "asks": asks}
-
-
-def grounding_truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
-    try:
-        plane, box = true_box_of(truth)
-    except RewardError as error:
-        return [error.message]
-    return outside_problems("box", [box], plane)
-
-
-def notes_on_grounding(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return a note for the data doctor if the boxes look as if they were in another space; else {}."""
-    read = [(true_box_of(truth), size_of(truth)) for truth in truths]
-    return space_doubts([(plane, size, box) for (plane, box), size in read])
-
-
-def true_box_of(truth: Mapping[str, Any]) -> tuple[Plane, Box]:
-    """Return the plane of a row's truth, and its box in this plane.
-
-    Raises: RewardError for a row without them, or with a box that has no area.
-    """
-    return truth_plane(truth), true_box(truth.get("box"))
-
-
+BOX, BOXES = "box", "boxes"
+"""Field of a truth that has its only box (grounding), or all boxes of a category (detection)."""
 MOST_TRUE_BOXES = 300
 MOST_CATEGORY_CHARS = 100
+
+
+def make_grounding_truth(box: list[float], space: str, size: Size, asks: str | None = None) -> dict[str, Any]:
+    """Return the truth of a row. `asks`: kind of the expression of a drawn row."""
+    return {BOX: box, "space": space, "width": size[0], "height": size[1], "asks": asks}
 
 
 def make_detection_truth(
     boxes: list[list[float]], space: str, width: int, height: int, category: str
 ) -> dict[str, Any]:
     """Return the truth of a row. Evaluations also give the accuracy for each `category` and each `count` of objects."""
-    return {
-        "boxes": boxes,
-        "space": space,
-        "width": width,
-        "height": height,
-        "category": category,
-        "count": len(boxes),
-    }
+    size = {"width": width, "height": height}
+    return {BOXES: boxes, "space": space, **size, "category": category, "count": len(boxes)}
 
 
-def detection_truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
+def truth_problems(field: str, truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth whose boxes are in this field, in words."""
     try:
-        plane, boxes = true_boxes(truth)
+        plane, boxes = true_boxes(truth, field)
     except RewardError as error:
         return [error.message]
-    problems = outside_problems("boxes", boxes, plane)
+    problems = [
+        f"`{field}` has {list(box)}, no box within {plane.width:g} x {plane.height:g}"
+        for box in boxes
+        if not (box.x1 >= 0 and box.y1 >= 0 and box.x2 <= plane.width and box.y2 <= plane.height)
+    ]
     category = truth.get("category")
-    if not isinstance(category, str) or not 0 < len(category) <= MOST_CATEGORY_CHARS:
+    if field == BOXES and (not isinstance(category, str) or not 0 < len(category) <= MOST_CATEGORY_CHARS):
         problems.append(f"`category` is {quoted(category, 60)}, not a text of 1 to {MOST_CATEGORY_CHARS} characters")
     return problems
 
 
-def notes_on_detection(truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+def notes_on_boxes(field: str, truths: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     """Return a note for the data doctor if the boxes look as if they were in another space; else {}."""
-    read = [(true_boxes(truth), size_of(truth)) for truth in truths]
+    read = [(true_boxes(truth, field), size_of(truth)) for truth in truths]
     return space_doubts([(plane, size, box) for (plane, boxes), size in read for box in boxes])
 
 
-def true_boxes(truth: Mapping[str, Any]) -> tuple[Plane, tuple[Box, ...]]:
+def true_boxes(truth: Mapping[str, Any], field: str = BOXES) -> tuple[Plane, tuple[Box, ...]]:
     """Return the plane of a row's truth, and its boxes in this plane; no box = the image shows no such object.
 
     Raises: RewardError for a row without them, or with a box that has no area.
     """
-    plane, boxes = truth_plane(truth), truth.get("boxes")
+    plane, boxes = truth_plane(truth), truth.get(field)
+    if field == BOX:
+        return plane, (true_box(boxes),)
     if not isinstance(boxes, (list, tuple)) or len(boxes) > MOST_TRUE_BOXES:
         raise RewardError(f"the row's `boxes` are {quoted(boxes, 60)}, not a list of at most {MOST_TRUE_BOXES} boxes")
     return plane, tuple(map(true_box, boxes))
