@@ -211,12 +211,12 @@ class PreparedDataset:
         require_split(self, split)
         if split not in self._tables:
             path = self._folder / f"{split}.parquet"
-            told = f"split `{split}` cannot be read", DataError
-            with damage_told(path, *told, hint=_REMAKE):
+            failure = f"split `{split}` cannot be read", DataError
+            with damage_told(path, *failure, hint=_REMAKE):
                 # Rows that were changed since count as other data, as changed images do.
                 if self.info["files"].get(path.name) != file_facts(path):
                     raise OSError("it was changed since dataset.json was written")
-            with open_parquet(path, *told, hint=_REMAKE) as file:
+            with open_parquet(path, *failure, hint=_REMAKE) as file:
                 table = file.read()
             missing = {"prompt_id", "truth", "images"} - set(table.column_names)
             if missing or table.num_rows != self.info["splits"][split]["rows"]:

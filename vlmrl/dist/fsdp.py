@@ -6,7 +6,7 @@ A single rank holds everything. FSDP2 is of use there too: it keeps all this in 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -231,6 +231,11 @@ def sharded_as(part: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def gatherer(tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `whole`, or, if none of a model's tensors is sharded, a function that returns its argument."""
+    return whole if any(isinstance(tensor, DTensor) for tensor in tensors) else torch.as_tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

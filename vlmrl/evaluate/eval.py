@@ -186,11 +186,11 @@ def run_evaluation(
                 identity = work_identity(one.meta, recipe, origin, samples, world)
                 journal = ResponseJournal(root, source.name, identity, rows=one.rows.count, samples=samples)
                 journals.append(stack.enter_context(journal))
-            made: list[tuple[Evaluation, dict[str, Any]]] = []
+            evaluated: list[tuple[Evaluation, dict[str, Any]]] = []
             for one, journal in zip(planned, journals, strict=True):
                 result = _evaluate_one(recipe, origin, answerer, one, journal, run_dir, count, say, world)
                 if run_dir is None:
-                    made.append(result)
+                    evaluated.append(result)
                     continue
                 results.append(_write(layout.eval_dir(run_dir, one.name), *result, world))
                 if not own_run:  # else the same command makes all evaluations again: it goes on with their responses
@@ -198,7 +198,7 @@ def run_evaluation(
             if run_dir is None:
                 with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
                     folders = [layout.eval_dir(run.dir, one.name) for one in planned]
-                    results = [_write(folder, *each, world) for folder, each in zip(folders, made, strict=True)]
+                    results = [_write(folder, *each, world) for folder, each in zip(folders, evaluated, strict=True)]
         except KeyboardInterrupt:
             if not origin.endpoint:
                 raise

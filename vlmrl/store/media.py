@@ -184,19 +184,5 @@ def _shard_schema() -> Any:
     return pa.schema(arrow_fields("sha256:string bytes:binary"))
 
 
-def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
-    """Return hash -> image for all images in rollout files, in order: of prompts, responses and rewards."""
-    from vlmrl.store.rollouts import read_table
-
-    media_by_hash: dict[str, Media] = {}
-    for path in paths:
-        table = read_table(path, ["images", "artifacts"])
-        for name in table.column_names:
-            for images in table.column(name).to_pylist():
-                for image in images:
-                    media_by_hash.setdefault(image["sha256"], Media.of(image))
-    return media_by_hash
-
-
 def _matches(content: bytes, media: Media) -> bool:
     return hashlib.sha256(content).hexdigest() == media.sha256

@@ -18,7 +18,8 @@ from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import redact_beginning, redact_text
 from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, require_ordinary, sync_folder, temp_path
-from vlmrl.store.media import RunImages, ShardFolder, rollout_media, write_shard
+from vlmrl.store.media import RunImages, ShardFolder, write_shard
+from vlmrl.store.rollouts import rollout_media
 
 Checkpoints = Literal["none", "last", "all"]
 SHARD = "pack-00000.arrow"

@@ -19,7 +19,8 @@ from vlmrl.store.files import remove_tree, require_ordinary, sweep, write_json
 from vlmrl.store.listing import list_runs
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import read_record
-from vlmrl.store.media import ShardFolder, rollout_media
+from vlmrl.store.media import ShardFolder
+from vlmrl.store.rollouts import rollout_media
 
 
 @dataclass(frozen=True)

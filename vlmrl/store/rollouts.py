@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -342,6 +342,18 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         for name in lacking:
             table = table.append_column(name, _default(name, len(table)))
         return table if columns is None else table.select(list(columns))
+
+
+def rollout_media(paths: Iterable[Path]) -> dict[str, Media]:
+    """Return hash -> image for all images in rollout files, in order: of prompts, responses and rewards."""
+    media_by_hash: dict[str, Media] = {}
+    for path in paths:
+        table = read_table(path, ["images", "artifacts"])
+        for name in table.column_names:
+            for images in table.column(name).to_pylist():
+                for image in images:
+                    media_by_hash.setdefault(image["sha256"], Media.of(image))
+    return media_by_hash
 
 
 def read_batches(

@@ -22,10 +22,10 @@ from vlmrl.store.files import ENTRY_HINT, leftovers
 from vlmrl.store.kept_recipe import planned_steps, read_resolved_file, resolved_files
 from vlmrl.store.listing import status_of
 from vlmrl.store.manifest import Manifest, manifest_fault, read_manifest, read_raw, read_remote
-from vlmrl.store.media import RunImages, rollout_media
+from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import read_file
 from vlmrl.store.prune import pruned_ranges
-from vlmrl.store.rollouts import count_rows, read_rollouts
+from vlmrl.store.rollouts import count_rows, read_rollouts, rollout_media
 from vlmrl.store.runs import rollout_files
 from vlmrl.types import policy_versions
 from vlmrl.untrusted import entry_problems, read_regular

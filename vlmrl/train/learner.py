@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from vlmrl.dist import world
-from vlmrl.dist.fsdp import can_repeat, end_failed_pass, own_part, regather, whole
+from vlmrl.dist.fsdp import can_repeat, end_failed_pass, gatherer, own_part, regather
 from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import Load, OutOfMemoryError, TrainError, install_line
 from vlmrl.model.device_memory import give_back, memory_use, ran_out, use_in_words
@@ -175,7 +174,7 @@ class Optimizer:
             {"params": undecayed, "weight_decay": 0.0},
         ]
         self.adamw = _adamw(settings, [g for g in groups if g["params"]])
-        self._whole = whole if any(isinstance(m, DTensor) for m in self.masters.values()) else torch.as_tensor
+        self._whole = gatherer(self.masters.values())
         self._parts = {n: "value_head" if n.startswith("value_head.") else part_of(n) or "other" for n in self.masters}
         self.updates = 0
 

@@ -11,8 +11,7 @@ import pytest
 
 from vlmrl.errors import StoreError
 from vlmrl.reward_check.responses import RolloutReader
-from vlmrl.store.media import rollout_media
-from vlmrl.store.rollouts import arrow_schema, read_batches, read_rollouts, read_table, write_rollouts
+from vlmrl.store.rollouts import arrow_schema, read_batches, read_rollouts, read_table, rollout_media, write_rollouts
 from vlmrl.types import INAPPLICABLE, Group, Media, Row, Segment
 
 OLD = Path(__file__).parents[2] / "data" / "rollouts-1" / "step-000004.parquet"
