@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from contextlib import suppress
@@ -165,6 +166,7 @@ def _become(job: dict[str, Any], streams: list[int]) -> None:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
+    tempfile.tempdir = None  # an import has read TMPDIR
     lines = 1 if os.isatty(1) or "PYTHONUNBUFFERED" in os.environ else -1
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False, buffering=lines)  # noqa: SIM115
