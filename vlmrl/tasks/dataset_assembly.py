@@ -32,6 +32,7 @@ OnOverlong = Literal["fail", "resize", "drop"]
 SHOWN_DROPS = 100
 """Maximum number of dropped rows that are listed in dataset.json; all of them are in dropped.jsonl."""
 MIN_IMAGE_TOKENS = 4
+SHOWN_BAD = 5
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 LEAST_VALIDATION, LEAST_TEST = 20, 40
 
@@ -286,6 +287,19 @@ def is_few(bad: int, total: int, max_bad: float) -> bool:
 def leave_out(bad: int, total: int) -> str:
     """Return a hint with the smallest --max-bad, in hundredths, with which `bad` of `total` rows may be left out."""
     return f"--max-bad {math.ceil(100 * bad / total) / 100:g} leaves them out and lists them in dropped.jsonl"
+
+
+def first_bad(bad: Sequence[tuple[str, str]]) -> str:
+    """Return the first rows of a list of (origin, reason) as lines of a message, and how many more there are."""
+    lines = "".join(f"\n  {origin}: {reason}" for origin, reason in bad[:SHOWN_BAD])
+    return lines + (f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else "")
+
+
+def image_struct() -> Any:
+    """Return the Arrow type of an image in a row."""
+    import pyarrow as pa
+
+    return pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
 
 
 def parse_limits(

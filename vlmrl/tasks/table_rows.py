@@ -21,7 +21,7 @@ from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.dataset_assembly import Limits, Prepared, is_few, leave_out
+from vlmrl.tasks.dataset_assembly import Limits, Prepared, first_bad, is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage, prepare_own
 from vlmrl.tasks.prep_options import TableRequest
 from vlmrl.types import Size, hash64
@@ -31,7 +31,6 @@ IMAGES = "images"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 MAX_CUT = 0.1
 """Largest share of the training images that is cut off for validation."""
-SHOWN_BAD = 5
 Cells = Mapping[str, Any]
 """Role -> cell of a row, without the roles that the table has no column for."""
 
@@ -265,10 +264,9 @@ def _repeats(seen: _Seen, shown: int, answer: int, where: str) -> str:
 
 
 def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterable[str]) -> DataError:
-    lines = "".join(f"\n  {one.origin}: {visible(one.reason)}" for one in bad[:SHOWN_BAD])
-    more = f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else ""
+    rows = first_bad([(one.origin, visible(one.reason)) for one in bad])
     return DataError(
-        f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{lines}{more}",
+        f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{rows}",
         hint="; else ".join(
             [*hints, f"mend the rows{f', or {leave_out(len(bad), total)}' if len(bad) < total else ''}"]
         ),

@@ -6,39 +6,25 @@ gives facts for the dataset, rows that are wrong or there twice, and the validat
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import building, refuse_other
-from vlmrl.data.doctor import RowFacts, Verdict
-from vlmrl.data.image_scan import (
-    EXAMINER,
-    Examined,
-    FileReader,
-    MemoryFiles,
-    RowPlace,
-    RowReader,
-    examine,
-    examined,
-    look_at_cell,
-)
-from vlmrl.data.open_dataset import RowUnits, cut_rows
-from vlmrl.data.parallel_parts import make_parts, write_lines
+from vlmrl.data.doctor import RowFacts
+from vlmrl.data.image_scan import Examined, FileReader, MemoryFiles, examine
+from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_files import LINED
-from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
+from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows
 from vlmrl.data.table_values import IMAGES as IMAGE_COLUMNS
-from vlmrl.data.table_values import NO_FILE, show, split_images, text_of
+from vlmrl.data.table_values import NO_FILE, show, text_of
 from vlmrl.errors import DataError, unknown
 from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.math.rules import Policy
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
+from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Assembly,
     Limits,
@@ -46,6 +32,8 @@ from vlmrl.tasks.dataset_assembly import (
     Prepared,
     PromptLengths,
     assemble,
+    first_bad,
+    image_struct,
     is_few,
     leave_out,
 )
@@ -55,7 +43,7 @@ from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
 from vlmrl.tasks.geometry.task import Collection, geometry_task
 from vlmrl.tasks.prep_options import TableRequest
 from vlmrl.tasks.prompt import IMAGE
-from vlmrl.tasks.table_rows import IMAGES, TEST
+from vlmrl.tasks.table_rows import IMAGES, TRAIN
 from vlmrl.types import Media, hash64
 from vlmrl.untrusted import plural
 
@@ -65,38 +53,30 @@ def row_schema() -> Any:
     import pyarrow as pa
 
     truth = [(name, pa.string()) for name in ("answer", "solution", "topic", "kind")]
-    image = pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
     return pa.schema(
         [
             ("prompt_id", pa.string()),
             ("truth", pa.struct(truth)),
-            ("images", pa.list_(image)),
+            ("images", pa.list_(image_struct())),
             ("problem", pa.string()),
             ("origins", pa.list_(pa.string())),
         ]
     )
 
 
-def row_fields(
-    name: str, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
-) -> Iterator[dict[str, Any]]:
-    """Yield the columns of published problems, their texts read again from the parts. See `Assembly.fields`."""
-    facts_by_key = {row.key: row.facts for row in rows}
-    for index in sorted({index for index, _ in facts_by_key}):
-        for number, text in enumerate(parts[index].read_text(encoding="ascii").splitlines()):
-            if (facts := facts_by_key.get((index, number))) is not None:
-                line = json.loads(text)
-                truth = {"answer": line["text"], "solution": line["solution"], "topic": None, "kind": None}
-                yield _fields(name, line["problem"], truth, [media[i] for i in facts.images], facts.name)
+def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
+    """Return the columns of a published problem. See `Survey.assembly`."""
+    truth = {"answer": line["text"], "solution": line["solution"], "topic": None, "kind": None}
+    return _fields(name, line["problem"], truth, images, facts.name)
 
 
-def drawn_rows(
-    collection: Collection, problems: Mapping[str, Sequence[DrawnProblem]]
+def made_rows(
+    collection: Collection, problems: Mapping[str, Sequence[DrawnProblem | WrittenProblem]]
 ) -> tuple[dict[str, list[PlannedRow]], list[Examined], dict[str, bytes]]:
-    """Return the rows of drawn problems, and each image with its file by content hash, in the same order.
+    """Return the rows of drawn or written problems, and each image with its file by content hash, in the same order.
 
     Args:
-        problems: split -> problems, each with an image of its own.
+        problems: split -> problems; a drawn one has an image of its own.
     """
     lengths = PromptLengths(geometry_task(collection, {}))
     files: dict[str, bytes] = {}
@@ -104,50 +84,31 @@ def drawn_rows(
     planned: dict[str, list[PlannedRow]] = {}
     for split, members in problems.items():
         planned[split] = []
-        for number, drawn in enumerate(members):
-            images.append(examine(drawn.image))
-            files[images[-1].media.sha256] = drawn.image
-            tokens = lengths.of({"problem": f"{IMAGE}{drawn.text}"}, [images[-1].media])
-            facts = RowFacts((len(images) - 1,), None, None, tokens, (), f"drawn {split} {number}")
-            planned[split].append(PlannedRow(drawn, facts))
+        for number, made in enumerate(members):
+            numbers, name = (), f"{split} {number}"
+            if isinstance(made, DrawnProblem):
+                numbers, name = (len(images),), f"drawn {name}"
+                images.append(examine(made.image))
+                files[images[-1].media.sha256] = made.image
+            tokens = lengths.of({"problem": _text_of(made)}, [images[i].media for i in numbers])
+            planned[split].append(PlannedRow(made, RowFacts(numbers, None, None, tokens, (), name)))
     return planned, images, files
 
 
-def drawn_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of drawn problems. See `Assembly.fields`."""
+def made_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of drawn or written problems. See `Assembly.fields`."""
     for row in rows:
-        drawn: DrawnProblem = row.key
-        problem = drawn.problem
-        truth = {
-            "answer": problem.answer,
-            "solution": f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$.".lstrip(),
-            "topic": drawn.topic,
-            "kind": problem.kind,
-        }
-        yield _fields(name, f"{IMAGE}{drawn.text}", truth, [media[i] for i in row.facts.images], row.facts.name)
+        made: DrawnProblem | WrittenProblem = row.key
+        is_drawn = isinstance(made, DrawnProblem)
+        problem = made.problem if is_drawn else made
+        solution = f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$.".lstrip()
+        truth = {"answer": problem.answer, "solution": solution, "topic": made.topic, "kind": problem.kind}
+        origin = row.facts.name if is_drawn else f"written {row.facts.name}"
+        yield _fields(name, _text_of(made), truth, [media[i] for i in row.facts.images], origin)
 
 
-def written_rows(
-    collection: Collection, problems: Mapping[str, Sequence[WrittenProblem]]
-) -> dict[str, list[PlannedRow]]:
-    """Return the rows of problems in text alone: split -> rows."""
-    lengths = PromptLengths(geometry_task(collection, {}))
-    return {
-        split: [
-            PlannedRow(one, RowFacts((), None, None, lengths.of({"problem": one.text}, []), (), f"{split} {number}"))
-            for number, one in enumerate(members)
-        ]
-        for split, members in problems.items()
-    }
-
-
-def written_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of problems in text alone. See `Assembly.fields`."""
-    for row in rows:
-        problem: WrittenProblem = row.key
-        solution = f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$."
-        truth = {"answer": problem.answer, "solution": solution, "topic": problem.topic, "kind": problem.kind}
-        yield _fields(name, problem.text, truth, [], f"written {row.facts.name}")
+def _text_of(made: DrawnProblem | WrittenProblem) -> str:
+    return f"{IMAGE}{made.text}" if isinstance(made, DrawnProblem) else made.text
 
 
 def _fields(
@@ -289,57 +250,6 @@ def place_marks(problem: str, num_images: int) -> str:
     return problem.strip() if marks else f"{IMAGE * num_images}{problem.strip()}"
 
 
-class ChosenPiece(NamedTuple):
-    """Piece of a table that is read.
-
-    Args:
-        table: number of the table.
-        number: of the piece in its table.
-        piece: the piece, under the split that its rows get.
-    """
-
-    table: int
-    number: int
-    piece: TablePiece
-
-
-def choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
-    """Return the pieces to read: all of the first table; with a second one, that is the test split.
-
-    Raises: DataError when it is not clear which split of the second table is meant.
-    """
-    chosen = [ChosenPiece(0, number, piece) for number, piece in enumerate(tables[0].pieces)]
-    if len(tables) == 1:
-        return chosen
-    split = table_rows.split_for_test(tables[1])
-    other = [(number, piece) for number, piece in enumerate(tables[1].pieces) if piece.split == split]
-    return [
-        *(one for one in chosen if one.piece.split != TEST),
-        *(ChosenPiece(1, number, replace(piece, split=TEST)) for number, piece in other),
-    ]
-
-
-@dataclass(frozen=True)
-class ScanProblems:
-    """Writer of the part of a piece of one of the tables: one JSON line per row. See data/parallel_parts.py.
-
-    A line has problem, answer, solution, differs, images and where; or wrong (a list of faults) and where.
-    """
-
-    tables: Sequence[RowFiles]
-    columns: Sequence[Mapping[str, str]]
-
-    def __call__(self, chosen: ChosenPiece, part: Path) -> None:
-        table, columns = self.tables[chosen.table], self.columns[chosen.table]
-        lines = []
-        for index, row in enumerate(read_piece(chosen.piece, list(columns.values()))):
-            line, faults = _line(row, columns, table.root)
-            if faults:
-                line = {"wrong": faults}
-            lines.append({**line, "where": place_in(table, chosen.piece, index)})
-        write_lines(part, lines)
-
-
 def place_in(table: RowFiles, piece: TablePiece, index: int) -> str:
     """Return the place of a row for messages; in a folder with a text file per split, the split and the line."""
     if piece.numbers and not table.label.lower().endswith(LINED):
@@ -347,11 +257,12 @@ def place_in(table: RowFiles, piece: TablePiece, index: int) -> str:
     return table.where(piece, index)
 
 
-def _line(row: Mapping[str, Any], columns: Mapping[str, str], root: Path | None) -> tuple[dict[str, Any], list[str]]:
+def check_row(
+    cells: Mapping[str, Any], columns: Mapping[str, str], values: list[Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return problem, answer (`text`), solution and differs of a row, and its faults. See `checked_rows.Check`."""
     faults: list[str] = []
     line: dict[str, Any] = {}
-    cells = {role: row.get(column) for role, column in columns.items()}
-    values = split_images(cells.get(IMAGES))
     if IMAGES in cells and not values:
         faults.append("no image")
     try:
@@ -365,93 +276,27 @@ def _line(row: Mapping[str, Any], columns: Mapping[str, str], root: Path | None)
         line |= shown_solution(cells.get("shown"), answer)._asdict()
     except DataError as error:
         faults.append(error.message)
-    line["images"] = [look_at_cell(value, root, EXAMINER) for value in values]
-    reasons = [(number, image["reason"]) for number, image in enumerate(line["images"], start=1) if "reason" in image]
-    faults += [f"image {number}: {reason}" for number, reason in reasons]
     return line, faults
 
 
-class TablePlace(NamedTuple):
-    """Place of an image: the table, and its place there."""
-
-    table: int
-    place: RowPlace
-
-
-@dataclass(frozen=True)
-class TablesReader:
-    """Reader of image files by their place in several tables, for `write_shards`."""
-
-    readers: Sequence[RowReader]
-
-    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
-        for number, members in groupby(places, key=lambda place: place[0]):
-            yield from self.readers[number].files([RowPlace(*place[1]) for place in members])
-
-
-MAX_CUT = 0.1
-"""Largest share of the training rows that is cut off for validation."""
-SHOWN_BAD = 5
-
-
-@dataclass
-class Survey:
-    """Result of reading the tables: facts of sound rows, every image once, and what is wrong with the other rows.
-
-    Args:
-        bad: rows that are left out, each {"origin", "reason"}.
-        repeated: the same of rows that repeat another row of their split.
-        differing: places of rows whose answer column spells another answer than the box of the solution.
-        read: split -> rows that were read.
-    """
-
-    images: list[Examined] = field(default_factory=list)
-    places: list[TablePlace] = field(default_factory=list)
-    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
-    bad: list[dict[str, Any]] = field(default_factory=list)
-    repeated: list[dict[str, Any]] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
-    read: Counter[str] = field(default_factory=Counter)
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
-        """Return the number of an image; an image that was not there before is added."""
-        sha256 = str(fields["sha256"])
-        if sha256 not in self.numbers:
-            self.numbers[sha256] = len(self.images)
-            self.images.append(examined(fields))
-            self.places.append(place)
-        return self.numbers[sha256]
-
-
-def survey_rows(collection: Collection, pieces: Sequence[ChosenPiece], parts: Sequence[Path]) -> Survey:
+def survey_rows(collection: Collection, checked: CheckedTables) -> tuple[Survey, list[str]]:
     """Read the checked rows once, and collect facts.
 
     Of rows of a split with the same images, problem and answer, the first is kept. With different answers, all of them
     are wrong.
+
+    Returns: also the places of rows whose answer column spells another answer than the box of the solution.
     """
-    survey, lengths = Survey(), PromptLengths(geometry_task(collection, {}))
+    survey, differing, lengths = Survey(), list[str](), PromptLengths(geometry_task(collection, {}))
     alike: dict[tuple[str, tuple[int, ...], str], list[tuple[str, PlannedRow]]] = defaultdict(list)
-    for index, (chosen, part) in enumerate(zip(pieces, parts, strict=True)):
-        split = chosen.piece.split
-        for number, text in enumerate(part.read_text(encoding="ascii").splitlines()):
-            line = json.loads(text)
-            survey.read[split] += 1
-            if "wrong" in line:
-                survey.bad.append({"origin": line["where"], "reason": "; ".join(line["wrong"])})
-                continue
-            images = tuple(
-                survey.image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
-                for position, fields in enumerate(line["images"])
-            )
-            if line["differs"]:
-                survey.differing.append(line["where"])
-            tokens = lengths.of({"problem": line["problem"]}, [survey.images[i].media for i in images])
-            row = PlannedRow((index, number), RowFacts(images, None, None, tokens, (), line["where"]))
-            alike[split, images, line["problem"]].append((line["text"], row))
+    for split, key, line, images in survey.sound_lines(checked):
+        differing += [line["where"]] if line["differs"] else []
+        tokens = lengths.of({"problem": line["problem"]}, [survey.images[i].media for i in images])
+        row = PlannedRow(key, RowFacts(images, None, None, tokens, (), line["where"]))
+        alike[split, images, line["problem"]].append((line["text"], row))
     for (split, _, _), rows in alike.items():
         _keep_one(survey, split, rows)
-    return survey
+    return survey, differing
 
 
 def _keep_one(survey: Survey, split: str, rows: Sequence[tuple[str, PlannedRow]]) -> None:
@@ -472,7 +317,7 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
     Args:
         images_at: where the images are that tables of this collection name by paths; "" = not known.
     """
-    bad, total = survey.bad, survey.read.total()
+    bad, total = survey.bad, survey.total
     if survey.rows and is_few(len(bad), total, max_bad):
         return
     absent = [one for one in bad if NO_FILE in one["reason"]]
@@ -483,8 +328,7 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
             hint="the table has paths only: get its images, and give the folder that the paths start from as"
             f" --images-root{f'; {images_at}' if images_at else ''}",
         )
-    lines = [f"\n  {one['origin']}: {one['reason']}" for one in bad[:SHOWN_BAD]]
-    more = f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else ""
+    rows = first_bad([(one["origin"], one["reason"]) for one in bad])
     message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
     hint = f"mend the rows, or {leave_out(len(bad), total)}"
     if 2 * len(bad) > total:
@@ -493,58 +337,9 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
             " folder (else --images-root)?"
         )
     raise DataError(
-        f"{message if survey.rows else f'all {total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
+        f"{message if survey.rows else f'all {total:,} rows are wrong'}; nothing was written:{rows}",
         hint=hint,
     )
-
-
-def notes_on(survey: Survey) -> dict[str, tuple[Verdict, str]]:
-    """Return the doctor's notes on rows that were left out, and on answers that differ from their box."""
-    notes: dict[str, tuple[Verdict, str]] = {}
-    total = survey.read.total()
-    if survey.bad:
-        share = f"{len(survey.bad):,} of {total:,} rows ({len(survey.bad) / total:.2%})"
-        notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
-    if survey.differing:
-        places = ", ".join(survey.differing[:3])
-        finding = (
-            f"{len(survey.differing):,} rows spell another answer than the box of their solution, such as {places}"
-        )
-        notes["answers"] = ("look", f"{finding}; the box is graded")
-    return notes
-
-
-def cut_validation(assembly: Assembly, num_rows: int, seed: int) -> None:
-    """Move rows of `train` to a new split `validation` if there is none, and report it; no figure is in both."""
-    check, rows = "validation split", assembly.rows
-    if "validation" in rows or "train" not in rows:
-        own = "validation" in rows
-        finding = "the source's own" if own else f"none: the source has {' and '.join(rows)} alone"
-        assembly.notes = {**assembly.notes, check: ("ok" if own else "look", finding)}
-        return
-    train = rows["train"]
-    cut = cut_rows(
-        # a row without images shares nothing with others
-        [RowUnits(row.facts.images or (f"row {i}",), None) for i, row in enumerate(train)],
-        min(num_rows, int(MAX_CUT * len(train))),
-        seed=seed,
-    )
-    if not cut.taken:
-        why = "none was asked for" if not num_rows else "no row can be kept out of training"
-        finding = f"none: {why}; do not choose checkpoints on the test split"
-        assembly.notes = {**assembly.notes, check: ("look", finding)}
-        return
-    taken, lost = set(cut.taken), set(cut.lost)
-    assembly.rows = {
-        "train": [row for i, row in enumerate(train) if i not in taken and i not in lost],
-        "validation": [train[i] for i in cut.taken],
-        **{split: members for split, members in rows.items() if split != "train"},
-    }
-    reason = "it shares a figure with the validation rows"
-    assembly.dropped += [{"origin": train[i].facts.name, "reason": reason} for i in cut.lost]
-    finding = f"the source has none: {len(taken):,} rows cut off train, which share no figure with it"
-    lost_words = f"; {len(lost):,} rows with a figure of both left out" if lost else ""
-    assembly.notes = {**assembly.notes, check: ("look", finding + lost_words)}
 
 
 def prepare_collection(
@@ -580,36 +375,26 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits,
     located = [locate_rows(*one) for one in request.sources()]
     key = [collection.name, name, [str(one.root) for one in located], args, [one.state for one in located]]
     with building(out, key=key) as build:
-        tables = []
-        for number, one in enumerate(located):
-            folder = build.work / f"table-{number}"
-            folder.mkdir(exist_ok=True)
-            tables.append(open_row_files(one, folder))
-        columns = [find_columns(table, figures=collection.figures) for table in tables]
-        pieces = choose_pieces(tables)
-        parts = [build.work / f"problems-{i:05d}.jsonl" for i in range(len(pieces))]
-        scan = ScanProblems(tables, columns)
-        make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
-        survey = survey_rows(collection, pieces, parts)
+        columns = partial(find_columns, figures=collection.figures)
+        checked = check_tables(build, located, columns, check_row, limits, where=place_in)
+        survey, differing = survey_rows(collection, checked)
         refuse_bad(survey, request.max_bad, collection.images_at)
-        assembly = Assembly(
-            images=survey.images,
-            places=survey.places,
-            reader=TablesReader([RowReader(t, c.get(IMAGES, "")) for t, c in zip(tables, columns, strict=True)]),
-            rows=dict(survey.rows),
-            fields=partial(row_fields, name, parts),
-            schema=row_schema(),
-            dropped=[*survey.bad, *survey.repeated],
-            notes=notes_on(survey),
-        )
-        cut_validation(assembly, request.validation_rows, request.seed)
+        assembly = survey.assembly(checked, partial(row_fields, name), row_schema())
+        if differing:
+            finding = f"{len(differing):,} rows spell another answer than the box of their solution, such as"
+            assembly.notes["answers"] = ("look", f"{finding} {', '.join(differing[:3])}; the box is graded")
+        # a row without images shares nothing with others
+        train = enumerate(assembly.rows.get(TRAIN, ()))
+        units = {"figure": [RowUnits(row.facts.images or (f"row {i}",), None) for i, row in train]}
+        shares = "it shares a figure with the validation rows"
+        cut_validation(assembly, units, request.validation_rows, request.seed, shares=shares)
         info = {
             "name": name,
             "task": collection.name,
             "seed": request.seed,
             "source": {"name": args["source"], "test": args["test"], "rows": dict(survey.read)},
             "args": args,
-            "counts": {"images": len(survey.images), "rows": survey.read.total()},
+            "counts": {"images": len(survey.images), "rows": survey.total},
         }
         return assemble(build, assembly, info, limits, force=force)
 
@@ -630,11 +415,10 @@ def _prepare_drawn(
         problems = drawn_problems.draw_problems(
             counts, seed=request.seed, values=collection.values, topics=topics, width=width, progress=limits.progress
         )
-        planned, images, files = drawn_rows(collection, problems)
-        fields = partial(drawn_fields, name)
     else:
-        planned = written_rows(collection, written.write_problems(counts, seed=request.seed, topics=topics))
-        images, files, fields = [], {}, partial(written_fields, name)
+        problems = written.write_problems(counts, seed=request.seed, topics=topics)
+    planned, images, files = made_rows(collection, problems)
+    fields = partial(made_fields, name)
     assembly = Assembly(images, list(files), FileReader(MemoryFiles(files)), planned, fields, row_schema())
     with building(out) as build:
         info = {

@@ -5,62 +5,47 @@ Every row is checked and gets a typed truth, the splits are kept, and validation
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import EXAMINER, Examined, Examiner, RowPlace, RowReader, examined, look_at_cell
-from vlmrl.data.open_dataset import Cut, RowUnits, cut_rows
-from vlmrl.data.parallel_parts import make_parts, write_lines
-from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
-from vlmrl.data.table_values import PAIRS, match_columns, show, split_images
+from vlmrl.data.open_dataset import RowUnits
+from vlmrl.data.table_pieces import RowFiles, locate_rows
+from vlmrl.data.table_values import PAIRS, match_columns, show
 from vlmrl.errors import DataError, RewardError
+from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
-    Assembly,
     Limits,
     PlannedRow,
     Prepared,
     PromptLengths,
     assemble,
+    first_bad,
+    image_struct,
     is_few,
     leave_out,
     short_source,
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
 from vlmrl.tasks.prompt import IMAGE
+from vlmrl.tasks.table_rows import IMAGES, TRAIN
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS, Domain, classes_of, known_fields, truth_distance
 from vlmrl.tasks.taxonrl.task import domain_task
 from vlmrl.types import Media
+from vlmrl.untrusted import plural
 
 IMAGES_IN_A_ROW = 2
 
 
-@dataclass(frozen=True)
-class RowColumns:
-    """Columns of a table; None = the table has none.
+def find_columns(classes: Sequence[str], table: RowFiles) -> dict[str, str]:
+    """Return role -> column of a table, TaxonRL's names first.
 
-    Args:
-        composite: TaxonRL's `answer_im`: a `;`-separated text with the answer and the names.
-    """
-
-    images: str
-    problem: str | None
-    answer: str | None
-    composite: str | None
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name in (self.images, self.problem, self.answer, self.composite) if name]
-
-
-def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
-    """Return the columns of a table, TaxonRL's names first.
+    The role `composite` is TaxonRL's `answer_im`: a `;`-separated text with the answer and the names.
 
     Args:
         classes: columns that a table of labelled images would have, for the error message.
@@ -77,7 +62,7 @@ def find_columns(table: RowFiles, classes: Sequence[str]) -> RowColumns:
             f" table of labelled images has image_path, {', '.join(classes)}; --levels reads a folder's images by their"
             " folders",
         )
-    return RowColumns(roles["images"], *(roles.get(role) for role in ("problem", "answer", "composite")))
+    return {role: roles[role] for role in (IMAGES, "problem", "answer", "composite") if role in roles}
 
 
 def read_truth(domain: Domain, answer: Any, composite: Any) -> dict[str, Any]:
@@ -110,65 +95,30 @@ def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {"ground_truth": truth.get("ground_truth")}
 
 
-@dataclass(frozen=True)
-class ScanRows:
-    """Function that checks a piece of a table and writes a file with one JSON line per row, for `checked_rows`.
-
-    It is the `Make` of data/parallel_parts.py.
-    """
-
-    table: RowFiles
-    columns: RowColumns
-    domain: str
-
-    def __call__(self, piece: TablePiece, part: Path) -> None:
-        lines = []
-        for number, row in enumerate(read_piece(piece, self.columns.names)):
-            line, faults = self._line(row, EXAMINER)
-            if faults:
-                line = {"wrong": faults}
-            lines.append({**line, "where": self.table.where(piece, number)})
-        write_lines(part, lines)
-
-    def _line(self, row: Mapping[str, Any], examiner: Examiner) -> tuple[dict[str, Any], list[str]]:
-        faults: list[str] = []
-        columns, domain = self.columns, DOMAINS[self.domain]
-        problem = row.get(columns.problem) if columns.problem else None
-        if columns.problem and (not isinstance(problem, str) or not problem.strip()):
-            faults.append(f"`{columns.problem}` is {show(problem, 60)}, not a text")
-        truth: dict[str, Any] = {}
-        try:
-            answer = row.get(columns.answer) if columns.answer else None
-            composite = row.get(columns.composite) if columns.composite else None
-            truth = read_truth(domain, answer, composite)
-        except RewardError as error:
-            faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
-        values = split_images(row.get(columns.images))
-        marks = problem.count(IMAGE) if isinstance(problem, str) else len(values)
-        if len(values) != IMAGES_IN_A_ROW:
-            faults.append(f"{len(values)} image{'s' * (len(values) != 1)}, not {IMAGES_IN_A_ROW}")
-        elif marks not in (0, len(values)):
-            faults.append(f"{len(values)} images, but {marks} {IMAGE} mark{'s' * (marks != 1)} in `{columns.problem}`")
-        images = [look_at_cell(value, self.table.root, examiner) for value in values]
-        for number, image in enumerate(images, start=1):
-            if "reason" in image:
-                faults.append(f"image {number}: {image['reason']}")
-        return {"truth": truth, "problem": problem, "images": images}, faults
-
-
-def checked_rows(parts: Sequence[Path], table: RowFiles) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    """Yield (number of the piece, row in the piece, split, JSON values) of the rows that `ScanRows` wrote, in order."""
-    for index, part in enumerate(parts):
-        with part.open(encoding="ascii") as lines:
-            for number, line in enumerate(lines):
-                yield index, number, table.pieces[index].split, json.loads(line)
+def check_row(
+    domain: str, cells: Mapping[str, Any], columns: Mapping[str, str], values: list[Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return truth and problem of a row, and its faults. See `checked_rows.Check`."""
+    faults: list[str] = []
+    problem = cells.get("problem")
+    if "problem" in columns and (not isinstance(problem, str) or not problem.strip()):
+        faults.append(f"`{columns['problem']}` is {show(problem, 60)}, not a text")
+    truth: dict[str, Any] = {}
+    try:
+        truth = read_truth(DOMAINS[domain], cells.get("answer"), cells.get("composite"))
+    except RewardError as error:
+        faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+    marks = problem.count(IMAGE) if isinstance(problem, str) else len(values)
+    if len(values) != IMAGES_IN_A_ROW:
+        faults.append(f"{len(values)} image{plural(len(values))}, not {IMAGES_IN_A_ROW}")
+    elif marks not in (0, len(values)):
+        name = columns.get("problem")
+        faults.append(f"{len(values)} images, but {marks} {IMAGE} mark{plural(marks)} in `{name}`")
+    return {"truth": truth, "problem": problem}, faults
 
 
 MAX_BAD = 0.01
 VALIDATION_PAIRS = 300
-MAX_CUT = 0.1
-"""Largest share of the training rows that is moved to the validation split."""
-SHOWN_BAD = 5
 
 
 @dataclass(frozen=True)
@@ -192,23 +142,6 @@ class DomainRowPlan:
     images_root: Path | None = None
 
 
-@dataclass
-class Survey:
-    """Result of reading a table: facts of its sound rows, every image once, and the errors of the other rows.
-
-    Args:
-        known: truth field -> number of rows in which the names of both images are known.
-    """
-
-    images: list[Examined] = field(default_factory=list)
-    places: list[RowPlace] = field(default_factory=list)
-    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
-    bad: list[dict[str, Any]] = field(default_factory=list)
-    repeated: list[dict[str, Any]] = field(default_factory=list)
-    known: Counter[str] = field(default_factory=Counter)
-    total: int = 0
-
-
 def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits, *, force: bool = False) -> Prepared:
     """Read, check and write a table of a domain's rows.
 
@@ -225,38 +158,34 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
     refuse_other(out, args, force=force)
     located = locate_rows(plan.source, plan.images_root)
     with building(out, key=[domain.name, plan.name, str(plan.images_root), args, located.state]) as build:
-        table = open_row_files(located, build.work)
-        columns = find_columns(table, classes_of(domain))
-        parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(table.pieces))]
-        scan = ScanRows(table, columns, domain.name)
-        make_parts(scan, table.pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
-        survey = survey_rows(domain, table, columns, parts)
+        find = partial(find_columns, classes_of(domain))
+        checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
+        (table,), (columns,) = checked.tables, checked.columns
+        survey, known = survey_rows(domain, checked)
         refuse_bad(domain, survey, plan.max_bad)
-        assembly = Assembly(
-            images=survey.images,
-            places=survey.places,
-            reader=RowReader(table, columns.images),
-            rows=dict(survey.rows),
-            fields=partial(row_fields, plan.name, table, parts),
-            schema=row_schema(domain),
-            dropped=[*survey.bad, *survey.repeated],
-            group=group_of(domain),
-        )
-        if survey.bad:
-            share_words = f"{len(survey.bad):,} of {survey.total:,} rows ({len(survey.bad) / survey.total:.2%})"
-            assembly.notes["rows that are wrong"] = ("look", f"{share_words} left out: dropped.jsonl")
-        if some := note_on_names(domain, survey):
+        assembly = survey.assembly(checked, partial(row_fields, plan.name), row_schema(domain))
+        assembly.group = group_of(domain)
+        if some := note_on_names(domain, survey, known):
             assembly.notes["names in the truth"] = ("look", some)
-        if set(assembly.rows) == {"test"}:
-            assembly.notes["validation split"] = ("look", "none: the source has a test split alone")
-        else:
-            cut_validation(assembly, domain, plan)
+        train = assembly.rows.get(TRAIN, [])
+        by_image = [RowUnits(row.facts.images, row.facts.label) for row in train]
+        by_group = [RowUnits(row.facts.groups, row.facts.label) for row in train]
+        all_named = assembly.group and all(len(row.facts.groups) > 1 for row in train)
+        units = {**({assembly.group: by_group} if all_named else {}), "image": by_image}
+        cut_validation(
+            assembly,
+            units,
+            plan.validation_pairs,
+            plan.seed,
+            shares="it has a {by} of the validation rows",
+            option="--validation-pairs",
+        )
         info = {
             "name": plan.name,
             "task": domain.name,
             "seed": plan.seed,
-            "truth_fields": [name for name in domain.field_names if survey.known[name]],
-            "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.names)},
+            "truth_fields": [name for name in domain.field_names if known[name]],
+            "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.values())},
             "args": args,
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
             "counts": {"images": len(survey.images), "rows": survey.total},
@@ -264,41 +193,33 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
         return assemble(build, assembly, info, limits, force=force)
 
 
-def survey_rows(domain: Domain, table: RowFiles, columns: RowColumns, parts: Sequence[Path]) -> Survey:
+def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter[str]]:
     """Read the checked rows once: collect facts, and leave out rows that repeat or contradict another row.
 
     A row that repeats an earlier row of its split (same images, same label) is left out. If a pair of images has the
     label "same" in one row and "different" in another, all rows of this pair are wrong.
+
+    Returns: also truth field -> number of rows in which the names of both images are known.
     """
-    survey, number_of = Survey(), {}
-    fields = domain.field_names if columns.composite else ()
+    survey, known = Survey(), Counter[str]()
+    columns = checked.columns[0]
+    fields = domain.field_names if "composite" in columns else ()
     lengths = PromptLengths(domain_task(domain, {"truth_fields": list(fields)}))
-    for index, number, split, line in checked_rows(parts, table):
-        survey.total += 1
-        if "wrong" in line:
-            survey.bad.append({"origin": line["where"], "reason": "; ".join(line["wrong"])})
-            continue
-        truth, images = line["truth"], []
-        for position, fields in enumerate(line["images"]):
-            known = number_of.get(fields["sha256"])
-            if known is None:
-                known = number_of[fields["sha256"]] = len(survey.images)
-                survey.images.append(examined(fields))
-                survey.places.append(RowPlace(index, number, position))
-            images.append(known)
-        survey.known.update(known_fields(domain, [truth]))
-        shown = {"problem": line["problem"]} if columns.problem else {}
+    for split, key, line, images in survey.sound_lines(checked):
+        truth = line["truth"]
+        known.update(known_fields(domain, [truth]))
+        shown = {"problem": line["problem"]} if "problem" in columns else {}
         facts = RowFacts(
-            tuple(images),
+            images,
             "same" if truth["same"] else "different",
             truth["distance"],
             lengths.of(shown, [survey.images[i].media for i in images]),
             groups_of(domain, truth),
             line["where"],
         )
-        survey.rows[split].append(PlannedRow((index, number), facts))
+        survey.rows[split].append(PlannedRow(key, facts))
     _leave_out_repeats(survey)
-    return survey
+    return survey, known
 
 
 def _leave_out_repeats(survey: Survey) -> None:
@@ -312,9 +233,9 @@ def _leave_out_repeats(survey: Survey) -> None:
             facts = row.facts
             if len(labels[tuple(sorted(facts.images))]) > 1:
                 reason = "the same two images are called the same in one row and different in another"
-                survey.bad.append({"origin": facts.name, "reason": reason})
+                survey.leave_out(facts.name, reason)
             elif len(set(facts.images)) == 1 and facts.label == "different":
-                survey.bad.append({"origin": facts.name, "reason": "one image twice, called different"})
+                survey.leave_out(facts.name, "one image twice, called different")
             elif facts.images in kept:
                 first = kept[facts.images].facts.name
                 survey.repeated.append({"origin": facts.name, "reason": f"the same two images as {first}"})
@@ -323,10 +244,10 @@ def _leave_out_repeats(survey: Survey) -> None:
         survey.rows[split] = list(kept.values())
 
 
-def note_on_names(domain: Domain, survey: Survey) -> str:
+def note_on_names(domain: Domain, survey: Survey, known: Mapping[str, int]) -> str:
     """Return a note on the fields that only some rows fill, with the numbers of these rows; "" = no such field."""
     rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
-    some = {name: survey.known[name] for name in domain.field_names if 0 < survey.known[name] < rows}
+    some = {name: known[name] for name in domain.field_names if 0 < known[name] < rows}
     listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
     return f"of {rows:,} rows {listing}; where a name is missing, it is neither paid for nor counted" if some else ""
 
@@ -336,8 +257,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     sound = sum(len(rows) for rows in survey.rows.values())
     if sound and is_few(len(survey.bad), survey.total, max_bad):
         return
-    lines = [f"\n  {bad['origin']}: {bad['reason']}" for bad in survey.bad[:SHOWN_BAD]]
-    more = f"\n  ... and {len(survey.bad) - SHOWN_BAD:,} more" if len(survey.bad) > SHOWN_BAD else ""
+    lines = first_bad([(bad["origin"], bad["reason"]) for bad in survey.bad])
     share = len(survey.bad) / max(1, survey.total)
     message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
     hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
@@ -347,7 +267,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
             " and do paths of images lead from the table's folder (else --images-root)?"
         )
     raise DataError(
-        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{''.join(lines)}{more}",
+        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{lines}",
         hint=hint,
     )
 
@@ -364,76 +284,15 @@ def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(one for one in truth[name] if one is not None) if name else ()
 
 
-def cut_validation(assembly: Assembly, domain: Domain, plan: DomainRowPlan) -> None:
-    """Move rows of `train` to a new split `validation` if there is none, and report it."""
-    check = "validation split"
-    if "validation" in assembly.rows or "train" not in assembly.rows:
-        assembly.notes[check] = ("ok", "the source's own")
-        return
-    rows = assembly.rows["train"]
-    num_rows = min(plan.validation_pairs, int(MAX_CUT * len(rows)))
-    for by in (assembly.group, "image"):
-        cut = cut_rows(_units(rows, by), num_rows, seed=plan.seed) if by else Cut([], [])
-        if cut.taken:
-            break
-    else:
-        why = "none was asked for" if not plan.validation_pairs else "no row can be kept out of training"
-        assembly.notes[check] = ("look", f"none: {why}; do not choose checkpoints on the test split")
-        return
-    taken, lost = set(cut.taken), set(cut.lost)
-    assembly.rows = {
-        "train": [row for i, row in enumerate(rows) if i not in taken and i not in lost],
-        "validation": [rows[i] for i in cut.taken],
-        **{split: rows for split, rows in assembly.rows.items() if split != "train"},
+def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
+    """Return the columns of a row. See `Survey.assembly`."""
+    return {
+        "prompt_id": pair_id(name, images, facts.name),
+        "truth": line["truth"],
+        "images": images,
+        "problem": line["problem"],
+        "origins": [facts.name],
     }
-    note = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
-    if lost:
-        note += f"; {len(lost):,} rows with a {by} of both left out"
-        reason = f"it has a {by} of the validation rows"
-        assembly.dropped += [{"origin": rows[i].facts.name, "reason": reason} for i in cut.lost]
-    if len(taken) < plan.validation_pairs:
-        note += f" (--validation-pairs is {plan.validation_pairs:,})"
-    assembly.notes[check] = ("look", note)
-
-
-def _units(rows: Sequence[PlannedRow], by: str) -> list[RowUnits]:
-    """Return the units of each row that must not be in two splits: the names of its group, or its images.
-
-    The result is [] if a name is unknown.
-    """
-    if by == "image":
-        return [RowUnits(row.facts.images, row.facts.label) for row in rows]
-    if any(len(row.facts.groups) < 2 for row in rows):
-        return []
-    return [RowUnits(row.facts.groups, row.facts.label) for row in rows]
-
-
-def row_fields(
-    name: str, table: RowFiles, parts: Sequence[Path], rows: Sequence[PlannedRow], media: Sequence[Media]
-) -> Iterator[dict[str, Any]]:
-    """Yield the columns of the rows; their texts are read again from the parts. See `Assembly.fields`."""
-    facts_by_key = {row.key: row.facts for row in rows}
-    for index, number, _, line in _lines_of(parts, table, facts_by_key):
-        facts = facts_by_key[index, number]
-        images = [media[i] for i in facts.images]
-        yield {
-            "prompt_id": pair_id(name, images, facts.name),
-            "truth": line["truth"],
-            "images": images,
-            "problem": line["problem"],
-            "origins": [facts.name],
-        }
-
-
-def _lines_of(
-    parts: Sequence[Path], table: RowFiles, facts_by_key: Mapping[tuple[int, int], Any]
-) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    pieces = sorted({index for index, _ in facts_by_key})
-    for index in pieces:
-        with parts[index].open(encoding="ascii") as lines:
-            for number, line in enumerate(lines):
-                if (index, number) in facts_by_key:
-                    yield index, number, table.pieces[index].split, json.loads(line)
 
 
 def row_schema(domain: Domain, more: str | None = "problem") -> Any:
@@ -446,11 +305,10 @@ def row_schema(domain: Domain, more: str | None = "problem") -> Any:
 
     names = pa.list_(pa.string())
     truth = [("same", pa.bool_()), ("distance", pa.int64()), *((one, names) for one in domain.field_names)]
-    image = pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
     fields = [
         ("prompt_id", pa.string()),
         ("truth", pa.struct([*truth, ("ground_truth", pa.string())])),
-        ("images", pa.list_(image)),
+        ("images", pa.list_(image_struct())),
         ("origins", names),
     ]
     return pa.schema([*fields, *([(more, pa.string() if more == "problem" else names)] if more else [])])

@@ -35,7 +35,7 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
 from vlmrl.svg.parse import Node, SvgLimits, SvgRefused, find_svg, parse_svg
 from vlmrl.svg.renderer import SvgRenderer
-from vlmrl.tasks.dataset_assembly import is_few, leave_out
+from vlmrl.tasks.dataset_assembly import first_bad, is_few, leave_out
 from vlmrl.tasks.own_prep import LeftOut, NewRow
 from vlmrl.tasks.vfig.drawn.figure import draw_figure
 from vlmrl.tasks.vfig.figure_sources import FigureSource, Filters, PictureSizes, Plan, SourceFigure, WrongRow
@@ -431,7 +431,6 @@ PAGE = '<rect width="{}" height="{}" fill="white" stroke="gray" stroke-width="4"
 """Page of simple figures: without a frame, a tiny model cannot tell how far a shape is from the edge."""
 PICTURE_HASH, CODE_HASH = "picture_hash", "code_hash"
 BATCH = 64
-SHOWN_WRONG = 5
 TRIES = 600
 """Drawing is given up when so many figures in a row bring no new row: they are copies, or filters leave them out."""
 Item = TypeVar("Item")
@@ -637,10 +636,8 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def _too_many(wrong: Sequence[WrongRow], total: int, max_bad: float) -> DataError:
-    lines = "".join(f"\n  {one.where}: {visible(one.reason)}" for one in wrong[:SHOWN_WRONG])
-    more = f"\n  ... and {len(wrong) - SHOWN_WRONG:,} more" if len(wrong) > SHOWN_WRONG else ""
+    rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
     return DataError(
-        f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {max_bad:g}; nothing was written:"
-        f"{lines}{more}",
+        f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {max_bad:g}; nothing was written:{rows}",
         hint=f"mend the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
     )

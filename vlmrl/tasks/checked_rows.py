@@ -1,0 +1,278 @@
+"""Tables whose rows are checked in parallel processes and then surveyed once, for the tasks of published collections.
+
+The check of a row writes a JSON line into a part. The survey reads the parts: each image once, rows that are wrong or
+there twice, and the facts of the others, whose texts are read again when the dataset is written. Where the source has
+no validation split, rows are cut off train that share nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlmrl.data.dataset_writer import Build
+from vlmrl.data.doctor import RowFacts
+from vlmrl.data.image_scan import EXAMINER, Examined, RowPlace, RowReader, examined, look_at_cell
+from vlmrl.data.open_dataset import RowUnits, cut_rows
+from vlmrl.data.parallel_parts import make_parts, write_lines
+from vlmrl.data.table_pieces import Located, RowFiles, TablePiece, open_row_files, read_piece
+from vlmrl.data.table_values import split_images
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow
+from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
+from vlmrl.types import Media
+
+MAX_CUT = 0.1
+"""Largest share of the training rows that is cut off for validation."""
+Line = dict[str, Any]
+Check = Callable[[Mapping[str, Any], Mapping[str, str], list[Any]], tuple[Line, list[str]]]
+"""(Cells of a row by roles, role -> column, values of its images) -> JSON values of the row, and its faults."""
+
+
+class ChosenPiece(NamedTuple):
+    """Piece of a table that is read.
+
+    Args:
+        table: number of the table.
+        number: of the piece in its table.
+        piece: the piece, under the split that its rows get.
+    """
+
+    table: int
+    number: int
+    piece: TablePiece
+
+
+class TablePlace(NamedTuple):
+    """Place of an image: the table, and its place there."""
+
+    table: int
+    place: RowPlace
+
+
+@dataclass(frozen=True)
+class TablesReader:
+    """Reader of image files by their place in several tables, for `write_shards`."""
+
+    readers: Sequence[RowReader]
+
+    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
+        for number, members in groupby(places, key=lambda place: place[0]):
+            yield from self.readers[number].files([RowPlace(*place[1]) for place in members])
+
+
+@dataclass(frozen=True)
+class ScanRows:
+    """Writer of the part of a piece: one JSON line per row. It is the `Make` of data/parallel_parts.py.
+
+    A line has what `check` returns, the facts of its `images`, and its place `where`; or `wrong` (faults) and `where`.
+
+    Args:
+        columns: of each table: role -> column.
+        check: defined at the level of a module, as other processes get it.
+        where: (table, piece, number of a row in it) -> its place for messages.
+    """
+
+    tables: Sequence[RowFiles]
+    columns: Sequence[Mapping[str, str]]
+    check: Check
+    where: Callable[[RowFiles, TablePiece, int], str]
+
+    def __call__(self, chosen: ChosenPiece, part: Path) -> None:
+        table, columns = self.tables[chosen.table], self.columns[chosen.table]
+        lines = []
+        for index, row in enumerate(read_piece(chosen.piece, list(columns.values()))):
+            cells = {role: row.get(column) for role, column in columns.items()}
+            values = split_images(cells.get(IMAGES))
+            line, faults = self.check(cells, columns, values)
+            line["images"] = [look_at_cell(value, table.root, EXAMINER) for value in values]
+            seen = enumerate(line["images"], start=1)
+            faults += [f"image {number}: {image['reason']}" for number, image in seen if "reason" in image]
+            where = self.where(table, chosen.piece, index)
+            lines.append({**({"wrong": faults} if faults else line), "where": where})
+        write_lines(part, lines)
+
+
+@dataclass(frozen=True)
+class CheckedTables:
+    """Tables whose rows have been checked: the pieces that were read, and the part of each."""
+
+    tables: Sequence[RowFiles]
+    columns: Sequence[Mapping[str, str]]
+    pieces: Sequence[ChosenPiece]
+    parts: Sequence[Path]
+
+    @property
+    def reader(self) -> TablesReader:
+        """Reader of the image files."""
+        return TablesReader([RowReader(t, c.get(IMAGES, "")) for t, c in zip(self.tables, self.columns, strict=True)])
+
+    def lines(self, rows: Sequence[PlannedRow]) -> Iterator[tuple[RowFacts, Line]]:
+        """Yield the facts of rows with their lines, which are read again."""
+        facts_by_key = {row.key: row.facts for row in rows}
+        for index in sorted({index for index, _ in facts_by_key}):
+            for number, line in _lines(self.parts[index]):
+                if (facts := facts_by_key.get((index, number))) is not None:
+                    yield facts, line
+
+
+def check_tables(
+    build: Build,
+    located: Sequence[Located],
+    find_columns: Callable[[RowFiles], Mapping[str, str]],
+    check: Check,
+    limits: Limits,
+    *,
+    where: Callable[[RowFiles, TablePiece, int], str] = RowFiles.where,
+) -> CheckedTables:
+    """Check every row of a table; with a second one, that is the test split.
+
+    Args:
+        find_columns: table -> role -> column. Raises: DataError for a table that lacks a column.
+        check, where: see `ScanRows`.
+    Raises: DataError when a table cannot be read, or it is not clear which split of the second one is meant.
+    """
+    tables = []
+    for number, one in enumerate(located):
+        folder = build.work / f"table-{number}"
+        folder.mkdir(exist_ok=True)
+        tables.append(open_row_files(one, folder))
+    columns = [find_columns(table) for table in tables]
+    pieces = _choose_pieces(tables)
+    parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(pieces))]
+    scan = ScanRows(tables, columns, check, where)
+    make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
+    return CheckedTables(tables, columns, pieces, parts)
+
+
+def _choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
+    chosen = [ChosenPiece(0, number, piece) for number, piece in enumerate(tables[0].pieces)]
+    if len(tables) == 1:
+        return chosen
+    split = split_for_test(tables[1])
+    other = [(number, piece) for number, piece in enumerate(tables[1].pieces) if piece.split == split]
+    return [
+        *(one for one in chosen if one.piece.split != TEST),
+        *(ChosenPiece(1, number, replace(piece, split=TEST)) for number, piece in other),
+    ]
+
+
+def _lines(part: Path) -> Iterator[tuple[int, Line]]:
+    with part.open(encoding="ascii") as lines:
+        yield from ((number, json.loads(line)) for number, line in enumerate(lines))
+
+
+@dataclass
+class Survey:
+    """Result of reading checked tables once: facts of sound rows, every image once, and what is wrong with the others.
+
+    Args:
+        rows: split -> its sound rows.
+        bad: rows that are wrong, each {"origin", "reason"}.
+        repeated: the same of rows that repeat another row of their split.
+        read: split -> rows that were read.
+    """
+
+    images: list[Examined] = field(default_factory=list)
+    places: list[TablePlace] = field(default_factory=list)
+    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
+    bad: list[dict[str, Any]] = field(default_factory=list)
+    repeated: list[dict[str, Any]] = field(default_factory=list)
+    read: Counter[str] = field(default_factory=Counter)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Number of rows that were read."""
+        return self.read.total()
+
+    def sound_lines(self, checked: CheckedTables) -> Iterator[tuple[str, tuple[int, int], Line, tuple[int, ...]]]:
+        """Yield split, key, line and image numbers of each row without a fault; the others are added to `bad`."""
+        for index, (chosen, part) in enumerate(zip(checked.pieces, checked.parts, strict=True)):
+            split = chosen.piece.split
+            for number, line in _lines(part):
+                self.read[split] += 1
+                if "wrong" in line:
+                    self.leave_out(line["where"], "; ".join(line["wrong"]))
+                    continue
+                images = tuple(
+                    self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
+                    for position, fields in enumerate(line["images"])
+                )
+                yield split, (index, number), line, images
+
+    def leave_out(self, origin: str, reason: str) -> None:
+        """Note a row that is wrong."""
+        self.bad.append({"origin": origin, "reason": reason})
+
+    def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
+        """Return the number of an image; an image that was not there before is added."""
+        sha256 = str(fields["sha256"])
+        if sha256 not in self.numbers:
+            self.numbers[sha256] = len(self.images)
+            self.images.append(examined(fields))
+            self.places.append(place)
+        return self.numbers[sha256]
+
+    def assembly(self, checked: CheckedTables, fields: Callable[..., Any], schema: Any) -> Assembly:
+        """Return the content of the dataset. `fields`: (facts of a row, its line, its images) -> its columns."""
+        rows = dict(self.rows)
+
+        def columns(planned: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+            for facts, line in checked.lines(planned):
+                yield fields(facts, line, [media[i] for i in facts.images])
+
+        dropped = [*self.bad, *self.repeated]
+        assembly = Assembly(self.images, self.places, checked.reader, rows, columns, schema, dropped)
+        if self.bad:
+            share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
+            assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
+        return assembly
+
+
+def cut_validation(
+    assembly: Assembly,
+    units: Mapping[str, Sequence[RowUnits]],
+    num_rows: int,
+    seed: int,
+    *,
+    shares: str,
+    option: str = "",
+) -> None:
+    """Move rows of `train` to a new split `validation` if there is none, and report it.
+
+    Args:
+        units: what the rows of `train` may not share between splits, by its name; the first that gives rows is used.
+        shares: reason of a row that fits neither split, with `{by}` for that name.
+        option: option for the number of rows, which a note names where there are fewer; "" = none.
+    """
+    check, rows = "validation split", assembly.rows
+    if VALIDATION in rows or TRAIN not in rows:
+        own = VALIDATION in rows
+        alone = "a test split" if set(rows) == {TEST} else " and ".join(rows)
+        finding = "the source's own" if own else f"none: the source has {alone} alone"
+        assembly.notes[check] = ("ok" if own else "look", finding)
+        return
+    train = rows[TRAIN]
+    most = min(num_rows, int(MAX_CUT * len(train)))
+    cuts = ((by, cut_rows(members, most, seed=seed)) for by, members in units.items())
+    by, cut = next(((by, cut) for by, cut in cuts if cut.taken), ("", None))
+    if cut is None:
+        why = "none was asked for" if not num_rows else "no row can be kept out of training"
+        assembly.notes[check] = ("look", f"none: {why}; do not choose checkpoints on the test split")
+        return
+    taken, lost = set(cut.taken), set(cut.lost)
+    assembly.rows = {
+        TRAIN: [row for i, row in enumerate(train) if i not in taken and i not in lost],
+        VALIDATION: [train[i] for i in cut.taken],
+        **{split: members for split, members in rows.items() if split != TRAIN},
+    }
+    assembly.dropped += [{"origin": train[i].facts.name, "reason": shares.format(by=by)} for i in cut.lost]
+    note = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
+    note += f"; {len(lost):,} rows with a {by} of both left out" if lost else ""
+    note += f" ({option} is {num_rows:,})" if option and len(taken) < num_rows else ""
+    assembly.notes[check] = ("look", note)
