@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.rewards import RewardSpec, attempts
-from vlmrl.rewards.attempts import EARNED
-from vlmrl.rewards.base import ServiceFunction
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards import RewardSpec
+from vlmrl.rewards.attempts import AttemptRule
+from vlmrl.rewards.base import EARNED, ServiceFunction
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.types import RewardInput, RewardResult, Score
 
 FILE = """
@@ -87,7 +87,7 @@ def open_service(place: Any) -> InHouse:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(attempts, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(AttemptRule, "first_seconds", 0.02)
     log.clear()
 
 
@@ -102,13 +102,11 @@ def opened(kind: str, reward_file: Any, on_timeout: bool) -> Scorer:
 
 def scored(scorer: Scorer, texts: Sequence[str], strict: bool, on_outage: Any) -> list[Score]:
     rows = [f"row {text}" for text in texts]
-    scorer.submit(0, [RewardInput(text) for text in texts], strict=strict, rows=rows, on_outage=on_outage)
-    scores = dict(scorer.collect())
-    while scorer.is_open:
-        scores |= dict(scorer.collect(0.02))
-        if scorer.is_open and not scorer.is_busy:
-            scores |= dict(scorer.collect())
-    return scores[0]
+    with ScoringSession({"": scorer}, AttemptRule(on_outage), strict=strict) as session:
+        session.submit(0, "", [RewardInput(text) for text in texts], rows)
+        (group,) = session.collect()
+    assert len(group.seconds) == 3
+    return list(group.scores)
 
 
 def shown(score: Score) -> str:
@@ -234,7 +232,7 @@ def test_calls_and_outcomes(reward_file, tmp_path, case, expected):
         try:
             scores = scored(scorer, ["a", text, "b"], "strict" in options, on_outage)
             outcomes = [shown(score) for score in scores]
-            assert scorer.failures == sum(score.failed for score in scores) and len(scorer.seconds) == 3
+            assert scorer.failures == sum(score.failed for score in scores)
         except RewardError as error:
             outcomes = [f"{type(error).__name__}: {error.message.splitlines()[0]} [{error.where}]"]
     kept = tmp_path / "log"
