@@ -22,8 +22,7 @@ from vlmrl.data.sampler import PromptStream
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.packing import PromptTokens, make_row
 from vlmrl.recipe.load import load_recipe
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts
-from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.auto_choice import settle_for_run
 from vlmrl.setup.model import make_encoder, make_policy, sampling_params

@@ -10,7 +10,7 @@ from typing import Any
 from one_group import group_advantages
 
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace

@@ -38,10 +38,9 @@ def measure(rows: int, samples: int) -> dict[str, Any]:
     from vlmrl.evaluate.records import GradedPieces, write_evaluation
     from vlmrl.evaluate.run import evaluate_responses
     from vlmrl.rewards.base import RewardSpec
-    from vlmrl.rewards.scorer import Scorer
+    from vlmrl.rewards.scoring import Scorer
     from vlmrl.rollout.engine import Generator, SamplingRequest
-    from vlmrl.rollout.sample import Prompt
-    from vlmrl.rollout.scoring import answer_pieces
+    from vlmrl.rollout.sample import Prompt, answer_pieces
     from vlmrl.tasks.base import Task
     from vlmrl.types import Media, RewardInput, Row, Sample, SamplingParams
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlmrl.rewards.math.grader import make_grader
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput, Score
 

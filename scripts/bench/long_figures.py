@@ -48,7 +48,7 @@ def figure(number: int, chars: int) -> str:
 def write_run(root: Path, responses: int, chars: int) -> str:
     """Write the run. Returns its id."""
     from vlmrl.rewards import reward_record
-    from vlmrl.rewards.scorer import Scorer
+    from vlmrl.rewards.scoring import Scorer
     from vlmrl.store.runs import create_run
     from vlmrl.tasks.builtin_rewards import load_reward
     from vlmrl.types import Group, RewardInput, Row, ScoredSample, Segment, Trajectory

@@ -37,10 +37,9 @@ from path_images import measure_images
 from path_service import measure_service
 
 from vlmrl.data.encode import EncodedPrompt
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.sample import Prompt, sample_rollouts
-from vlmrl.rollout.scoring import Scoring, sample_scored, score_rollouts
+from vlmrl.rollout.sample import Prompt, sample_rollouts, sample_scored, score_rollouts, scored_groups
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput, Row, Sample, SamplingParams
 
@@ -126,9 +125,10 @@ def measure(*, seconds: float, workers: int, generation: float, prompts: int, sa
         with Scorer(load_reward("slow.py:score", base_dir=name), workers=workers, timeout_seconds=60.0) as scorer:
             scorer.score([RewardInput("a", {})] * workers)  # starts the workers
             start = time.perf_counter()
-            with Scoring({"rows": scorer}, strict=True) as scoring:
-                generated = sample_scored(engine, drawn, SamplingParams(), scoring, **options)
-                groups = scoring.finish()
+            with ScoringSession({"rows": scorer}, strict=True) as session:
+                rollouts = sample_scored(engine, drawn, SamplingParams(), session, **options)
+                groups = scored_groups(session, rollouts)
+            generated = rollouts[0].seconds
             step = time.perf_counter() - start
             start = time.perf_counter()
             after = score_rollouts(

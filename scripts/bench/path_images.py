@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
@@ -55,11 +55,13 @@ def _noise(side: int, seed: int) -> Image.Image:
 
 def _score(scorer: Scorer, images: list[list[Image.Image]]) -> tuple[float, int]:
     """Return the seconds of a call with one group per list of images, and the bytes that the worker got."""
-    before = sum(worker.sent_bytes for worker in scorer._pool._workers) if scorer._pool else 0
+    pool: Any = scorer.rewards[0].backend
+    before = sum(worker.sent_bytes for worker in pool._workers)
     start = time.perf_counter()
-    for key, of_group in enumerate(images):
-        scorer.submit(key, [RewardInput("a", images=[image]) for image in of_group])
-    scores = [score for _, of_group in scorer.collect() for score in of_group]
+    with ScoringSession({"": scorer}, strict=False) as session:
+        for key, of_group in enumerate(images):
+            session.submit(key, "", [RewardInput("a", images=[image]) for image in of_group])
+        scores = [score for group in session.collect() for score in group.scores]
     seconds = time.perf_counter() - start
     assert len(scores) == sum(map(len, images)) and all(score.error is None for score in scores)
-    return seconds, sum(worker.sent_bytes for worker in scorer._pool._workers) - before if scorer._pool else 0
+    return seconds, sum(worker.sent_bytes for worker in pool._workers) - before

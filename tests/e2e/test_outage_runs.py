@@ -73,8 +73,8 @@ def whole(place, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(place, monkeypatch):
-    monkeypatch.setattr(attempts, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.05)
+    monkeypatch.setattr(attempts.AttemptRule, "first_seconds", 0.05)
+    monkeypatch.setattr("vlmrl.rewards.scoring.TICK_SECONDS", 0.05)
     yield
     (place / "down").unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from published_batches import score_batch
 
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.taxonrl.domains import LAYOUTS
 from vlmrl.tasks.taxonrl.rewards import FUNCTIONS

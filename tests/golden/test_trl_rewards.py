@@ -28,7 +28,7 @@ import torch
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import UserReward
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.user_reward import bind_user_reward
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import INAPPLICABLE, RewardInput

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.rewards.base import UNSCORED
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 from vlmrl.tasks.pairs.reward import PairReading, PairReward
 from vlmrl.tasks.pairs.task import outcome_as

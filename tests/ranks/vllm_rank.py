@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from parity import adapted
@@ -37,8 +37,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import SamplingRequest
-from vlmrl.rollout.sample import Deal, Prompt, Rollout
-from vlmrl.rollout.scoring import sample_scored
+from vlmrl.rollout.sample import Deal, Prompt, sample_scored
 from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
@@ -46,7 +45,7 @@ from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import FILLER, StepBatch
 from vlmrl.train.update import Mismatch, PolicyGradient, Tally, fill_logps, tally_mismatch, update
-from vlmrl.types import Sample, SamplingParams, Segment
+from vlmrl.types import RewardInput, Sample, SamplingParams, Segment
 
 CASES = {"full": None, "adapter": Lora(rank=4, alpha=8)}
 SAMPLES = 3
@@ -113,24 +112,12 @@ class Place:
         return Mismatch.joined(self.world.gather(Mismatch.of(tally.read()))).gap_max
 
 
-class Rollouts:
-    """Stands for a `Scoring`: keeps the ids of each prompt's samples, by the order in which the prompts were taken."""
-
-    def __init__(self) -> None:
-        self.ids: dict[int, list[list[int]]] = {}
-
-    def submit(self, index: int, rollout: Rollout) -> None:
-        self.ids[index] = [list(s.token_ids) for s in rollout.samples]
-
-    def listen(self) -> None: ...
-
-
 def shared(place: Place) -> dict[str, Any]:
     """The engines take prompts from each other: ids of all prompts' samples, and what each rank took.
 
     An engine generates one group at a time. That of rank 0 does not go on until the others have nothing left to take.
     """
-    world, engine, rollouts = place.world, place.engine, Rollouts()
+    world, engine = place.world, place.engine
     deal = Deal(len(place.prompts), world, f"shared-{engine.version}", 1 if world.size > 1 else None)
     poll = engine.poll
 
@@ -140,14 +127,15 @@ def shared(place: Place) -> dict[str, Any]:
 
     if world.size > 1 and world.is_main:
         engine.poll = late_poll
-    source: Any = SimpleNamespace(name="rows")
+    source: Any = SimpleNamespace(name="rows", reward_input=lambda *facts: RewardInput(""))
+    session: Any = SimpleNamespace(submit=lambda *group: None, listen=lambda: None)  # scores nothing
     prompts = (Prompt(source, place.prompts[i].row, i, place.prompts[i]) for i in deal)
     options = {"num_samples": SAMPLES, "run_seed": 5, "version": engine.version, "room": 1 if world.size > 1 else None}
-    sample_scored(engine, prompts, place.params, cast(Any, rollouts), **options)
+    rollouts = sample_scored(engine, prompts, place.params, session, **options)
     if world.size > 1:
         world.store.set(f"done-{engine.version}-{world.rank}", "")
     engine.poll = poll
-    ids = deal.join([rollouts.ids[k] for k in range(len(deal.taken))])
+    ids = deal.join([[list(sample.token_ids) for sample in rollout.samples] for rollout in rollouts])
     return {"ids": ids, "taken": world.gather(deal.taken)}
 
 

@@ -27,9 +27,10 @@ from vlmrl.evaluate.run import NO_RESPONSE, counted, evaluate_responses
 from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.service_pool import summary_of
-from vlmrl.rollout.scoring import Outages
+from vlmrl.rollout.sample import ranks_of
 from vlmrl.services.client import EndpointClient
 from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, setting_params
 from vlmrl.setup.model_origin import ModelOrigin
@@ -249,7 +250,8 @@ def _evaluate_one(
             skipped=lambda rows: count(rows * settings.samples),
             refusals=respond.refusals,
             # Each process waits alone: after a kill they may have graded different chunks.
-            outages=Outages.of(recipe.reward, ALONE, say),
+            rule=AttemptRule(recipe.reward.outage, recipe.reward.outage_minutes),
+            ranks=ranks_of(ALONE, say),
             measurer=measurer,
         )
         line = summary_of(scorer.services, world.gather)

@@ -21,8 +21,15 @@ from vlmrl.evaluate.run import NumberedRow, Responses
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import hide_known, learn
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import Prompt, Rollout, encode_prompt, rollouts_of
-from vlmrl.rollout.scoring import LISTEN_SECONDS, answer_pieces, without_pixels
+from vlmrl.rollout.sample import (
+    LISTEN_SECONDS,
+    Prompt,
+    Rollout,
+    answer_pieces,
+    encode_prompt,
+    rollouts_of,
+    without_pixels,
+)
 from vlmrl.services.client import EndpointClient
 from vlmrl.services.protocol import (
     BrokenAnswer,

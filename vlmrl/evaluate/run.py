@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,12 @@ from vlmrl.evaluate.records import (
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import WholeSplit
 from vlmrl.metric import metric_facts
+from vlmrl.rewards.attempts import AttemptRule, Ranks
 from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_words
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.several import possible_values
-from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import Rollout, encode_prompt
-from vlmrl.rollout.scoring import Outages, Scoring, answer_pieces, score_rollouts
+from vlmrl.rollout.sample import Rollout, answer_pieces, encode_prompt, score_rollouts, scored_groups, submit
 from vlmrl.store.evaluated_rows import COLUMNS, SHOWN_IMAGES
 from vlmrl.store.rollouts import image_fields
 from vlmrl.tasks.base import Measurer
@@ -86,15 +87,11 @@ def counted(
 
 @dataclass
 class _Chunk:
-    """Rows of a chunk. `rollouts`: responses that are not being graded yet, by position in the chunk."""
+    """Rows of a chunk, and their responses by position in the chunk: those that are being graded, and the others."""
 
     place_of: dict[int, int]
-    rollouts: dict[int, Rollout] = field(default_factory=dict)
-    num_submitted: int = 0
-
-    @property
-    def all_submitted(self) -> bool:
-        return self.num_submitted == len(self.place_of)
+    waiting: dict[int, Rollout] = field(default_factory=dict)
+    submitted: dict[int, Rollout] = field(default_factory=dict)
 
 
 class Grader:
@@ -104,16 +101,14 @@ class Grader:
     faster than they are graded, generation waits: at most about a chunk of responses is kept.
 
     Args:
-        strict: as of `Scoring`.
-        outages: what happens when a service is down; its processes all grade every chunk, in order. None = the row has
-            no score, or with `strict` it is an error.
+        open_session: opens a session for a chunk.
     """
 
-    def __init__(self, source_name: str, scorer: RewardScorer, *, strict: bool, outages: Outages | None = None) -> None:
-        self._scorers, self._strict, self._outages = {source_name: scorer}, strict, outages
+    def __init__(self, open_session: Callable[[], ScoringSession]) -> None:
+        self._open_session = open_session
         self._chunks: dict[int, _Chunk] = {}
         self._chunk_of: dict[int, int] = {}
-        self._scoring: Scoring | None = None
+        self._session: ScoringSession | None = None
 
     def grade(
         self, respond: Respond, chunks: Iterator[tuple[int, Sequence[NumberedRow]]]
@@ -129,11 +124,11 @@ class Grader:
             for response in respond(self._opened(chunks)):
                 if response is not None:
                     self._take(*response)
-                if self._scoring is not None and time.monotonic() - listened > PAUSE_SECONDS:
-                    self._scoring.listen()
+                if self._session is not None and time.monotonic() - listened > PAUSE_SECONDS:
+                    self._session.listen()
                     listened = time.monotonic()
                 yield from self._finished(wait=False)
-                while sum(len(chunk.rollouts) for chunk in self._chunks.values()) > CHUNK_PROMPTS:
+                while sum(len(chunk.waiting) for chunk in self._chunks.values()) > CHUNK_PROMPTS:
                     before = len(self._chunks)
                     yield from self._finished(wait=True)
                     if len(self._chunks) == before:  # the first chunk still lacks responses
@@ -141,8 +136,8 @@ class Grader:
             while self._chunks:
                 yield from self._finished(wait=True)
         finally:
-            for scorer in self._scorers.values() if self._scoring is not None else ():
-                scorer.cancel()
+            if self._session is not None:
+                self._session.cancel()
 
     def _opened(self, chunks: Iterator[tuple[int, Sequence[NumberedRow]]]) -> Iterator[Sequence[NumberedRow]]:
         for number, rows in chunks:
@@ -153,7 +148,7 @@ class Grader:
     def _take(self, row: int, rollout: Rollout) -> None:
         number = self._chunk_of.pop(row)
         chunk = self._chunks[number]
-        chunk.rollouts[chunk.place_of[row]] = rollout
+        chunk.waiting[chunk.place_of[row]] = rollout
         self._submit()
 
     def _submit(self) -> None:
@@ -161,26 +156,23 @@ class Grader:
         if not self._chunks:
             return
         chunk = self._chunks[min(self._chunks)]
-        if self._scoring is None:
-            make = Scoring if self._outages is None else self._outages.scoring
-            self._scoring = make(self._scorers, strict=self._strict)
-        for place, rollout in sorted(chunk.rollouts.items()):
-            self._scoring.submit(place, rollout)
-            chunk.num_submitted += 1
-        chunk.rollouts = {}
+        self._session = self._session or self._open_session()
+        for place, rollout in sorted(chunk.waiting.items()):
+            submit(self._session, place, rollout)
+        chunk.submitted |= chunk.waiting
+        chunk.waiting = {}
 
     def _finished(self, *, wait: bool) -> Iterator[tuple[int, list[Group]]]:
         """Yield the first chunks whose responses are all graded. `wait`: until the first one is, if it is submitted."""
         while self._chunks:
             number = min(self._chunks)
-            if self._scoring is None:
+            if self._session is None:
                 self._submit()
-            assert self._scoring is not None
-            if not self._chunks[number].all_submitted or not (wait or self._scoring.is_idle):
+            chunk, session = self._chunks[number], self._session
+            if session is None or len(chunk.submitted) < len(chunk.place_of) or not (wait or session.is_idle):
                 return
-            finish = Scoring.finish if self._outages is None else self._outages.finish
-            groups = finish(self._scoring)
-            self._scoring = None
+            groups = scored_groups(session, [chunk.submitted[place] for place in sorted(chunk.submitted)])
+            self._session = None
             del self._chunks[number]
             yield number, groups
             wait = False
@@ -207,7 +199,7 @@ def evaluate(
     generator: Generator,
     encoder: Encoder,
     source: Source,
-    scorer: RewardScorer,
+    scorer: Scorer,
     *,
     params: SamplingParams,
     seed: int = 0,
@@ -218,7 +210,8 @@ def evaluate(
     world: World = ALONE,
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
-    outages: Outages | None = None,
+    rule: AttemptRule = AttemptRule(),
+    ranks: Ranks = Ranks(),
 ) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
@@ -227,7 +220,7 @@ def evaluate(
         seed: seed of the sampling.
         samples: responses per prompt.
         progress: called with the number of newly finished responses.
-        max_rows, strict, world, artifact_bytes, patient, outages: as of `evaluate_responses`. Each process has an
+        max_rows, strict, world, artifact_bytes, patient, rule, ranks: as of `evaluate_responses`. Each process has an
             engine of its own.
     Raises: as `evaluate_responses`.
     """
@@ -251,14 +244,15 @@ def evaluate(
         artifact_bytes=artifact_bytes,
         patient=patient,
         pieces=GradedPieces() if count * samples <= IN_MEMORY else GradedPieces.temporary(),
-        outages=outages,
+        rule=rule,
+        ranks=ranks,
     )
 
 
 def evaluate_responses(
     respond: Respond,
     source: Source,
-    scorer: RewardScorer,
+    scorer: Scorer,
     *,
     params: SamplingParams,
     max_rows: int | None = None,
@@ -269,7 +263,8 @@ def evaluate_responses(
     pieces: GradedPieces | None = None,
     skipped: Callable[[int], Any] = lambda rows: None,
     refusals: Mapping[tuple[str, int], str] = NOTHING,
-    outages: Outages | None = None,
+    rule: AttemptRule = AttemptRule(),
+    ranks: Ranks = Ranks(),
     measurer: Measurer | None = None,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
@@ -286,7 +281,8 @@ def evaluate_responses(
             None = in memory.
         skipped: called with the number of rows that are neither generated nor graded again.
         refusals: (prompt id, sample) -> why an endpoint gave no response, once this is known; for the note.
-        outages: what happens when a service is down; None = the row has no score, or with `strict` it is an error.
+        rule: what happens when a service is down.
+        ranks: the processes that grade every chunk together, in order, if the rule is another one than "raise".
         measurer: the task's measures, taken of each chunk once it is graded; None = none are taken.
     Raises: DataError when the source has no rows; RewardError when strict, or when the reward failed for every row.
     """
@@ -318,7 +314,7 @@ def evaluate_responses(
         pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, image_bytes, kept_files(groups)))
 
     first_rollout: list[Rollout] = []
-    grades_together = outages is not None and outages.world.size > 1  # then they meet after every chunk
+    grades_together = rule.on_outage != "raise" and ranks.size > 1  # then they meet after every chunk
 
     def watched(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         for response in respond(chunks):
@@ -340,7 +336,8 @@ def evaluate_responses(
 
     if 0 in pieces:
         _is_broken(None, world, patient)
-    for chunk, groups in Grader(source.name, scorer, strict=strict, outages=outages).grade(watched, chunks()):
+    open_session = partial(ScoringSession, {source.name: scorer}, rule, strict=strict, ranks=ranks)
+    for chunk, groups in Grader(open_session).grade(watched, chunks()):
         keep(chunk, groups)
     merged = merge_pieces(pieces, num_chunks, world)
     # The task's functions may not be deterministic: all processes use the summary of one of them.
@@ -364,7 +361,7 @@ def _is_broken(scores: Sequence[Score] | None, world: World, patient: bool) -> b
 
 
 def _summary(
-    merged: MergedPieces, whole: WholeSplit, source: Source, scorer: RewardScorer, params: SamplingParams
+    merged: MergedPieces, whole: WholeSplit, source: Source, scorer: Scorer, params: SamplingParams
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
     columns = merged.columns(source.task.by)
@@ -382,7 +379,7 @@ def _summary(
     return summary
 
 
-def _ranges(columns: EvalColumns, source: Source, scorer: RewardScorer, params: SamplingParams) -> dict[str, Range]:
+def _ranges(columns: EvalColumns, source: Source, scorer: Scorer, params: SamplingParams) -> dict[str, Range]:
     """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}

@@ -36,8 +36,7 @@ from vlmrl.evaluate.run import counted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
-from vlmrl.rollout.sample import Prompt, encode_prompt, sample_rollouts
-from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.rollout.sample import Prompt, encode_prompt, sample_rollouts, score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model

@@ -45,9 +45,9 @@ from vlmrl.reward_check.tricks import (
     tried_forms,
 )
 from vlmrl.rewards.base import RewardSpec, value_bounds
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
-from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks import kind_of
 from vlmrl.tasks.attack import CHARS_OF_A_TOKEN, IGNORED, LONG, Attack, Belief, Make, Play, Stage, says
 from vlmrl.tasks.truth_kinds import TEXTS
@@ -71,7 +71,7 @@ GROWTH_MIB = 32.0
 """Growth of memory over all rounds that is still considered normal, in MiB."""
 
 
-def behaviour(scorer: RewardScorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
+def behaviour(scorer: Scorer, inputs: Sequence[RewardInput]) -> dict[str, Any]:
     """Score the same inputs several times, in reverse order, and some of them in a call of their own.
 
     Returns: `deterministic` (equal scores in a second call), `order_free` (equal scores in reverse order) and `alone`
@@ -128,7 +128,7 @@ def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
     return {name: float(np.percentile(array, q)) for name, q in (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100))}
 
 
-def resident_mib(scorer: RewardScorer) -> float | None:
+def resident_mib(scorer: Scorer) -> float | None:
     """Return the resident memory in MiB of the processes that run the reward; None if it cannot be read."""
     total = 0
     for pid in scorer.pids():
@@ -224,7 +224,7 @@ def probe_reward(
     """
     rows = list(inputs[:MAX_ROWS])
     # on_timeout would give a hanging response a score. Without it, a hang is an error, and the verdict can be "hangs".
-    with open_scorer(without_on_timeout(spec), weights, **(limits or {})) as scorer:
+    with Scorer(without_on_timeout(spec), weights, **(limits or {})) as scorer:
         attempts = Attempts(scorer, rows)
         paid = weights_of_parts(spec, weights or spec.weights)
         unpaid = [part for part in spec.ranges if not paid.get(part)]

@@ -24,8 +24,8 @@ from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, scor
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import VALUE_PART, RewardSpec
 from vlmrl.rewards.identity import identity_of, single_records
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.several import GATE_PART
-from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward, takes_judge
 from vlmrl.types import Media, Score
 
@@ -222,7 +222,7 @@ def findings(
         if choice.spec.needs_images:
             seen = [read(samples[row].media, samples[row].where) for row in rows]
             inputs = [replace(x, images=images) for x, images in zip(inputs, seen, strict=True)]
-        with open_scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
+        with Scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
             scores = scorer.score(inputs, rows=[samples[row].where for row in rows])
         scores_by_row |= {row: s for row, s in zip(rows, scores, strict=True) if s.detail is not None or s.artifacts}
     return scores_by_row

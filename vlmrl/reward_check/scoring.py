@@ -37,9 +37,9 @@ from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import UNSCORED, RewardSpec, ServicePlace, accuracy_part
 from vlmrl.rewards.identity import same_code, single_records
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rewards.several import score_for_task
-from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import kept_text, newest_resolved, read_resolved
 from vlmrl.store.metrics import counted, newest
@@ -253,7 +253,7 @@ class ScoringWork:
         self.plan = plan
         self._stack = ExitStack()
         self._scorers = [
-            {s: self._stack.enter_context(open_scorer(c.spec, c.weights, **plan.limits)) for s, c in side.items()}
+            {s: self._stack.enter_context(Scorer(c.spec, c.weights, **plan.limits)) for s, c in side.items()}
             for side in plan.sides
         ]
         self._outcomes = {s: task.outcome for s, ref in plan.tasks.items() if (task := ref.make()) is not None}
@@ -291,7 +291,7 @@ class ScoringWork:
             sum(CONTRADICTS in doubt.why for doubt in decoded.doubts),
         )
 
-    def _score(self, decoded: Decoded, side: Mapping[str, RewardScorer]) -> tuple[list[Score], Floats]:
+    def _score(self, decoded: Decoded, side: Mapping[str, Scorer]) -> tuple[list[Score], Floats]:
         size = len(decoded.inputs)
         names = _Names(self.plan.reader, decoded.facts)
         scores_of_row, seconds = [UNSCORED] * size, np.zeros(size)
@@ -310,7 +310,7 @@ class ScoringWork:
                 scores_of_row[place] = score
         return scores_of_row, seconds
 
-    def _called(self, scorer: RewardScorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
+    def _called(self, scorer: Scorer, inputs: Sequence[RewardInput], names: Any, failed_then: Any) -> list[Score]:
         """Call a reward once.
 
         If it fails on a row on which it did not fail in training, an error with the row and the traceback stops the

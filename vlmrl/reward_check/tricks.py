@@ -23,7 +23,7 @@ from vlmrl.reward_check.scores import Floats
 from vlmrl.reward_check.statistics import mean
 from vlmrl.rewards.math.latex import read_number, tidy
 from vlmrl.rewards.math.reading import split_unit
-from vlmrl.rewards.several_scorer import RewardScorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.answer_forms import AnswerForm, answer_forms
 from vlmrl.tasks.attack import Attack, Kind, Make, Play, responding, says, void_attacks
 from vlmrl.tasks.base import Task
@@ -131,7 +131,7 @@ class Honest:
 class Attempts:
     """Tries of responses on the rows, with one scorer. `seconds`: times of all rows that were scored so far."""
 
-    def __init__(self, scorer: RewardScorer, rows: Sequence[RewardInput]) -> None:
+    def __init__(self, scorer: Scorer, rows: Sequence[RewardInput]) -> None:
         self.scorer, self.rows = scorer, rows
         self.seconds: list[float] = []
 

@@ -183,6 +183,8 @@ STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/user_reward.py."""
 VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 """Calling convention -> name of the part that is a plain number's; "reward" in vlmrl's own."""
+EARNED = "alone too: it earns `on_timeout`"
+"""End of the note of a score that is `on_timeout`."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""
 
@@ -271,6 +273,11 @@ def _refuse(x: RewardInput) -> Parts:
 
 NO_REWARD = RewardSpec("", _refuse, {}, {}, pure=True)
 """Reward of a source whose responses are not scored: supervised training without validation."""
+
+
+def earned_on_timeout(score: Score) -> bool:
+    """Return whether a score is `on_timeout`: the response hung or killed the worker twice."""
+    return score.note.endswith(EARNED)
 
 
 def counting_weights(parts: Parts, weights: Mapping[str, float]) -> Mapping[str, float]:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.redaction.redact import excerpt
-from vlmrl.rewards.base import part_name
+from vlmrl.rewards.base import part_name, split_result
 from vlmrl.types import Media, RewardInput
 from vlmrl.untrusted import BROKEN_IMAGE, encodable, parse_json
 from vlmrl.workers.frames import CONTRACT, MOST_BLOB_BYTES, UNAVAILABLE, StrictEncoder
@@ -273,7 +273,7 @@ class Result:
     """Result of the function for one input.
 
     Args:
-        parts: checked parts.
+        parts: from a worker they are numbers or None; `check_parts` comes later.
         seconds: time that the function took.
         detail: as a JSON value.
         artifacts: references by name.
@@ -309,6 +309,7 @@ class Failure:
         output: text that the function printed during that call.
         is_final: asking a service again would not help.
         ends_run: no later input would get an answer either.
+        seconds: time that the function took, if it is known.
     """
 
     kind: str
@@ -318,6 +319,7 @@ class Failure:
     output: str = ""
     is_final: bool = False
     ends_run: bool = False
+    seconds: float = 0.0
     size = 0
 
     def without_images(self) -> Failure:
@@ -361,6 +363,16 @@ class Failure:
 
 
 Outcome = Result | Failure
+
+
+def result_of(returned: Any, seconds: float) -> Result:
+    """Return the result of a reward in this process; its parts are not checked yet.
+
+    Raises: RewardError as `split_result` and `artifact_files`.
+    """
+    parts, note, detail, images = split_result(returned)
+    artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
+    return Result(parts, note, seconds, detail, artifacts, files)
 
 
 def failure_of(error: Exception) -> Failure:

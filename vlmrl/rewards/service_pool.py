@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from vlmrl.rewards.base import NO_PLACE, Service, ServiceFunction, ServicePlace, check_parts, split_result
-from vlmrl.rewards.outcomes import Failure, Outcome, Place, Result, artifact_files, failure_of, read_artifacts
+from vlmrl.rewards.base import NO_PLACE, Service, ServiceFunction, ServicePlace
+from vlmrl.rewards.outcomes import Failure, Outcome, Place, failure_of, result_of
 from vlmrl.types import RewardInput, RewardResult
 from vlmrl.workers.frames import UNAVAILABLE
 
@@ -158,26 +158,6 @@ class ServicePool:
         except Empty:
             return outcomes
 
-    def run(
-        self,
-        batches: Sequence[Sequence[Place]],
-        inputs: Mapping[Place, RewardInput],
-        stop: Callable[[Outcome], bool] = lambda outcome: False,
-        *,
-        fresh: bool = False,
-    ) -> dict[Place, Outcome]:
-        """Send requests and wait for all answers; see `WorkerPool.run`."""
-        outcomes: dict[Place, Outcome] = {}
-        self.begin(fresh=fresh)
-        self.add(batches, inputs)
-        while self.pending:
-            for place, outcome in self.advance():
-                outcomes[place] = outcome
-                if stop(outcome):
-                    self._cancel()
-                    return outcomes
-        return outcomes
-
     def pids(self) -> list[int]:
         """Return this process."""
         return [os.getpid()]
@@ -204,9 +184,7 @@ class ServicePool:
 def outcome_of(future: Future[RewardResult], seconds: float) -> Outcome:
     """Return the outcome of a future that is done: a result, or the reason why there is none."""
     try:
-        parts, note, detail, images = split_result(future.result())
-        artifacts, files = read_artifacts(artifact_files(images)) if images else ({}, {})
-        return Result(check_parts(parts, {}), note, seconds, detail, artifacts, files)
+        return result_of(future.result(), seconds)
     except CancelledError:
         return Failure(UNAVAILABLE, "the request was given up")
     except Exception as error:

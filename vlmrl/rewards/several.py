@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from vlmrl.errors import RewardError, listed
-from vlmrl.rewards.attempts import EARNED
 from vlmrl.rewards.base import (
+    EARNED,
     LARGEST,
     VALUE_PART,
     Parts,
@@ -176,7 +176,7 @@ def _ranges(member: Member) -> dict[str, tuple[float, float]]:
 
 
 def _only_as_members(x: RewardInput) -> Parts:
-    raise RuntimeError("several rewards are scored by vlmrl.rewards.several_scorer.SeveralScorer")
+    raise RuntimeError("several rewards are scored by vlmrl.rewards.scoring.Scorer")
 
 
 def check_gate(member: Member, other: Member, known: Collection[str]) -> None:
@@ -190,10 +190,54 @@ def check_gate(member: Member, other: Member, known: Collection[str]) -> None:
         )
 
 
-def is_open(gate: str, parts: Mapping[str, float | None]) -> bool:
-    """Return whether a gate is open: the part is above 0. A part that does not apply, or is missing, closes it."""
-    value = parts.get(gate)
-    return value is not None and value > 0
+def is_open(gate: str, other: Member, score: Score) -> bool:
+    """Return whether a gate is open by the score of its reward, `other`: the part is above 0.
+
+    A part that does not apply, or is missing, closes it, and so does a failure.
+    """
+    value = {other.name_of(part): number for part, number in score.parts.items()}.get(gate)
+    return score.error is None and value is not None and value > 0
+
+
+def check_sums(
+    spec: RewardSpec,
+    scores: Sequence[Score],
+    own: Mapping[str, Sequence[Score]],
+    known: Mapping[str, set[str]],
+    first: str | None,
+    place: str | None,
+) -> None:
+    """Check all scores of a strict session.
+
+    A gate is checked here, not at each response: a reward may return a part for some responses alone.
+
+    Args:
+        scores: the sums.
+        own: label -> scores of the reward.
+        known: label -> names of its parts in all sessions so far, as they are named in the sum; new ones are added.
+        first: name of the first row.
+        place: name of the source.
+    Raises: RewardError for no score, and for an accuracy or a gate that no response of the session has.
+    """
+    judged = [score for score in scores if score.status != "unavailable"]
+    if not judged:
+        return
+    if all(score.error == INAPPLICABLE for score in judged):
+        message = f"no reward applies to any of the {len(judged)} responses of a call: all returned None"
+        raise RewardError(message, where=first)
+    of_label = {member.label: member for member in spec.members}
+    for member in spec.members:
+        other = None if member.gate is None else of_label[label_of(member.gate)]
+        if other is not None and any(score.error is None for score in own[other.label]):
+            known[other.label].update(other.name_of(part) for score in own[other.label] for part in score.parts)
+            check_gate(member, other, known[other.label])
+    parts = {*spec.ranges, *(name for score in scores for name in score.parts)}
+    if spec.accuracy_named and spec.accuracy not in parts:
+        raise RewardError(
+            f"[reward] accuracy names the part `{spec.accuracy}`, which none of the rewards returns",
+            where=place,
+            hint=f"their parts: {', '.join(sorted(parts))}",
+        )
 
 
 def stages(members: Sequence[Member]) -> list[list[Member]]:

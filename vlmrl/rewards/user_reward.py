@@ -309,7 +309,7 @@ def _find(path_text: str, base_dir: Path | str | None) -> Path:
 
 
 def _worker_only(x: RewardInput) -> float:
-    raise RuntimeError("a user's reward runs in a worker: use vlmrl.rewards.scorer.Scorer")
+    raise RuntimeError("a user's reward runs in a worker: use vlmrl.rewards.scoring.Scorer")
 
 
 @dataclass(frozen=True)

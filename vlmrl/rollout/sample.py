@@ -1,28 +1,38 @@
 """From prompts to rollouts: the first part of a step.
 
-A draw's prompts are dealt to the ranks; engines that are done take prompts of other ranks from a shared queue.
+A draw's prompts are dealt to the ranks; engines that are done take prompts of other ranks from a shared queue. A group
+is scored while others are still generated.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, EngineError
+from vlmrl.rewards.attempts import Ranks
+from vlmrl.rewards.scoring import GroupScores, Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator, SamplingRequest
+from vlmrl.store.summary import WAITS
 from vlmrl.types import (
     Finish,
+    Group,
     Media,
     Message,
     RewardInput,
     Row,
     Sample,
     SamplingParams,
+    ScoredSample,
+    Trajectory,
+    name_row,
     policy_versions,
     sample_seed,
 )
@@ -186,3 +196,199 @@ class Deal:
                     self.world.store.delete_key(key)
         items = {index: item for of_rank in of_ranks for index, item in of_rank}
         return [items[index] for index in range(self.count)]
+
+
+LISTEN_SECONDS = 0.05
+"""Time in seconds after which generation pauses, for the workers of the rewards to be given more work."""
+
+
+def ranks_of(world: World, say: Callable[[str], None]) -> Ranks:
+    """Return what a scoring session needs of the ranks that score together. `say`: shows a message to the user."""
+    return Ranks(world.gather, world.size, partial(rank_process.phase, WAITS), say)
+
+
+def submit(session: ScoringSession, index: int, rollout: Rollout) -> None:
+    """Begin to score a rollout. `index`: its position in the draw; rollouts may come in any order."""
+    name, row = rollout.prompt.source.name, rollout.prompt.row.prompt_id
+    inputs = _reward_inputs(rollout)
+    session.submit(index, name, inputs, [name_row(name, row, k) for k in range(len(inputs))])
+
+
+def scored_groups(session: ScoringSession, rollouts: Sequence[Rollout]) -> list[Group]:
+    """Wait for the scores of all rollouts of a draw, in its order; advantages are still 0. Errors: as `collect`."""
+    return [_group(rollout, scored) for rollout, scored in zip(rollouts, session.collect(), strict=True)]
+
+
+def score_rollouts(rollouts: Sequence[Rollout], scorers: Mapping[str, Scorer], *, strict: bool) -> list[Group]:
+    """Score all responses, each source with its own reward."""
+    with ScoringSession(scorers, strict=strict) as session:
+        for index, rollout in enumerate(rollouts):
+            submit(session, index, rollout)
+        return scored_groups(session, rollouts)
+
+
+def sample_scored(
+    generator: Generator,
+    prompts: Iterable[Prompt],
+    params: SamplingParams,
+    session: ScoringSession,
+    *,
+    num_samples: int,
+    run_seed: int,
+    version: int,
+    room: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+) -> list[Rollout]:
+    """Sample `num_samples` responses to every prompt with policy `version`, and begin to score each group at once.
+
+    All ranks call this, each with its own prompts.
+
+    Args:
+        room: number of prompts that are taken from the iterable before one of them is complete; None = all.
+    Returns: the rollouts in the order of the prompts, each with the seconds of the whole sampling.
+    Raises: EngineError when a sample is from another version.
+    """
+    start = time.perf_counter()
+    rollouts: dict[int, Rollout] = {}
+    with generator.round(progress):
+        waiting, open_requests = enumerate(prompts), dict[int, tuple[int, Prompt]]()
+        while True:
+            free = None if room is None else room - len(open_requests)
+            for index, prompt in islice(waiting, free):
+                (request,) = requests_for([prompt], num_samples, run_seed, version)
+                open_requests[generator.submit(request, params)] = (index, prompt)
+            if not open_requests:
+                break
+            for number, samples in generator.poll(LISTEN_SECONDS):
+                index, prompt = open_requests.pop(number)
+                (rollouts[index],) = rollouts_of([prompt], [samples], 0.0, version)
+                submit(session, index, rollouts[index])
+            session.listen()
+    seconds = time.perf_counter() - start
+    return [replace(rollouts[index], seconds=seconds) for index in sorted(rollouts)]
+
+
+def _group(rollout: Rollout, scored: GroupScores) -> Group:
+    samples = [
+        ScoredSample(
+            _trajectory(rollout.prompt, k, sample),
+            sample.text,
+            score,
+            masked=score.error is not None,
+            generate_seconds=rollout.seconds,
+            reward_seconds=seconds,
+            turns=sample.turns,
+            files=sample.files,
+        )
+        for k, (sample, score, seconds) in enumerate(zip(rollout.samples, scored.scores, scored.seconds, strict=True))
+    ]
+    return Group(rollout.prompt.row, rollout.prompt.encoded.text, tuple(samples))
+
+
+def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
+    return Trajectory(
+        task=prompt.source.task_name,
+        prompt_id=prompt.row.prompt_id,
+        occurrence=prompt.occurrence,
+        sample=index,
+        version=sample.version,
+        seed=sample.seed,
+        prompt_ids=prompt.encoded.prompt_ids,
+        segments=sample.parts,
+        media=prompt.encoded.row.media,  # the images that the model saw
+        finish=sample.finish,
+        seen_sizes=prompt.encoded.seen_sizes,
+    )
+
+
+def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
+    """Return the input of the reward for each sample. All have the same images, which are decoded once."""
+    prompt, samples = rollout.prompt, rollout.samples
+    if not samples:
+        return []
+    first = samples[0]
+    base = prompt.source.reward_input(
+        prompt.row, first.text, first.finish, first.num_sampled_tokens, prompt.encoded.text
+    )
+    return [
+        replace(
+            base,
+            response=sample.text,
+            finish=sample.finish,
+            num_tokens=sample.num_sampled_tokens,
+            token_ids=sample.token_ids or None,
+            step=sample.version,
+            prompt_id=prompt.row.prompt_id,
+            sample=index,
+            media=prompt.row.media,
+            seen_sizes=prompt.encoded.seen_sizes,
+            turns=sample.turns,
+        )
+        for index, sample in enumerate(samples)
+    ]
+
+
+ENOUGH_RESPONSES = 256
+"""Responses in flight that keep an engine busy; with fewer, one that admits requests at any time gets more prompts."""
+MOST_AHEAD = 1024
+"""Maximum number of prompts that are submitted after the oldest one in flight: the others wait for its grade."""
+Answered = tuple[int, Rollout]
+"""(number of a prompt, its responses)."""
+
+
+def answer_pieces(
+    engine: Generator,
+    pieces: Iterator[Sequence[tuple[int, Prompt]]],
+    params: SamplingParams,
+    *,
+    num_samples: int,
+    run_seed: int,
+    progress: Callable[[int], Any] | None = None,
+) -> Iterator[Answered | None]:
+    """Yield the responses to prompts as they are complete; None about every LISTEN_SECONDS if none is.
+
+    All samples of a prompt are one request. A piece is submitted when all prompts of the piece before are complete: so
+    the batches of the built-in engine depend on the pieces alone, not on the time. An engine that admits requests at
+    any time (`Generator.admits`) gets the next piece before it runs dry.
+
+    Args:
+        pieces: (number, prompt) of each prompt. Pieces are taken when there is room for them; one may be empty.
+    Raises: EngineError when a response is from another version of the policy.
+    """
+    version, pieces_left, submitted = engine.version, True, 0
+    waiting: dict[int, tuple[int, int, Prompt, float]] = {}  # id -> place, number, prompt, begin; the oldest first
+
+    def has_room() -> bool:
+        if not waiting:
+            return True
+        oldest = next(iter(waiting.values()))[0]
+        return engine.admits and len(waiting) * num_samples < ENOUGH_RESPONSES and submitted - oldest < MOST_AHEAD
+
+    with engine.round(progress):
+        while True:
+            while pieces_left and has_room():
+                piece = next(pieces, None)
+                if piece is None:
+                    pieces_left = False
+                    break
+                if not piece:  # nothing to submit, but the caller has something to do
+                    yield None
+                requests = requests_for([prompt for _, prompt in piece], num_samples, run_seed, version)
+                for (number, prompt), request in zip(piece, requests, strict=True):
+                    waiting[engine.submit(request, params)] = (submitted, number, prompt, time.perf_counter())
+                    submitted += 1
+            if not waiting:
+                break
+            complete = engine.poll(LISTEN_SECONDS)
+            for request_id, samples in complete:
+                _, number, prompt, begin = waiting.pop(request_id)
+                seconds = time.perf_counter() - begin
+                (rollout,) = rollouts_of([without_pixels(prompt)], [samples], seconds, version)
+                yield number, rollout
+            if not complete:
+                yield None
+
+
+def without_pixels(prompt: Prompt) -> Prompt:
+    """Return a prompt without the tensors of its images, which only an engine reads; they are most of its memory."""
+    return replace(prompt, encoded=replace(prompt.encoded, images={}, pictures=()))

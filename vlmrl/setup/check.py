@@ -441,7 +441,7 @@ def _check_entry(
 
 
 def _reward_plan(source: Source, reward: rows.RewardFacts, profile: str) -> dict[str, Any]:
-    # Without weights, the part `reward` is the score if it exists, else the sum of all parts is (rewards/scorer.py).
+    # Without weights, the part `reward` is the score if it exists, else the sum of all parts is (rewards/scoring.py).
     unweighted = {"reward": 1.0} if "reward" in reward.parts else dict.fromkeys(reward.parts, 1.0)
     own = source.task.profile(profile)[0] if source.task.has_profile(profile) else None
     largest = value_bounds(source.reward, source.weights)[1]

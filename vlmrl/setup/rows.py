@@ -28,12 +28,11 @@ from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.rules.files import blames_reward, is_file_reward
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, is_test_split
-from vlmrl.rewards.attempts import earned_on_timeout
-from vlmrl.rewards.base import NO_PLACE, NO_REWARD, ServicePlace, accuracy_part, with_accuracy
+from vlmrl.rewards.base import NO_PLACE, NO_REWARD, ServicePlace, accuracy_part, earned_on_timeout, with_accuracy
 from vlmrl.rewards.boxes.planes import MEANINGS
 from vlmrl.rewards.boxes.reading import Coordinates
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.several import declared_parts, weights_of_parts
-from vlmrl.rewards.several_scorer import open_scorer
 from vlmrl.setup.catalogs import catalogs
 from vlmrl.setup.prompts import (
     PromptScan,
@@ -401,7 +400,7 @@ def _scored(
     for row, text in zip(rows, texts, strict=True):
         x = responding(source.reward_input(row, text, "stop", 0, ""), text)
         inputs.append(replace(x, media=row.media, seen_sizes=tuple((m.width, m.height) for m in row.media)))
-    with open_scorer(source.reward, source.weights, **scorer_limits(loaded), place=place) as scorer:
+    with Scorer(source.reward, source.weights, **scorer_limits(loaded), place=place) as scorer:
         scores = scorer.score(inputs, strict=True, rows=[row.place for row in rows])
     if not scores:
         raise RewardError(f"the reward of `{source.name}` could score none of the sampled rows")
@@ -500,7 +499,7 @@ def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
     row = source.rows[0]
     texts = ["", *(str(value) for value in row.truth.values())][:2]
     inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
-    with open_scorer(source.reward, source.weights, **scorer_limits(loaded)) as scorer:
+    with Scorer(source.reward, source.weights, **scorer_limits(loaded)) as scorer:
         return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
 
 

@@ -10,7 +10,7 @@ from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import is_test_split
 from vlmrl.rewards.base import NO_PLACE, ServicePlace
-from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.evaluated_rows import ON_TEST, Role
 from vlmrl.tasks.source import Source, open_set, open_source, open_validation, scores_responses, set_label
 
@@ -127,8 +127,8 @@ def open_training(recipe: Recipe) -> list[Source]:
     return [open_source(d, recipe.reward, scored=scores_responses(recipe)) for d in recipe.data]
 
 
-def make_scorer(source: Source, recipe: Recipe, place: ServicePlace = NO_PLACE) -> RewardScorer:
+def make_scorer(source: Source, recipe: Recipe, place: ServicePlace = NO_PLACE) -> Scorer:
     """Return the scorer of a source, with the recipe's limits. `place`: where a service keeps its files."""
     r = recipe.reward
     limits = {"timeout_seconds": r.timeout_seconds, "memory_mb": r.memory_mb, "workers": r.workers}
-    return open_scorer(source.reward, source.weights, **limits, place=place)
+    return Scorer(source.reward, source.weights, **limits, place=place)

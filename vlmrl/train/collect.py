@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from statistics import fmean
 from typing import Any
@@ -29,8 +29,9 @@ from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.attempts import AttemptRule, Ranks
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.service_pool import ServiceMeter
-from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import (
     Deal,
@@ -39,8 +40,10 @@ from vlmrl.rollout.sample import (
     encode_prompt,
     requests_for,
     rollouts_of,
+    sample_scored,
+    scored_groups,
+    submit,
 )
-from vlmrl.rollout.scoring import Outages, Scoring, sample_scored
 from vlmrl.setup.sources import EvalSet
 from vlmrl.tasks.source import Source
 from vlmrl.train.journal import Clock
@@ -69,7 +72,8 @@ class PromptFeed:
         world: the ranks, which share the prompts of a draw.
         cursor: position of the stream to save in a checkpoint while rows are drawn whose step is not done; None = its
             current position.
-        outages: what happens when a service that a reward needs is down.
+        rule: what happens when a service that a reward needs is down.
+        ranks: what the scoring needs of the run.
         meter: counts of the services on this rank.
         service_counts: (attribute) metric -> number of all ranks so far.
     """
@@ -79,12 +83,13 @@ class PromptFeed:
     validation: Sequence[EvalSet]
     stream: PromptStream
     encoder: Encoder
-    scorers: Mapping[str, RewardScorer]
+    scorers: Mapping[str, Scorer]
     sampling: SamplingParams
     evaluation: Mapping[str, SamplingParams]
     world: World = ALONE
     cursor: Mapping[str, Any] | None = None
-    outages: Outages = field(default_factory=Outages)
+    rule: AttemptRule = field(default_factory=partial(AttemptRule, "wait"))
+    ranks: Ranks = field(default_factory=Ranks)
     meter: ServiceMeter = field(default_factory=ServiceMeter)
     service_counts: dict[str, float] = field(default_factory=dict)
 
@@ -107,6 +112,10 @@ class PromptFeed:
         """Return the counts of this attempt in one line; "" if no service was asked. All ranks call it together."""
         self.service_metrics()
         return self.meter.last.summary(self.service_counts) if self.meter.last is not None else ""
+
+    def scoring(self, *, strict: bool) -> ScoringSession:
+        """Open a session for the scores of a draw. `strict` concerns bugs of the rewards alone."""
+        return ScoringSession(self.scorers, self.rule, strict=strict, ranks=self.ranks)
 
     @property
     def position(self) -> dict[str, Any]:
@@ -184,6 +193,12 @@ class Collected:
     greedy: list[float | None] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def add_wait(self, session: ScoringSession) -> None:
+        """Count the seconds for which a session waited for a service."""
+        if session.waited_seconds:
+            name = "reward/outage_seconds"
+            self.metrics[name] = self.metrics.get(name, 0.0) + session.waited_seconds
 
     def sampled(self) -> list[tuple[int, Prompt]]:
         """Return (index of the group, prompt) of the prompts that this rank has encoded."""
@@ -283,13 +298,12 @@ def collect(
         algorithm: the row of the algorithm table.
         clock: the clock of the step.
         step: the step; equal to the policy version that samples, unless `ahead` has the answers.
-        strict: whether a bug in a reward raises, see `Scoring`.
+        strict: whether a bug in a reward raises, see `ScoringSession`.
         ahead: answers that were sampled during the previous step; None = sample now.
         show: called with (responses sampled so far, their total).
-    Raises: as `Outages.finish`. The position of the stream that a checkpoint saves is then that before the step.
+    Raises: as `ScoringSession.collect`. A checkpoint then saves the position of the stream before the step.
     """
     feed.cursor = feed.cursor or feed.stream.state_dict()
-    feed.outages.seconds = 0.0
     rollout = feed.recipe.rollout
     count, limit, max_open = rollout.prompts_per_step, rollout.max_new_tokens, generator.max_open
     # A rank alone hands everything to its engine at once.
@@ -302,24 +316,26 @@ def collect(
         own: list[Prompt | None] = ahead.own if ahead is not None else [None] * len(drawn)
         deal = ahead.deal if ahead is not None else Deal(len(drawn), feed.world, f"{step}/{draws}", room)
         # "rollout" includes the rewards that are scored meanwhile, "reward" is the wait for the others.
-        with feed.outages.scoring(feed.scorers, strict=strict) as scoring:
+        with feed.scoring(strict=strict) as session:
             if ahead is not None:
                 collected.metrics["rollout/version_lag"] = step - ahead.version
-                seconds = ahead.rollouts[0].seconds if ahead.rollouts else 0.0
+                rollouts = ahead.rollouts
                 with clock("reward"):
-                    scoring.submit_all(ahead.rollouts)
+                    for index, one in enumerate(rollouts):
+                        submit(session, index, one)
             else:
                 with clock("encode"):
                     encoded = _encode(feed, drawn, deal, own)
                     first = list(islice(encoded, room))  # the others are encoded when the engine has room for them
                 with clock("rollout"):
-                    seconds = _sample(feed, generator, chain(first, encoded), room, scoring, len(drawn), step, show)
+                    rollouts = _sample(feed, generator, chain(first, encoded), room, session, len(drawn), step, show)
             with clock("reward"):
                 # This rank's groups -> the groups of all ranks, in the order of the draw.
-                groups = deal.join(feed.outages.finish(scoring, seconds))
+                groups = deal.join(scored_groups(session, rollouts))
+            collected.add_wait(session)
         collected.groups += groups
         collected.prompts += own
-        collected.seconds += seconds if any(own) else 0.0
+        collected.seconds += rollouts[0].seconds if rollouts else 0.0
         collected.owners += [i % feed.world.size for i in range(len(drawn))]
         passed += count if algorithm.filter == "none" else sum(has_spread(g, algorithm, limit) for g in groups)
         draws += 1
@@ -329,8 +345,6 @@ def collect(
         collected.greedy = _greedy_scores(feed, generator, collected, clock, step=step, strict=strict)
         scores = [score for score in collected.greedy if score is not None]
         collected.metrics |= {"reward/greedy_mean": fmean(scores)} if scores else {}
-    if feed.outages.seconds:
-        collected.metrics["reward/outage_seconds"] = feed.outages.seconds
     return collected
 
 
@@ -346,12 +360,12 @@ def _sample(
     generator: Generator,
     prompts: Iterable[Prompt],
     room: int | None,
-    scoring: Scoring,
+    session: ScoringSession,
     total: int,
     step: int,
     show: Callable[[int, int], None],
-) -> float:
-    """Sample the responses to this rank's prompts and begin to score them. Return the seconds of the sampling.
+) -> list[Rollout]:
+    """Sample the responses to this rank's prompts and begin to score them. Return them in the order of the prompts.
 
     Args:
         room: number of groups that are open at the same time; None = all.
@@ -370,7 +384,7 @@ def _sample(
         generator,
         prompts,
         feed.sampling,
-        scoring,
+        session,
         num_samples=count,
         run_seed=recipe.train.seed,
         version=step,
@@ -388,19 +402,20 @@ def _greedy_scores(
     """
     params = replace(feed.sampling, temperature=0.0, top_p=1.0, top_k=0)
     sampled = collected.sampled()
-    with feed.outages.scoring(feed.scorers, strict=strict) as scoring:
+    with feed.scoring(strict=strict) as session:
         with clock("rollout"):
-            sample_scored(
+            rollouts = sample_scored(
                 generator,
                 [prompt for _, prompt in sampled],
                 params,
-                scoring,
+                session,
                 num_samples=1,
                 run_seed=feed.recipe.train.seed,
                 version=step,
             )
         with clock("reward"):
-            scores = [g.samples[0].score for g in feed.outages.finish(scoring)]
+            scores = [group.samples[0].score for group in scored_groups(session, rollouts)]
+        collected.add_wait(session)
     with clock("reward"):
         own_scores = {
             i: None if score.error is not None else score.value for (i, _), score in zip(sampled, scores, strict=True)

@@ -33,9 +33,9 @@ from vlmrl.loggers.base import Ending, Line, SampledRollout, SinkRun
 from vlmrl.loggers.feed import CLOSE_SECONDS, HURRY_SECONDS, Feed
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import redact_value
-from vlmrl.rewards.attempts import earned_on_timeout
+from vlmrl.rewards.base import earned_on_timeout
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.several import possible_values
-from vlmrl.rewards.several_scorer import RewardScorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
@@ -50,7 +50,7 @@ from vlmrl.workers.frames import pack
 LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
-def group_metrics(groups: Sequence[Group], scorers: Mapping[str, RewardScorer] | None = None) -> dict[str, Any]:
+def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
     """Return the metrics of a step's rollouts: rewards and their parts, shares, lengths in tokens.
 
     The mean reward comes with its 95% interval over prompts; a single prompt has no interval.
@@ -105,7 +105,7 @@ def _length_quantiles(lengths: Sequence[int]) -> dict[str, float]:
     return {f"rollout/response_tokens_{name}": value for name, value in zip(LENGTH_QUANTILES, values, strict=True)}
 
 
-def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, RewardScorer]) -> Interval:
+def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
     """Return the mean reward of all samples with its interval.
 
     Samples of one prompt, or of prompts that share their images, are dependent: they form one cluster.

@@ -13,8 +13,8 @@ from types import FrameType
 from vlmrl.dist import world
 from vlmrl.errors import RewardUnavailable
 from vlmrl.recipe.schema import Eval, Recipe
+from vlmrl.rewards.attempts import HINT, OutageError, StepLeftError
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.scoring import HINT, OutageError, StepLeftError
 from vlmrl.train.checkpointing import finish_save, look_after_save, save
 from vlmrl.train.collect import epochs_at
 from vlmrl.train.journal import Journal
@@ -159,9 +159,9 @@ def leaving_steps(session: Session, request: StopRequest) -> Iterator[LeftStep]:
 
     Raises: RewardUnavailable, after a checkpoint of the step's begin was saved, when an outage ends the run.
     """
-    journal, outages, left = session.journal, session.feed.outages, LeftStep()
-    outages.stop_reason = partial(urgent_reason, journal, session.recipe, request)
-    outages.note = lambda event, facts: journal.run.event(journal.progress.step, event, **facts)
+    journal, ranks, left = session.journal, session.feed.ranks, LeftStep()
+    ranks.stop_reason = partial(urgent_reason, journal, session.recipe, request)
+    ranks.note = lambda event, facts: journal.run.event(journal.progress.step, event, **facts)
     try:
         yield left
     except StepLeftError as error:

@@ -24,7 +24,7 @@ from vlmrl.dist import world
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.redaction.redact import excerpt
-from vlmrl.rewards.several_scorer import RewardScorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import make_generator
@@ -425,7 +425,7 @@ def steer_kl(
 
 
 def _rollout_metrics(
-    groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, RewardScorer], health: Health
+    groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, Scorer], health: Health
 ) -> dict[str, Any]:
     """Return the metrics of a step's rewards and rollouts, of its answers, and of the run's health.
 

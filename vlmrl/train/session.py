@@ -38,9 +38,10 @@ from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_w
 from vlmrl.recipe.auto_values import require_settled
 from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
+from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import ServicePlace
-from vlmrl.rewards.several_scorer import RewardScorer
-from vlmrl.rollout.scoring import Outages
+from vlmrl.rewards.scoring import Scorer
+from vlmrl.rollout.sample import ranks_of
 from vlmrl.setup.model import (
     load_for_training,
     make_encoder,
@@ -347,7 +348,8 @@ def open_session(
         sampling_params(recipe, policy, processor.tokenizer),
         {name: setting_params(recipe, policy, processor.tokenizer, s) for name, s in named_settings.items()},
         world,
-        outages=Outages.of(recipe.reward, world, watcher.message),
+        rule=AttemptRule(recipe.reward.outage, recipe.reward.outage_minutes),
+        ranks=ranks_of(world, watcher.message),
     )
     if algorithm is not None and algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, policy, origin, world)
@@ -370,9 +372,9 @@ def _prepare_torch(recipe: Recipe, run: Run) -> None:
 
 def _open_scorers(
     recipe: Recipe, sources: Sequence[Source], validation: Sequence[EvalSet], place: ServicePlace, stack: ExitStack
-) -> dict[str, RewardScorer]:
+) -> dict[str, Scorer]:
     """Return the scorers of the sources by name: training and validation share them. `stack` closes them."""
-    scorers: dict[str, RewardScorer] = {}
+    scorers: dict[str, Scorer] = {}
     for source in [*sources, *(source for one in validation for source in one.sources)]:
         if source.name not in scorers:
             scorers[source.name] = stack.enter_context(make_scorer(source, recipe, place))

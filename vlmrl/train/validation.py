@@ -108,8 +108,8 @@ def planned(recipe: Recipe, sets: Sequence[EvalSet]) -> Iterator[Planned]:
 def answer(feed: PromptFeed, generator: Generator, step: int, one: Planned) -> Evaluation:
     """Answer and score the rows of an evaluation.
 
-    A service that a reward needs may be down: see `Outages`. With "mask", one that is down for all rows is an error at
-    step 0, and later there are no scores then.
+    A service that a reward needs may be down: see `AttemptRule`. With "mask", one that is down for all rows is an
+    error at step 0, and later there are no scores then.
     """
     recipe = feed.recipe
     return evaluate(
@@ -124,7 +124,8 @@ def answer(feed: PromptFeed, generator: Generator, step: int, one: Planned) -> E
         world=feed.world,
         artifact_bytes=KEPT_BYTES // 8,
         patient=step > 0,
-        outages=feed.outages,
+        rule=feed.rule,
+        ranks=feed.ranks,
     )
 
 

@@ -15,7 +15,7 @@ from reward_runs import LEVELS, pair_truth
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.runs import Run, create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace

@@ -25,11 +25,11 @@ from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.records import read_evaluation, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
+from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.sample import encode_prompt
-from vlmrl.rollout.scoring import Outages, answer_pieces
+from vlmrl.rollout.sample import answer_pieces, encode_prompt, ranks_of
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import REPLICATES, Measures, Task, Verdict
@@ -205,8 +205,8 @@ def test_a_service_that_is_down_stops_an_evaluation_and_no_training():
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(monkeypatch, size):
-    monkeypatch.setattr("vlmrl.rewards.attempts.FIRST_SECONDS", 0.01)
-    monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.first_seconds", 0.01)
+    monkeypatch.setattr("vlmrl.rewards.scoring.TICK_SECONDS", 0.01)
     calls = Counter()
 
     def busy(x: RewardInput) -> float:
@@ -217,14 +217,20 @@ def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(mo
 
     expected = run(ListSource(rows(7)), ScriptedEngine(), lambda x: len(x.response) / 9)
     if size == 1:
-        results = [run(ListSource(rows(7)), ScriptedEngine(), busy, outages=Outages("wait"))]
+        results = [run(ListSource(rows(7)), ScriptedEngine(), busy, rule=AttemptRule("wait"))]
     else:
         meeting = (Barrier(size), [None] * size)
         worlds = [Meeting(rank, size, group=meeting) for rank in range(size)]
         with ThreadPoolExecutor(size) as pool:
             jobs = [
                 pool.submit(
-                    run, ListSource(rows(7)), ScriptedEngine(), busy, world=world, outages=Outages("wait", world=world)
+                    run,
+                    ListSource(rows(7)),
+                    ScriptedEngine(),
+                    busy,
+                    world=world,
+                    rule=AttemptRule("wait"),
+                    ranks=ranks_of(world, lambda text: None),
                 )
                 for world in worlds
             ]
@@ -234,10 +240,10 @@ def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(mo
         assert result.rows == expected.rows and result.summary == expected.summary
 
 
-@pytest.mark.parametrize("rule", [Outages("stop"), Outages("wait", minutes=0.001)])
+@pytest.mark.parametrize("rule", [AttemptRule("stop"), AttemptRule("wait", 0.001)])
 def test_an_evaluation_that_cannot_be_scored_ends_without_numbers(monkeypatch, rule):
-    monkeypatch.setattr("vlmrl.rewards.attempts.FIRST_SECONDS", 0.01)
-    monkeypatch.setattr("vlmrl.rollout.scoring.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.first_seconds", 0.01)
+    monkeypatch.setattr("vlmrl.rewards.scoring.TICK_SECONDS", 0.01)
 
     def down_for_one(x: RewardInput) -> float:
         if x.response.startswith("p1"):
@@ -245,7 +251,7 @@ def test_an_evaluation_that_cannot_be_scored_ends_without_numbers(monkeypatch, r
         return 1.0
 
     with pytest.raises(RewardUnavailable, match="busy"):
-        run(ListSource(rows(3)), ScriptedEngine(), down_for_one, outages=rule)
+        run(ListSource(rows(3)), ScriptedEngine(), down_for_one, rule=rule)
 
 
 def test_rows_without_a_score_are_in_no_mean_of_the_reward():
@@ -254,14 +260,14 @@ def test_rows_without_a_score_are_in_no_mean_of_the_reward():
             raise RewardUnavailable("busy")
         return 1.0
 
-    result = run(ListSource(rows(3)), ScriptedEngine(), down_for_one, outages=Outages("mask"))
+    result = run(ListSource(rows(3)), ScriptedEngine(), down_for_one, rule=AttemptRule("mask"))
     reward = result.summary["metrics"]["reward"]
     assert (reward["value"], reward["n"], result.summary["reward_unavailable"]) == (1.0, 2, 1)
 
 
 def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pytest.MonkeyPatch):
     size = max(len(file) for file in run(ListSource(rows(1)), ScriptedEngine(), drawn).files.values())
-    monkeypatch.setattr("vlmrl.rewards.scorer.MOST_CALL_BYTES", 2 * size)
+    monkeypatch.setattr("vlmrl.rewards.scoring.MOST_CALL_BYTES", 2 * size)
     monkeypatch.setattr(evaluating, "CHUNK_PROMPTS", 4)
     found = run(ListSource(rows(5)), ScriptedEngine(), drawn)
     kept = [bool(r["artifacts"]) for r in found.rows]

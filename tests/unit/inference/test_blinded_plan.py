@@ -22,8 +22,7 @@ from vlmrl.evaluate.responses import journal_identity
 from vlmrl.evaluate.run import NumberedRow, Responses
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rollout.sample import Prompt, Rollout
-from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.rollout.sample import Prompt, Rollout, score_rollouts
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout

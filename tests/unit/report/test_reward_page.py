@@ -18,7 +18,7 @@ from vlmrl.reward_check.response_tables import open_table
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
 from vlmrl.reward_check.scoring import open_saved
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.media import write_shard
 from vlmrl.store.runs import create_run
 from vlmrl.tasks.builtin_rewards import load_reward

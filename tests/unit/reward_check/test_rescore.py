@@ -20,7 +20,7 @@ from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.scoring import open_saved
 from vlmrl.reward_check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.runs import create_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Row, Score

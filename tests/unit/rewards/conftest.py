@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 

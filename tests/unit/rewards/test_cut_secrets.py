@@ -17,7 +17,7 @@ from vlmrl.diagnose.thresholds import short
 from vlmrl.recipe.files import read_layer
 from vlmrl.recipe.validation_messages import show
 from vlmrl.redaction.redact import excerpt, first_line, hide_known, redact_text, remember
-from vlmrl.rollout.scoring import _last_line
+from vlmrl.rewards.attempts import last_line
 from vlmrl.services.protocol import error_words, failure_of
 from vlmrl.services.rubric import read_rubric, read_verdict
 
@@ -45,7 +45,7 @@ DOORS: dict[str, tuple[int, Callable[[str], str]]] = {
     "axis of a verdict": (60, lambda text: raised(lambda: read_verdict(RUBRIC, f'{{"reason": "", "{text}": 1}}'))),
     "value of a rubric": (80, lambda text: raised(lambda: read_rubric({"instructions": {"a": text}}, "r.toml"))),
     "value of a recipe": (60, show),
-    "service that is down": (500, lambda text: _last_line("x\n" + text)),
+    "service that is down": (500, lambda text: last_line("x\n" + text)),
 }
 
 

@@ -320,7 +320,7 @@ def test_nothing_that_a_reward_started_outlives_a_trainer_that_is_killed(tmp_pat
         "    time.sleep(60)\n"
     )
     code = (
-        "from vlmrl.tasks.builtin_rewards import load_reward; from vlmrl.rewards.scorer import Scorer\n"
+        "from vlmrl.tasks.builtin_rewards import load_reward; from vlmrl.rewards.scoring import Scorer\n"
         "from vlmrl.types import RewardInput\n"
         f"Scorer(load_reward({str(tmp_path / 'r.py')!r} + ':reward')).score([RewardInput('a')])"
     )
@@ -407,7 +407,7 @@ def test_closed_standard_descriptors_of_the_trainer_are_no_pipes(tmp_path, close
         answer = os.dup(1)
         for fd in ({closed},): os.close(fd)
         from vlmrl.tasks.builtin_rewards import load_reward
-        from vlmrl.rewards.scorer import Scorer
+        from vlmrl.rewards.scoring import Scorer
         from vlmrl.types import RewardInput
         with Scorer(load_reward("r.py:reward"), workers=2) as scorer:
             scores = scorer.score([RewardInput(str(n)) for n in range(5)], strict=True)
@@ -423,7 +423,7 @@ def test_few_open_files_are_enough(tmp_path):
     (tmp_path / "r.py").write_text("def reward(x): return float(x.response)\n")
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from vlmrl.tasks.builtin_rewards import load_reward; from vlmrl.rewards.scorer import Scorer\n"
+        "from vlmrl.tasks.builtin_rewards import load_reward; from vlmrl.rewards.scoring import Scorer\n"
         "from vlmrl.types import RewardInput\n"
         "with Scorer(load_reward('r.py:reward')) as scorer: print(scorer.score([RewardInput('3')])[0].value)"
     )

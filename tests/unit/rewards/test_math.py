@@ -6,14 +6,13 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import Builtin, reward_record
-from vlmrl.rewards.attempts import earned_on_timeout
-from vlmrl.rewards.base import RewardSpec, WorkerFunction
+from vlmrl.rewards.base import RewardSpec, WorkerFunction, earned_on_timeout
 from vlmrl.rewards.math import maye
 from vlmrl.rewards.math.expressions import UnreadableError, check_size, number_token
 from vlmrl.rewards.math.grader import make_grader
 from vlmrl.rewards.math.latex import find_answer, read_number
 from vlmrl.rewards.math.reading import read_unit
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
 
@@ -63,7 +62,7 @@ def test_many_bombs_in_a_row_do_not_end_the_call(monkeypatch, tmp_path):
         "    return grade\n"
     )
     spec = in_worker(body, monkeypatch, tmp_path, on_timeout={"accuracy": 0.0})
-    monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.lost_in_a_row", 2)
     texts = ["bomb"] * 3 + ["a", "b"]
     with Scorer(spec) as scorer:
         scores = scorer.score([RewardInput(text) for text in texts])

@@ -17,7 +17,7 @@ from vlmrl.errors import RewardError
 from vlmrl.rewards import outcomes
 from vlmrl.rewards.base import RewardSpec, split_result
 from vlmrl.rewards.outcomes import FileLimit, artifact_files, detail_text, read_artifacts, read_detail
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.rollouts import read_rollouts, write_rollouts
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Trajectory, Turn
@@ -304,7 +304,7 @@ def test_which_images_are_kept_does_not_depend_on_the_order_of_answers(sizes, ra
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_images_of_a_call_beyond_the_limit_are_left_out_and_counted(scorer, monkeypatch, workers):
     size = len(artifact_files({"a": Image.new("L", (9, 9))})["a"])
-    monkeypatch.setattr("vlmrl.rewards.scorer.MOST_CALL_BYTES", 3 * size + 1)
+    monkeypatch.setattr("vlmrl.rewards.scoring.MOST_CALL_BYTES", 3 * size + 1)
     source = """
     from PIL import Image
     from vlmrl import RewardResult

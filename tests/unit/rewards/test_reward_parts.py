@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import LARGEST, RewardSpec, check_parts, check_weight_sizes, combine
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 

@@ -11,7 +11,7 @@ import pytest
 from processes import assert_all_gone, awaited
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
@@ -283,7 +283,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     )
     code = (
         "from vlmrl.tasks.builtin_rewards import load_reward\n"
-        "from vlmrl.rewards.scorer import Scorer\n"
+        "from vlmrl.rewards.scoring import Scorer\n"
         "from vlmrl.types import RewardInput\n"
         f"s = Scorer(load_reward({str(tmp_path / 'r.py')!r} + ':reward'))\n"
         f"open({str(tmp_path / 'go')!r}, 'w').write('now')\n"

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from vlmrl.rewards.attempts import CHUNK, requests_of
+from vlmrl.rewards.scoring import CHUNK, requests_of
 from vlmrl.types import RewardInput
 from vlmrl.workers import images as sent_images
 from vlmrl.workers.images import HeldImages, ImageKeys, ReceivedImages

@@ -14,10 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError, RewardUnavailable
-from vlmrl.rewards import attempts, load_recorded, load_reward, name_accuracy, reward_record
-from vlmrl.rewards.attempts import EARNED, earned_on_timeout
-from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_parts, other_choices, value_bounds
+from vlmrl.rewards import load_recorded, load_reward, name_accuracy, reward_record
+from vlmrl.rewards.attempts import AttemptRule
+from vlmrl.rewards.base import (
+    EARNED,
+    RewardSpec,
+    accuracy_part,
+    accuracy_parts,
+    earned_on_timeout,
+    other_choices,
+    value_bounds,
+)
 from vlmrl.rewards.identity import identity_of
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.several import (
     Member,
     compose,
@@ -29,7 +38,6 @@ from vlmrl.rewards.several import (
     total,
     weights_of_parts,
 )
-from vlmrl.rewards.several_scorer import SeveralScorer, open_scorer
 from vlmrl.types import INAPPLICABLE, RewardInput, Score, Status
 
 WIDE = (-1e6, 1e6)
@@ -43,7 +51,7 @@ def fixed(label: str, parts: Any = None, *, weight: float = 1.0, gate: str | Non
 
 
 def scored(members: Sequence[Member], *texts: str, **options: Any) -> list[Score]:
-    with open_scorer(compose(members)) as scorer:
+    with Scorer(compose(members)) as scorer:
         return scorer.score([RewardInput(text) for text in texts], **options)
 
 
@@ -60,7 +68,7 @@ def test_the_score_is_the_weighted_sum_of_the_rewards_scores():
 def test_a_list_of_one_reward_scores_as_the_reward_alone():
     spec = load_reward("exact_match", args={"key": "answer"})
     x = [RewardInput(text, {"answer": "4"}) for text in ("<answer>4</answer>", "4", "5")]
-    with open_scorer(spec) as alone, open_scorer(compose([Member("m", spec, dict(spec.weights))])) as listed:
+    with Scorer(spec) as alone, Scorer(compose([Member("m", spec, dict(spec.weights))])) as listed:
         for one, other in zip(alone.score(x), listed.score(x), strict=True):
             assert other.value == one.value and other.detail == {"m": one.detail["exact_match"]}
             assert other.parts == {f"m.{name}": value for name, value in one.parts.items()}
@@ -164,7 +172,7 @@ def test_a_gate_that_no_reward_returns_is_named_at_the_first_score():
     with pytest.raises(RewardError, match=r"gate of `extra` is the part `grade.acuracy`") as error:
         scored(members, "a", strict=True)
     assert "did you mean `grade.accuracy`?" in str(error.value.hint)
-    with open_scorer(compose(members)) as scorer:  # the scorer can be used again
+    with Scorer(compose(members)) as scorer:  # the scorer can be used again
         for _ in range(2):
             with pytest.raises(RewardError):
                 scorer.score([RewardInput("a")], strict=True)
@@ -180,26 +188,24 @@ def test_a_gate_on_a_part_of_some_responses_does_not_depend_on_their_order(texts
         fixed("b", 5.0, gate="a.bonus"),
     ]
     assert {text: s.parts["b.gate"] for text, s in zip(texts, scored(members, *texts), strict=True)} == {"a": 0, "b": 1}
-    with open_scorer(compose(members)) as scorer:  # "a" alone does not have it: that is no error of a whole run
+    with Scorer(compose(members)) as scorer:  # "a" alone does not have it: that is no error of a whole run
         assert scorer.score([RewardInput("a")])[0].parts["b.gate"] == 0.0
 
 
 def test_a_response_that_hangs_or_is_left_to_the_gate_leaves_no_group_waiting():
     members = [fixed("a", lambda x: float(x.response == "a")), fixed("b", 1.0, gate="a")]
-    with open_scorer(compose(members)) as scorer:
+    with Scorer(compose(members)) as scorer, ScoringSession({"": scorer}, strict=True) as session:
         groups = {key: [RewardInput(t) for t in ("a", "b")[: 1 + key % 2]] for key in range(5)}
         for key in (3, 0, 4):
-            scorer.submit(key, groups[key], strict=True)
-        early = dict(scorer.collect(0.0))
+            session.submit(key, "", groups[key])
+        session.listen()
+        assert sorted(session.scored) == [0, 3, 4]
         for key in (1, 2):
-            scorer.submit(key, groups[key], strict=True)
-        late = dict(scorer.collect())
-        assert sorted([*early, *late]) == [0, 1, 2, 3, 4] and sorted(early) == [0, 3, 4]
-        for key, scores in (early | late).items():
-            assert [s.value for s in scores] == [2.0, 0.0][: len(groups[key])]
-        assert len(scorer.seconds) == 7 and scorer.collect() == []
-        with pytest.raises(ValueError, match="submitted twice"):
-            [scorer.submit(0, groups[0]) for _ in range(2)]
+            session.submit(key, "", groups[key])
+        scored_groups = session.collect()
+        assert [group.key for group in scored_groups] == [0, 1, 2, 3, 4] and session.collect() == []
+        for group in scored_groups:
+            assert [s.value for s in group.scores] == [2.0, 0.0][: len(groups[group.key])] and len(group.seconds)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +231,7 @@ def test_a_weight_that_is_no_number_is_refused(weight: float):
     with pytest.raises(RewardError, match="weight"):
         compose([fixed("a", 1.0, weight=weight)])
     with pytest.raises(RewardError, match="no reward is called `b`"):
-        open_scorer(compose([fixed("a", 1.0)]), {"b": 1.0})
+        Scorer(compose([fixed("a", 1.0)]), {"b": 1.0})
 
 
 @pytest.mark.parametrize("returned", [math.nan, math.inf, "1", [1.0]])
@@ -275,7 +281,7 @@ def test_the_accuracy_is_that_of_the_first_reward_without_a_gate():
         name_accuracy(gated, "c.accuracy")
     with pytest.raises(RewardError, match="none of the rewards returns"):
         user = replace(named, members=tuple(replace(m, gate=None) for m in named.members), accuracy="a.x")
-        with open_scorer(user) as scorer:
+        with Scorer(user) as scorer:
             scorer.score([RewardInput("a")], strict=True)
 
 
@@ -332,24 +338,27 @@ def test_functions_of_lists_get_all_groups_in_one_call_each(mine):
         mine("calls", "again", gate="grade.accuracy"),
     ]
     x = {key: [RewardInput(t, {"answer": "ab"}) for t in ("ab", "", "abc")[: 2 + key]] for key in range(2)}
-    with open_scorer(compose(members), workers=2) as scorer:
+    with Scorer(compose(members), workers=2) as scorer:
         for _ in range(2):  # the workers live on
-            for key in (1, 0):
-                scorer.submit(key, x[key], strict=True)
-            assert dict(scorer.collect(0.2)) == {}  # a function of lists answers at the end
-            scores = dict(scorer.collect())
+            with ScoringSession({"": scorer}, strict=True) as session:
+                for key in (1, 0):
+                    session.submit(key, "", x[key])
+                session.listen(0.2)
+                assert session.scored == {}  # a function of lists answers at the end
+                groups = session.collect()
+            scores = [group.scores for group in groups]
             values = [[s.value for s in scores[key]] for key in (0, 1)]
             # calls: 5 responses; lengths: 10 x 2, None, 10 x 3; grade: (1 or 0) + 1; again: 2 right answers
             assert values == [[5 + 20 + 2 + 2, 5 + 1], [5 + 20 + 2 + 2, 5 + 1, 5 + 30 + 1]]
             assert scores[0][1].parts["lengths"] is None and scores[0][1].parts["again.gate"] == 0.0
-            assert len(scorer.seconds) == 5 and all(second > 0 for second in scorer.seconds)
+            assert all(second > 0 for group in groups for second in group.seconds)
 
 
 def test_a_reward_may_not_apply_to_a_whole_call_but_not_all_of_them(mine):
     empty = [RewardInput("", {"answer": ""})] * 2
-    with open_scorer(compose([mine("lengths"), mine("grade")])) as scorer:
+    with Scorer(compose([mine("lengths"), mine("grade")])) as scorer:
         assert [s.value for s in scorer.score(empty, strict=True)] == [2.0, 2.0]
-    with open_scorer(compose([mine("lengths"), mine("lengths", "other")])) as scorer:
+    with Scorer(compose([mine("lengths"), mine("lengths", "other")])) as scorer:
         with pytest.raises(RewardError, match="all returned None"):
             scorer.score(empty, strict=True)
         assert [s.error for s in scorer.score(empty)] == [INAPPLICABLE] * 2 and scorer.failures == 0
@@ -388,8 +397,7 @@ def test_one_reward_of_several_reads_as_if_it_were_alone():
 
 
 def test_workers_end_with_the_scorer(mine):
-    scorer = open_scorer(compose([mine("grade"), mine("lengths")]))
-    assert isinstance(scorer, SeveralScorer)
+    scorer = Scorer(compose([mine("grade"), mine("lengths")]))
     scorer.score([RewardInput("a", {"answer": "a"})])
     import os
 
@@ -431,13 +439,13 @@ def test_mayes_rule_as_a_list_of_rewards(x: RewardInput, expected: float):
         member("format", "think_format", 1.0),
         member("language", "language", 0.1),
     ]
-    with open_scorer(compose(members)) as scorer:
+    with Scorer(compose(members)) as scorer:
         (score,) = scorer.score([x])
     assert score.value == pytest.approx(expected, abs=1e-4)
 
 
 def test_an_outage_of_one_reward_is_waited_for_and_the_others_are_asked_once(monkeypatch):
-    monkeypatch.setattr(attempts, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(AttemptRule, "first_seconds", 0.01)
     asked: list[str] = []
 
     def service(label: str, down: int) -> Callable[[RewardInput], Any]:
@@ -454,20 +462,20 @@ def test_an_outage_of_one_reward_is_waited_for_and_the_others_are_asked_once(mon
         fixed("grade", service("grade", 3)),
         fixed("sure", service("sure", 0), weight=100.0),
     ]
-    with open_scorer(compose(members)) as scorer:
-        for key in (1, 0):
-            scorer.submit(key, [RewardInput("a"), RewardInput("b")], strict=True, on_outage="wait")
-        assert scorer.missing == 3 and "grade is down" in scorer.outage.reason
-        scores = dict(scorer.collect())
-        assert scorer.is_open and scores == {} and "judge" not in asked  # no group has all its grades
-        while scorer.is_open:
-            scores |= dict(scorer.collect(0.05 if scorer.is_busy else None))
-        assert {key: [s.value for s in group] for key, group in scores.items()} == {0: [111.0] * 2, 1: [111.0] * 2}
-        assert asked.count("sure") == 4 and scorer.missing == 0 and scorer.outage is None and len(scorer.seconds) == 4
+    with Scorer(compose(members)) as scorer:
+        with ScoringSession({"": scorer}, AttemptRule("wait"), strict=True) as session:
+            for key in (1, 0):
+                session.submit(key, "", [RewardInput("a"), RewardInput("b")])
+            assert session.waiting.number == 3 and "grade is down" in session.waiting.reason
+            assert session.scored == {} and "judge" not in asked  # no group has all its grades
+            groups = session.collect()
+        assert {group.key: [s.value for s in group.scores] for group in groups} == {0: [111.0] * 2, 1: [111.0] * 2}
+        assert asked.count("sure") == 4 and session.waiting is None
         asked.clear()
-        scorer.submit(0, [RewardInput("a")], strict=True, on_outage="mask")
-        ((_, (score,)),) = scorer.collect()
+        with ScoringSession({"": scorer}, AttemptRule("mask"), strict=True) as session:
+            session.submit(0, "", [RewardInput("a")])
+            ((score,),) = [group.scores for group in session.collect()]
         assert score.status == "unavailable" and "grade is down" in str(score.error) and "judge" not in asked
         with pytest.raises(RewardUnavailable):
             scorer.score([RewardInput("a")], strict=True)
-        assert not scorer.is_open
+        assert scorer.session is None

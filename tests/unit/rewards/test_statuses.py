@@ -12,7 +12,7 @@ from vlmrl import RewardInput, RewardUnavailable
 from vlmrl.errors import RewardError
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 
 QUICK = {"timeout_seconds": 1.0}
@@ -142,8 +142,8 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path, monkeypatch):
-    monkeypatch.setattr("vlmrl.rewards.scorer.LOST_IN_A_ROW", 2)
-    monkeypatch.setattr("vlmrl.rewards.attempts.LOST_IN_A_ROW", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.lost_in_a_row", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.lost_in_a_row", 2)
     rows = [RewardInput(t) for t in ("fine", "exit", "exit", "fine")]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows)
@@ -187,10 +187,10 @@ def test_many_bombs_in_a_batch_earn_their_price_and_the_others_their_score(score
         return [float(len(text)) for text in completions]
     """
     texts = ["exit"] * 5 + ["a", "bb", "exit", "ccc"]
-    with scorer(source, options={"workers": workers}) as s:
+    with scorer(source, options={"workers": workers}) as s, ScoringSession({"": s}, strict=False) as session:
         for key, part in enumerate((texts[:4], texts[4:])):
-            s.submit(key, [RewardInput(text) for text in part])
-        scores = [score for _, of_group in sorted(s.collect()) for score in of_group]
+            session.submit(key, "", [RewardInput(text) for text in part])
+        scores = [score for group in session.collect() for score in group.scores]
     assert [score.value for score in scores] == [-1.0] * 5 + [1.0, 2.0, -1.0, 3.0]
     assert s.failures == 0 and all(score.note for score in scores)
 
@@ -211,7 +211,7 @@ def test_a_response_that_fills_the_memory_twice_earns_what_is_declared(scorer):
 
 @pytest.mark.slow
 def test_a_grader_that_never_answers_is_tried_again_with_a_few_rows_only(scorer, tmp_path, monkeypatch):
-    monkeypatch.setattr("vlmrl.rewards.attempts.FIRST_TRIES", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.first_tries", 2)
     source = f"""
     import os
     ON_TIMEOUT = {{"reward": 0.25}}

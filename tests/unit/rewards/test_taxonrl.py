@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from published_batches import score_batch
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.taxonrl.rewards import FUNCTIONS, squeeze
 from vlmrl.types import RewardInput

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Barrier, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,8 @@ from hypothesis import strategies as st
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.sample import Deal, Prompt
-from vlmrl.rollout.scoring import sample_scored
-from vlmrl.types import Row, Sample, SamplingParams
+from vlmrl.rollout.sample import Deal, Prompt, sample_scored
+from vlmrl.types import RewardInput, Row, Sample, SamplingParams
 
 
 class Threads(World):
@@ -100,17 +101,12 @@ class Rows:
     name = task_name = "rows"
     dataset: Any = None
 
+    def reward_input(self, row: Row, text: str, *facts: Any) -> RewardInput:
+        return RewardInput(text)
 
-class Collector:
-    """Stands for a `Scoring`: keeps the rollouts."""
 
-    def __init__(self) -> None:
-        self.rollouts: dict[int, Any] = {}
-
-    def submit(self, index: int, rollout: Any) -> None:
-        self.rollouts[index] = rollout
-
-    def listen(self) -> None: ...
+UNSCORED: Any = SimpleNamespace(submit=lambda *group: None, listen=lambda: None)
+"""Stands for a session that scores nothing."""
 
 
 def prompt(index: int) -> Prompt:
@@ -124,10 +120,10 @@ def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int 
     joined: list[Any] = [None] * len(worlds)
 
     def work(rank: int) -> None:
-        collector, deal = Collector(), deals[rank]
+        deal = deals[rank]
         options: dict[str, Any] = {"num_samples": 2, "run_seed": 9, "version": 4, "room": room}
-        sample_scored(engines[rank], map(prompt, deal), SamplingParams(), collector, **options)  # type: ignore[arg-type]
-        joined[rank] = deal.join([collector.rollouts[i] for i in sorted(collector.rollouts)])
+        rollouts = sample_scored(engines[rank], map(prompt, deal), SamplingParams(), UNSCORED, **options)
+        joined[rank] = deal.join([replace(rollout, seconds=0.0) for rollout in rollouts])
 
     threads = [Thread(target=work, args=(rank,)) for rank in range(len(worlds))]
     for thread in threads:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vlmrl.dist import world
 from vlmrl.dist.world import World
-from vlmrl.rollout import scoring as rule
-from vlmrl.rollout.scoring import Missing, OutageError, Outages, StepLeftError
+from vlmrl.errors import RewardUnavailable
+from vlmrl.rewards import attempts
+from vlmrl.rewards.attempts import AttemptRule, OutageError, Ranks, StepLeftError, Waiting
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.scoring import Scorer, ScoringSession
+from vlmrl.rollout.sample import ranks_of
+from vlmrl.types import RewardInput
 
 
 class Meeting:
@@ -40,30 +44,32 @@ class Thread(World):
         return self.meeting.gather(self.rank, mine)
 
 
-class Scripted:
-    """Scores that wait for a service for so many ticks (-1 = for ever); its last answer was `silent` seconds ago."""
+class Judge(Scorer):
+    """A reward whose service gives no answer so many times (-1 = for ever)."""
 
-    ended = None
+    def __init__(self, down: int) -> None:
+        self.calls = 0
 
-    def __init__(self, ticks: int, silent: float = 1.0) -> None:
-        self.ticks, self.silent, self.advanced = ticks, silent, 0
+        def score(x: RewardInput) -> float:
+            self.calls += 1
+            if down < 0 or self.calls <= down:
+                raise RewardUnavailable("no answer from judge:8000")
+            return 1.0
 
-    @property
-    def is_open(self) -> bool:
-        return self.ticks != 0
+        super().__init__(RewardSpec("judge", score, {}, {}, pure=True))
 
-    def missing(self) -> Missing | None:
-        return Missing(3, "no answer from judge:8000", 0.0, self.silent) if self.is_open else None
 
-    def settle(self) -> None: ...
+def ranks_on(world: Thread, **hooks: Any) -> Ranks:
+    ranks = ranks_of(world, hooks.pop("say", lambda text: None))
+    for name, hook in hooks.items():
+        setattr(ranks, name, hook)
+    return ranks
 
-    def advance(self, seconds: float) -> None:
-        self.advanced += 1
-        self.ticks -= self.ticks > 0
 
-    def finish(self, seconds: float | None = None) -> list[Any]:
-        assert not self.is_open
-        return []
+def scored(judge: Judge, rule: AttemptRule, ranks: Ranks, samples: int = 1) -> list[float]:
+    with ScoringSession({"judge": judge}, rule, strict=True, ranks=ranks) as session:
+        session.submit(0, "judge", [RewardInput("a")] * samples)
+        return [score.value for group in session.collect() for score in group.scores]
 
 
 def two_ranks(work: Callable[[int, Thread], Any]) -> list[Any]:
@@ -91,64 +97,62 @@ def phases(monkeypatch) -> list[str]:
     return entered
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(AttemptRule, "first_seconds", 0.05)
+    monkeypatch.setattr("vlmrl.rewards.scoring.TICK_SECONDS", 0.03)
+
+
 def test_both_wait_while_the_service_of_one_is_down_and_the_watch_sees_that_they_live(phases):
-    scores, heard = [Scripted(0), Scripted(5)], []
+    judges, heard = [Judge(0), Judge(3)], []
 
-    def work(rank: int, world: Thread) -> list[Any]:
-        rule = Outages("wait", 30.0, world, lambda text: heard.append((rank, text)))
-        return rule.finish(scores[rank])
+    def work(rank: int, world: Thread) -> list[float]:
+        return scored(judges[rank], AttemptRule("wait"), ranks_on(world, say=lambda text: heard.append((rank, text))))
 
-    assert two_ranks(work) == [[], []]
-    assert [one.advanced for one in scores] == [5, 5]
-    assert phases == ["waiting for a service"] * 10
+    assert two_ranks(work) == [[1.0], [1.0]]
+    assert [judge.calls for judge in judges] == [1, 4]
+    assert set(phases) == {"waiting for a service"} and len(phases) % 2 == 0 and len(phases) >= 6
     assert sorted(rank for rank, text in heard if "no answer from judge:8000" in text) == [0, 1]
     assert sum("answers again" in text for _, text in heard) == 2
 
 
 def test_without_an_outage_nothing_is_said_and_no_phase_is_entered(phases):
     heard: list[str] = []
-    assert two_ranks(lambda rank, world: Outages("wait", 30.0, world, heard.append).finish(Scripted(0))) == [[], []]
+    work = lambda rank, world: scored(Judge(0), AttemptRule("wait"), ranks_on(world, say=heard.append))  # noqa: E731
+    assert two_ranks(work) == [[1.0], [1.0]]
     assert heard == [] and phases == []
 
 
 @pytest.mark.parametrize(
-    ("silent", "asked", "expected"),
-    [(1801.0, None, OutageError), (1.0, "interrupted", StepLeftError), (1.0, "the time limit", StepLeftError)],
+    ("minutes", "asked", "expected"),
+    [(0.001, None, OutageError), (30.0, "interrupted", StepLeftError), (30.0, "the time limit", StepLeftError)],
 )
-def test_both_end_at_the_bound_and_when_one_is_asked_to_stop(silent, asked, expected):
-    scores = [Scripted(0), Scripted(-1, silent)]
-
+def test_both_end_at_the_bound_and_when_one_is_asked_to_stop(minutes, asked, expected):
     def work(rank: int, world: Thread) -> Any:
         def reason() -> str | None:
             return next((r for r in world.gather(asked if rank == 0 else None) if r), None)
 
-        return Outages("wait", 30.0, world, stop_reason=reason).finish(scores[rank])
+        return scored(Judge(-1 if rank else 0), AttemptRule("wait", minutes), ranks_on(world, stop_reason=reason), 3)
 
     errors = two_ranks(work)
     assert [type(error) for error in errors] == [expected] * 2
     if expected is OutageError:
-        assert all("30 min 01 s" in str(error) and "no answer from judge:8000" in str(error) for error in errors)
+        assert str(errors[0]) == str(errors[1]) and "(3 sample(s) wait for it): no answer from judge" in str(errors[0])
     else:
         assert [error.reason for error in errors] == [asked] * 2
 
 
 def test_both_stop_when_one_has_samples_without_a_score():
-    def work(rank: int, world: Thread) -> Any:
-        score = SimpleNamespace(status="unavailable" if rank else "ok", error="no answer" if rank else None)
-        groups = [SimpleNamespace(samples=[SimpleNamespace(score=score)] * 2)]
-        scoring: Any = SimpleNamespace(finish=lambda seconds: groups, ended=None)
-        return Outages("stop", 30.0, world).finish(scoring)
-
-    errors = two_ranks(work)
+    errors = two_ranks(lambda rank, world: scored(Judge(-rank), AttemptRule("stop"), ranks_on(world), 2))
     assert [type(error) for error in errors] == [OutageError] * 2
     assert all("unavailable for 2 sample(s): no answer" in str(error) for error in errors)
 
 
 def test_a_long_outage_is_told_again_from_time_to_time(monkeypatch):
     now, heard = 0.0, []
-    monkeypatch.setattr(rule.time, "monotonic", lambda: now)
-    outages = Outages(say=heard.append)
+    monkeypatch.setattr(attempts.time, "monotonic", lambda: now)
+    ranks = Ranks(say=heard.append)
     for _ in range(12):
-        outages._tell(Missing(3, "no answer", 0.0, now))
+        ranks.tell(Waiting(3, "no answer", 0.0, now), AttemptRule("wait"))
         now += 100.0
     assert len(heard) == 4 and [text.startswith("still waiting") for text in heard] == [False, True, True, True]

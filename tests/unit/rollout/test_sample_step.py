@@ -11,12 +11,12 @@ import pytest
 from tinyworld import image
 
 from vlmrl.errors import DataError, EngineError, RewardError
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts
-from vlmrl.rollout.scoring import Scoring, sample_scored, score_rollouts
+from vlmrl.rollout.sample import encode_prompt, sample_rollouts, sample_scored, score_rollouts, scored_groups, submit
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Score, Segment, sample_seed
+from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Segment, sample_seed
 
 
 class Source:
@@ -54,28 +54,19 @@ class Echo:
         ]
 
 
-class Judge:
-    """A scorer that remembers what it was given; fails on the inputs it is told to."""
-
-    missing, outage = 0, None
+class Judge(Scorer):
+    """A reward of this process that remembers what it was given; it fails if it is told to."""
 
     def __init__(self, value: float, error: str | None = None) -> None:
-        self.value, self.error, self.seen, self.rows, self.groups = value, error, [], [], {}
+        self.seen: list[RewardInput] = []
 
-    def submit(self, key, inputs, *, strict: bool, rows=(), on_outage: str = "raise") -> None:
-        self.seen += list(inputs)
-        self.rows += rows
-        self.strict, self.groups = strict, {**self.groups, key: len(inputs)}
+        def score(x: RewardInput) -> dict[str, float]:
+            self.seen.append(x)
+            if error is not None:
+                raise RewardError(error)
+            return {"p": value}
 
-    def collect(self, timeout=None) -> list[tuple[int, list[Score]]]:
-        if self.strict and self.error:
-            raise RewardError(self.error)
-        self.seconds = [0.25 * k for k in range(len(self.seen))]
-        score = Score(self.value + len(self.seen), {"p": self.value}, error=self.error)
-        return [(key, [score] * count) for key, count in self.groups.items()]
-
-    def cancel(self) -> None:
-        self.cancelled = True
+        super().__init__(RewardSpec("judge", score, {}, {}, pure=True))
 
 
 @pytest.fixture
@@ -139,18 +130,17 @@ def test_a_segment_of_another_version_is_an_error_unless_the_policy_did_not_writ
 
 def test_each_source_is_scored_by_its_own_reward_and_groups_keep_their_order(prompts):
     scorers = {"a": Judge(100), "b": Judge(200)}
-    groups = score_rollouts(rollouts_of(prompts), scorers, strict=True)  # type: ignore[arg-type]
+    groups = score_rollouts(rollouts_of(prompts), scorers, strict=True)
     assert [(g.row.source, g.row.prompt_id) for g in groups] == [("a", "x"), ("b", "x"), ("a", "y")]
     assert [[s.score.parts["p"] for s in g.samples] for g in groups] == [[100, 100], [200, 200], [100, 100]]
     assert [len(scorers[n].seen) for n in "ab"] == [4, 2]
-    assert len(scorers["a"].rows) == 4 and "x" in scorers["a"].rows[0] and "y" in scorers["a"].rows[3]
     # each response is what its own reward input said
     assert [x.response for x in scorers["a"].seen] == [s.text for g in (groups[0], groups[2]) for s in g.samples]
     assert scorers["a"].seen[0].prompt == groups[0].prompt_text and scorers["a"].seen[0].num_tokens == 2
 
 
 def test_a_group_keeps_all_that_is_needed_to_replay_it(prompts):
-    groups = score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1)}, strict=True)  # type: ignore[arg-type]
+    groups = score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1)}, strict=True)
     first, second = groups[1].trajectories
     assert (first.task, first.prompt_id, first.occurrence, first.sample, first.version) == ("pairs", "x", 2, 0, 4)
     assert second.seed == first.seed + 1 and second.sample == 1
@@ -160,15 +150,15 @@ def test_a_group_keeps_all_that_is_needed_to_replay_it(prompts):
 
 
 def test_a_failed_score_is_masked_and_kept(prompts):
-    groups = score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1, "boom")}, strict=False)  # type: ignore[arg-type]
+    groups = score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1, "boom")}, strict=False)
     assert [[s.masked for s in g.samples] for g in groups] == [[False, False], [True, True], [False, False]]
     assert groups[1].samples[0].score.error == "boom"
 
 
 def test_a_strict_failure_says_the_source(prompts):
     with pytest.raises(RewardError, match="boom") as caught:
-        score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1, "boom")}, strict=True)  # type: ignore[arg-type]
-    assert "b" in (caught.value.where or "")
+        score_rollouts(rollouts_of(prompts), {"a": Judge(1), "b": Judge(1, "boom")}, strict=True)
+    assert caught.value.where == "row x of b, sample 0"
 
 
 def test_a_prompt_that_is_too_long_is_an_error_with_the_row_and_its_image_tokens(tiny_encoder):
@@ -233,35 +223,38 @@ def test_a_group_is_scored_while_the_others_are_generated_and_groups_keep_their_
 
     engine = InTurn(ready)
     spec = load_reward("mine.py:reward", base_dir=tmp_path)
-    with Scorer(spec) as a, Scorer(spec) as b, Scoring({"a": a, "b": b}, strict=True) as scoring:
-        seconds = sample_scored(engine, prompts, SamplingParams(), scoring, num_samples=2, run_seed=9, version=4)
-        groups = scoring.finish(seconds)
+    with Scorer(spec) as a, Scorer(spec) as b, ScoringSession({"a": a, "b": b}, strict=True) as session:
+        rollouts = sample_scored(engine, prompts, SamplingParams(), session, num_samples=2, run_seed=9, version=4)
+        groups = scored_groups(session, rollouts)
     assert [(g.row.source, g.row.prompt_id) for g in groups] == [("a", "x"), ("b", "x"), ("a", "y")]
     assert [[s.text for s in g.samples] for g in groups] == [["x 0", "x 1"], ["x 0", "x 1"], ["y 0", "y 1"]]
     assert [[s.score.value for s in g.samples] for g in groups] == [[0.0, 1.0]] * 3
-    assert {s.generate_seconds for g in groups for s in g.samples} == {seconds}
+    assert {s.generate_seconds for g in groups for s in g.samples} == {rollouts[0].seconds} != {0.0}
 
 
 def test_samples_of_another_version_are_an_error_before_they_are_scored(prompts):
     judge = Judge(1)
-    with pytest.raises(EngineError, match="version 3, not with 4"), Scoring({"a": judge, "b": judge}, strict=True) as s:  # type: ignore[dict-item]
-        sample_scored(InTurn(lambda: True, 3), prompts, SamplingParams(), s, num_samples=2, run_seed=9, version=4)
+    with (
+        pytest.raises(EngineError, match="version 3, not with 4"),
+        ScoringSession({"b": judge}, strict=True) as session,
+    ):
+        sample_scored(InTurn(lambda: True, 3), prompts, SamplingParams(), session, num_samples=2, run_seed=9, version=4)
     assert judge.seen == []
 
 
-def test_a_round_that_fails_cancels_what_is_being_scored(prompts):
-    judge = Judge(1)
-    with pytest.raises(KeyboardInterrupt), Scoring({"a": judge, "b": judge}, strict=True) as scoring:  # type: ignore[dict-item]
-        scoring.submit_all(rollouts_of(prompts))
-        raise KeyboardInterrupt
-    assert judge.cancelled
+def test_a_round_that_fails_cancels_what_is_being_scored(prompts, tmp_path):
+    (tmp_path / "mine.py").write_text("import time\ndef reward(x):\n    time.sleep(60)\n")
+    with Scorer(load_reward("mine.py:reward", base_dir=tmp_path)) as scorer:
+        with pytest.raises(KeyboardInterrupt), ScoringSession({"b": scorer}, strict=True) as session:
+            submit(session, 0, rollouts_of(prompts)[1])
+            assert scorer.session is session and not session.is_idle
+            raise KeyboardInterrupt
+        assert scorer.session is None and session.is_idle and scorer.pids() == []
 
 
 def test_an_error_names_the_row_its_source_and_the_sample(prompts, tmp_path):
     (tmp_path / "mine.py").write_text("def reward(x):\n    return x.missing\n")
     spec = load_reward("mine.py:reward", base_dir=tmp_path)
-    with Scorer(spec) as a, Scorer(spec) as b, Scoring({"a": a, "b": b}, strict=True) as scoring:
-        scoring.submit_all(rollouts_of(prompts))
-        with pytest.raises(RewardError) as error:
-            scoring.finish(0.0)
+    with Scorer(spec) as a, Scorer(spec) as b, pytest.raises(RewardError) as error:
+        score_rollouts(rollouts_of(prompts), {"a": a, "b": b}, strict=True)
     assert error.value.where in ("row x of a, sample 0", "row x of b, sample 0")

@@ -14,9 +14,8 @@ from vlmrl.data import dataset
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image, encode_png, store_decoded
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.scorer import Scorer
-from vlmrl.rollout.sample import Rollout, encode_prompt
-from vlmrl.rollout.scoring import score_rollouts
+from vlmrl.rewards.scoring import Scorer
+from vlmrl.rollout.sample import Rollout, encode_prompt, score_rollouts
 from vlmrl.rollout.vllm.engine import SharedPixels, split_images
 from vlmrl.types import Message, RewardInput, Row, Sample
 

@@ -19,12 +19,12 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.tables import Judge
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.attempts import AttemptRule, OutageError
 from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.identity import identity_of
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.service_pool import ServiceMeter
 from vlmrl.rewards.several import Member, compose
-from vlmrl.rewards.several_scorer import open_scorer
-from vlmrl.rollout.scoring import OutageError, Outages
 from vlmrl.services.rubric import read_rubric
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.source import reward_of
@@ -123,7 +123,7 @@ def test_rewards_with_equal_settings_share_a_judge_and_are_counted_once(tmp_path
     with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
         spec = text_judge(endpoint=endpoint.address, prices={"input": 1.0, "output": 1.0})
         place, meter = ServicePlace(str(tmp_path)), ServiceMeter()
-        with open_scorer(spec, place=place) as one, open_scorer(compose([Member("a", spec, {})]), place=place) as two:
+        with Scorer(spec, place=place) as one, Scorer(compose([Member("a", spec, {})]), place=place) as two:
             one.score(inputs("x", "y"))
             two.score(inputs("x", "z"))
             services = [*one.services, *two.services]
@@ -150,7 +150,7 @@ def test_a_call_without_an_answer_is_named_beside_the_cost_that_is_assumed_for_i
         prices = {"input": 1.0, "output": 1.0}
         spec = text_judge(endpoint=endpoint.address, prices=prices, timeout_seconds=0.3, max_tokens=1000, attempts=9)
         meter = ServiceMeter()
-        with open_scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:
+        with Scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:
             scorer.score(inputs("x"))
             counts = meter.read(scorer.services)
             line = scorer.services[0].summary(meter.total)
@@ -176,13 +176,13 @@ def test_the_probe_says_how_often_it_asked_a_judge(tmp_path: Path) -> None:
 def test_a_spent_budget_ends_the_work_at_once_whatever_the_rule_for_outages(tmp_path: Path, action: Any) -> None:
     with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
         spec = text_judge(endpoint=endpoint.address, max_calls=2)
-        with open_scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:
-            outages = Outages(action, minutes=10.0)
-            scoring = outages.scoring({"s": scorer}, strict=True)
-            scoring._sources["s"] = scorer
-            scorer.submit(0, inputs("a", "b", "c"), strict=True, on_outage=scoring.on_outage)
-            with pytest.raises(OutageError, match="2 of 2 calls") as caught, scoring:
-                outages.finish(scoring)
+        with (
+            Scorer(spec, place=ServicePlace(str(tmp_path))) as scorer,
+            pytest.raises(OutageError, match="2 of 2 calls") as caught,
+            ScoringSession({"s": scorer}, AttemptRule(action, 10.0), strict=True) as session,
+        ):
+            session.submit(0, "s", inputs("a", "b", "c"))
+            session.collect()
         assert "judge.max_calls" in (caught.value.hint or "") and len(endpoint.requests) == 2
 
 
@@ -194,11 +194,11 @@ def test_a_judge_of_another_folder_answers_without_a_network(tmp_path: Path, mon
 
     with serve_judge(script) as endpoint:
         spec = text_judge(endpoint=endpoint.address)
-        with open_scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:  # as an evaluation of an endpoint does
+        with Scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:  # as an evaluation of an endpoint does
             scorer.score(inputs("x"))
     monkeypatch.setenv("VLMRL_JUDGE_OFFLINE", "1")
     run = tmp_path / "run"
     run.mkdir()
-    with open_scorer(spec, place=ServicePlace(str(run))) as scorer:
+    with Scorer(spec, place=ServicePlace(str(run))) as scorer:
         known, unknown = scorer.score(inputs("x", "never asked"))
     assert known.value == 0.75 and unknown.status == "unavailable" and list(run.iterdir()) == []

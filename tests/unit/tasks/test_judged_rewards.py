@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ from vlmrl.errors import RecipeError, RewardError
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import load_recorded as load_general
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.attempts import AttemptRule
+from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.several import Member, compose
-from vlmrl.rewards.several_scorer import RewardScorer, open_scorer
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.judged.rewards import judge, vfig
 from vlmrl.tasks.judged.service import OFFLINE
 from vlmrl.tasks.source import reward_of
 from vlmrl.tasks.vfig.task import figures_task
-from vlmrl.types import RewardInput, Score
+from vlmrl.types import RewardInput
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20">'
 
@@ -42,15 +42,6 @@ def inputs(*responses: str) -> list[RewardInput]:
     return [RewardInput(response, truth, images=(Image.new("RGB", (20, 20), "white"),)) for response in responses]
 
 
-def waited(scorer: RewardScorer) -> dict[int, list[Score]]:
-    """All groups of a call, also those that wait for the judge."""
-    groups: dict[int, list[Score]] = {}
-    end = time.monotonic() + 60
-    while scorer.is_open and time.monotonic() < end:
-        groups |= dict(scorer.collect(0.1) if scorer.is_busy else scorer.collect())
-    return groups
-
-
 def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
     asked: list[Asked] = []
 
@@ -58,7 +49,7 @@ def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
         asked.append(one)
         return verdict_text(0.25, presence=1.0)
 
-    with serve_judge(script) as endpoint, open_scorer(vfig(judge=table(endpoint))) as scorer:
+    with serve_judge(script) as endpoint, Scorer(vfig(judge=table(endpoint))) as scorer:
         fine, cut, none = scorer.score(inputs(box(5), box(5)[:-6], "no code"))
     assert fine.parts == {"render": 1.0, "presence": 1.0, "layout": 0.25, "connectivity": 0.25, "details": 0.25}
     assert fine.value == pytest.approx(0.4375) and "render" in fine.artifacts
@@ -69,7 +60,7 @@ def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
 def test_a_picture_larger_than_what_may_be_drawn_does_not_score_0():
     large = RewardInput(response=box(5), images=[Image.new("RGB", (17_000, 1000), "white")])
     with serve_judge(lambda number, one: verdict_text(0.5)) as endpoint:
-        scorer = open_scorer(vfig(judge=table(endpoint)))
+        scorer = Scorer(vfig(judge=table(endpoint)))
         with scorer:
             (score,) = scorer.score([large])
     assert score.value == 0.5 and score.parts["render"] == 1
@@ -77,13 +68,14 @@ def test_a_picture_larger_than_what_may_be_drawn_does_not_score_0():
 
 def test_equal_pictures_of_a_group_share_a_call_and_groups_come_as_they_are_ready(tmp_path: Path):
     more = {"concurrency": 4, "cache": str(tmp_path / "judge.sqlite")}
-    with serve_judge(honest) as endpoint, open_scorer(vfig(judge=table(endpoint, **more))) as scorer:
-        for key in range(4):
-            scorer.submit(key, inputs(box(5), box(5).replace("red", "#f00"), box(6 + key)))
-        groups = waited(scorer)
+    with serve_judge(honest) as endpoint, Scorer(vfig(judge=table(endpoint, **more))) as scorer:
+        with ScoringSession({"": scorer}, strict=False) as session:
+            for key in range(4):
+                session.submit(key, "", inputs(box(5), box(5).replace("red", "#f00"), box(6 + key)))
+            groups = session.collect()
         calls = len(endpoint.requests)
-    assert sorted(groups) == [0, 1, 2, 3] and calls == 5
-    assert all(scores[0].value == scores[1].value for scores in groups.values())
+    assert [group.key for group in groups] == [0, 1, 2, 3] and calls == 5
+    assert all(group.scores[0].value == group.scores[1].value for group in groups)
 
 
 def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
@@ -93,17 +85,21 @@ def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
         return refuse(one.protocol, 503) if down else verdict_text(0.5)
 
     with serve_judge(script) as endpoint:
-        with open_scorer(vfig(judge=table(endpoint))) as scorer:
-            scorer.submit(0, inputs(box(5)), on_outage="mask")
-            ((_, (score,)),) = scorer.collect()
+        with Scorer(vfig(judge=table(endpoint))) as scorer:
+            with ScoringSession({"": scorer}, AttemptRule("mask"), strict=False) as session:
+                session.submit(0, "", inputs(box(5)))
+                ((score,),) = [group.scores for group in session.collect()]
             assert score.status == "unavailable" and score.error and scorer.failures == 0
-        with open_scorer(vfig(judge=table(endpoint, outage="wait"))) as scorer:
-            scorer.submit(0, inputs(box(5), box(6)), on_outage="wait")
-            assert scorer.collect() == [] and scorer.is_open and scorer.missing == 2
-            down = False
-            groups = waited(scorer)
-            assert [score.value for score in groups[0]] == [0.5, 0.5]
-        with open_scorer(vfig(judge=table("http://127.0.0.1:9/v1", outage="zero"))) as scorer:
+        with Scorer(vfig(judge=table(endpoint, outage="wait"))) as scorer:
+            with ScoringSession({"": scorer}, AttemptRule("wait"), strict=False) as session:
+                session.submit(0, "", inputs(box(5), box(6)))
+                while session.waiting is None or session.waiting.number < 2:
+                    session.listen(0.01)
+                assert session.scored == {}
+                down = False
+                (group,) = session.collect()
+            assert [score.value for score in group.scores] == [0.5, 0.5]
+        with Scorer(vfig(judge=table("http://127.0.0.1:9/v1", outage="zero"))) as scorer:
             (score,) = scorer.score(inputs(box(5)))
             assert score.value == 0 and "down" in score.note
 
@@ -112,22 +108,23 @@ def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
 def test_an_invalid_verdict_is_no_score_and_nobody_waits(answer: str):
     with (
         serve_judge(lambda number, one: verdict_text(answer)) as endpoint,
-        open_scorer(vfig(judge=table(endpoint))) as scorer,
+        Scorer(vfig(judge=table(endpoint))) as scorer,
+        ScoringSession({"": scorer}, AttemptRule("wait"), strict=False) as session,
     ):
-        scorer.submit(0, inputs(box(5)), on_outage="wait")
-        ((_, (score,)),) = scorer.collect()
-    assert score.status == "unavailable" and not scorer.is_open
+        session.submit(0, "", inputs(box(5)))
+        ((score,),) = [group.scores for group in session.collect()]
+    assert score.status == "unavailable" and session.waited_seconds == 0.0
 
 
 def test_verdicts_come_from_the_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"cache": str(tmp_path / "judge.sqlite")}
     with serve_judge(honest) as endpoint:
         values = table(endpoint, **settings)
-        with open_scorer(vfig(judge=values)) as scorer:
+        with Scorer(vfig(judge=values)) as scorer:
             first = scorer.score(inputs(box(5), box(6)))
         calls = len(endpoint.requests)
         monkeypatch.setenv(OFFLINE, "1")
-        with open_scorer(vfig(judge=values)) as scorer:
+        with Scorer(vfig(judge=values)) as scorer:
             again = scorer.score(inputs(box(5), box(6), box(7)))
         assert len(endpoint.requests) == calls == 2
     assert [score.value for score in again[:2]] == [score.value for score in first]
@@ -140,7 +137,7 @@ def test_a_judge_beside_another_reward():
             Member("code", load_reward("svg", args={"key": "svg"}), {}),
             Member("look", vfig(judge=table(endpoint)), {}),
         ]
-        with open_scorer(compose(members)) as scorer:
+        with Scorer(compose(members)) as scorer:
             right, wrong = scorer.score(inputs(box(10), "no code"))
     assert right.value == pytest.approx(1.5) and wrong.value == 0
     assert right.parts["look.presence"] == 0.5
@@ -155,7 +152,7 @@ def test_text_is_judged_beside_the_expected_answer():
 
     with serve_judge(script) as endpoint:
         spec = judge(judge=table(endpoint), render="none", key="source")
-        with open_scorer(spec) as scorer:
+        with Scorer(spec) as scorer:
             (score,) = scorer.score(inputs("a red box"))
     assert "a red box" in asked[0].text and score.value == 0.5 and set(score.parts) == set(AXES)
 

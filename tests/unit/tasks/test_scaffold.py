@@ -10,7 +10,7 @@ import pytest
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.load import load_recipe
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.scaffold import FUNCTIONS, STYLES, write_task
 from vlmrl.tasks.source import open_source, open_validation

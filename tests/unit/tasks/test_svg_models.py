@@ -11,7 +11,7 @@ import pytest
 from picture_model_folders import tiny_models
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.vfig import grader as models_grader
 from vlmrl.tasks.vfig.measures import PictureModel

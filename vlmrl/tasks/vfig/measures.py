@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlmrl.errors import VlmrlError
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.base import RewardSpec, WorkerFunction, in_this_process
-from vlmrl.rewards.scorer import Scorer
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.base import CEILING, VALID, Measures, MeasureSettings
 from vlmrl.tasks.vfig.rewards import SECONDS, vfig_rules
 from vlmrl.tasks.vfig.truth import CODE, code_of
