@@ -40,7 +40,6 @@ from vlmrl.metric import metric_facts
 from vlmrl.rewards.attempts import AttemptRule, Ranks
 from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_words
 from vlmrl.rewards.scoring import Scorer, ScoringSession
-from vlmrl.rewards.several import possible_values
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Rollout, answer_pieces, encode_prompt, score_rollouts, scored_groups, submit
 from vlmrl.store.evaluated_rows import COLUMNS, SHOWN_IMAGES
@@ -385,7 +384,7 @@ def _ranges(columns: EvalColumns, source: Source, scorer: Scorer, params: Sampli
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
     ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
     patterns = [{name: 0.0 if applies else None for name, applies in pattern} for pattern in columns.applying]
-    whole = possible_values(patterns, spec, scorer.weights)
+    whole = scorer.possible_values(patterns)
     if whole is not None:
         ranges["reward"] = whole
     own = source.task.metrics

@@ -11,13 +11,14 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, last_line
 from vlmrl.rewards.base import (
     NO_PLACE,
+    Parts,
     RewardFn,
     RewardSpec,
     Service,
@@ -27,6 +28,7 @@ from vlmrl.rewards.base import (
     check_weight_sizes,
     combine,
     counting_weights,
+    value_range,
 )
 from vlmrl.rewards.outcomes import (
     LEFT_OUT,
@@ -42,7 +44,7 @@ from vlmrl.rewards.outcomes import (
     result_of,
 )
 from vlmrl.rewards.service_pool import ServicePool
-from vlmrl.rewards.several import Member, check_sums, is_open, label_of, stages, total
+from vlmrl.rewards.several import Member, check_sums, is_open, label_of, possible_values, stages, total
 from vlmrl.rewards.worker_pool import WorkerPool
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
 from vlmrl.untrusted import encodable
@@ -246,6 +248,12 @@ class Scorer:
     def pids(self) -> list[int]:
         """Return the processes that run the rewards: their workers, or this one."""
         return list(dict.fromkeys(pid for reward in self.rewards for pid in reward.backend.pids()))
+
+    def possible_values(self, all_parts: Iterable[Parts]) -> tuple[float, float] | None:
+        """Return the least and the largest score of responses with such parts, as `value_range`."""
+        if self.spec.members:
+            return possible_values(all_parts, self.spec, self.weights)
+        return value_range(all_parts, self.weights, self.spec.ranges)
 
     def score(self, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] = ()) -> list[Score]:
         """Return one score per input, in order.

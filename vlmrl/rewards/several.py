@@ -362,12 +362,10 @@ def without_on_timeout(spec: RewardSpec) -> RewardSpec:
 def possible_values(
     all_parts: Iterable[Parts], spec: RewardSpec, weights: Mapping[str, float]
 ) -> tuple[float, float] | None:
-    """Return the least and the largest score of responses with such parts; None if a part has no declared range.
+    """Return the least and the largest sum of responses with such parts; None if a part has no declared range.
 
-    See `value_range`. With several rewards it is the sum of their ranges; one that does not count adds 0.
+    It is the sum of the rewards' ranges (`value_range`); one that does not count adds 0.
     """
-    if not spec.members:
-        return value_range(all_parts, weights, spec.ranges)
     responses = list(all_parts)
     low = high = 0.0
     for member in spec.members:

@@ -196,8 +196,10 @@ def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
     if not isinstance(detail, str | None) or not isinstance(names, list) or len(names) != len(blobs):
         raise GarbledError(f"its images have no names: {excerpt(str(answer), 200)}")
     try:
-        artifacts, files = read_artifacts({part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)})
-        return Result(parts, excerpt(note, MOST_NOTE_CHARS), seconds, read_detail(detail), artifacts, files)
+        named = {part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)}
+        artifacts, files = read_artifacts(named) if named else ({}, {})
+        detail = None if detail is None else read_detail(detail)
+        return Result(parts, excerpt(note, MOST_NOTE_CHARS), seconds, detail, artifacts, files)
     except RewardError as error:
         return Failure(CONTRACT, excerpt(error.message, MOST_MESSAGE_CHARS), hint=error.hint)
 

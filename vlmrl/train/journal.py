@@ -35,7 +35,6 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import redact_value
 from vlmrl.rewards.base import earned_on_timeout
 from vlmrl.rewards.scoring import Scorer
-from vlmrl.rewards.several import possible_values
 from vlmrl.rollout.engine import Generator
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
@@ -113,7 +112,7 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
     scored = [(g, x.score) for g in groups for x in g.samples if x.score.error is None]
     clusters = [tuple(m.sha256 for m in g.row.media) or (g.row.source, g.row.prompt_id) for g, _ in scored]
     ranges = [
-        possible_values([score.parts for g, score in scored if g.row.source == name], scorer.spec, scorer.weights)
+        scorer.possible_values([score.parts for g, score in scored if g.row.source == name])
         for name, scorer in scorers.items()
         if any(g.row.source == name for g, _ in scored)
     ]

@@ -36,7 +36,7 @@ def group(*texts: str, shade: int = 7, shared: bool = True) -> list[RewardInput]
 
 def sent(scorer) -> list[int]:
     """Bytes that each worker of a scorer has got."""
-    return sorted(worker.sent_bytes for worker in scorer._pool._workers)
+    return sorted(worker.sent_bytes for worker in scorer.rewards[0].backend._workers)
 
 
 @pytest.mark.parametrize("shared", [True, False])
