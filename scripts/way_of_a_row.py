@@ -9,9 +9,9 @@ one of its functions is called then. The reward worker is counted apart, from it
 
 Two files are a border if they are in different packages and a function of one calls a function of the other, directly
 or through a library. A package is a folder right below `vlmrl/`; the files beside these folders, such as types.py, are
-one more. Other things could be called borders, too: FIGURES pairs of functions, of a file and a function of another
-package, or of packages. Pairs of functions grow with each helper and each list comprehension that code is divided into,
-and pairs of packages hide how many files know each other.
+one more. Other things could be called borders, too (136 pairs of functions, 124 of a file and a function of another
+package, 33 of packages where these are 60). Pairs of functions grow with each helper and each list comprehension that
+code is divided into, and pairs of packages hide how many files know each other.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 ALONE = """
 import sys
 
-ALLOWED = ("errors", "extras", "types", "packed", "json_text", "key_facts", "redaction", "algo", "model")
+ALLOWED = ("errors", "types", "untrusted", "key_facts", "redaction", "algo", "model")
 OTHERS = ("typer", "pydantic", "pyarrow", "datasets", "peft", "jinja2", "cairosvg", "google", "sklearn", "vllm")
 
 class Refuse:

@@ -9,7 +9,7 @@ from scripts.way_of_a_row import SETTINGS
 from vlmrl.store.runs import open_run
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-MOST_FILES, MOST_BORDERS, MOST_WORKER_FILES = 0, 0, 0
+MOST_FILES, MOST_BORDERS, MOST_WORKER_FILES = 45, 60, 4
 """Limits of the way of a row: lower them when the way becomes shorter; docs/design/index.md shows it."""
 
 

@@ -9,9 +9,9 @@ in one step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 Finish = Literal["stop", "length"]
 """Reason why a response ended: "stop" = its end token or a stop string, "length" = the token limit."""
@@ -107,6 +107,28 @@ class Row:
     def place(self) -> str:
         """Place of the row, as error messages state it."""
         return f"{self.origin} ({self.prompt_id})" if self.origin else name_row(self.source, self.prompt_id)
+
+
+class Rows(Sequence[Row]):
+    """Sequence of rows, each made on access by `make(index)`; slices are lists."""
+
+    def __init__(self, length: int, make: Callable[[int], Row]) -> None:
+        self._length, self._make = length, make
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(self._length))]
+        number = index + self._length if index < 0 else index
+        if not 0 <= number < self._length:
+            raise IndexError(f"row {index} of {self._length}")
+        return self._make(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vlmrl.data.images import BoundedCache, ImageStore, decode_image
+from vlmrl.data.images import ImageStore, decode_cached
 from vlmrl.errors import DataError
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.table_reader import damage_told, open_parquet
-from vlmrl.types import Media, Row
+from vlmrl.types import Media, Row, Rows
 from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
-
-
-DECODED_BYTES = 2**29
-"""Maximum size of a process's cache of decoded images, in bytes. The model, the engine and the reward read the same
-images of a prompt, and datasets of pairs repeat images. 512 MiB are 170 images of one megapixel."""
-_decoded: BoundedCache[PILImage] = BoundedCache(DECODED_BYTES, lambda image: 3 * image.width * image.height)
 
 
 class Dataset(Protocol):
@@ -95,47 +88,6 @@ class WrappedDataset:
 
     def place_of(self, media: Media) -> str:
         return self.dataset.place_of(media)
-
-
-def decode_cached(dataset: Dataset, media: Media) -> PILImage:
-    """Return a decoded image of a dataset, from the process's cache if it is there.
-
-    The cache (see `DECODED_BYTES`) returns the same object to all callers: do not change its pixels.
-
-    Raises: DataError that says where the image is.
-    """
-
-    def decode() -> PILImage:
-        data = dataset.image_bytes(media)
-        try:
-            return decode_image(data)
-        except DataError as error:
-            hint = f"repair the file or remove the row; `vlmrl data doctor {quote(dataset.path)}` decodes every image"
-            raise DataError(error.message, where=dataset.place_of(media), hint=hint) from error
-
-    return _decoded.get((dataset.path, media.sha256), decode)
-
-
-class Rows(Sequence[Row]):
-    """Sequence of rows, each made on access by `make(index)`; slices are lists."""
-
-    def __init__(self, length: int, make: Any) -> None:
-        self._length, self._make = length, make
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        if isinstance(index, slice):
-            return [self._make(i) for i in range(*index.indices(self._length))]
-        number = index + self._length if index < 0 else index
-        if not 0 <= number < self._length:
-            raise IndexError(f"row {index} of {self._length}")
-        return self._make(number)
 
 
 def require_split(dataset: Dataset, split: str) -> None:

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vlmrl.data.dataset import Rows, decode_cached, require_split
+from vlmrl.data.dataset import require_split
 from vlmrl.data.image_scan import scan_files
-from vlmrl.data.images import MAX_FILE_BYTES, image_hash, probe_image
+from vlmrl.data.images import MAX_FILE_BYTES, decode_cached, image_hash, probe_image
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.data.splits import LabelledImage
 from vlmrl.data.table_values import IMAGE_SUFFIXES
 from vlmrl.errors import DataError
-from vlmrl.types import Media, Row
+from vlmrl.types import Media, Row, Rows
 from vlmrl.untrusted import encodable, file_problem
 
 if TYPE_CHECKING:

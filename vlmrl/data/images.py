@@ -13,8 +13,9 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from shlex import quote
 from threading import Lock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from vlmrl.errors import DataError, StoreError
 from vlmrl.store.media import ShardFolder
@@ -361,3 +362,37 @@ class BoundedCache(Generic[T]):
             while self.bytes > self.limit_bytes and len(self._values) > 1:
                 self.bytes -= self.size_of(self._values.popitem(last=False)[1])
         return value
+
+
+class ImageSource(Protocol):
+    """A dataset, as far as its images are concerned (`data/dataset.py`)."""
+
+    @property
+    def path(self) -> str: ...
+    def image_bytes(self, media: Media) -> bytes: ...
+    def place_of(self, media: Media) -> str: ...
+
+
+DECODED_BYTES = 2**29
+"""Maximum size of a process's cache of decoded images, in bytes. The model, the engine and the reward read the same
+images of a prompt, and datasets of pairs repeat images. 512 MiB are 170 images of one megapixel."""
+_decoded: BoundedCache[PILImage] = BoundedCache(DECODED_BYTES, lambda image: 3 * image.width * image.height)
+
+
+def decode_cached(source: ImageSource, media: Media) -> PILImage:
+    """Return a decoded image of a dataset, from the process's cache if it is there.
+
+    The cache (see `DECODED_BYTES`) returns the same object to all callers: do not change its pixels.
+
+    Raises: DataError that says where the image is.
+    """
+
+    def decode() -> PILImage:
+        data = source.image_bytes(media)
+        try:
+            return decode_image(data)
+        except DataError as error:
+            hint = f"repair the file or remove the row; `vlmrl data doctor {quote(source.path)}` decodes every image"
+            raise DataError(error.message, where=source.place_of(media), hint=hint) from error
+
+    return _decoded.get((source.path, media.sha256), decode)

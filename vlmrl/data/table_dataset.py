@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vlmrl.data.dataset import Rows, canonical_json, decode_cached, require_split
-from vlmrl.data.images import image_hash, probe_image
+from vlmrl.data.dataset import canonical_json, require_split
+from vlmrl.data.images import decode_cached, image_hash, probe_image
 from vlmrl.data.table_files import find_tables, kind_of_files, parquet_table, place_of, sound_rows
 from vlmrl.data.table_values import (
     TRAINING,
@@ -34,7 +34,7 @@ from vlmrl.data.table_values import (
 )
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
-from vlmrl.types import Media, Row, hash64
+from vlmrl.types import Media, Row, Rows, hash64
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmrl import __version__
-from vlmrl.data.dataset import Rows
 from vlmrl.data.image_folders import ImageFiles
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.dist.world import ALONE, World
@@ -32,6 +31,7 @@ from vlmrl.store.layout import unfinished_logs, unfinished_result
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.tasks.image_source import Question, ask_about
 from vlmrl.tasks.source import Source
+from vlmrl.types import Rows
 from vlmrl.untrusted import parse_json
 
 

@@ -146,7 +146,7 @@ class _Reward:
 
     def _valued(self, result: Result) -> Score | Failure:
         """Return the score: parts checked against their ranges and combined with the weights; all else unchanged."""
-        note = encodable(result.note)
+        note = result.note and encodable(result.note)
         detail = None if result.detail is None else {self.spec.key: result.detail}
         try:
             parts = check_parts(result.parts, self.spec.ranges)

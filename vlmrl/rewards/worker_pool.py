@@ -106,7 +106,7 @@ class WorkerPool(Pool[Place, Outcome]):
     def add(self, batches: Sequence[Sequence[Place]], inputs: Mapping[Place, RewardInput]) -> None:
         """Queue requests, one for each batch, and give them to idle workers. Does not wait."""
         self._inputs |= inputs
-        self._images.add(inputs[place] for batch in batches for place in batch)
+        self._images.add([inputs[place] for batch in batches for place in batch])
         super().add(batches)
 
     def hold(self) -> list[Place]:
@@ -199,7 +199,8 @@ def _result(answer: dict[str, Any], blobs: Sequence[bytes]) -> Outcome:
         named = {part_name(n, "artifact"): b for n, b in zip(names, blobs, strict=True)}
         artifacts, files = read_artifacts(named) if named else ({}, {})
         detail = None if detail is None else read_detail(detail)
-        return Result(parts, excerpt(note, MOST_NOTE_CHARS), seconds, detail, artifacts, files)
+        note = excerpt(note, MOST_NOTE_CHARS) if note else ""
+        return Result(parts, note, seconds, detail, artifacts, files)
     except RewardError as error:
         return Failure(CONTRACT, excerpt(error.message, MOST_MESSAGE_CHARS), hint=error.hint)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
-from vlmrl.data.dataset import Dataset, Rows, require_split
+from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
 from vlmrl.recipe.schema import Data, Recipe, Reward
@@ -25,7 +25,7 @@ from vlmrl.rewards.base import RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
-from vlmrl.types import Finish, Group, Message, RewardInput, Row, ScoredSample
+from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample
 
 if TYPE_CHECKING:
     from vlmrl.rewards.several import Member

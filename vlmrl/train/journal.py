@@ -577,8 +577,13 @@ class Watcher(Protocol):
     def sample(self, step: int, group: Group) -> None: ...
 
 
-class SilentWatcher(Watcher):
+class SilentWatcher:
     """Console that shows nothing."""
+
+    def message(self, *_: Any, **__: Any) -> None:
+        """Show nothing."""
+
+    generated = step = validation = sample = message
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ class ImageKeys:
         """Return the key of each image of an input."""
         return [self._key(image) for image in x.images]
 
-    def add(self, inputs: Iterable[RewardInput]) -> None:
+    def add(self, inputs: Sequence[RewardInput]) -> None:
         """Count the images of inputs that will be scored."""
         self._uses.update(key for x in inputs for key in self.of(x))
 

@@ -194,7 +194,7 @@ class Worker:
         self.request, self.item = self.request + 1, 0
         self.unsent = memoryview(HEAD.pack(self._token, self.request, WHOLE, os.getpid()) + message)
         self.sent_bytes += len(self.unsent)
-        self.deadline = time.monotonic() + patience(seconds)
+        self.deadline = time.monotonic() + seconds
         self.send()
 
     def send(self) -> None:
@@ -304,6 +304,7 @@ class Pool(Generic[Key, Outcome]):
 
     def __init__(self, module: str, setup: Mapping[str, Any], *, size: int, limits: Limits) -> None:
         self._code, self.size, self.limits = (module, setup), size, limits
+        self._call_seconds = patience(limits.seconds)
         self._workers: list[Worker] = []
         self._hear: Callable[[bytes], object] | None = None
         self.begin()
@@ -402,7 +403,7 @@ class Pool(Generic[Key, Outcome]):
         for worker in self._workers:
             if self._queue and not worker.is_awaited:
                 keys = self._queue.popleft()
-                worker.assign(keys, self._message(worker, keys), self.limits.seconds)
+                worker.assign(keys, self._message(worker, keys), self._call_seconds)
 
     def _wait(self, seconds: float | None) -> list[Worker]:
         """Sleep until something happens, at most `seconds`. Return workers that answered, ended or ran out of time."""
@@ -444,7 +445,7 @@ class Pool(Generic[Key, Outcome]):
                 outcomes += self._outcome(worker, keys, frame)
                 worker.busy = worker.busy[len(keys) :]
                 worker.item, worker.answered = worker.item + 1, worker.answered + len(keys)
-                worker.deadline = time.monotonic() + patience(self.limits.seconds)
+                worker.deadline = time.monotonic() + self._call_seconds
                 worker.forget_output()
         except GarbledError as error:
             return [*outcomes, *self._remove(worker, "garbled", str(error))]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tinyworld import encoded
 
-from vlmrl.data import dataset
+from vlmrl.data import images
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image, encode_png, store_decoded
 from vlmrl.rewards.base import RewardSpec
@@ -114,13 +114,13 @@ class Files:
             self.decoded[path] += 1
             return decode_image(data)
 
-        monkeypatch.setattr(dataset, "decode_image", count)
+        monkeypatch.setattr(images, "decode_image", count)
 
     def image_bytes(self, media: Any) -> bytes:
         return self.bytes
 
     def image(self, media: Any) -> Any:
-        return dataset.decode_cached(self, media)  # type: ignore[arg-type]
+        return images.decode_cached(self, media)
 
 
 class Source:
