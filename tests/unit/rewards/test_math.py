@@ -96,7 +96,7 @@ def test_the_time_limit_is_the_shorter_of_both():
     assert spec.timeout_seconds == 2.5 and spec.worker is not None and not spec.pure
     for given, used in ((10.0, 2.5), (1.0, 1.0)):
         with Scorer(spec, timeout_seconds=given) as scorer:
-            assert scorer.rewards[0].backend.timeout == used
+            assert scorer.rewards[0].backend.limits.seconds == used
 
 
 def test_loading_the_reward_imports_no_sympy_here():
