@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     (INPUTS, "[g for g, ok in zip(groups, passed, strict=True) if ok]", "list(groups)", GOLDEN),
     (INPUTS, "scale=algorithm.scale", "scale=None", GOLDEN),
-    (INPUTS, "gamma=algorithm.gamma", "gamma=1.0", GOLDEN),
+    (INPUTS, "            gamma=algorithm.gamma,", "            gamma=1.0,", GOLDEN),
     (LOSSES, "return (logp_K - old_logp_K).clamp", "return (old_logp_K - logp_K).clamp", GOLDEN),
     (
         LOSSES,
@@ -364,7 +364,7 @@ MUTANTS = [
         "np.var(targets_N - values_N) / np.var(values_N)",
         CRITIC,
     ),
-    (INPUTS, "lam=algorithm.gae_lambda", "lam=1.0", CRITIC),
+    (INPUTS, "            lam=algorithm.gae_lambda,", "            lam=1.0,", CRITIC),
     (INPUTS, 'excluded = ("drop", "mask") if', 'excluded = ("drop",) if', CRITIC),
     (INPUTS, lines("penalties", "values", indent=8), lines("penalties", "()", indent=8), CRITIC),
     (INPUTS, "0.0 if is_closed else score.parts", "1.0 if is_closed else score.parts", SEVERAL),

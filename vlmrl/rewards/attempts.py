@@ -281,7 +281,7 @@ class StepLeftError(Exception):
 
 @dataclass
 class Ranks:
-    """What scoring needs of the run, and what it tells it about outages.
+    """Interface of a run for scoring: its ranks, and the messages about outages.
 
     Args:
         gather: returns the values of the ranks that score together; all of them call it together.

@@ -105,7 +105,7 @@ class InProcess:
 
 
 Backend = WorkerPool | ServicePool | InProcess
-"""Where a reward runs: all that differs between a built-in of this process, workers and a service."""
+"""Place of a reward: a built-in of this process, workers or a service. Nothing else differs between them."""
 
 
 class _Reward:
@@ -285,7 +285,7 @@ class GroupScores:
 
 
 class _Part:
-    """What a session scores with one reward.
+    """Inputs and scores of one reward in a session.
 
     Attributes:
         gate: the part whose scores decide which inputs this one gets; None = it gets all.
@@ -458,7 +458,7 @@ class ScoringSession:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What waits for a service, or None."""
+        """Return the wait for a service; None if nothing waits."""
         attempts = [part.attempts for part in self._parts() if part.attempts is not None]
         outages = [(a.outage, len(a.missing) + len(a.outage.asked)) for a in attempts if a.outage is not None]
         if not outages:
@@ -605,11 +605,11 @@ class ScoringSession:
 
     def _total(self, source: _Source, place: Place) -> Score:
         """Return the score of a response from those of all rewards. Raises: RewardError if there is none, if strict."""
-        scorer, asked = source.scorer, [part for part in source.parts if place in part.inputs]
+        scorer, parts = source.scorer, [part for part in source.parts if place in part.inputs]
         if not scorer.spec.members:
-            return self._score(asked[0], place)
+            return self._score(parts[0], place)
         scores: dict[str, Score | None] = dict.fromkeys(m.label for m in scorer.spec.members)
-        scores |= {part.reward.member.label: self._score(part, place) for part in asked}
+        scores |= {part.reward.member.label: self._score(part, place) for part in parts}
         score = total(scorer.spec.members, scorer.weights, scores)
         if self.strict and score.failed:
             raise RewardError(str(score.error), where=source.row(place), hint="lower the parts, or the weights")

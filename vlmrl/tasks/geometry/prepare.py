@@ -84,31 +84,31 @@ def made_rows(
     planned: dict[str, list[PlannedRow]] = {}
     for split, members in problems.items():
         planned[split] = []
-        for number, made in enumerate(members):
+        for number, member in enumerate(members):
             numbers, name = (), f"{split} {number}"
-            if isinstance(made, DrawnProblem):
+            if isinstance(member, DrawnProblem):
                 numbers, name = (len(images),), f"drawn {name}"
-                images.append(examine(made.image))
-                files[images[-1].media.sha256] = made.image
-            tokens = lengths.of({"problem": _text_of(made)}, [images[i].media for i in numbers])
-            planned[split].append(PlannedRow(made, RowFacts(numbers, None, None, tokens, (), name)))
+                images.append(examine(member.image))
+                files[images[-1].media.sha256] = member.image
+            tokens = lengths.of({"problem": _text_of(member)}, [images[i].media for i in numbers])
+            planned[split].append(PlannedRow(member, RowFacts(numbers, None, None, tokens, (), name)))
     return planned, images, files
 
 
 def made_fields(name: str, rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
     """Yield the columns of drawn or written problems. See `Assembly.fields`."""
     for row in rows:
-        made: DrawnProblem | WrittenProblem = row.key
-        is_drawn = isinstance(made, DrawnProblem)
-        problem = made.problem if is_drawn else made
+        member: DrawnProblem | WrittenProblem = row.key
+        is_drawn = isinstance(member, DrawnProblem)
+        problem = member.problem if is_drawn else member
         solution = f"{problem.steps} The answer is $\\boxed{{{problem.answer}}}$.".lstrip()
-        truth = {"answer": problem.answer, "solution": solution, "topic": made.topic, "kind": problem.kind}
+        truth = {"answer": problem.answer, "solution": solution, "topic": member.topic, "kind": problem.kind}
         origin = row.facts.name if is_drawn else f"written {row.facts.name}"
-        yield _fields(name, _text_of(made), truth, [media[i] for i in row.facts.images], origin)
+        yield _fields(name, _text_of(member), truth, [media[i] for i in row.facts.images], origin)
 
 
-def _text_of(made: DrawnProblem | WrittenProblem) -> str:
-    return f"{IMAGE}{made.text}" if isinstance(made, DrawnProblem) else made.text
+def _text_of(member: DrawnProblem | WrittenProblem) -> str:
+    return f"{IMAGE}{member.text}" if isinstance(member, DrawnProblem) else member.text
 
 
 def _fields(
