@@ -79,7 +79,7 @@ def test_built_in_rewards_of_an_answer_know_their_part():
 
 def test_a_part_that_never_comes_is_an_error_of_the_first_call(scorer):
     with scorer("def reward(x): return {'score': 1.0, 'acc': 0.0}") as s:
-        s.spec = name_accuracy(s.spec, "corect")
+        s.rewards[0].spec = name_accuracy(s.spec, "corect")
         with pytest.raises(RewardError, match=r"\[reward\] accuracy names the part `corect`, which reward") as error:
             s.score([RewardInput("a")], strict=True)
         assert error.value.hint == "its parts: acc, score"
