@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from vlmrl.rewards.scoring import CHUNK, requests_of
+from vlmrl.rewards.scoring import CHUNK, ScoringSession, requests_of
 from vlmrl.types import RewardInput
 from vlmrl.workers import images as sent_images
 from vlmrl.workers.images import HeldImages, ImageKeys, ReceivedImages
@@ -48,10 +48,11 @@ def test_an_image_is_sent_once_for_all_siblings_and_none_sees_what_another_did_t
 
 def test_no_worker_gets_it_twice_and_a_new_worker_gets_it_again(scorer):
     with scorer(SUM, options={"workers": 2}) as s:
-        for key in range(2):
-            s.submit(key, group(*"abcdefgh", shade=key))
-        scores = dict(s.collect())
-        assert [x.value for key in range(2) for x in scores[key]] == [0.0] * 8 + [1.0] * 8
+        with ScoringSession({"": s}) as session:
+            for key in range(2):
+                session.submit(key, "", group(*"abcdefgh", shade=key))
+            session.collect()
+        assert [x.value for key in range(2) for x in session.scored[key].scores] == [0.0] * 8 + [1.0] * 8
         # A worker that starts late may find nothing left to do.
         assert all(size < 3 * PIXELS for size in sent(s)) and sum(sent(s)) >= 2 * PIXELS
     with scorer(SUM) as s:
