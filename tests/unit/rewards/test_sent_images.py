@@ -51,8 +51,8 @@ def test_no_worker_gets_it_twice_and_a_new_worker_gets_it_again(scorer):
         with ScoringSession({"": s}, strict=False) as session:
             for key in range(2):
                 session.submit(key, "", group(*"abcdefgh", shade=key))
-            session.collect()
-        assert [x.value for key in range(2) for x in session.scored[key].scores] == [0.0] * 8 + [1.0] * 8
+            scored = session.collect()
+        assert [x.value for key in range(2) for x in scored[key].scores] == [0.0] * 8 + [1.0] * 8
         # A worker that starts late may find nothing left to do.
         assert all(size < 3 * PIXELS for size in sent(s)) and sum(sent(s)) >= 2 * PIXELS
     with scorer(SUM) as s:
