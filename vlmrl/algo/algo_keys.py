@@ -201,7 +201,7 @@ AGGREGATIONS = {
     "sequence_mean": "all responses count the same",
     "constant": "the sum over responses x rollout.max_new_tokens",
 }
-"""Name of an aggregation in aggregate.py -> remark for users."""
+"""Name of an aggregation in losses.py -> remark for users."""
 KL_ESTIMATORS = {
     "k1": "",
     "k2": "",

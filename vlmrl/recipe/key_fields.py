@@ -73,7 +73,7 @@ def leaf_fields(root: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, 
 
 
 def mark_of(field: FieldInfo | None, kind: type[Mark]) -> Mark | None:
-    """Return the mark of class `kind` (key_rules.py) in a field's annotation; None if it has none."""
+    """Return the mark of class `kind` (tables.py) in a field's annotation; None if it has none."""
     return next((item for item in field.metadata if isinstance(item, kind)), None) if field else None
 
 

@@ -110,7 +110,7 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
 
 
 def present_override(override: Override) -> Override:
-    """Return a `--set` with the present name of its key (renamed.py)."""
+    """Return a `--set` with the present name of its key (files.py)."""
     return replace(override, parts=present_name(override.parts))
 
 

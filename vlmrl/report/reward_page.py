@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """Trick with a finding (see trick_results.py). `earned`: its mean score; None if the reward failed on it."""
+    """Trick with a finding (see reward_check/tricks.py). `earned`: its mean score; None if the reward failed on it."""
 
     name: str
     idea: str

@@ -218,7 +218,7 @@ def probe_reward(
         (then only failures, and tricks that earn more than any answer, are findings), or ""; `probes`: one ProbeResult
         per trick, as a mapping, with `flagged`; see `ranked`; `skipped`: number of tricks that were not
         tried, because the reward hung on MOST_HUNG others; `flagged`, `warnings`: numbers of both; `behaviour`: see
-        behaviour.py, with `milliseconds` per row; `unsteady`: 1 if repeated calls give other scores or rows depend on
+        `behaviour`, with `milliseconds` per row; `unsteady`: 1 if repeated calls give other scores or rows depend on
         each other, else 0; `services`: the counts of services that the reward asked, in one line, or "".
     Raises: RewardError if the reward fails on all honest answers.
     """

@@ -75,7 +75,7 @@ class ProbeResult:
     """Result of a trick.
 
     Args:
-        kind: kind of the trick, see attacks.py; also `truth` and `belief`.
+        kind: kind of the trick, see tasks/attack.py; also `truth` and `belief`.
         mean, best: mean and maximum of its score over the rows; None if the reward failed on all of them.
         paid: share of rows on which the trick earned more than the lowest-scoring response to the same row.
         errors: number of rows on which the reward failed; `error` is the first failure.

@@ -203,7 +203,7 @@ class RewardSpec:
         pure: it may run in this process (built-ins only); a user's reward always runs in a worker, and so does a
             built-in with `worker`.
         needs_images, needs_token_ids: whether `RewardInput.images` and `RewardInput.token_ids` are filled.
-        accuracy: the part that says whether a response is right; None = see accuracy_part.py.
+        accuracy: the part that says whether a response is right; None = see `accuracy_part`.
         accuracy_named: the recipe names that part: it is then used instead of the task's own measure.
         on_timeout: parts of the score of a response that hangs or kills its worker twice, the second time alone; empty
             = it has no score, like any response on which the reward fails.

@@ -317,7 +317,7 @@ class BoundReward:
     """User's function bound to its style and arguments. It takes a list of inputs and returns one raw result for each.
 
     Args:
-        accuracy: the part that is an accuracy by the function's name; None = see accuracy_part.py.
+        accuracy: the part that is an accuracy by the function's name; None = see base.py.
     """
 
     call: Callable[[Sequence[RewardInput]], list[Any]]

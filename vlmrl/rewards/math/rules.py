@@ -107,7 +107,7 @@ def math(
     """Return a reward. Part `accuracy`: 1 if the last box of the response is the expected answer.
 
     Three more parts are reported, and count where the recipe gives them a weight: `think_format`, `language`, `ending`
-    (see response_parts.py), and `length` if its limits are given. The detail of the score has both answers as read, the
+    (see text_rewards.py), and `length` if its limits are given. The detail of the score has both answers as read, the
     verdict and its reason.
 
     Args:

@@ -146,7 +146,7 @@ class NameForm:
 
 @dataclass(frozen=True)
 class PairReward:
-    """Reward function of a pair task; see `taxonomy` in taxonomy.py for the other arguments and the rules.
+    """Reward function of a pair task; see `taxonomy` in rewards.py for the other arguments and the rules.
 
     Args:
         form: the form of the levels' tags.

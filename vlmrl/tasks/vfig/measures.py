@@ -70,7 +70,7 @@ def open_picture_model(name: str, source: str, device: str) -> PictureModel:
 
 RENDERED = "rendered"
 DRAWN = ("ssim", "ssim_ink", "clean", "clean_published")
-"""Measures of the workers of measuring.py, besides RENDERED."""
+"""Measures of the workers of grader.py, besides RENDERED."""
 RULES = {"rules": "overall", "rules_shapes": "shapes", "rules_arrows": "arrows"}
 """Measure -> part of the reward `vfig_rules`."""
 VISUAL = "visual_sim"
