@@ -224,7 +224,7 @@ def warm_up() -> None:
         "checkpoint.merge",
         "tasks.digits",
         "store.verify",
-        "cli.show.progress",
+        "cli.progress",
         "model.tiny",
     ):
         importlib.import_module(f"vlmrl.{name}")
