@@ -107,6 +107,7 @@ def test_model_text_reaches_no_evaluator(monkeypatch, grade) -> None:
 
     from vlmrl.rewards.math import expressions, grader
 
+    expressions.warm_up()  # as a worker does when it starts
     calls: list[object] = []
 
     def watched(*args, **kwargs):
