@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
 SYS_CLONE = 56
 CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID
 CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64" and importlib.util.find_spec("vllm") is None
-"""Whether there are forks at all. vLLM starts processes in ways of its own."""
+"""True if there are forks at all. vLLM starts processes in ways of its own."""
 LONGEST_JOB = 1 << 20
 
 

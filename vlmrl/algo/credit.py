@@ -243,12 +243,10 @@ def add_advantages(
             has a critic, they are required for the samples that are trained on.
     """
     inputs = [
-        scored_group(
-            [s.score for s in g.samples],
-            [s.trajectory.finish for s in g.samples],
-            [s.trajectory.num_trained_tokens for s in g.samples],
+        _scored(
+            g,
             algorithm,
-            max_tokens=max_tokens,
+            max_tokens,
             weights=(weights or {}).get(g.row.source, {}),
             greedy=greedy[i] if greedy else None,
             penalties=penalties[i] if penalties else (),
@@ -282,14 +280,15 @@ def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
 
 def has_spread(group: Group, algorithm: Algorithm, max_tokens: int) -> bool:
     """Return whether DAPO's filter keeps a group: its scores, with length rules, differ by more than `min_spread`."""
-    scored = scored_group(
-        [s.score for s in group.samples],
-        [s.trajectory.finish for s in group.samples],
-        [s.trajectory.num_trained_tokens for s in group.samples],
-        algorithm,
-        max_tokens=max_tokens,
-    )
-    return passes_filter(scored, algorithm)
+    return passes_filter(_scored(group, algorithm, max_tokens), algorithm)
+
+
+def _scored(group: Group, algorithm: Algorithm, max_tokens: int, **more: Any) -> ScoredGroup:
+    """Return the numbers of a group. `more`: further arguments of `scored_group`."""
+    scores = [s.score for s in group.samples]
+    finishes = [s.trajectory.finish for s in group.samples]
+    lengths = [s.trajectory.num_trained_tokens for s in group.samples]
+    return scored_group(scores, finishes, lengths, algorithm, max_tokens=max_tokens, **more)
 
 
 def _with_advantages(

@@ -8,13 +8,11 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +249,7 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
         )
     if "\0" in text or not text:
         raise DataError(f"the image path {show(text)} is not a path", where=where)
-    base = _resolved(root, os.getcwd())
+    base = root.resolve()
     try:
         path = (base / text).resolve()
         if not path.is_relative_to(base):
@@ -274,12 +272,6 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # invalid paths, such as one with half a surrogate pair
         raise DataError(f"the image path {show(text)} cannot be used: {error}", where=where) from error
     return path
-
-
-@lru_cache(maxsize=16)
-def _resolved(root: Path, cwd: str) -> Path:
-    """Return a folder with its links followed. Every image path needs it: it is a third of the cost of a row."""
-    return root.resolve()
 
 
 def text_of(value: Any) -> str | None:

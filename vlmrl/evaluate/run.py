@@ -210,7 +210,7 @@ def evaluate(
     artifact_bytes: int = KEPT_BYTES,
     patient: bool = False,
     rule: AttemptRule = AttemptRule(),
-    ranks: Ranks = Ranks(),
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Answer, parse and score the rows of a source.
 
@@ -263,7 +263,7 @@ def evaluate_responses(
     skipped: Callable[[int], Any] = lambda rows: None,
     refusals: Mapping[tuple[str, int], str] = NOTHING,
     rule: AttemptRule = AttemptRule(),
-    ranks: Ranks = Ranks(),
+    ranks: Ranks | None = None,
     measurer: Measurer | None = None,
 ) -> Evaluation:
     """Parse and score the responses that `respond` gives to the rows of a source, while others are still generated.
@@ -313,7 +313,8 @@ def evaluate_responses(
         pieces.write(chunk, Piece(records, len(problems), first_problem, left_out, image_bytes, kept_files(groups)))
 
     first_rollout: list[Rollout] = []
-    grades_together = rule.on_outage != "raise" and ranks.size > 1  # then they meet after every chunk
+    # Ranks that grade together meet after every chunk.
+    grades_together = rule.on_outage != "raise" and ranks is not None and ranks.size > 1
 
     def watched(chunks: Iterator[Sequence[NumberedRow]]) -> Responses:
         for response in respond(chunks):

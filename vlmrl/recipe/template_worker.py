@@ -130,15 +130,8 @@ class TemplateWorker(Pool[int, dict[str, Any]]):
         with self._lock:
             if self._owner != os.getpid():  # a forked process starts its own: it must not read its parent's answers
                 self._workers, self._owner = [], os.getpid()
-            self._request, answers = request, list[tuple[int, dict[str, Any]]]()
-            try:
-                self.add([[0]])
-                while not answers:
-                    answers = self.advance()
-            except BaseException:
-                self.close()
-                raise
-        answer = answers[0][1]
+            self._request = request
+            answer = self.run([[0]])[0]
         if "limit" in answer:
             raise TemplateLimitError(answer["limit"])
         if "invalid" in answer:

@@ -158,7 +158,6 @@ _PEM = re.compile(
     r"(?P<body>(?:(?!-----|Private-MAC).){0,20000})(?P<end>-----END|Private-MAC)?",
     re.DOTALL,
 )
-_PEM_LINE = re.compile(r"[+\- #*>]*(?P<line>[^\n]*[^\s][^\n]*)")
 _PEM_BODY = re.compile(r"[+\- #*>\"'\\nrt]*[A-Za-z0-9+/=]{16,}[\\nrt\"',+ ]*")
 _CAMEL_WORD = re.compile(r"[A-Z]?[a-z]{3,}")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)

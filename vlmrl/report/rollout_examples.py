@@ -430,7 +430,7 @@ class Answered:
 
     @property
     def shows(self) -> bool:
-        """Whether there is a picture, or a box."""
+        """Return whether there is a picture, or a box."""
         return bool(self.marks) or self.render is not None
 
 

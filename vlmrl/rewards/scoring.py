@@ -362,7 +362,8 @@ class ScoringSession:
         scorers: by source name.
         rule: what happens when a service is down.
         strict: a bug in a reward raises and names the row; else the row has no score.
-        ranks: the ranks that score together. With a rule other than "raise" all of them call `collect` together.
+        ranks: the ranks that score together; None = this process alone. With a rule other than "raise" all of them
+            call `collect` together.
 
     Attributes:
         waited_seconds: seconds of waiting for a service.
@@ -374,9 +375,9 @@ class ScoringSession:
         rule: AttemptRule = AttemptRule(),
         *,
         strict: bool,
-        ranks: Ranks = Ranks(),
+        ranks: Ranks | None = None,
     ) -> None:
-        self.rule, self.strict, self.ranks, self.waited_seconds = rule, strict, ranks, 0.0
+        self.rule, self.strict, self.ranks, self.waited_seconds = rule, strict, ranks or Ranks(), 0.0
         self._scorers, self._sources, self._last = scorers, dict[str, _Source](), False
 
     def __enter__(self) -> ScoringSession:

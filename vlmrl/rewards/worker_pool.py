@@ -8,7 +8,7 @@ the row itself is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -69,35 +69,8 @@ class WorkerPool(Pool[Place, Outcome]):
         size = 1 if has_terminal() else size
         super().__init__("vlmrl.rewards.worker", setup, size=size, limits=limits)
 
-    def run(
-        self,
-        batches: Sequence[Sequence[Place]],
-        inputs: Mapping[Place, RewardInput],
-        stop: Callable[[Outcome], bool] = lambda outcome: False,
-        *,
-        fresh: bool = False,
-    ) -> dict[Place, Outcome]:
-        """Score the inputs of `batches` and wait for all outcomes.
-
-        Args:
-            batches: a worker gets one request for each batch.
-            stop: called with every outcome; True ends the run early.
-            fresh: each request gets a worker that has had no other one.
-        Raises: RewardError when the user's file cannot be loaded.
-        """
-        outcomes: dict[Place, Outcome] = {}
-        self.begin(fresh=fresh)
-        self.add(batches, inputs)
-        while self.pending:
-            for place, outcome in self.advance():
-                outcomes[place] = outcome
-                if stop(outcome):
-                    self.close()
-                    return outcomes
-        return outcomes
-
     def begin(self, *, fresh: bool = False) -> None:
-        """Begin with an empty queue. `fresh`: see `run`."""
+        """Begin with an empty queue. `fresh`: each request gets a worker that has had no other one."""
         super().begin(fresh=fresh)
         self._inputs: dict[Place, RewardInput] = {}
         self._images = ImageKeys()

@@ -130,7 +130,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests wait for a probe."""
+        """Return whether requests wait for a probe."""
         return not self._closed.is_set()
 
     def take(self) -> Turn | None:

@@ -236,7 +236,7 @@ class LoopThread:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """Return whether it has not been closed."""
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:

@@ -34,7 +34,7 @@ class EndpointError(VlmrlError):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the endpoint works and has too much to do at the moment."""
+        """Return whether the endpoint works and has too much to do at the moment."""
         return self.status == TOO_MANY
 
 

@@ -418,7 +418,7 @@ class Drawing:
 
     @property
     def is_blank(self) -> bool:
-        """Whether all pixels are equal."""
+        """Return whether all pixels are equal."""
         return bool((self.pixels == self.pixels[0, 0]).all())
 
 

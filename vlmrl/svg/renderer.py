@@ -64,15 +64,8 @@ class SvgRenderer(Pool[int, Drawing | SvgRefused]):
         Raises: VlmrlError if no process starts, or the shell's limit of processor time is too low for a text.
         """
         with self._lock:
-            self._jobs, results = list(jobs), dict[int, Drawing | SvgRefused]()
-            self.begin()
-            try:
-                self.add([position] for position in range(len(jobs)))
-                while self.pending:
-                    results.update(self.advance())
-            except BaseException:
-                self.close()
-                raise
+            self._jobs = list(jobs)
+            results = self.run([position] for position in range(len(jobs)))
             return [results[position] for position in range(len(jobs))]
 
     def _message(self, worker: Worker, keys: Sequence[int]) -> bytes:

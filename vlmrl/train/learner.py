@@ -534,7 +534,7 @@ class Learner:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether this rank can repeat a pass that ran out of memory. One of several ranks cannot repeat it alone."""
+        """Return whether this rank can repeat a pass that ran out of memory. One of several cannot repeat it alone."""
         return self.world.size == 1 and can_repeat(self.policy)
 
     def start_over(self) -> None:

@@ -24,6 +24,7 @@ from vlmrl.dist import world
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.redaction.redact import excerpt
+from vlmrl.rewards.attempts import MOST_REASON_CHARS
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
@@ -51,7 +52,6 @@ from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
 
 MAX_ERROR_SHARE = 0.01
 """Maximum share of an attempt's samples whose reward may fail. Above it the run saves and stops."""
-MOST_REASON_CHARS = 500
 MIN_SAMPLES_FOR_SHARE = 200
 """Minimum number of samples that the share is taken of: a single failure must not end a young run."""
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -179,14 +179,6 @@ class Worker:
     def is_awaited(self) -> bool:
         """Return whether its clock runs: it starts, or has a request."""
         return self.facts is None or bool(self.busy)
-
-    def waits(self) -> Iterator[tuple[int, int]]:
-        """Yield the channels with the events of poll(2) that it waits for."""
-        yield self.response_fd, select.POLLIN
-        if self.output_open:
-            yield self.output_fd, select.POLLIN
-        if self.unsent:
-            yield self.request_fd, select.POLLOUT
 
     def assign(self, keys: Sequence[Any], message: bytes, seconds: float) -> None:
         """Begin to send one request. The clock starts now."""
@@ -360,6 +352,19 @@ class Pool(Generic[Key, Outcome]):
             self.close()
             raise
         self._last_seen = time.monotonic()
+        return outcomes
+
+    def run(self, requests: Iterable[Sequence[Key]]) -> dict[Key, Outcome]:
+        """Return the outcomes of requests: wait for all of them. An error ends the workers."""
+        outcomes: dict[Key, Outcome] = {}
+        try:
+            self.begin()
+            self.add(requests)
+            while self.pending:
+                outcomes.update(self.advance())
+        except BaseException:
+            self.close()
+            raise
         return outcomes
 
     def pids(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 The first request is the setup. The user's function `begin` gets it with the channel, and returns facts for the pool and
 a handler. A handler gets the body and the blobs of a request, and yields answers: the item (WHOLE for the one answer to
-a request), a body, and blobs. The process of a pool never imports this.
+a request), a body, and blobs.
 """
 
 from __future__ import annotations

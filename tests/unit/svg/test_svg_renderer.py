@@ -94,7 +94,7 @@ def test_a_shells_limit_of_processor_time_is_no_fault_of_a_text():
 
 
 def lost(renderer: SvgRenderer, number: int, *, busy: bool = True) -> SvgRefused:
-    """What follows when a signal ends a process that has drawn nothing."""
+    """Outcome when a signal ends a process that has drawn nothing."""
     worker: Any = SimpleNamespace(busy=[0] * busy, answered=0, facts={} if busy else None)
     ((_, refusal),) = renderer._lost(worker, Lost("ended", f"signal {number:d}", ""))
     assert isinstance(refusal, SvgRefused)

@@ -363,7 +363,7 @@ class Reading:
 
     @property
     def is_ratio(self) -> bool:
-        """Whether it is a ratio of two numbers. `10:30` can be a time, and is no ratio then."""
+        """Return whether it is a ratio of two numbers. `10:30` can be a time, and is no ratio then."""
         return self.brackets == ":" and len(self.items) == 2 and not TIME.fullmatch(self.text)
 
     @property

@@ -57,7 +57,7 @@ class GroundingSettings(BoxSettings):
 
     @property
     def tagged(self) -> bool:
-        """Whether the box stands in an `<answer>`."""
+        """Return whether the box stands in an `<answer>`."""
         return self.place == "answer"
 
     def check(self) -> None:
@@ -101,7 +101,7 @@ class GroundingAnswer:
 
     @property
     def is_centred(self) -> bool:
-        """Whether the box of the response has its centre in the true box."""
+        """Return whether the box of the response has its centre in the true box."""
         return self.box is not None and is_inside(centre(self.box), self.truth)
 
 

@@ -104,7 +104,7 @@ class BoxSettings:
 
     @property
     def tagged(self) -> bool:
-        """Whether the boxes stand in an `<answer>`."""
+        """Return whether the boxes stand in an `<answer>`."""
         return True
 
     def check(self) -> None:
