@@ -122,12 +122,12 @@ def attacked(drawer: Drawer, only: str, step: int, say: Callable[..., None]) -> 
             for attack in chosen:
                 renderer.draw([DrawJob(PLAIN, SIZE)])
                 watch.look()
-                (before,) = (watch.peaks[worker._process.pid] for worker in renderer._workers)
+                (before,) = (watch.peaks[worker.pid] for worker in renderer._workers)
                 watch.peaks.clear()
-                pid = renderer._workers[0]._process.pid
+                pid = renderer._workers[0].pid
                 begin = processor_seconds(pid)
                 (result,) = renderer.draw([DrawJob(attack.svg, SIZE)])
-                is_ended = renderer._workers[0]._process.pid != pid
+                is_ended = renderer._workers[0].pid != pid
                 seconds = float("inf") if is_ended else processor_seconds(pid) - begin
                 watch.look()
                 growth = max(watch.peaks.values(), default=before) - before

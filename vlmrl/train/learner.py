@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,12 @@ from vlmrl.model.load import pick_device
 from vlmrl.model.lora import adapter_off, adapter_parameters, by_parameter, has_adapted_head
 from vlmrl.model.packing import PackedRow, RowReference, TokenStats, TrainItem
 from vlmrl.model.policy import Policy
-from vlmrl.recipe.schema import Optim, Recipe
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.train.journal import Journal, Progress
+
+if TYPE_CHECKING:  # a GPU machine without pydantic measures with the optimizer of this module
+    from vlmrl.recipe.schema import Optim, Recipe
+    from vlmrl.train.journal import Journal, Progress
 
 
 class KahanAdamW(torch.optim.Optimizer):

@@ -207,7 +207,7 @@ FAILURES = list(failures("openai", threading.Event()))
 def test_a_call_that_fails_is_made_again(provider: str, name: str) -> None:
     release = threading.Event()
     fail = failures(provider, release)[name]
-    seconds = 0.25 if name == "slow" else 20.0
+    seconds = 1.0 if name == "slow" else 20.0
     script = lambda n, asked: fail(n) if n < 2 else honest(n, asked)  # noqa: E731
     with judged(script, provider, timeout_seconds=seconds) as (_, judge):
         assert is_honest(one(judge), 1)
@@ -584,7 +584,7 @@ def test_calls_that_were_refused_with_a_status_cost_nothing_and_lost_ones_count(
         return honest(number, asked)
 
     with serve_judge(script) as endpoint:
-        settings = settings_for(endpoint, provider, cache="f", max_calls=2, attempts=20, timeout_seconds=0.3)
+        settings = settings_for(endpoint, provider, cache="f", max_calls=2, attempts=20, timeout_seconds=1.5)
         with service(settings, base_dir=tmp_path) as judge:
             assert is_honest(one(judge), 1)  # five refusals, one without an answer, one verdict
             assert judge.spent().calls == 2

@@ -148,7 +148,7 @@ def test_a_call_without_an_answer_is_named_beside_the_cost_that_is_assumed_for_i
 
     with serve_judge(script) as endpoint:
         prices = {"input": 1.0, "output": 1.0}
-        spec = text_judge(endpoint=endpoint.address, prices=prices, timeout_seconds=0.3, max_tokens=1000, attempts=9)
+        spec = text_judge(endpoint=endpoint.address, prices=prices, timeout_seconds=1.5, max_tokens=1000, attempts=9)
         meter = ServiceMeter()
         with Scorer(spec, place=ServicePlace(str(tmp_path))) as scorer:
             scorer.score(inputs("x"))
