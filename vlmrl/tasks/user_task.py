@@ -235,16 +235,9 @@ def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
 
 
 RETURNS: Mapping[str, Callable[[Any], Any]] = {
-    "validate": _texts,
-    "outcome": _measures,
-    "set_metrics": _whole,
-    "messages": _turns,
-    "trace": _trace,
-    "attacks": _attacks,
-    "unit": _unit,
-    "figures": _figures,
-    "notes": _notes,
-}
+    "validate": _texts, "outcome": _measures, "set_metrics": _whole, "messages": _turns, "trace": _trace,
+    "attacks": _attacks, "unit": _unit, "figures": _figures, "notes": _notes,
+}  # fmt: skip
 """Name of a task's function -> the check of its results, which returns them converted."""
 POOLED_RETURNS: Mapping[str, Callable[[Any], Any]] = {"count": _sums, "metrics": _whole}
 """Name of a function of PooledMetrics -> the check of its results, in the order of the fields."""

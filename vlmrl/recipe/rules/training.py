@@ -157,16 +157,8 @@ def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
-    _unread,
-    _kl,
-    _parts,
-    _lengths,
-    _filter,
-    _importance,
-    _advantage,
-    _critic,
-    _overlap,
-)
+    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic, _overlap,
+)  # fmt: skip
 
 
 def check_algo(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -301,11 +293,5 @@ def _slow_rate(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _frozen,
-    _frozen_under_adapter,
-    _dropout,
-    _patterns,
-    _quantized,
-    _optimizer,
-    _slow_rate,
-)
+    _frozen, _frozen_under_adapter, _dropout, _patterns, _quantized, _optimizer, _slow_rate,
+)  # fmt: skip

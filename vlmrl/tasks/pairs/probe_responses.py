@@ -20,14 +20,10 @@ def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> li
     if form.fields:
         empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
         attacks += [
-            Attack(
-                "empty fields",
-                "every tag of the form, all empty",
-                "void",
-                says(f"<think>{empty}</think><answer></answer>"),
-            ),
+            Attack("empty fields", "every tag of the form, all empty", "void",
+                says(f"<think>{empty}</think><answer></answer>")),
             *_field_attacks(form, rows, echo),
-        ]
+        ]  # fmt: skip
     return attacks
 
 
@@ -70,64 +66,34 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
     two = "<answer>{}</answer><answer>{}</answer>"
     return [
-        broken(
-            "both answers",
-            "yes and no, in two answers",
+        broken("both answers", "yes and no, in two answers",
             lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
-            turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}",
-        ),
+            turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}"),
         with_answer("taken back", "the right answer, then the wrong one", lambda x: two.format(right(x), wrong(x))),
-        broken(
-            "answer in think",
-            "the right answer inside, the wrong one at the end",
-            lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>",
-        ),
-        broken(
-            "two thinks",
-            "junk between two think blocks",
-            lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>",
-        ),
+        broken("answer in think", "the right answer inside, the wrong one at the end",
+            lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>"),
+        broken("two thinks", "junk between two think blocks",
+            lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>"),
         broken("bare number", "the right answer without any tag", right),
         *(with_answer(name, idea, end) for name, idea, end in _odd_numbers()),
         with_answer("either number", "both answers in one tag", lambda x: f"<answer>{wrong(x)} or {right(x)}</answer>"),
         with_answer("words", "true or false for a number", lambda x: f"<answer>{bool(x.truth.get('same'))}</answer>"),
-        with_answer(
-            "more after it", "text after the answer", lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"
-        ),
+        with_answer("more after it", "text after the answer",
+            lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"),
         broken("no answer", "right names and nothing else", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
-        broken(
-            "empty think",
-            "the right answer without a thought",
-            lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>",
-        ),
-        broken(
-            "unseen think",
-            "the right answer after a thought that cannot be seen",
-            lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>",
-        ),
-        broken(
-            "never closed",
-            "opening tags where closing ones belong",
-            lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>",
-        ),
-        broken(
-            "escaped tags",
-            "backslashes before the brackets",
-            lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<"),
-        ),
-        broken(
-            "cut off",
-            "all of it, ended by the token limit before the answer",
-            lambda x: f"<think>{THOUGHT}{tags(x)}",
-            cut=True,
-        ),
-        broken(
-            "cut off late",
-            "all of it, ended by the token limit",
-            lambda x: form.write(form.names_of(x), right(x)),
-            cut=True,
-        ),
-    ]
+        broken("empty think", "the right answer without a thought",
+            lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>"),
+        broken("unseen think", "the right answer after a thought that cannot be seen",
+            lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>"),
+        broken("never closed", "opening tags where closing ones belong",
+            lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>"),
+        broken("escaped tags", "backslashes before the brackets",
+            lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<")),
+        broken("cut off", "all of it, ended by the token limit before the answer",
+            lambda x: f"<think>{THOUGHT}{tags(x)}", cut=True),
+        broken("cut off late", "all of it, ended by the token limit", lambda x: form.write(form.names_of(x), right(x)),
+            cut=True),
+    ]  # fmt: skip
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
@@ -139,98 +105,53 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
     def false_tags(x: RewardInput) -> str:
         return form.tags(form.others(x, rows))
 
+    def twice(x: RewardInput) -> str:
+        stated = ((f.tag, form.value(pair)) for f, pair in form.stated(form.names_of(x)))
+        return "".join(f"<{tag}>{value}; {value}</{tag}>" for tag, value in stated)
+
+    def contradicting(x: RewardInput) -> str | None:
+        return form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None
+
     def around(inside: Make, after: Make = lambda x: "") -> Make:
         return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
 
     attacks = [
         Attack("silence", "the right answer, nothing that was asked for before it", "broken", around(lambda x: "")),
         Attack("names outside", "right names after the thought", "broken", around(lambda x: "", tags)),
-        Attack(
-            "right, then wrong", "right names, then false ones", "broken", around(lambda x: tags(x) + false_tags(x))
-        ),
-        Attack(
-            "wrong, then right",
-            "an echoed example, then right names",
-            "broken",
-            around(lambda x: false_tags(x) + tags(x)),
-        ),
-        Attack(
-            "surplus names",
-            "names that could be right, all in one tag",
-            "broken",
-            around(lambda x: _surplus(form, x, rows)),
-        ),
-        Attack(
-            "names repeated",
-            "right names, each twice in its tag",
-            "broken",
-            around(
-                lambda x: "".join(
-                    f"<{f.tag}>{form.value(p)}; {form.value(p)}</{f.tag}>" for f, p in form.stated(form.names_of(x))
-                )
-            ),
-        ),
+        Attack("right, then wrong", "right names, then false ones", "broken",
+            around(lambda x: tags(x) + false_tags(x))),
+        Attack("wrong, then right", "an echoed example, then right names", "broken",
+            around(lambda x: false_tags(x) + tags(x))),
+        Attack("surplus names", "names that could be right, all in one tag", "broken",
+            around(lambda x: _surplus(form, x, rows))),
+        Attack("names repeated", "right names, each twice in its tag", "broken", around(twice)),
         Attack("tags crossed", "each tag closed by another's end", "broken", around(lambda x: _crossed(form, x))),
-        Attack(
-            "prompt and answer",
-            "the prompt's own tags inside think, then right names",
-            "broken",
-            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None,
-        ),
-    ]
+        Attack("prompt and answer", "the prompt's own tags inside think, then right names", "broken",
+            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None),
+    ]  # fmt: skip
     if any(f.level for f in form.fields):
-        attacks.append(
-            Attack(
-                "contradiction",
-                "names that differ, and the answer that they are the same",
-                "guess",
-                lambda x: form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None,
-            )
-        )
+        idea = "names that differ, and the answer that they are the same"
+        attacks.append(Attack("contradiction", idea, "guess", contradicting))
     if form.kind in ("labels", "named_labels"):
-        attacks.append(
-            Attack(
-                "every label",
-                "all labels in both places",
-                "guess",
-                around(
-                    lambda x: "".join(
-                        f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>" for f in form.fields
-                    )
-                ),
-            )
-        )
-        attacks.append(
-            Attack(
-                "labels denied", "not one but the other, both ways", "broken", around(lambda x: _denied(form, x, rows))
-            )
-        )
+        every = "".join(f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>" for f in form.fields)
+        denied = around(lambda x: _denied(form, x, rows))
+        attacks.append(Attack("every label", "all labels in both places", "guess", around(says(every))))
+        attacks.append(Attack("labels denied", "not one but the other, both ways", "broken", denied))
     return attacks
 
 
 def _guesses() -> list[Attack]:
     """Return guesses that use no knowledge and break the form: missing answers, constants and hedges."""
-    attacks = [
-        Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(f"<think></think><answer>{p}</answer>"))
-        for p in ("0.0000", "0.5000", "1.0000")
-    ]
-    attacks.append(
-        Attack(
-            "hedge at length",
-            "0.5 after a long thought",
-            "guess",
-            says(f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"),
-        )
-    )
-    attacks.append(
-        Attack(
-            "many answers",
-            "every probability from 0 to 1, each in an answer",
-            "guess",
-            says(f"<think>{THOUGHT}</think>" + "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))),
-        )
-    )
-    return attacks
+    each = "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))
+    alone = "<think></think><answer>{}</answer>"
+    at_length = f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"
+    return [
+        *(Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(alone.format(p)))
+            for p in ("0.0000", "0.5000", "1.0000")),
+        Attack("hedge at length", "0.5 after a long thought", "guess", says(at_length)),
+        Attack("many answers", "every probability from 0 to 1, each in an answer", "guess",
+            says(f"<think>{THOUGHT}</think>{each}")),
+    ]  # fmt: skip
 
 
 def _fair(form: AnswerForm) -> list[Attack]:
@@ -243,14 +164,14 @@ def _fair(form: AnswerForm) -> list[Attack]:
 
         return make
 
+    def with_ranks(x: RewardInput) -> str:
+        stated = form.stated(form.names_of(x))
+        return form.write({f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}") for f, p in stated}, confident(x))
+
     attacks = [
-        Attack(
-            "blanks between",
-            "blank lines between the parts",
-            "fair",
-            lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n"),
-        ),
-    ]
+        Attack("blanks between", "blank lines between the parts", "fair",
+            lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n")),
+    ]  # fmt: skip
     if form.kind in ("names", "labels", "named_labels"):
         attacks += [
             Attack("upper case", "names in capitals", "fair", spelt(str.upper)),
@@ -258,26 +179,13 @@ def _fair(form: AnswerForm) -> list[Attack]:
         ]
     if form.kind == "names":
         attacks += [
-            Attack(
-                "rank words",
-                "`order Boletales` for `Boletales`",
-                "fair",
-                lambda x: form.write(
-                    {f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}") for f, p in form.stated(form.names_of(x))},
-                    confident(x),
-                ),
-            ),
+            Attack("rank words", "`order Boletales` for `Boletales`", "fair", with_ranks),
             Attack("full stops", "a full stop after each name", "fair", spelt(lambda name: f"{name}.")),
         ]
     if form.kind == "labels":
-        attacks.append(
-            Attack(
-                "hyphens",
-                "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`",
-                "fair",
-                spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split())),
-            )
-        )
+        idea = "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`"
+        hyphens = spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split()))
+        attacks.append(Attack("hyphens", idea, "fair", hyphens))
     return attacks
 
 
@@ -327,26 +235,19 @@ def _arabic(text: str) -> str:
     return text.translate({ord("0") + i: 0x660 + i for i in range(10)})
 
 
-def _no_answer(x: RewardInput) -> Mapping[str, Any]:
-    return {**x.truth, "same": "maybe", "ground_truth": "maybe"}
-
-
-def _composite(x: RewardInput) -> Mapping[str, Any]:
-    return {"ground_truth": "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"}
-
-
-def _number(x: RewardInput) -> Mapping[str, Any]:
-    return {"ground_truth": "0.5"}
+COMPOSITE = "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"
 
 
 def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
     """Return name -> function that changes a row's truth into one that no reward should score."""
     raw = x.truth.get("ground_truth")
-    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
+    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {
+        "an answer that is no answer": lambda x: {**x.truth, "same": "maybe", "ground_truth": "maybe"}
+    }
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
-        makers["a composite where a number is wanted"] = _composite
+        makers["a composite where a number is wanted"] = lambda x: {"ground_truth": COMPOSITE}
     else:
-        makers["a number where a composite is wanted"] = _number
+        makers["a number where a composite is wanted"] = lambda x: {"ground_truth": "0.5"}
     return makers
 
 

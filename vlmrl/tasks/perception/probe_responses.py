@@ -210,19 +210,11 @@ def _single_boxes(writer: _Writer) -> list[Attack]:
         Attack("right and wrong", "two boxes, the true one first", "broken", lambda x: form(f"{right(x)} {wrong(x)}")),
         Attack("wrong and right", "two boxes, the true one last", "broken", lambda x: form(f"{wrong(x)} {right(x)}")),
         Attack("the box in the thought", "the true box only there", "broken", lambda x: f"<think>{right(x)}</think>"),
-        Attack(
-            "right in the thought",
-            "the true box in the thought, another one in the answer",
-            "miss",
-            lambda x: f"<think>{right(x)}</think><answer>{wrong(x)}</answer>",
-        ),
-        Attack(
-            "shifted",
-            "the true box, shifted by half of its width",
-            "miss",
-            lambda x: writer.stating(x, writer.truths(x, 0.5)),
-        ),
-    ]
+        Attack("right in the thought", "the true box in the thought, another one in the answer", "miss",
+            lambda x: f"<think>{right(x)}</think><answer>{wrong(x)}</answer>"),
+        Attack("shifted", "the true box, shifted by half of its width", "miss",
+            lambda x: writer.stating(x, writer.truths(x, 0.5))),
+    ]  # fmt: skip
     if writer.settings.tagged:
         attacks.append(_two_answers(writer, "the true box, then another answer"))
     return attacks
@@ -276,12 +268,7 @@ def _lists(writer: _Writer) -> list[Attack]:
     return [
         Attack("a box without confidence", "a wrong box, confidence 0", "guess", unsure("0.00")),
         Attack("confidence below 0", "a wrong box, confidence -50", "guess", unsure("-50")),
-        Attack(
-            "many boxes",
-            "a grid of boxes over the image, confidence 0",
-            "guess",
-            partial(writer.guess, GRID, 0.0),
-        ),
+        Attack("many boxes", "a grid of boxes over the image, confidence 0", "guess", partial(writer.guess, GRID, 0.0)),
         Attack("line breaks", "the true boxes, one on each line", "fair", respelt(*lines)),
         Attack("single quotes", "the true boxes in single quotes", "fair", respelt(('"', "'"))),
         Attack("other keys", "the true boxes under the keys bbox_2d and confidence", "fair", respelt(*keys)),
@@ -292,10 +279,6 @@ def _lists(writer: _Writer) -> list[Attack]:
         miss("shifted", "the true boxes, shifted by half of their widths", lambda x: truths(x, RIGHT)),
         miss("confidence 0", "the true boxes, confidence 0", lambda x: [Detection(b, 0.0) for b, _ in truths(x)]),
         _two_answers(writer, "the true boxes, then another answer"),
-        Attack(
-            "only in the thought",
-            "the true boxes only there",
-            "broken",
-            lambda x: f"<think>{writer.answer(x, truths(x))}</think>",
-        ),
-    ]
+        Attack("only in the thought", "the true boxes only there", "broken",
+            lambda x: f"<think>{writer.answer(x, truths(x))}</think>"),
+    ]  # fmt: skip

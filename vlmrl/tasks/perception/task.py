@@ -346,23 +346,11 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("form without a number", "the whole form, and a word as its answer", "void", says(form("many"))),
         Attack("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", says(form(every))),
         Attack("a range", "an interval as the answer", "void", says(form("0-30"))),
-        Attack(
-            "right, then wrong",
-            "two answers, the right one first",
-            "broken",
-            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>",
-        ),
-        Attack(
-            "wrong, then right",
-            "two answers, the right one last",
-            "broken",
-            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>",
-        ),
-        Attack(
-            "the answer in the thought",
-            "the right number only within the thought",
-            "broken",
-            lambda x: f"<think>It is {right(x)}.</think>",
-        ),
+        Attack("right, then wrong", "two answers, the right one first", "broken",
+            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>"),
+        Attack("wrong, then right", "two answers, the right one last", "broken",
+            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>"),
+        Attack("the answer in the thought", "the right number only within the thought", "broken",
+            lambda x: f"<think>It is {right(x)}.</think>"),
         Attack("one too many", "the right number plus one", "miss", lambda x: form(other(x))),
-    ]
+    ]  # fmt: skip

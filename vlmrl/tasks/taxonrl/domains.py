@@ -256,34 +256,18 @@ SEA_STARS = Vocabulary(
 
 LAYOUTS: dict[str, Layout] = {
     "answer": Layout("answer", ("answer",)),
-    "fungi": Layout(
-        "fungi",
+    "fungi": Layout("fungi",
         ("answer", "family1", "genus1", "order1", "species1", "family2", "genus2", "order2", "species2"),
-        ("order", "family", "genus", "species"),
-    ),
-    "bird": Layout(
-        "bird",
-        ("answer", "distance", "genus1", "family1", "order1", "genus2", "family2", "order2"),
-        ("order", "family", "genus"),
-    ),
-    "sea_star": Layout(
-        "sea_star", ("answer", "species1", "species2"), ("species",), {"species": SEA_STARS}, fixed=("species",)
-    ),
-    "chimp": Layout(
-        "chimp",
-        ("answer", "age_group1", "gender1", "age_group2", "gender2"),
-        ("age_group", "gender"),
-        {"age_group": AGE_GROUPS, "gender": GENDERS},
-        fixed=("gender",),
-    ),
-    "gorilla": Layout(
-        "gorilla",
-        ("answer", "type1", "type2"),
-        ("type",),
-        {"type": GORILLA_TYPES},
-        also=("answer", "type1", "-", "type2", "-"),
-    ),
-}
+        ("order", "family", "genus", "species")),
+    "bird": Layout("bird", ("answer", "distance", "genus1", "family1", "order1", "genus2", "family2", "order2"),
+        ("order", "family", "genus")),
+    "sea_star": Layout("sea_star", ("answer", "species1", "species2"), ("species",), {"species": SEA_STARS},
+        fixed=("species",)),
+    "chimp": Layout("chimp", ("answer", "age_group1", "gender1", "age_group2", "gender2"), ("age_group", "gender"),
+        {"age_group": AGE_GROUPS, "gender": GENDERS}, fixed=("gender",)),
+    "gorilla": Layout("gorilla", ("answer", "type1", "type2"), ("type",), {"type": GORILLA_TYPES},
+        also=("answer", "type1", "-", "type2", "-")),
+}  # fmt: skip
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 

@@ -80,14 +80,10 @@ def _rounded(value: float | None) -> float | None:
 def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, float | None]:
     right = score.elements >= RIGHT and score.picture.value >= RIGHT
     parts = {
-        "render": 1.0,
-        "elements": score.elements,
-        "picture": score.picture.value,
-        "clean": score.clean,
-        "length": score.length,
-        **{part: score.kinds.get(kind) for kind, part in KINDS.items()},
+        "render": 1.0, "elements": score.elements, "picture": score.picture.value, "clean": score.clean,
+        "length": score.length, **{part: score.kinds.get(kind) for kind, part in KINDS.items()},
         "accuracy": float(right),
-    }
+    }  # fmt: skip
     # Processors differ in the last digits of exponentials and sums: equal responses have equal scores everywhere.
     return {name: None if value is None else round(value, PART_DECIMALS) for name, value in parts.items()}
 

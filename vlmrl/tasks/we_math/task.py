@@ -28,15 +28,10 @@ from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_
 from vlmrl.types import RewardInput, Row
 
 METRICS = {
-    "score_strict": Metric("higher", SHARE),
-    "score_loose": Metric("higher", SHARE),
-    "IK": Metric("lower", SHARE),
-    "IG": Metric("neither", SHARE),
-    "CM_strict": Metric("higher", SHARE),
-    "CM_loose": Metric("higher", SHARE),
-    "RM_strict": Metric("lower", SHARE),
-    "RM_loose": Metric("lower", SHARE),
-}
+    "score_strict": Metric("higher", SHARE), "score_loose": Metric("higher", SHARE), "IK": Metric("lower", SHARE),
+    "IG": Metric("neither", SHARE), "CM_strict": Metric("higher", SHARE), "CM_loose": Metric("higher", SHARE),
+    "RM_strict": Metric("lower", SHARE), "RM_loose": Metric("lower", SHARE),
+}  # fmt: skip
 
 
 def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
@@ -156,26 +151,13 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     return [
         Attack("every number", "all numbers from 0 to 59 in the answer", "void", says(form.format(numbers))),
         Attack("every letter", "all letters of options in the answer", "void", says(form.format(", ".join(LETTERS)))),
-        Attack(
-            "words that begin with a letter", "a word for each option", "void", says(form.format("Because Any Can"))
-        ),
-        Attack(
-            "right, then wrong",
-            "two answers, the right one first",
-            "broken",
-            lambda x: f"{form.format(truth(x))}<answer>{other(x)}</answer>",
-        ),
-        Attack(
-            "right among others",
-            "the right answer and a wrong one",
-            "miss",
-            lambda x: form.format(f"{truth(x)} {other(x)}"),
-        ),
-        Attack(
-            "the answer in the thought",
-            "the right answer only within the thought",
-            "broken",
-            lambda x: f"<think>The Answer: {truth(x)}</think>",
-        ),
+        Attack("words that begin with a letter", "a word for each option", "void",
+            says(form.format("Because Any Can"))),
+        Attack("right, then wrong", "two answers, the right one first", "broken",
+            lambda x: f"{form.format(truth(x))}<answer>{other(x)}</answer>"),
+        Attack("right among others", "the right answer and a wrong one", "miss",
+            lambda x: form.format(f"{truth(x)} {other(x)}")),
+        Attack("the answer in the thought", "the right answer only within the thought", "broken",
+            lambda x: f"<think>The Answer: {truth(x)}</think>"),
         Attack("another option", "a wrong answer", "miss", lambda x: form.format(other(x))),
-    ]
+    ]  # fmt: skip

@@ -190,26 +190,11 @@ def swim_lanes(count: int, rng: random.Random) -> list[Point]:
 
 
 LAYOUTS: dict[str, Layout] = {
-    "row": row,
-    "column": column,
-    "grid": grid,
-    "checkerboard": checkerboard,
-    "two-rows": two_rows,
-    "two-columns": two_columns,
-    "ring": ring,
-    "arc": arc,
-    "hub-and-spokes": hub_and_spokes,
-    "star": star,
-    "cross": cross,
-    "tree-down": tree_down,
-    "tree-right": tree_right,
-    "pyramid": pyramid,
-    "funnel": funnel,
-    "layers": layers,
-    "zigzag": zigzag,
-    "diagonal": diagonal,
-    "swim-lanes": swim_lanes,
-}
+    "row": row, "column": column, "grid": grid, "checkerboard": checkerboard, "two-rows": two_rows,
+    "two-columns": two_columns, "ring": ring, "arc": arc, "hub-and-spokes": hub_and_spokes, "star": star,
+    "cross": cross, "tree-down": tree_down, "tree-right": tree_right, "pyramid": pyramid, "funnel": funnel,
+    "layers": layers, "zigzag": zigzag, "diagonal": diagonal, "swim-lanes": swim_lanes,
+}  # fmt: skip
 
 
 def place(centres: Sequence[Point], frame: Box) -> list[Box]:

@@ -326,14 +326,9 @@ def _horizontal(paint: Paint) -> str:
 
 
 FILLS: Mapping[str, Callable[[Paint], str] | None] = {
-    "solid": None,
-    "gradient-linear": _linear,
-    "gradient-radial": _radial,
-    "dots": _dots,
-    "hatching": _hatching,
-    "crosshatch": _crosshatch,
-    "horizontal-lines": _horizontal,
-}
+    "solid": None, "gradient-linear": _linear, "gradient-radial": _radial, "dots": _dots, "hatching": _hatching,
+    "crosshatch": _crosshatch, "horizontal-lines": _horizontal,
+}  # fmt: skip
 """Fill style -> code of its definition."""
 
 
