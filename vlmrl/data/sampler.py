@@ -60,7 +60,6 @@ class PromptStream:
     Args:
         lengths_by_source: number of rows of each source, all > 0.
         shares: relative share of each source, all > 0; 0.1 means exactly one tenth, not the nearest binary number.
-        seed: seed of the orders.
     """
 
     def __init__(self, lengths_by_source: Sequence[int], shares: Sequence[float], seed: int) -> None:

@@ -255,7 +255,6 @@ class OwnFile:
 
     Args:
         path: the path as the user wrote it.
-        text: the whole text of the file.
         sha256: hash of the file's bytes.
     """
 

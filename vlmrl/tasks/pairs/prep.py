@@ -36,10 +36,6 @@ class PairPlan:
     """Plan of a pair dataset.
 
     Args:
-        name: name of the dataset.
-        levels: names of the hierarchy's levels, coarse to fine.
-        num_pairs: split -> number of pairs.
-        seed: seed of splits and pairs.
         unseen_classes: number of whole classes that only the test split has.
         distance_shares: distance -> relative share of the different pairs; None = equal.
         args: the arguments of the command, for dataset.json.
@@ -89,13 +85,9 @@ def prepare_pairs(
     """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write the folder.
 
     Args:
-        out: the dataset folder.
-        plan: plan of the dataset.
-        task: task with the prompt and the truth schema.
         images: the labelled collection; sound images only.
         files: reader of an image's file by its origin.
         dropped: files that the reader of the collection has left out, each {"origin", "reason"}.
-        force: whether another dataset at `out` is replaced.
     Raises: DataError when there are too few images or another dataset is at `out`.
     """
     with building(out) as build:
@@ -328,9 +320,6 @@ def prepare_folder(
         levels: names of the levels, coarse to fine.
         name: name of the dataset; default: the source's name without its ending.
         out: the dataset folder; default: `data/<name>`.
-        num_pairs: split -> number of pairs.
-        unseen_classes: number of whole classes that only the test split has.
-        distance_shares: distance -> relative share of the different pairs; None = equal.
     Raises: DataError for a source, level or name that cannot be used, or too few images.
     """
     check_levels(levels)

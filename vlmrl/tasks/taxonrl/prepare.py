@@ -37,7 +37,6 @@ class DomainRequest:
     """Options of `vlmrl prep <domain>`.
 
     Args:
-        domain: name of the domain.
         source: a table, a folder, an archive, or `hub:name`; None = the published data set.
         synthetic: number of training pairs of drawn images, which replace a source; None = read a source.
         out: the dataset folder; default: data/<name>.

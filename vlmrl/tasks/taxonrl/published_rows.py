@@ -127,7 +127,6 @@ class DomainRowPlan:
 
     Args:
         source: the table, as `locate_rows` accepts it.
-        name: name of the dataset.
         seed: seed for the choice of the validation rows.
         validation_pairs: number of training rows to move to validation if the table has no validation split; 0 = none.
         max_bad: largest share of rows that may be left out because they are wrong.

@@ -310,7 +310,6 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
 
     Args:
         canvas: width and height in pixels, multiples of `CELL`.
-        count: number of shapes.
         has_arrow: whether an arrow joins two of them; needs two shapes.
     Raises: DataError if the shapes do not fit.
     """

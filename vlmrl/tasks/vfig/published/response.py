@@ -97,12 +97,7 @@ class Drawn:
 
 
 class Extraction:
-    """Shapes of one response.
-
-    Args:
-        root: root of the document.
-        work: counter of the comparisons.
-    """
+    """Shapes of one response."""
 
     def __init__(self, root: Element, work: Work) -> None:
         self.root, self.work = root, work
@@ -386,11 +381,7 @@ class _Marker:
 
 
 class _Reader:
-    """Reader of the arrows of a response.
-
-    Args:
-        root: root of the document.
-    """
+    """Reader of the arrows of a response."""
 
     def __init__(self, root: Element) -> None:
         self.root = root
@@ -527,9 +518,7 @@ def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[Dr
     """Return the arrows of a response without those that are parts of its shapes.
 
     Args:
-        root: root of the document.
         boxes: bounds of the response's shapes.
-        work: counter of the comparisons.
     """
     reader = _Reader(root)
     places = list(boxes)
