@@ -177,17 +177,7 @@ def scored_group(
     else:
         parts, shares = _of_several(scores, weights)
         part_weights = ()
-    return ScoredGroup(
-        shaped,
-        included,
-        lengths,
-        parts,
-        part_weights,
-        greedy,
-        penalties,
-        values,
-        shares=shares,
-    )
+    return ScoredGroup(shaped, included, lengths, parts, part_weights, greedy, penalties, values, shares=shares)
 
 
 def passes_filter(group: ScoredGroup, algorithm: Algorithm) -> bool:
@@ -294,12 +284,7 @@ def _with_advantages(
     cut = [s.trajectory.finish == "length" for s in samples]
     masked = [not use or (c and truncated != "keep") for use, c in zip(group.included, cut, strict=True)]
     return [
-        replace(
-            s,
-            advantage=float(a.mean()),
-            token_advantages=tuple(a.tolist()) if len(a) > 1 else None,
-            masked=m,
-        )
+        replace(s, advantage=float(a.mean()), token_advantages=tuple(a.tolist()) if len(a) > 1 else None, masked=m)
         for s, a, m in zip(samples, advantages, masked, strict=True)
     ]
 

@@ -273,11 +273,7 @@ class LoadedRecipe:
 
 
 def load_recipe(
-    path: str | Path,
-    *,
-    overrides: Sequence[str] = (),
-    kind: str | None = None,
-    under: Mapping[str, Any] | None = None,
+    path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None, under: Mapping[str, Any] | None = None
 ) -> LoadedRecipe:
     """Read, merge, override and validate a recipe. Open no data and no model. Rules about several keys: `checks.py`.
 

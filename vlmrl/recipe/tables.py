@@ -38,8 +38,7 @@ UPDATE = OnResume("asked", "the update")
 RUN_KIND = OnResume("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN")
 WEIGHTS = OnResume("refused", "the weights are the checkpoint's: start a new run from the other model")
 WEIGHT_TYPE = OnResume(
-    "refused",
-    "the saved weights and moments are of this type: start a new run from the weights, --set model.path=RUN",
+    "refused", "the saved weights and moments are of this type: start a new run from the weights, --set model.path=RUN"
 )
 TRAINED_PARTS = OnResume(
     "refused",

@@ -491,8 +491,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
             if not low <= number <= high:
                 raise RewardError(f"reward part `{name}` is {number}, outside its declared range [{low}, {high}]")
             raise RewardError(
-                f"reward part `{name}` is {number:g}, beyond {LARGEST:g}",
-                hint="rewards are of the order of 1",
+                f"reward part `{name}` is {number:g}, beyond {LARGEST:g}", hint="rewards are of the order of 1"
             )
         checked[name] = number
     return checked

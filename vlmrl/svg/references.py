@@ -370,14 +370,7 @@ def add_markers(markers: Markers, line: Line, place: Place, walk: Walk, items: l
 
 
 def _add(
-    node: Node,
-    point: Matrix,
-    angle: float,
-    is_first: bool,
-    line: Line,
-    place: Place,
-    walk: Walk,
-    items: list[Item],
+    node: Node, point: Matrix, angle: float, is_first: bool, line: Line, place: Place, walk: Walk, items: list[Item]
 ) -> None:
     walk.count(node)
     attributes = {"markerWidth": "3", "markerHeight": "3", **node.attributes}

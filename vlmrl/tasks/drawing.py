@@ -75,12 +75,7 @@ class Drawn(NamedTuple):
 
 
 def draw_rows(
-    task: str,
-    counts: Mapping[str, int],
-    seed: int,
-    draw: Callable[[int, random.Random], Drawn | None],
-    *,
-    hint: str,
+    task: str, counts: Mapping[str, int], seed: int, draw: Callable[[int, random.Random], Drawn | None], *, hint: str
 ) -> dict[str, list[NewRow]]:
     """Return split -> drawn rows. No image is there twice, and the same seed gives the same rows.
 

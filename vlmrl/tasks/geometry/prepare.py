@@ -337,8 +337,7 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
             " folder (else --images-root)?"
         )
     raise DataError(
-        f"{message if survey.rows else f'all {total:,} rows are wrong'}; nothing was written:{rows}",
-        hint=hint,
+        f"{message if survey.rows else f'all {total:,} rows are wrong'}; nothing was written:{rows}", hint=hint
     )
 
 

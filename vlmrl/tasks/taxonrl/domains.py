@@ -247,8 +247,7 @@ def _text(text: Any) -> str:
 AGE_GROUPS = Vocabulary(("Infant", "Juvenile", "SubAdult", "Adult", "Elderly"))
 GENDERS = Vocabulary(("Female", "Male"), aliases={"F": "Female", "M": "Male"})
 GORILLA_TYPES = Vocabulary(
-    ("Silverback", "Blackback", "Adult female", "Juvenile", "Infant"),
-    aliases={"Juvenil": "Juvenile"},
+    ("Silverback", "Blackback", "Adult female", "Juvenile", "Infant"), aliases={"Juvenil": "Juvenile"}
 )
 SEA_STARS = Vocabulary(
     ("Asterias rubens", "Anthenea australiae"), codes={"Asterias rubens": "Asru", "Anthenea australiae": "Anau"}

@@ -140,11 +140,7 @@ def _prepare_drawn(
 
 
 def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
-    return {
-        "pairs": dict(request.num_pairs),
-        "seed": request.seed,
-        **limits.args,
-    }
+    return {"pairs": dict(request.num_pairs), "seed": request.seed, **limits.args}
 
 
 def _write(

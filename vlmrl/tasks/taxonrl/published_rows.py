@@ -266,8 +266,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
             " and do paths of images lead from the table's folder (else --images-root)?"
         )
     raise DataError(
-        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{lines}",
-        hint=hint,
+        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{lines}", hint=hint
     )
 
 

@@ -79,12 +79,7 @@ class Function:
             parts[self.part] = self.middle(text, fields)
         true_positive = float(cell == "tp")
         return (
-            parts
-            | {
-                "precision": true_positive,
-                "f1": true_positive,
-                "acutal_accuracy": float(cell in ("tp", "tn")),
-            },
+            parts | {"precision": true_positive, "f1": true_positive, "acutal_accuracy": float(cell in ("tp", "tn"))},
             cell,
             answer,
         )
@@ -370,5 +365,5 @@ REWARDS: Mapping[str, Builtin] = {
         "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs",
         version=1,
         any_truth=True,
-    ),
+    )
 }

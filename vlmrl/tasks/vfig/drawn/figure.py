@@ -196,11 +196,7 @@ SHORTEST = 12
 """Shortest arrow in pixels."""
 CLEAR_ENDS, CLEARANCE = 2, 1
 """An arrow keeps this distance from all shapes, except for this length at its ends, both in pixels."""
-HEAD = tag(
-    "marker",
-    {"id": "a", "refX": 3, "refY": 1.5, "orient": "auto"},
-    tag("path", {"d": "M0 0L3 1.5 0 3"}),
-)
+HEAD = tag("marker", {"id": "a", "refX": 3, "refY": 1.5, "orient": "auto"}, tag("path", {"d": "M0 0L3 1.5 0 3"}))
 """Code of the head of an arrow; its tip is at the end of the line."""
 LINE: Mapping[str, str | float] = {"stroke": "black", "stroke-width": 2, "marker-end": "url(#a)"}
 MOST_TRIES = 400
