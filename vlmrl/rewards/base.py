@@ -85,6 +85,17 @@ class WorkerFunction:
         """Import the module and return the reward. Raises: as the module and the function do."""
         return getattr(import_module(self.module), self.function)(**self.args)
 
+    def reward(
+        self, ranges: Mapping[str, tuple[float, float]], weights: Mapping[str, float], *, seconds: float, **facts: Any
+    ) -> RewardSpec:
+        """Return the reward: all its parts are 0 for a response that hangs its worker twice, unless `facts` say else.
+
+        For tools and tests, it is a function of this process, too, made at its first call.
+        """
+        make_once = lru_cache(maxsize=1)(self.make)
+        facts = {"on_timeout": dict.fromkeys(ranges, 0.0), "worker": self, "timeout_seconds": seconds, **facts}
+        return RewardSpec(self.name, lambda x: make_once()(x), ranges, weights, **facts)
+
 
 @dataclass(frozen=True)
 class ServiceFunction:
@@ -154,12 +165,6 @@ class Service(Protocol):
 
 WorkerReward = UserReward | WorkerFunction
 """Code of either kind."""
-
-
-def in_this_process(worker: WorkerFunction) -> RewardFn:
-    """Return a built-in of workers as a function of this process, made at its first call, for tools and tests."""
-    make_once = lru_cache(maxsize=1)(worker.make)
-    return lambda x: make_once()(x)
 
 
 LARGEST = 1e9

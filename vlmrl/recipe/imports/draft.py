@@ -31,12 +31,9 @@ NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
 gradient of another estimator."""
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "linear": "linear",
-    "cosine": "cosine",
+    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
-}
+}  # fmt: skip
 COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
 """Note about `train.epochs`, used if the import cannot compute the number of steps."""
 

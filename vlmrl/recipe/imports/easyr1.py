@@ -57,12 +57,9 @@ ADVANTAGES = {
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
 }
 LOSSES = {
-    "default": {},
-    "gspo": {"algo.ratio": "sequence"},
-    "gspo_token": {"algo.ratio": "sequence_token"},
-    "cispo": {"algo.surrogate": "cispo"},
-    "sapo": {"algo.surrogate": "sapo"},
-}
+    "default": {}, "gspo": {"algo.ratio": "sequence"}, "gspo_token": {"algo.ratio": "sequence_token"},
+    "cispo": {"algo.surrogate": "cispo"}, "sapo": {"algo.surrogate": "sapo"},
+}  # fmt: skip
 LEFT = {
     "data.format_prompt": "see data.prompt",
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",

@@ -48,30 +48,22 @@ BUFFERS = (
 )
 """Tables of DAPO's penalty for long responses, oldest first."""
 ADVANTAGES = {
-    "grpo": {},
-    "gae": {"algo.advantage": "gae", "algo.scale": "tokens"},
-    "rloo": {"algo.advantage": "leave_one_out"},
-    "remax": {"algo.advantage": "greedy"},
-    "opo": {"algo.advantage": "length_weighted"},
+    "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
     "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
-    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
-    "grpo_vectorized": {},
+    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"}, "grpo_vectorized": {},
     "rloo_vectorized": {"algo.advantage": "leave_one_out"},
-}
+}  # fmt: skip
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
 LOSSES = {
-    "vanilla": {},
-    "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE,
-    "gpg": {"algo.surrogate": "reinforce"},
-    "clip_cov": {"algo.surrogate": "clip_cov"},
-    "kl_cov": {"algo.surrogate": "kl_cov"},
-    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE,
-    "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
+    "vanilla": {}, "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE, "gpg": {"algo.surrogate": "reinforce"},
+    "clip_cov": {"algo.surrogate": "clip_cov"}, "kl_cov": {"algo.surrogate": "kl_cov"},
+    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE, "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
     "cispo": {"algo.surrogate": "cispo"},
-}
+}  # fmt: skip
 """verl's name of a loss -> cells of `[algo]`. If the cells include the aggregation, `loss_agg_mode` is ignored."""
 NUMBERS = {
     "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vlmrl.errors import RewardError, unknown
-from vlmrl.rewards.base import RewardSpec, WorkerFunction, in_this_process
+from vlmrl.rewards.base import RewardSpec, WorkerFunction
 from vlmrl.rewards.math.latex import PLACES
 from vlmrl.rewards.text_parsing import format_weights
 from vlmrl.rewards.text_rewards import RANGES, check_lengths, check_min_tokens, check_script
@@ -177,14 +177,6 @@ def in_worker(
     Args:
         lost: parts of a response that hangs its worker twice; the others are 0.
     """
+    on_timeout = {part: 0.0 for part in ranges if part not in lost} | lost
     worker = WorkerFunction(name, module, "make_grader", args)
-    return RewardSpec(
-        name,
-        in_this_process(worker),
-        ranges,
-        weights,
-        accuracy="accuracy",
-        on_timeout={part: 0.0 for part in ranges if part not in lost} | lost,
-        worker=worker,
-        timeout_seconds=SECONDS,
-    )
+    return worker.reward(ranges, weights, seconds=SECONDS, accuracy="accuracy", on_timeout=on_timeout)

@@ -227,17 +227,14 @@ def _two_answers(writer: _Writer, idea: str) -> Attack:
 def _void_lists(writer: _Writer) -> list[Attack]:
     """Return answers without a box, most of which end published rewards with an exception."""
     texts = {
-        "a word": "there",
-        "a number as box": "[{'Position': 5, 'Confidence': 1.0}]",
+        "a word": "there", "a number as box": "[{'Position': 5, 'Confidence': 1.0}]",
         "null as coordinate": "[{'Position': [1, null, 3, 4], 'Confidence': 1.0}]",
-        "entries without keys": '["dog", 3, null]',
-        "no coordinates": "[{'Position': [], 'Confidence': 1.0}]",
+        "entries without keys": '["dog", 3, null]', "no coordinates": "[{'Position': [], 'Confidence': 1.0}]",
         "no area": '[{"Position": [500, 500, 500, 500], "Confidence": 1.0}]',
         "not a number": '[{"Position": [nan, nan, nan, nan], "Confidence": 1.0}]',
-        "infinite": '[{"Position": [-inf, -inf, inf, inf], "Confidence": 1.0}]',
-        "many brackets": "[" * 100_000,
+        "infinite": '[{"Position": [-inf, -inf, inf, inf], "Confidence": 1.0}]', "many brackets": "[" * 100_000,
         "long digits": f'[{{"Position": [0, 0, {"9" * 100_000}, 1], "Confidence": 1.0}}]',
-    }
+    }  # fmt: skip
     return [Attack(name, "the form, and no box in it", "void", says(writer.form(text))) for name, text in texts.items()]
 
 

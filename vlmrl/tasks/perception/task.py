@@ -96,24 +96,13 @@ def _box_task(
         measure, read: measures of one answer, and its boxes.
         thought: thought of a right response; `{}` = number of true boxes.
     """
-    return _task(
-        name,
-        info,
-        chosen.template,
-        variables={"form": FORMS[chosen.space]},
-        validate=partial(truth_problems, field),
-        notes=partial(notes_on_boxes, field),
-        profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})},
-        outcome=partial(measure, settings),
+    return _task(name, info, chosen.template, variables={"form": FORMS[chosen.space]},
+        validate=partial(truth_problems, field), notes=partial(notes_on_boxes, field),
+        profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})}, outcome=partial(measure, settings),
         outcome_as=partial(_measure_as, measure, settings, rewards[0]),
-        trace=partial(_write_boxes, field, settings, thought),
-        trace_sees=True,
-        positions=partial(positions_as, settings, rewards[0], read),
-        kind=box_kind(field, settings),
-        variant=chosen.name,
-        variants=VARIANTS,
-        **facts,
-    )
+        trace=partial(_write_boxes, field, settings, thought), trace_sees=True,
+        positions=partial(positions_as, settings, rewards[0], read), kind=box_kind(field, settings),
+        variant=chosen.name, variants=VARIANTS, **facts)  # fmt: skip
 
 
 def _measure_as(
@@ -143,19 +132,9 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     chosen = variant_of(variant)
     names = ("iou", "centre_accuracy", *(f"acc@{threshold:g}" for threshold in THRESHOLDS))
-    return _box_task(
-        GROUNDING,
-        info,
-        chosen,
-        GroundingSettings(chosen.space, thought=chosen.thought),
-        field=BOX,
-        rewards=(BOX_IOU, "rllava_box"),
-        measure=measure_grounding,
-        read=read_grounding_answer,
-        thought="I see it.",
-        metrics=dict.fromkeys(names, Metric("higher", SHARE)),
-        by=("asks",),
-    )
+    return _box_task(GROUNDING, info, chosen, GroundingSettings(chosen.space, thought=chosen.thought), field=BOX,
+        rewards=(BOX_IOU, "rllava_box"), measure=measure_grounding, read=read_grounding_answer, thought="I see it.",
+        metrics=dict.fromkeys(names, Metric("higher", SHARE)), by=("asks",))  # fmt: skip
 
 
 def measure_grounding(settings: GroundingSettings, x: RewardInput, score: Score) -> Outcome:
@@ -180,12 +159,9 @@ _NAMES = ("accuracy", "iou", *(f"acc@{threshold:g}" for threshold in THRESHOLDS)
 
 
 MEASURES: Mapping[str, Metric] = {
-    "quality": Metric("higher", SHARE),
-    "box_f1": Metric("higher", SHARE),
-    "box_brier": Metric("lower", SHARE),
-    "absent_accuracy": Metric("higher", SHARE),
-    "parse_failure": Metric("lower", SHARE),
-}
+    "quality": Metric("higher", SHARE), "box_f1": Metric("higher", SHARE), "box_brier": Metric("lower", SHARE),
+    "absent_accuracy": Metric("higher", SHARE), "parse_failure": Metric("lower", SHARE),
+}  # fmt: skip
 
 
 def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -195,20 +171,11 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     chosen = variant_of(variant)
     settings = Settings(chosen.space, thought=chosen.thought)
-    return _box_task(
-        DETECTION,
-        info,
-        chosen,
-        settings,
-        field=BOXES,
-        rewards=(BOX_LIST, "rllava_boxes"),
-        measure=measure_detection,
-        read=read_answer,
-        thought="I count {}.",
+    return _box_task(DETECTION, info, chosen, settings, field=BOXES, rewards=(BOX_LIST, "rllava_boxes"),
+        measure=measure_detection, read=read_answer, thought="I count {}.",
         metrics={**MEASURES, **dict.fromkeys(NAMES, Metric("higher", SHARE))},
         set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
-        by=("category", "count"),
-    )
+        by=("category", "count"))  # fmt: skip
 
 
 def measure_detection(settings: Settings, x: RewardInput, score: Score) -> Outcome:

@@ -38,14 +38,8 @@ def table_task(info: Mapping[str, Any]) -> Task:
             )
         return value
 
-    return Task(
-        name="table",
-        summary=SUMMARY,
-        template="",
-        validate=_validate,
-        messages=messages,
-        trace=trace if response else None,
-    )
+    return Task(name="table", summary=SUMMARY, template="", validate=_validate, messages=messages,
+        trace=trace if response else None)  # fmt: skip
 
 
 def _validate(truth: Mapping[str, Any]) -> list[str]:

@@ -415,114 +415,42 @@ def _known(pair: Any) -> bool:
 
 NAMED = ("order", "family", "genus")
 
-BIRD = Domain(
-    name="bird",
-    summary="birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
-    about="Birds, same species or not: order, family and genus of both.",
-    subject="bird",
-    target="species",
-    variants=(
-        Variant(BASELINE),
-        Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
-        Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini"),
-    ),
-    main="im_concrete",
-    layout="bird",
-    datasets=("maxvonk/bird-pairs-v2-im-800px",),
-)
-
-
-CHIMP = Domain(
-    name="chimp",
-    summary="chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
-    about="Chimpanzees, same individual or not: the age group of both.",
-    subject="chimpanzee",
-    target="individual",
-    variants=(
-        Variant(BASELINE),
-        Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),
-        Variant("im_named", "named_labels", ("age_group",), "lfw_intermediate:compute_score_chatgpt"),
-    ),
-    main="im",
-    layout="chimp",
-    datasets=(
-        "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names",
-        "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names-im",
-    ),
-)
-
-
-FUNGI = Domain(
-    name="fungi",
-    summary="fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
-    about="Fungi, same species or not: order, family, genus and species of both.",
-    subject="fungus",
-    target="species",
-    variants=(
-        Variant(BASELINE),
-        Variant("im_concrete", "names", ("order", "family", "genus"), "lfw_fungi_im:compute_score_gemini"),
-    ),
-    main="im_concrete",
-    layout="fungi",
-    datasets=("maxvonk/danish-fungi-2024-pairs-800px",),
-)
-
-
-GORILLA = Domain(
-    name="gorilla",
-    summary="gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
-    about="Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
-    subject="gorilla",
-    target="individual",
-    variants=(Variant(BASELINE), Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini")),
-    main="im",
-    layout="gorilla",
-    datasets=(
-        "maxvonk/gorilla-pairs-v3-30k-800px",
-        "maxvonk/gorilla-pairs-v3-30k-800px-im",
-        "maxvonk/gorilla-pairs-v4-800px-cv",
-        "maxvonk/gorilla-pairs-v4-800px-notcv",
-        "maxvonk/gorilla-pairs-v4-800px-cv-im",
-    ),
-)
-
-
-HUMAN = Domain(
-    name="human",
-    summary="faces, same person or not: a probability (`vlmrl prep human`)",
-    about="Faces, same person or not (LFW, CPLFW).",
-    subject="person",
-    target="individual",
-    variants=(Variant(BASELINE),),
-    datasets=("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned"),
-)
-
-
-SEA_STAR = Domain(
-    name="sea_star",
-    summary="sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
-    about="Sea stars, same individual or not: the species of both.",
-    subject="sea star",
-    target="individual",
-    variants=(Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
-    main="im",
-    layout="sea_star",
-    datasets=("maxvonk/sea-star-pairs-800px",),
-)
-
-
-WHALE = Domain(
-    name="whale",
-    summary="whales, same individual or not: a probability (`vlmrl prep whale`)",
-    about="Whales, same individual or not.",
-    subject="whale",
-    target="individual",
-    variants=(Variant(BASELINE),),
-    datasets=("maxvonk/whale-pairs-v1-800px",),
-)
-
-
-DOMAINS: Mapping[str, Domain] = MappingProxyType(
-    {domain.name: domain for domain in (FUNGI, BIRD, SEA_STAR, CHIMP, GORILLA, HUMAN, WHALE)}
-)
+DOMAINS: Mapping[str, Domain] = MappingProxyType({domain.name: domain for domain in (
+    Domain("fungi",
+        "fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
+        "Fungi, same species or not: order, family, genus and species of both.", "fungus", "species",
+        (Variant(BASELINE), Variant("im_concrete", "names", NAMED, "lfw_fungi_im:compute_score_gemini")),
+        ("maxvonk/danish-fungi-2024-pairs-800px",), main="im_concrete", layout="fungi"),
+    Domain("bird",
+        "birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
+        "Birds, same species or not: order, family and genus of both.", "bird", "species",
+        (Variant(BASELINE), Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
+            Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini")),
+        ("maxvonk/bird-pairs-v2-im-800px",), main="im_concrete", layout="bird"),
+    Domain("sea_star",
+        "sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
+        "Sea stars, same individual or not: the species of both.", "sea star", "individual",
+        (Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
+        ("maxvonk/sea-star-pairs-800px",), main="im", layout="sea_star"),
+    Domain("chimp",
+        "chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
+        "Chimpanzees, same individual or not: the age group of both.", "chimpanzee", "individual",
+        (Variant(BASELINE), Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),
+            Variant("im_named", "named_labels", ("age_group",), "lfw_intermediate:compute_score_chatgpt")),
+        ("maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names",
+            "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names-im"), main="im", layout="chimp"),
+    Domain("gorilla",
+        "gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
+        "Gorillas, same individual or not: the type of both (silverback, adult female, ...).", "gorilla", "individual",
+        (Variant(BASELINE), Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini")),
+        ("maxvonk/gorilla-pairs-v3-30k-800px", "maxvonk/gorilla-pairs-v3-30k-800px-im",
+            "maxvonk/gorilla-pairs-v4-800px-cv", "maxvonk/gorilla-pairs-v4-800px-notcv",
+            "maxvonk/gorilla-pairs-v4-800px-cv-im"), main="im", layout="gorilla"),
+    Domain("human", "faces, same person or not: a probability (`vlmrl prep human`)",
+        "Faces, same person or not (LFW, CPLFW).", "person", "individual", (Variant(BASELINE),),
+        ("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned")),
+    Domain("whale", "whales, same individual or not: a probability (`vlmrl prep whale`)",
+        "Whales, same individual or not.", "whale", "individual", (Variant(BASELINE),),
+        ("maxvonk/whale-pairs-v1-800px",)),
+)})  # fmt: skip
 """Name of a task -> its domain."""

@@ -51,15 +51,12 @@ def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) 
     score = compare(truth, response)
     picture = response.view.picture
     detail = {
-        "elements": [len(truth.elements), len(response.elements)],
-        "matched": score.matched,
-        "ink": round(score.picture.ink, DECIMALS),
-        "edges": round(score.picture.edges, DECIMALS),
+        "elements": [len(truth.elements), len(response.elements)], "matched": score.matched,
+        "ink": round(score.picture.ink, DECIMALS), "edges": round(score.picture.edges, DECIMALS),
         "structure": round(score.picture.structure, DECIMALS),
         "cleanliness": [_rounded(figure.cleanliness) for figure in (truth, response)],
-        "chars": [truth.chars, response.chars],
-        "digest": pixels_digest(picture)[:16],
-    }
+        "chars": [truth.chars, response.chars], "digest": pixels_digest(picture)[:16],
+    }  # fmt: skip
     blank = bool((picture == picture[0, 0]).all())
     return RewardResult(
         _parts(score, truth, response),

@@ -107,23 +107,12 @@ def we_math_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     require_prepared(NAME, info)
     chosen = variant or THINK
-    return Task(
-        name=NAME,
-        summary=SUMMARY,
+    return Task(name=NAME, summary=SUMMARY,
         template=files("vlmrl.tasks.we_math").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8"),
-        template_file=f"tasks/we_math/{chosen}.jinja",
-        validate=truth_problems,
-        notes=notes_on,
+        template_file=f"tasks/we_math/{chosen}.jinja", validate=truth_problems, notes=notes_on,
         profiles={"default": ("we_math", {"thought": VARIANTS[chosen]}), "rllava": ("rllava_we_math", {})},
-        set_metrics=set_metrics,
-        metrics=METRICS,
-        by=("num_steps",),
-        unit=lambda row: unit_of(row.truth, row.prompt_id),
-        trace=partial(write_trace, chosen),
-        attacks=attacks,
-        variant=chosen,
-        variants=tuple(VARIANTS),
-    )
+        set_metrics=set_metrics, metrics=METRICS, by=("num_steps",), unit=lambda row: unit_of(row.truth, row.prompt_id),
+        trace=partial(write_trace, chosen), attacks=attacks, variant=chosen, variants=tuple(VARIANTS))  # fmt: skip
 
 
 def write_trace(variant: str, row: Row, rng: random.Random) -> str:

@@ -446,11 +446,8 @@ def connect(sites: Sequence[Site], frame: Box, rng: random.Random) -> list[Arrow
 def head_code(identity: str, colour: str) -> str:
     """Return the code of a marker: a triangle whose tip is `OVERHANG` beyond the end of the line."""
     size: dict[str, str | float] = {
-        "refX": HEAD - OVERHANG,
-        "refY": HEAD / 2,
-        "markerWidth": HEAD,
-        "markerHeight": HEAD,
-    }
+        "refX": HEAD - OVERHANG, "refY": HEAD / 2, "markerWidth": HEAD, "markerHeight": HEAD,
+    }  # fmt: skip
     triangle = [Point(0, 0), Point(HEAD, HEAD / 2), Point(0, HEAD)]
     view = f"0 0 {HEAD:g} {HEAD:g}"
     marker: dict[str, str | float] = {"id": identity, "viewBox": view, **size, "orient": "auto"}
