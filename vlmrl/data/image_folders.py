@@ -66,9 +66,11 @@ class Labelled:
     fingerprint: str
     collection: Collection
 
-    def read(self, image: LabelledImage) -> bytes:
-        """Return the file of one of `images`, as stored."""
-        return self.collection.read(image.place)
+    @property
+    def about(self) -> dict[str, Any]:
+        """Entry of dataset.json about the source."""
+        ignored = {"ignored_files": self.ignored, "fingerprint": self.fingerprint}
+        return {"name": self.name, "images": len(self.images), **ignored}
 
 
 class Collection(Protocol):
