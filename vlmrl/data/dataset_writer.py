@@ -128,7 +128,7 @@ class Build:
 
     def _publish(self, text: str, force: bool) -> Outcome:
         target = self.target
-        if not target.exists() or _is_empty(target):
+        if not target.exists() or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
             os.rename(self.folder, target)
             _sync(target.parent)
             return "created"
@@ -329,10 +329,6 @@ def _is_own(name: str) -> bool:
     """Return whether a file name is one that `vlmrl prep` writes into a dataset folder."""
     shard = name.startswith("media-") and name.endswith(".arrow")
     return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
-
-
-def _is_empty(target: Path) -> bool:
-    return target.is_dir() and not target.is_symlink() and not any(target.iterdir())
 
 
 def media_fields(media: Media) -> dict[str, Any]:

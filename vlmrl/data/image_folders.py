@@ -403,7 +403,8 @@ class ImageFiles:
         for text in paths:
             named = Path(text)
             if not os.path.lexists(named):
-                raise DataError(f"there is no image or folder {text}", where="--images", hint=_glob_hint(text))
+                hint = "name the folder: its images are found" if set(text) & set("*?[") else None
+                raise DataError(f"there is no image or folder {text}", where="--images", hint=hint)
             if not named.is_dir():
                 images.setdefault(encodable(os.path.normpath(text)), (encodable(named.name), named))
                 continue
@@ -448,7 +449,3 @@ def _below(out: Path | None, folder: Path) -> str | None:
         return None
     whole, base = out.resolve(), folder.resolve()
     return whole.relative_to(base).as_posix() if whole != base and whole.is_relative_to(base) else None
-
-
-def _glob_hint(text: str) -> str | None:
-    return "name the folder: its images are found" if set(text) & set("*?[") else None

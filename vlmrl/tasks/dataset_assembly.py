@@ -126,11 +126,8 @@ def short_source(source: str) -> str:
 
 def drawn_counts(num_rows: int) -> dict[str, int]:
     """Return split -> number of rows to draw beside this many training rows."""
-    return {
-        "train": num_rows,
-        "validation": max(LEAST_VALIDATION, num_rows // 10),
-        "test": max(LEAST_TEST, num_rows // 5),
-    }
+    held_out = {"validation": max(LEAST_VALIDATION, num_rows // 10), "test": max(LEAST_TEST, num_rows // 5)}
+    return {"train": num_rows, **held_out}
 
 
 def assemble(
@@ -144,23 +141,17 @@ def assemble(
     """
     shrunk = fit_prompts(build, parts, limits)
     used = sorted({i for rows in parts.rows.values() for row in rows for i in row.facts.images})
-    stored = {
-        parts.images[i].media.sha256: Stored(
-            parts.images[i].media.sha256, parts.images[i].bytes, parts.places[i], shrunk.get(i)
-        )
-        for i in reversed(used)
-    }
+    stored: dict[str, Stored] = {}
+    for i in reversed(used):
+        sha256 = parts.images[i].media.sha256
+        stored[sha256] = Stored(sha256, parts.images[i].bytes, parts.places[i], shrunk.get(i))
     in_order = sorted(stored.values(), key=lambda one: one.place)
     write_shards(build.folder, in_order, parts.reader, workers=limits.workers, progress=limits.progress)
     media = [image.media for image in parts.images]
     for split, rows in parts.rows.items():
         build.write_rows(split, parts.fields(rows, media), parts.schema)
-    facts = DatasetFacts(
-        parts.images,
-        {split: [row.facts for row in rows] for split, rows in parts.rows.items()},
-        parts.group,
-        parts.notes | _note_on_drops(parts),
-    )
+    facts_of = {split: [row.facts for row in rows] for split, rows in parts.rows.items()}
+    facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes | _note_on_drops(parts))
     report = examine_dataset(facts, max_prompt_tokens=limits.max_prompt_tokens)
     if parts.dropped:
         lines = "".join(json.dumps(drop, ensure_ascii=False) + "\n" for drop in parts.dropped)
@@ -305,9 +296,8 @@ def parse_limits(
     if on_overlong not in get_args(OnOverlong):
         raise DataError(f"--on-overlong {on_overlong!r} is unknown", hint=f"one of: {', '.join(get_args(OnOverlong))}")
     if on_overlong != "fail" and max_prompt_tokens is None:
-        raise DataError(
-            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit, too, such as 2048"
-        )
+        message = f"--on-overlong {on_overlong} without --max-prompt-tokens"
+        raise DataError(message, hint="give the limit, too, such as 2048")
     return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)
 
 
@@ -375,9 +365,8 @@ def _export_split(dataset: Dataset, task: Task, split: str, path: Path) -> int:
 
     part = path.with_name(f".{path.name}.{os.getpid()}")
     rows = dataset.rows(split)
-    names = sorted(
-        {name for index in range(min(len(rows), BATCH_ROWS)) for name in rows[index].columns} - set(RESERVED)
-    )
+    first = (rows[index].columns for index in range(min(len(rows), BATCH_ROWS)))
+    names = sorted({name for columns in first for name in columns} - set(RESERVED))
     schema = _schema(names)
     try:
         with part.open("wb") as sink, pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -425,11 +414,7 @@ def _schema(names: list[str]) -> Any:
         "truth": text,
         **dict.fromkeys(names, text),
     }
-    fields = [
-        ("prompt_id", pa.string()),
-        ("prompt", pa.list_(turn)),
-        ("images", pa.list_(image)),
-        ("truth", pa.string()),
-    ]
+    nested = [("prompt", pa.list_(turn)), ("images", pa.list_(image))]
+    fields = [("prompt_id", pa.string()), *nested, ("truth", pa.string())]
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     return pa.schema(fields + [(name, pa.string()) for name in names], metadata=metadata)

@@ -544,7 +544,7 @@ def make_grader(*, key: str | None = None, parts: Mapping[str, Any] | None = Non
 
 
 def _graded(x: RewardInput, *, key: str | None, parts: Mapping[str, Any], policy: Policy) -> RewardResult:
-    golds = [gold_text(one, policy) for one in _accepted(ground_truth(x, key))]
+    golds = [_gold_of(str(one), policy) for one in _accepted(ground_truth(x, key))]
     answer, reason = find_answer(x.response, place=policy.place, thought=policy.thought)
     detail: dict[str, Any] = {"gold": golds[0][:MOST_SHOWN], "answer": None if answer is None else answer[:MOST_SHOWN]}
     is_right = False
@@ -570,16 +570,12 @@ def _accepted(truth: Any) -> list[Any]:
     return accepted
 
 
-def gold_text(truth: Any, policy: Policy) -> str:
-    r"""Return the gold answer: the last box of a solution, what follows `####`, else the whole text.
+@lru_cache(maxsize=8192)
+def _gold_of(text: str, policy: Policy) -> str:
+    """Return the gold answer: the last box of a solution, what follows `####`, else the whole text.
 
     Raises: RewardError for a truth that is empty, too long without a box, or too large to compute.
     """
-    return _gold_of(str(truth), policy)
-
-
-@lru_cache(maxsize=8192)
-def _gold_of(text: str, policy: Policy) -> str:
     if BOX.search(text):
         gold, problem = last_box(text)
     else:

@@ -67,16 +67,11 @@ def open_judged(
         rubric=load_rubric(rubric) if isinstance(rubric, str) else read_rubric(rubric, "rubric"),
         base_dir=Path() if settings.cache else folder,
         account=place.account,
-        offline=is_offline(),
+        offline=os.environ.get(OFFLINE, "") == "1",
         also=[] if settings.cache or place.folder is None else [folder.parent / VERDICTS],
         notify=_say,
     )
     return JudgedService(service, render=render, key=key)
-
-
-def is_offline() -> bool:
-    """Return whether verdicts come from files alone."""
-    return os.environ.get(OFFLINE, "") == "1"
 
 
 class JudgedService:
