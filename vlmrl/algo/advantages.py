@@ -289,10 +289,16 @@ def _generalised(group: ScoredGroup, index: list[int], gamma: float, lam: float)
 
 
 BASELINES: dict[str, Callable[[_Kept], list[Array]]] = {
-    "group_mean": group_mean, "group_mean_std": group_mean, "leave_one_out": leave_one_out,
-    "length_weighted": length_weighted, "best_of_group": best_of_group, "part_by_part": part_by_part,
-    "greedy": greedy_baseline, "none": no_baseline, "gae": generalised,
-}  # fmt: skip
+    "group_mean": group_mean,
+    "group_mean_std": group_mean,
+    "leave_one_out": leave_one_out,
+    "length_weighted": length_weighted,
+    "best_of_group": best_of_group,
+    "part_by_part": part_by_part,
+    "greedy": greedy_baseline,
+    "none": no_baseline,
+    "gae": generalised,
+}
 """Estimator -> function of the included samples that returns score (or return) minus baseline.
 
 The function returns one array per sample: [1] = the same for all tokens, or [T].

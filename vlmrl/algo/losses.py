@@ -286,9 +286,14 @@ def kl_cov(a: Algorithm, x: Tokens) -> Loss:
 
 
 SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
-    "clip": clip, "reinforce": reinforce, "cispo": cispo, "gmpo": gmpo, "sapo": sapo, "clip_cov": clip_cov,
+    "clip": clip,
+    "reinforce": reinforce,
+    "cispo": cispo,
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "clip_cov": clip_cov,
     "kl_cov": kl_cov,
-}  # fmt: skip
+}
 """Name in the algorithm table -> surrogate function. choices.py lists the names that a recipe may use, with facts."""
 
 

@@ -100,18 +100,27 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
         "max_prompt_tokens": limit,
         "rows_over_limit": {split: sum(a + b > limit for a, b in counts) for split, counts in tokens.items()},
         "labels": {split: _labels(rows) for split, rows in facts.rows.items()},
-        "exact_copies": _exact_copies(facts, masks), "near_copies": _near_copies(facts, masks),
-        "repeated_pairs": _repeated_pairs(facts), "groups": _groups(facts), "long_images": _long_images(facts),
+        "exact_copies": _exact_copies(facts, masks),
+        "near_copies": _near_copies(facts, masks),
+        "repeated_pairs": _repeated_pairs(facts),
+        "groups": _groups(facts),
+        "long_images": _long_images(facts),
         "remarks": dict(Counter(remark for image in facts.images for remark in image.remarks).most_common()),
         "note": NOTE,
-    }  # fmt: skip
+    }
     checks = [
-        _check_lengths(report), _check_limit(report, by_user=max_prompt_tokens is not None), _check_labels(report),
-        *_check_distances(report), *_check_images(facts),
-        *([_check_exact(report), _check_near(report)] if facts.images else []), *_check_repeats(report),
-        *_check_groups(report, facts.group), *_check_shapes(report), *_check_remarks(report),
+        _check_lengths(report),
+        _check_limit(report, by_user=max_prompt_tokens is not None),
+        _check_labels(report),
+        *_check_distances(report),
+        *_check_images(facts),
+        *([_check_exact(report), _check_near(report)] if facts.images else []),
+        *_check_repeats(report),
+        *_check_groups(report, facts.group),
+        *_check_shapes(report),
+        *_check_remarks(report),
         *({"check": name, "verdict": verdict, "finding": finding} for name, (verdict, finding) in facts.notes.items()),
-    ]  # fmt: skip
+    ]
     return {"checks": checks, **report}
 
 
@@ -196,7 +205,8 @@ def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
     }
     return {
         "between": {pair: count for pair, count in between.items() if count},
-        "within": sum(count for (own, near), count in counts.items() if own & near), "flat_images": likeness.skipped,
+        "within": sum(count for (own, near), count in counts.items() if own & near),
+        "flat_images": likeness.skipped,
         "examples": [
             {
                 "images": [facts.images[k].media.sha256 for k in pair],
@@ -204,7 +214,7 @@ def _near_copies(facts: DatasetFacts, masks: Sequence[int]) -> dict[str, Any]:
             }
             for pair in likeness.examples
         ],
-    }  # fmt: skip
+    }
 
 
 def _repeated_pairs(facts: DatasetFacts) -> dict[str, Any]:

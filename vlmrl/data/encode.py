@@ -94,9 +94,18 @@ def _of_canvas(image_processor: Any, stored: Size, tile: Size) -> Size | None:
 
 
 NOT_MODEL_INPUTS = (
-    "input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_crops", "num_patches", "rows", "cols",
-    "num_soft_tokens_per_image", "grids", "num_patches_per_image",
-)  # fmt: skip
+    "input_ids",
+    "attention_mask",
+    "mm_token_type_ids",
+    "token_type_ids",
+    "num_crops",
+    "num_patches",
+    "rows",
+    "cols",
+    "num_soft_tokens_per_image",
+    "grids",
+    "num_patches_per_image",
+)
 """Names of the processors' outputs that belong to the text and not to the images."""
 PROBE = "probe"
 """Text of a test message. A chat template works if the rendered message contains it."""

@@ -261,9 +261,15 @@ def _no_table(path: Path) -> DataError:
 
 
 SPLIT_NAMES = {
-    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-    "dev": "validation", "test": "test", "testing": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
 
 Table = TypeVar("Table")
 

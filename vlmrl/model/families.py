@@ -15,13 +15,18 @@ from vlmrl.errors import CheckpointError
 
 PART_NAMES = {
     "connector": (
-        "visual.merger.", "deepstack_merger_list.", "multi_modal_projector.", "connector.", "embed_vision.",
-        "vision_tower.merger.", "model.merger.",
+        "visual.merger.",
+        "deepstack_merger_list.",
+        "multi_modal_projector.",
+        "connector.",
+        "embed_vision.",
+        "vision_tower.merger.",
+        "model.merger.",
     ),
     "vision": ("visual.", "vision_tower.", "vision_model."),
     "embeddings": ("embed_tokens.", "lm_head.", "embed_tokens_per_layer."),
     "language": ("language_model.", "text_model."),
-}  # fmt: skip
+}
 """Part of a model, as in `model.freeze` -> name fragments. A parameter belongs to the first part that matches its name.
 
 The connector (merger, projector) maps the vision tower's outputs to the language model's embeddings.
@@ -59,12 +64,21 @@ _AXES = Family("packed", rope_index=True, kinds_name="mm_token_type_ids")
 _HYBRID = Family("forked", rope_index=True, kinds_name="mm_token_type_ids")
 _PLAIN = Family("packed")
 FAMILIES: dict[str, Family] = {
-    "qwen2_vl": _AXES, "qwen2_5_vl": _AXES, "qwen3_vl": _AXES, "qwen3_vl_moe": _AXES, "qwen3_5": _HYBRID,
-    "qwen3_5_moe": _HYBRID, "glm4v": _AXES, "glm46v": _AXES,
+    "qwen2_vl": _AXES,
+    "qwen2_5_vl": _AXES,
+    "qwen3_vl": _AXES,
+    "qwen3_vl_moe": _AXES,
+    "qwen3_5": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
+    "glm4v": _AXES,
+    "glm46v": _AXES,
     "gemma3": Family("packed", kinds_name="token_type_ids", bidirectional="always"),
-    "gemma4": Family("packed", kinds_name="mm_token_type_ids", bidirectional="sliding"), "internvl": _PLAIN,
-    "idefics3": _PLAIN, "smolvlm": _PLAIN, "minicpmv4_6": Family("forked"),
-}  # fmt: skip
+    "gemma4": Family("packed", kinds_name="mm_token_type_ids", bidirectional="sliding"),
+    "internvl": _PLAIN,
+    "idefics3": _PLAIN,
+    "smolvlm": _PLAIN,
+    "minicpmv4_6": Family("forked"),
+}
 OTHER = Family("padded")
 HEADS: dict[str, tuple[Literal["cap", "multiply", "divide"], str]] = {
     "gemma3n": ("cap", "final_logit_softcapping"),

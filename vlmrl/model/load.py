@@ -31,9 +31,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DROPOUT_RATES = ("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """Names of dropout rates in model configurations and as attributes of modules."""
 IMAGE_TOKENS = (
-    "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id",
-    "image_token_index", "video_token_index", "boi_token_id", "eoi_token_id",
-)  # fmt: skip
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "audio_token_id",
+    "image_token_index",
+    "video_token_index",
+    "boi_token_id",
+    "eoi_token_id",
+)
 
 
 def pick_device(device: str) -> torch.device:

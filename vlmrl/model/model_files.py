@@ -21,19 +21,37 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER = (
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
     "sentencepiece.bpe.model",
-)  # fmt: skip
+)
 """Possible names of the tokenizer's file, which depend on the library that wrote it. One of them must exist."""
 JSON_FILES = (
-    CONFIG, "generation_config.json", *PROCESSOR, "video_preprocessor_config.json", "tokenizer_config.json",
-    "tokenizer.json", "special_tokens_map.json", WEIGHTS_INDEX,
-)  # fmt: skip
+    CONFIG,
+    "generation_config.json",
+    *PROCESSOR,
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    WEIGHTS_INDEX,
+)
 CHAT_TEMPLATE = "chat_template.json"
 PROCESSOR_FILES = {
-    *PROCESSOR, *TOKENIZER, CHAT_TEMPLATE, "chat_template.jinja", "video_preprocessor_config.json",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt",
-}  # fmt: skip
+    *PROCESSOR,
+    *TOKENIZER,
+    CHAT_TEMPLATE,
+    "chat_template.jinja",
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+}
 """Files of tokenizer, image processor and chat template."""
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 COMPARED_BYTES = 1 << 20

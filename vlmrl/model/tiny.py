@@ -20,9 +20,15 @@ INIT_STD = 0.1
 scratch at this size. With transformers' default of 0.02, which is meant for wide models, the model does not learn to
 compare two names in its context within 500 steps."""
 SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
-)  # fmt: skip
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}"
@@ -74,16 +80,26 @@ def build_tiny(
     config = Qwen2_5_VLConfig(
         text_config=shared
         | {
-            "vocab_size": len(tokenizer), "num_hidden_layers": layers, "num_attention_heads": hidden // 32,
-            "num_key_value_heads": hidden // 64, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+            "vocab_size": len(tokenizer),
+            "num_hidden_layers": layers,
+            "num_attention_heads": hidden // 32,
+            "num_key_value_heads": hidden // 64,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
             "rope_parameters": {"rope_type": "default", "mrope_section": section, "rope_theta": 10000.0},
-            "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"],
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
         },
         vision_config=shared
         | {
-            "depth": vision_layers, "num_heads": hidden // 32, "out_hidden_size": hidden, "patch_size": 14,
-            "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+            "depth": vision_layers,
+            "num_heads": hidden // 32,
+            "out_hidden_size": hidden,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 112,
             "fullatt_block_indexes": [vision_layers - 1],
         },
         image_token_id=ids["<|image_pad|>"],
@@ -91,7 +107,7 @@ def build_tiny(
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
-    )  # fmt: skip
+    )
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:

@@ -315,7 +315,23 @@ def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULES, *REWARD_LIST_RULES, check_algo)
 """Rules that need no `Catalogs`."""
 RULES: tuple[Rule, ...] = (
-    _filtered_sampling, _clip_bounds, _pixels, _schedule, _group_size, _updates, _token_budgets, _stop_strings,
-    _data_names, _shares, _columns, _weights, _reward_used, _variants, _names, _other_kind, _odd_coefficients, _paper,
+    _filtered_sampling,
+    _clip_bounds,
+    _pixels,
+    _schedule,
+    _group_size,
+    _updates,
+    _token_budgets,
+    _stop_strings,
+    _data_names,
+    _shares,
+    _columns,
+    _weights,
+    _reward_used,
+    _variants,
+    _names,
+    _other_kind,
+    _odd_coefficients,
+    _paper,
     *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in PLAIN_RULES),
-)  # fmt: skip
+)

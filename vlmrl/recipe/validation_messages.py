@@ -13,23 +13,48 @@ from vlmrl.recipe.toml_lines import Key, dotted
 from vlmrl.redaction.redact import excerpt
 
 FOREIGN_KEYS = {
-    "learning_rate": "optim.lr", "batch_size": "rollout.prompts_per_step",
-    "train_batch_size": "rollout.prompts_per_step", "rollout_batch_size": "rollout.prompts_per_step",
-    "group_size": "rollout.samples_per_prompt", "num_generations": "rollout.samples_per_prompt",
-    "n": "rollout.samples_per_prompt", "num_samples": "rollout.samples_per_prompt", "max_steps": "train.steps",
-    "num_steps": "train.steps", "total_epochs": "train.epochs", "num_epochs": "train.epochs",
-    "num_train_epochs": "train.epochs", "lr_warmup_steps": "optim.warmup_steps",
-    "lr_warmup_ratio": "optim.warmup_ratio", "beta": "algo.kl_coef", "kl": "algo.kl_coef",
-    "kl_loss_coef": "algo.kl_coef", "epsilon": "algo.clip_low", "epsilon_high": "algo.clip_high",
-    "clip_ratio": "algo.clip_low", "clip_ratio_low": "algo.clip_low", "clip_ratio_high": "algo.clip_high",
-    "loss_type": "algo.name", "algorithm": "algo.name", "max_completion_length": "rollout.max_new_tokens",
-    "max_response_length": "rollout.max_new_tokens", "max_tokens": "rollout.max_new_tokens",
-    "max_prompt_length": "rollout.max_prompt_tokens", "model_path": "model.path", "model_name": "model.path",
-    "dataset": "data.path", "save_steps": "checkpoint.every_steps", "eval_steps": "eval.every_steps",
-    "grad_clip": "optim.max_grad_norm", "max_grad_norm": "optim.max_grad_norm", "reward_function": "reward.name",
-    "reward_funcs": "reward.name", "reward_weights": "rewards.weight", "micro_batch_size": "train.tokens_per_row",
+    "learning_rate": "optim.lr",
+    "batch_size": "rollout.prompts_per_step",
+    "train_batch_size": "rollout.prompts_per_step",
+    "rollout_batch_size": "rollout.prompts_per_step",
+    "group_size": "rollout.samples_per_prompt",
+    "num_generations": "rollout.samples_per_prompt",
+    "n": "rollout.samples_per_prompt",
+    "num_samples": "rollout.samples_per_prompt",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "total_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs",
+    "lr_warmup_steps": "optim.warmup_steps",
+    "lr_warmup_ratio": "optim.warmup_ratio",
+    "beta": "algo.kl_coef",
+    "kl": "algo.kl_coef",
+    "kl_loss_coef": "algo.kl_coef",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "clip_ratio": "algo.clip_low",
+    "clip_ratio_low": "algo.clip_low",
+    "clip_ratio_high": "algo.clip_high",
+    "loss_type": "algo.name",
+    "algorithm": "algo.name",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_tokens": "rollout.max_new_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "model_path": "model.path",
+    "model_name": "model.path",
+    "dataset": "data.path",
+    "save_steps": "checkpoint.every_steps",
+    "eval_steps": "eval.every_steps",
+    "grad_clip": "optim.max_grad_norm",
+    "max_grad_norm": "optim.max_grad_norm",
+    "reward_function": "reward.name",
+    "reward_funcs": "reward.name",
+    "reward_weights": "rewards.weight",
+    "micro_batch_size": "train.tokens_per_row",
     "gradient_accumulation_steps": "train.tokens_per_row",
-}  # fmt: skip
+}
 """Name of a key in other systems -> its name here. It is used for hints only; other names are not accepted."""
 
 _LIMITS = {
@@ -40,10 +65,16 @@ _LIMITS = {
 }
 """Kind of pydantic's error -> (name of the bound in the error's context, words before the bound)."""
 _EXPECTED_TYPES = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "string_type": "a string", "bool_type": "true or false", "list_type": "a list", "dict_type": "a table",
-    "model_type": "a table", "model_attributes_type": "a table",
-}  # fmt: skip
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
 """Kind of pydantic's error -> the type that was expected, in words."""
 _NUMBERS = ("bool_type", "int_type", "int_from_float", "float_type")
 """Kinds of pydantic's errors about the type of a number or a bool."""

@@ -44,24 +44,33 @@ class Builtin:
 
 
 GENERAL: dict[str, Builtin] = {
-    "exact_match": Builtin(text_rewards.exact_match, "the answer is the expected text, ignoring case and white space",
-        version=1),
-    "number_match": Builtin(text_rewards.number_match, "the answer is the expected number, within a tolerance",
-        version=1),
+    "exact_match": Builtin(
+        text_rewards.exact_match, "the answer is the expected text, ignoring case and white space", version=1
+    ),
+    "number_match": Builtin(
+        text_rewards.number_match, "the answer is the expected number, within a tolerance", version=1
+    ),
     "format_tags": Builtin(text_rewards.format_tags, "the response is exactly a sequence of tags", version=1),
     "length": Builtin(text_rewards.length, "full reward up to a soft length, falling to zero at a hard one", version=1),
-    "think_format": Builtin(text_rewards.think_format, "the response is one thought in <think> tags, then an answer",
-        version=1),
+    "think_format": Builtin(
+        text_rewards.think_format, "the response is one thought in <think> tags, then an answer", version=1
+    ),
     "language": Builtin(text_rewards.language, "minus the share of letters that belong to another script", version=1),
-    "ending": Builtin(text_rewards.ending, "-1 for a response that the token limit cut, or that is too short",
-        version=1),
-    "math": Builtin(math_rules.math,
-        "the last box is the expected number, expression, set, interval or option; runs in workers", version=4),
-    "maye": Builtin(math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers",
-        version=1),
-    "rllava_math": Builtin(math_rules.rllava_math,
-        "RLLaVA's published format and grader for boxed answers; runs in workers", version=1),
-}  # fmt: skip
+    "ending": Builtin(
+        text_rewards.ending, "-1 for a response that the token limit cut, or that is too short", version=1
+    ),
+    "math": Builtin(
+        math_rules.math,
+        "the last box is the expected number, expression, set, interval or option; runs in workers",
+        version=4,
+    ),
+    "maye": Builtin(
+        math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers", version=1
+    ),
+    "rllava_math": Builtin(
+        math_rules.rllava_math, "RLLaVA's published format and grader for boxed answers; runs in workers", version=1
+    ),
+}
 
 
 def load_reward(

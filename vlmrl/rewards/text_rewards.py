@@ -17,9 +17,14 @@ from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
 from vlmrl.types import RewardInput
 
 SCRIPTS: dict[str, tuple[str, ...]] = {
-    "latin": ("LATIN",), "cyrillic": ("CYRILLIC",), "greek": ("GREEK",), "han": ("CJK", "HIRAGANA", "KATAKANA"),
-    "hangul": ("HANGUL",), "arabic": ("ARABIC",), "devanagari": ("DEVANAGARI",),
-}  # fmt: skip
+    "latin": ("LATIN",),
+    "cyrillic": ("CYRILLIC",),
+    "greek": ("GREEK",),
+    "han": ("CJK", "HIRAGANA", "KATAKANA"),
+    "hangul": ("HANGUL",),
+    "arabic": ("ARABIC",),
+    "devanagari": ("DEVANAGARI",),
+}
 """Script -> first words of its letters' names in Unicode."""
 OF_FORMULAS = (
     "GREEK", "MATHEMATICAL", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER", "MODIFIER", "SUPERSCRIPT",

@@ -149,10 +149,15 @@ def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward
     except BaseException as error:
         return None, {"fatal": describe_error(error, runs.file)}
     facts = {
-        "style": reward.style, "batched": reward.batched, "needs_images": reward.needs_images,
-        "needs_token_ids": reward.needs_token_ids, "accuracy": reward.accuracy, "on_timeout": dict(reward.on_timeout),
-        "weights": dict(reward.weights), "ranges": {k: list(v) for k, v in reward.ranges.items()},
-    }  # fmt: skip
+        "style": reward.style,
+        "batched": reward.batched,
+        "needs_images": reward.needs_images,
+        "needs_token_ids": reward.needs_token_ids,
+        "accuracy": reward.accuracy,
+        "on_timeout": dict(reward.on_timeout),
+        "weights": dict(reward.weights),
+        "ranges": {k: list(v) for k, v in reward.ranges.items()},
+    }
     return reward, facts
 
 

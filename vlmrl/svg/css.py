@@ -239,14 +239,35 @@ class Tree:
 
 
 INHERITED = {
-    "clip-rule": "nonzero", "color": "black", "fill": "black", "fill-opacity": "1", "fill-rule": "nonzero",
-    "font-family": "", "font-size": "16", "font-style": "normal", "font-variant": "normal", "font-weight": "normal",
-    "letter-spacing": "normal", "marker-end": "none", "marker-mid": "none", "marker-start": "none",
-    "paint-order": "normal", "shape-rendering": "auto", "stroke": "none", "stroke-dasharray": "none",
-    "stroke-dashoffset": "0", "stroke-linecap": "butt", "stroke-linejoin": "miter", "stroke-miterlimit": "4",
-    "stroke-opacity": "1", "stroke-width": "1", "text-anchor": "start", "text-rendering": "auto",
-    "visibility": "visible", "word-spacing": "normal",
-}  # fmt: skip
+    "clip-rule": "nonzero",
+    "color": "black",
+    "fill": "black",
+    "fill-opacity": "1",
+    "fill-rule": "nonzero",
+    "font-family": "",
+    "font-size": "16",
+    "font-style": "normal",
+    "font-variant": "normal",
+    "font-weight": "normal",
+    "letter-spacing": "normal",
+    "marker-end": "none",
+    "marker-mid": "none",
+    "marker-start": "none",
+    "paint-order": "normal",
+    "shape-rendering": "auto",
+    "stroke": "none",
+    "stroke-dasharray": "none",
+    "stroke-dashoffset": "0",
+    "stroke-linecap": "butt",
+    "stroke-linejoin": "miter",
+    "stroke-miterlimit": "4",
+    "stroke-opacity": "1",
+    "stroke-width": "1",
+    "text-anchor": "start",
+    "text-rendering": "auto",
+    "visibility": "visible",
+    "word-spacing": "normal",
+}
 """Property that children take from their parent -> its first value."""
 OWN = frozenset((
     "alignment-baseline", "background-color", "baseline-shift", "clip-path", "display", "dominant-baseline", "filter",

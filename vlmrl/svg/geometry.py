@@ -283,12 +283,17 @@ def _rounded(box: Box, rx: float, ry: float) -> list[Command]:
     x, y, right, bottom = box.x, box.y, box.right, box.bottom
     kx, ky = rx * (1 - ROUND), ry * (1 - ROUND)
     commands = [
-        Command("M", (x + rx, y)), Command("L", (right - rx, y)),
-        Command("C", (right - kx, y, right, y + ky, right, y + ry)), Command("L", (right, bottom - ry)),
-        Command("C", (right, bottom - ky, right - kx, bottom, right - rx, bottom)), Command("L", (x + rx, bottom)),
-        Command("C", (x + kx, bottom, x, bottom - ky, x, bottom - ry)), Command("L", (x, y + ry)),
-        Command("C", (x, y + ky, x + kx, y, x + rx, y)), Command("Z", ()),
-    ]  # fmt: skip
+        Command("M", (x + rx, y)),
+        Command("L", (right - rx, y)),
+        Command("C", (right - kx, y, right, y + ky, right, y + ry)),
+        Command("L", (right, bottom - ry)),
+        Command("C", (right, bottom - ky, right - kx, bottom, right - rx, bottom)),
+        Command("L", (x + rx, bottom)),
+        Command("C", (x + kx, bottom, x, bottom - ky, x, bottom - ry)),
+        Command("L", (x, y + ry)),
+        Command("C", (x, y + ky, x + kx, y, x + rx, y)),
+        Command("Z", ()),
+    ]
     pen, kept = (math.nan, math.nan), list[Command]()
     for command in commands:
         if command.letter == "L" and math.dist(pen, command.numbers) < 1e-9:

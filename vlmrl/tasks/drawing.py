@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 KINDS = ("circle", "square", "triangle")
 COLOURS: Mapping[str, tuple[int, int, int]] = {
-    "red": (214, 39, 40), "green": (44, 160, 44), "blue": (31, 90, 200), "yellow": (240, 200, 20),
-    "purple": (140, 60, 170), "black": (25, 25, 25),
-}  # fmt: skip
+    "red": (214, 39, 40),
+    "green": (44, 160, 44),
+    "blue": (31, 90, 200),
+    "yellow": (240, 200, 20),
+    "purple": (140, 60, 170),
+    "black": (25, 25, 25),
+}
 PAPERS = ((255, 255, 255), (238, 238, 230), (222, 232, 240))
 """Colours of backgrounds; every shape is clearly darker or more colourful."""
 TRIES_OF_A_SHAPE = 100

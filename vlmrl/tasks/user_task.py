@@ -231,9 +231,16 @@ def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
 
 
 RETURNS: Mapping[str, Callable[[Any], Any]] = {
-    "validate": _texts, "outcome": _measures, "set_metrics": _whole, "messages": _turns, "trace": _trace,
-    "attacks": _attacks, "unit": _unit, "figures": _figures, "notes": _notes,
-}  # fmt: skip
+    "validate": _texts,
+    "outcome": _measures,
+    "set_metrics": _whole,
+    "messages": _turns,
+    "trace": _trace,
+    "attacks": _attacks,
+    "unit": _unit,
+    "figures": _figures,
+    "notes": _notes,
+}
 """Name of a task's function -> the check of its results, which returns them converted."""
 
 

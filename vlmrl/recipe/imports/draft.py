@@ -22,18 +22,27 @@ LOGGERS = ("tensorboard", "wandb", "trackio")
 NO_LOGGERS = ("", "console", "file", "none", "None")
 """Loggers that need no entry in log.sinks: vlmrl always writes their output, or they write nothing."""
 KL_NAMES = {
-    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "low_var_kl",
+    "k3": "low_var_kl",
     "full": "full",
-}  # fmt: skip
+}
 """verl's name of a KL estimator -> value of `algo.kl`."""
 NO_GRADIENT = {f"{kind}+": value for kind, value in KL_NAMES.items()}
 """verl's name with a + -> value of `algo.kl`. In verl these have the value of the estimator without the +, but the
 gradient of another estimator."""
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 SCHEDULES = {
-    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
-}  # fmt: skip
+}
 COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
 """Note about `train.epochs`, used if the import cannot compute the number of steps."""
 

@@ -13,38 +13,76 @@ from vlmrl.recipe.imports.draft import Draft
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.rollout_batch_size": 512, "data.seed": 1, "data.min_pixels": 262_144, "data.max_pixels": 4_194_304,
-    "data.filter_overlong_prompts": True, "algorithm.adv_estimator": "grpo", "algorithm.disable_kl": False,
-    "algorithm.use_kl_loss": False, "algorithm.kl_penalty": "kl", "algorithm.kl_coef": 1e-3,
-    "algorithm.kl_type": "fixed", "worker.actor.global_batch_size": 256, "worker.actor.max_grad_norm": 1.0,
-    "worker.actor.clip_ratio_low": 0.2, "worker.actor.clip_ratio_high": 0.3, "worker.actor.clip_ratio_dual": 3.0,
-    "worker.actor.loss_avg_mode": "token", "worker.actor.model.enable_gradient_checkpointing": True,
-    "worker.actor.optim.lr": 1e-6, "worker.actor.optim.weight_decay": 1e-2, "worker.rollout.name": "vllm",
-    "worker.rollout.n": 1, "worker.rollout.temperature": 1.0, "worker.actor.model.lora.alpha": 64,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1, "trainer.save_limit": -1,
-}  # fmt: skip
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.rollout_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 262_144,
+    "data.max_pixels": 4_194_304,
+    "data.filter_overlong_prompts": True,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.disable_kl": False,
+    "algorithm.use_kl_loss": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_coef": 1e-3,
+    "algorithm.kl_type": "fixed",
+    "worker.actor.global_batch_size": 256,
+    "worker.actor.max_grad_norm": 1.0,
+    "worker.actor.clip_ratio_low": 0.2,
+    "worker.actor.clip_ratio_high": 0.3,
+    "worker.actor.clip_ratio_dual": 3.0,
+    "worker.actor.loss_avg_mode": "token",
+    "worker.actor.model.enable_gradient_checkpointing": True,
+    "worker.actor.optim.lr": 1e-6,
+    "worker.actor.optim.weight_decay": 1e-2,
+    "worker.rollout.name": "vllm",
+    "worker.rollout.n": 1,
+    "worker.rollout.temperature": 1.0,
+    "worker.actor.model.lora.alpha": 64,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.save_limit": -1,
+}
 """Defaults of EasyR1 for the settings that are taken over, used if a configuration does not write them."""
 EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.max_prompt_length": 2048, "data.max_response_length": 2048,
-    "algorithm.use_kl_loss": True, "algorithm.kl_penalty": "low_var_kl", "algorithm.kl_coef": 1e-2,
-    "worker.actor.global_batch_size": 128, "worker.rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 30,
+    "data.prompt_key": "problem",
+    "data.max_prompt_length": 2048,
+    "data.max_response_length": 2048,
+    "algorithm.use_kl_loss": True,
+    "algorithm.kl_penalty": "low_var_kl",
+    "algorithm.kl_coef": 1e-2,
+    "worker.actor.global_batch_size": 128,
+    "worker.rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 30,
     "trainer.save_limit": 3,
-}  # fmt: skip
+}
 """Values of `examples/config.yaml` that differ from `DEFAULTS`."""
 SAME = {
     "worker.actor.model.model_path": "model.path",
     "worker.actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "worker.actor.model.trust_remote_code": "model.trust_remote_code", "data.min_pixels": "model.min_pixels",
-    "data.max_pixels": "model.max_pixels", "data.image_dir": "data.images_root",
-    "data.rollout_batch_size": "rollout.prompts_per_step", "worker.rollout.n": "rollout.samples_per_prompt",
-    "worker.rollout.temperature": "rollout.temperature", "data.max_response_length": "rollout.max_new_tokens",
-    "data.seed": "train.seed", "worker.actor.max_grad_norm": "optim.max_grad_norm", "worker.actor.optim.lr": "optim.lr",
-    "worker.actor.optim.weight_decay": "optim.weight_decay", "worker.actor.clip_ratio_low": "algo.clip_low",
-    "worker.actor.clip_ratio_high": "algo.clip_high", "worker.actor.clip_ratio_dual": "algo.dual_clip",
-    "algorithm.kl_target": "algo.kl_target", "algorithm.kl_horizon": "algo.kl_horizon",
-    "worker.actor.tau_positive": "algo.tau_positive", "worker.actor.tau_negative": "algo.tau_negative",
-}  # fmt: skip
+    "worker.actor.model.trust_remote_code": "model.trust_remote_code",
+    "data.min_pixels": "model.min_pixels",
+    "data.max_pixels": "model.max_pixels",
+    "data.image_dir": "data.images_root",
+    "data.rollout_batch_size": "rollout.prompts_per_step",
+    "worker.rollout.n": "rollout.samples_per_prompt",
+    "worker.rollout.temperature": "rollout.temperature",
+    "data.max_response_length": "rollout.max_new_tokens",
+    "data.seed": "train.seed",
+    "worker.actor.max_grad_norm": "optim.max_grad_norm",
+    "worker.actor.optim.lr": "optim.lr",
+    "worker.actor.optim.weight_decay": "optim.weight_decay",
+    "worker.actor.clip_ratio_low": "algo.clip_low",
+    "worker.actor.clip_ratio_high": "algo.clip_high",
+    "worker.actor.clip_ratio_dual": "algo.dual_clip",
+    "algorithm.kl_target": "algo.kl_target",
+    "algorithm.kl_horizon": "algo.kl_horizon",
+    "worker.actor.tau_positive": "algo.tau_positive",
+    "worker.actor.tau_negative": "algo.tau_negative",
+}
 """Settings with the same meaning: EasyR1's key -> recipe key."""
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
 """EasyR1's name of a KL estimator -> value of `algo.kl`."""
@@ -57,9 +95,12 @@ ADVANTAGES = {
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
 }
 LOSSES = {
-    "default": {}, "gspo": {"algo.ratio": "sequence"}, "gspo_token": {"algo.ratio": "sequence_token"},
-    "cispo": {"algo.surrogate": "cispo"}, "sapo": {"algo.surrogate": "sapo"},
-}  # fmt: skip
+    "default": {},
+    "gspo": {"algo.ratio": "sequence"},
+    "gspo_token": {"algo.ratio": "sequence_token"},
+    "cispo": {"algo.surrogate": "cispo"},
+    "sapo": {"algo.surrogate": "sapo"},
+}
 LEFT = {
     "data.format_prompt": "see data.prompt",
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",

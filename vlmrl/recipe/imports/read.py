@@ -438,7 +438,15 @@ def _system_of(values: Mapping[str, Any], words: Sequence[str]) -> str | None:
     ):
         return "easyr1"
     known = {
-        "num_generations", "per_device_train_batch_size", "max_completion_length", "beta", "loss_type", "epsilon",
-        "learning_rate", "gradient_accumulation_steps", "scale_rewards", "reward_funcs",
-    }  # fmt: skip
+        "num_generations",
+        "per_device_train_batch_size",
+        "max_completion_length",
+        "beta",
+        "loss_type",
+        "epsilon",
+        "learning_rate",
+        "gradient_accumulation_steps",
+        "scale_rewards",
+        "reward_funcs",
+    }
     return "trl" if len(known & values.keys()) >= 2 else None

@@ -17,15 +17,27 @@ from vlmrl.recipe.imports.draft import Draft, number
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 EXAMPLE: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 16, "actor.ppo_mini_batch_size": 4,
-    "actor.fsdp.offload_params": True, "rollout.n": 5, "trainer.val_freq": 5, "trainer.save_freq": 20,
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 16,
+    "actor.ppo_mini_batch_size": 4,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 5,
+    "trainer.val_freq": 5,
+    "trainer.save_freq": 20,
     "trainer.save_limit": 2,
-}  # fmt: skip
+}
 GROUNDING: dict[str, Any] = {
-    "data.prompt_key": "problem", "data.train_batch_size": 8, "data.min_pixels": 262_144,
-    "data.filter_overlong_prompts": False, "actor.ppo_mini_batch_size": 8, "actor.fsdp.offload_params": True,
-    "rollout.n": 3, "trainer.total_epochs": 1, "trainer.save_freq": 100, "trainer.save_limit": 3,
-}  # fmt: skip
+    "data.prompt_key": "problem",
+    "data.train_batch_size": 8,
+    "data.min_pixels": 262_144,
+    "data.filter_overlong_prompts": False,
+    "actor.ppo_mini_batch_size": 8,
+    "actor.fsdp.offload_params": True,
+    "rollout.n": 3,
+    "trainer.total_epochs": 1,
+    "trainer.save_freq": 100,
+    "trainer.save_limit": 3,
+}
 EXAMPLES = {
     "config.yaml": EXAMPLE,
     "config_grounding.yaml": GROUNDING,
@@ -34,16 +46,24 @@ EXAMPLES = {
 }
 """Values of RLLaVA's example files that differ from `DEFAULTS`. Launch scripts start from one of these files."""
 SAME = {
-    "actor.model.model_path": "model.path", "actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
-    "data.min_pixels": "model.min_pixels", "data.max_pixels": "model.max_pixels",
-    "data.train_image_dir": "data.images_root", "data.train_batch_size": "rollout.prompts_per_step",
-    "rollout.n": "rollout.samples_per_prompt", "rollout.temperature": "rollout.temperature",
-    "data.max_response_length": "rollout.max_new_tokens", "data.seed": "train.seed",
-    "actor.max_grad_norm": "optim.max_grad_norm", "actor.optim.lr": "optim.lr",
-    "actor.optim.weight_decay": "optim.weight_decay", "actor.clip_ratio_low": "algo.clip_low",
-    "actor.clip_ratio_high": "algo.clip_high", "actor.clip_ratio_c": "algo.dual_clip",
+    "actor.model.model_path": "model.path",
+    "actor.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "data.min_pixels": "model.min_pixels",
+    "data.max_pixels": "model.max_pixels",
+    "data.train_image_dir": "data.images_root",
+    "data.train_batch_size": "rollout.prompts_per_step",
+    "rollout.n": "rollout.samples_per_prompt",
+    "rollout.temperature": "rollout.temperature",
+    "data.max_response_length": "rollout.max_new_tokens",
+    "data.seed": "train.seed",
+    "actor.max_grad_norm": "optim.max_grad_norm",
+    "actor.optim.lr": "optim.lr",
+    "actor.optim.weight_decay": "optim.weight_decay",
+    "actor.clip_ratio_low": "algo.clip_low",
+    "actor.clip_ratio_high": "algo.clip_high",
+    "actor.clip_ratio_c": "algo.dual_clip",
     "actor.entropy_coeff": "algo.entropy_coef",
-}  # fmt: skip
+}
 MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
 """Losses that learn from demonstrations and from samples at the same time."""
 PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
@@ -161,22 +181,52 @@ LEFT = {
 
 
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 512, "data.seed": 1, "data.min_pixels": 3136, "data.max_pixels": 4_194_304,
-    "data.filter_overlong_prompts": True, "algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": True,
-    "algorithm.use_kl_loss": True, "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl",
-    "algorithm.kl_ctrl.type": "fixed", "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.online_filtering": False,
-    "actor.ppo_mini_batch_size": 256, "actor.max_grad_norm": 1.0, "actor.clip_ratio_low": 0.2,
-    "actor.clip_ratio_high": 0.2, "actor.clip_ratio_c": 3.0, "actor.loss_agg_mode": "token-mean",
-    "actor.entropy_coeff": 0.0, "actor.kl_loss_coef": 0.01, "actor.kl_loss_type": "low_var_kl",
-    "actor.policy_loss.loss_mode": "vanilla", "actor.policy_loss.clip_cov_ratio": 2e-4,
-    "actor.policy_loss.clip_cov_lb": 1.0, "actor.policy_loss.clip_cov_ub": 5.0, "actor.policy_loss.kl_cov_ratio": 2e-4,
-    "actor.policy_loss.ppo_kl_coef": 0.1, "actor.model.enable_gradient_checkpointing": True, "actor.model.lora_r": 128,
-    "actor.model.lora_alpha": 256, "actor.optim.lr": 1e-6, "actor.optim.weight_decay": 1e-2,
-    "actor.optim.strategy": "adamw", "rollout.name": "vllm", "rollout.n": 1, "rollout.temperature": 1.0,
-    "trainer.total_epochs": 15, "trainer.val_freq": -1, "trainer.save_freq": -1, "trainer.save_limit": -1,
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 512,
+    "data.seed": 1,
+    "data.min_pixels": 3136,
+    "data.max_pixels": 4_194_304,
+    "data.filter_overlong_prompts": True,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_loss": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.online_filtering": False,
+    "actor.ppo_mini_batch_size": 256,
+    "actor.max_grad_norm": 1.0,
+    "actor.clip_ratio_low": 0.2,
+    "actor.clip_ratio_high": 0.2,
+    "actor.clip_ratio_c": 3.0,
+    "actor.loss_agg_mode": "token-mean",
+    "actor.entropy_coeff": 0.0,
+    "actor.kl_loss_coef": 0.01,
+    "actor.kl_loss_type": "low_var_kl",
+    "actor.policy_loss.loss_mode": "vanilla",
+    "actor.policy_loss.clip_cov_ratio": 2e-4,
+    "actor.policy_loss.clip_cov_lb": 1.0,
+    "actor.policy_loss.clip_cov_ub": 5.0,
+    "actor.policy_loss.kl_cov_ratio": 2e-4,
+    "actor.policy_loss.ppo_kl_coef": 0.1,
+    "actor.model.enable_gradient_checkpointing": True,
+    "actor.model.lora_r": 128,
+    "actor.model.lora_alpha": 256,
+    "actor.optim.lr": 1e-6,
+    "actor.optim.weight_decay": 1e-2,
+    "actor.optim.strategy": "adamw",
+    "rollout.name": "vllm",
+    "rollout.n": 1,
+    "rollout.temperature": 1.0,
+    "trainer.total_epochs": 15,
+    "trainer.val_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.save_limit": -1,
     "trainer.max_try_make_batch": 20,
-}  # fmt: skip
+}
 """Defaults of RLLaVA for the settings that are taken over, used if a configuration does not write them."""
 
 
@@ -326,9 +376,15 @@ def _only_supervised(draft: Draft) -> None:
 
 
 _SAMPLING = (
-    "rollout.samples_per_prompt", "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.engine",
-    "rollout.allow_filtered_sampling", "rollout.tensor_parallel", "train.updates_per_step",
-)  # fmt: skip
+    "rollout.samples_per_prompt",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.engine",
+    "rollout.allow_filtered_sampling",
+    "rollout.tensor_parallel",
+    "train.updates_per_step",
+)
 
 
 def _leave_rest(draft: Draft) -> None:

@@ -13,32 +13,65 @@ from vlmrl.recipe.imports.draft import Draft
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
-    "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512,
-    "data.train_batch_size": 1024, "data.filter_overlong_prompts": False, "algorithm.adv_estimator": "gae",
-    "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.type": "fixed",
-    "algorithm.kl_ctrl.kl_coef": 1e-3, "algorithm.norm_adv_by_std_in_grpo": True, f"{ACTOR}.ppo_mini_batch_size": 256,
-    f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2, f"{ACTOR}.clip_ratio_c": 3.0,
-    f"{ACTOR}.tau_pos": 1.0, f"{ACTOR}.tau_neg": 1.05, f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4,
-    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0, f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
-    f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4, f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
-    f"{ACTOR}.optim.optimizer": "AdamW", "algorithm.rollout_correction.rollout_is_threshold": 2.0,
-    f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.0, f"{ACTOR}.use_kl_loss": False,
-    f"{ACTOR}.kl_loss_coef": 1e-3, f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.grad_clip": 1.0,
-    f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.weight_decay": 1e-2, f"{MODEL}.enable_gradient_checkpointing": True,
-    f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{MODEL}.lora_alpha": 16,
-    "trainer.total_epochs": 30, "trainer.test_freq": -1, "trainer.save_freq": -1,
-}  # fmt: skip
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 1024,
+    "data.filter_overlong_prompts": False,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 1e-3,
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.2,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.tau_pos": 1.0,
+    f"{ACTOR}.tau_neg": 1.05,
+    f"{ACTOR}.policy_loss.clip_cov_ratio": 2e-4,
+    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
+    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
+    f"{ACTOR}.policy_loss.kl_cov_ratio": 2e-4,
+    f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
+    f"{ACTOR}.optim.optimizer": "AdamW",
+    "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 1e-3,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.weight_decay": 1e-2,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{MODEL}.lora_alpha": 16,
+    "trainer.total_epochs": 30,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+}
 """Defaults of verl for the settings that are taken over, used if a configuration does not write them."""
 SAME = {
-    f"{MODEL}.path": "model.path", f"{MODEL}.enable_gradient_checkpointing": "model.gradient_checkpointing",
-    f"{MODEL}.trust_remote_code": "model.trust_remote_code", "data.train_batch_size": "rollout.prompts_per_step",
-    f"{ROLLOUT}.n": "rollout.samples_per_prompt", f"{ROLLOUT}.temperature": "rollout.temperature",
-    "data.max_response_length": "rollout.max_new_tokens", "data.seed": "train.seed",
-    f"{ACTOR}.grad_clip": "optim.max_grad_norm", f"{ACTOR}.optim.clip_grad": "optim.max_grad_norm",
-    f"{ACTOR}.clip_ratio_low": "algo.clip_low", f"{ACTOR}.clip_ratio_high": "algo.clip_high",
-    f"{ACTOR}.optim.lr": "optim.lr", f"{ACTOR}.optim.weight_decay": "optim.weight_decay",
+    f"{MODEL}.path": "model.path",
+    f"{MODEL}.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    f"{MODEL}.trust_remote_code": "model.trust_remote_code",
+    "data.train_batch_size": "rollout.prompts_per_step",
+    f"{ROLLOUT}.n": "rollout.samples_per_prompt",
+    f"{ROLLOUT}.temperature": "rollout.temperature",
+    "data.max_response_length": "rollout.max_new_tokens",
+    "data.seed": "train.seed",
+    f"{ACTOR}.grad_clip": "optim.max_grad_norm",
+    f"{ACTOR}.optim.clip_grad": "optim.max_grad_norm",
+    f"{ACTOR}.clip_ratio_low": "algo.clip_low",
+    f"{ACTOR}.clip_ratio_high": "algo.clip_high",
+    f"{ACTOR}.optim.lr": "optim.lr",
+    f"{ACTOR}.optim.weight_decay": "optim.weight_decay",
     f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
-}  # fmt: skip
+}
 REWARDS = ("custom_reward_function", "reward.custom_reward_function")
 """Tables with the reward function, in older and in newer configurations."""
 BUFFERS = (
@@ -48,22 +81,30 @@ BUFFERS = (
 )
 """Tables of DAPO's penalty for long responses, oldest first."""
 ADVANTAGES = {
-    "grpo": {}, "gae": {"algo.advantage": "gae", "algo.scale": "tokens"}, "rloo": {"algo.advantage": "leave_one_out"},
-    "remax": {"algo.advantage": "greedy"}, "opo": {"algo.advantage": "length_weighted"},
+    "grpo": {},
+    "gae": {"algo.advantage": "gae", "algo.scale": "tokens"},
+    "rloo": {"algo.advantage": "leave_one_out"},
+    "remax": {"algo.advantage": "greedy"},
+    "opo": {"algo.advantage": "length_weighted"},
     "reinforce_plus_plus": {"algo.advantage": "none", "algo.scale": "tokens"},
     "reinforce_plus_plus_baseline": {"algo.advantage": "group_mean", "algo.scale": "tokens"},
     "grpo_passk": {"algo.advantage": "best_of_group", "algo.scale": "group"},
     "gpg": {"algo.advantage": "group_mean", "algo.scale": "alive"},
-    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"}, "grpo_vectorized": {},
+    "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
+    "grpo_vectorized": {},
     "rloo_vectorized": {"algo.advantage": "leave_one_out"},
-}  # fmt: skip
+}
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
 LOSSES = {
-    "vanilla": {}, "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE, "gpg": {"algo.surrogate": "reinforce"},
-    "clip_cov": {"algo.surrogate": "clip_cov"}, "kl_cov": {"algo.surrogate": "kl_cov"},
-    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE, "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
+    "vanilla": {},
+    "gspo": {"algo.ratio": "sequence_token"} | _BY_RESPONSE,
+    "gpg": {"algo.surrogate": "reinforce"},
+    "clip_cov": {"algo.surrogate": "clip_cov"},
+    "kl_cov": {"algo.surrogate": "kl_cov"},
+    "geo_mean": {"algo.surrogate": "gmpo"} | _BY_RESPONSE,
+    "sapo": {"algo.surrogate": "sapo"} | _BY_RESPONSE,
     "cispo": {"algo.surrogate": "cispo"},
-}  # fmt: skip
+}
 """verl's name of a loss -> cells of `[algo]`. If the cells include the aggregation, `loss_agg_mode` is ignored."""
 NUMBERS = {
     "sapo": {"tau_pos": "tau_positive", "tau_neg": "tau_negative"},

@@ -15,9 +15,14 @@ from vlmrl.recipe.tables import TEST_SPLITS, is_test_split
 NEEDS_VALIDATION = ("train.stop_above", "eval.patience")
 """Keys that end a run according to the result of a validation."""
 USELESS_WITHOUT_VALIDATION = (
-    "eval.every_steps", "eval.every_epochs", "eval.at_start", "eval.metric", "eval.goal", "eval.allow_test_split",
+    "eval.every_steps",
+    "eval.every_epochs",
+    "eval.at_start",
+    "eval.metric",
+    "eval.goal",
+    "eval.allow_test_split",
     "checkpoint.keep_best",
-)  # fmt: skip
+)
 """Keys that have no effect without validation; setting them is then reported."""
 
 

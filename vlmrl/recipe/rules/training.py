@@ -157,8 +157,16 @@ def _overlap(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
-    _unread, _kl, _parts, _lengths, _filter, _importance, _advantage, _critic, _overlap,
-)  # fmt: skip
+    _unread,
+    _kl,
+    _parts,
+    _lengths,
+    _filter,
+    _importance,
+    _advantage,
+    _critic,
+    _overlap,
+)
 
 
 def check_algo(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -293,5 +301,11 @@ def _slow_rate(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _frozen, _frozen_under_adapter, _dropout, _patterns, _quantized, _optimizer, _slow_rate,
-)  # fmt: skip
+    _frozen,
+    _frozen_under_adapter,
+    _dropout,
+    _patterns,
+    _quantized,
+    _optimizer,
+    _slow_rate,
+)

@@ -93,9 +93,17 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 
 NAMES = _table()
 CASED = {
-    "A": "ampere", "M": "m", "L": "l", "N": "n", "J": "j", "W": "w", "V": "v", "C": "celsius", "F": "fahrenheit",
+    "A": "ampere",
+    "M": "m",
+    "L": "l",
+    "N": "n",
+    "J": "j",
+    "W": "w",
+    "V": "v",
+    "C": "celsius",
+    "F": "fahrenheit",
     "K": "kelvin",
-}  # fmt: skip
+}
 SINGLE = {name for name in NAMES if len(name) == 1 and name.isalpha()}
 """Names of one letter, which could as well be a variable."""
 SQUARE, CUBIC = ("square", "sq"), ("cubic", "cu")

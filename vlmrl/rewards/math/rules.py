@@ -17,10 +17,17 @@ from vlmrl.rewards.text_rewards import RANGES, check_lengths, check_min_tokens, 
 
 SIGN_RULES = ("optional", "required", "ignored")
 CHOICES: dict[str, tuple[str, ...]] = {
-    "place": PLACES, "thought": ("skip", "read"), "units": SIGN_RULES, "degrees": SIGN_RULES,
-    "percent": ("optional", "value", "ignored"), "money": SIGN_RULES, "sets": ("strict", "loose"),
-    "intervals": ("ends_and_brackets", "ends"), "choices": ("letter", "exact"), "mixed": ("mixed", "product"),
-}  # fmt: skip
+    "place": PLACES,
+    "thought": ("skip", "read"),
+    "units": SIGN_RULES,
+    "degrees": SIGN_RULES,
+    "percent": ("optional", "value", "ignored"),
+    "money": SIGN_RULES,
+    "sets": ("strict", "loose"),
+    "intervals": ("ends_and_brackets", "ends"),
+    "choices": ("letter", "exact"),
+    "mixed": ("mixed", "product"),
+}
 """Field -> its values."""
 MOST_DIGITS = 15
 

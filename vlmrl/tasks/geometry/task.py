@@ -60,14 +60,23 @@ class Collection:
     images_at: str = ""
 
 
-GEOMETRY3K = Collection("geometry3k",
+GEOMETRY3K = Collection(
+    "geometry3k",
     "geometry problems whose figure shows the values; the answer in a box (made by `vlmrl prep geometry3k`)",
-    "Geometry problems whose figure shows the values (Geometry3K).", "hub:hiyouga/geometry3k", 300, values=True,
-    profiles=("default", "maye", "rllava"))  # fmt: skip
-MM_MATH = Collection("mm_math",
+    "Geometry problems whose figure shows the values (Geometry3K).",
+    "hub:hiyouga/geometry3k",
+    300,
+    values=True,
+    profiles=("default", "maye", "rllava"),
+)
+MM_MATH = Collection(
+    "mm_math",
     "school mathematics whose text states the values; the answer in a box (made by `vlmrl prep mm_math`)",
-    "School mathematics with a figure, whose text states the values (MM_Math; its test set is MathVerse).", None, 100,
-    profiles=("default", "maye", "rllava"))  # fmt: skip
+    "School mathematics with a figure, whose text states the values (MM_Math; its test set is MathVerse).",
+    None,
+    100,
+    profiles=("default", "maye", "rllava"),
+)
 GEOQA = Collection(
     "geoqa",
     "geometry problems with a figure; the answer, mostly an angle or a length, in a box (made by `vlmrl prep geoqa`)",
@@ -76,10 +85,15 @@ GEOQA = Collection(
     300,
     images_at="the collection Geo170K (hub:Luckyjhg/Geo170K, images.zip) has the figures of GeoQA's published tables",
 )
-TEXT_MATH = Collection("text_math",
+TEXT_MATH = Collection(
+    "text_math",
     "mathematics problems without a figure; the answer in a box (made by `vlmrl prep text_math`)",
-    "Mathematics problems in text alone, without images (MATH, OpenR1-Math, AIME).", "hub:hiyouga/math12k", 300,
-    figures=False, variants=(CHAT, THINK))  # fmt: skip
+    "Mathematics problems in text alone, without images (MATH, OpenR1-Math, AIME).",
+    "hub:hiyouga/math12k",
+    300,
+    figures=False,
+    variants=(CHAT, THINK),
+)
 COLLECTIONS = (GEOMETRY3K, MM_MATH, GEOQA, TEXT_MATH)
 
 
@@ -91,10 +105,20 @@ def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str 
     require_prepared(collection.name, info)
     chosen = variant or CHAT
     template = files("vlmrl.tasks.geometry").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8")
-    return Task(name=collection.name, summary=collection.summary, template=template,
-        template_file=f"tasks/geometry/{chosen}.jinja", validate=truth_problems,
-        profiles={profile: PROFILES[profile] for profile in collection.profiles}, by=("topic",), set_metrics=REFLECTION,
-        metrics=FACTS, trace=partial(write_trace, chosen), variant=chosen, variants=collection.variants)  # fmt: skip
+    return Task(
+        name=collection.name,
+        summary=collection.summary,
+        template=template,
+        template_file=f"tasks/geometry/{chosen}.jinja",
+        validate=truth_problems,
+        profiles={profile: PROFILES[profile] for profile in collection.profiles},
+        by=("topic",),
+        set_metrics=REFLECTION,
+        metrics=FACTS,
+        trace=partial(write_trace, chosen),
+        variant=chosen,
+        variants=collection.variants,
+    )
 
 
 def truth_problems(truth: Mapping[str, Any]) -> list[str]:

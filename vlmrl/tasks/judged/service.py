@@ -34,10 +34,16 @@ OFFLINE = "VLMRL_JUDGE_OFFLINE"
 """Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""
 DRAWERS, LIMITS = 2, SvgLimits(cpu_seconds=30.0)
 COUNTS = {
-    "judge/calls": "calls", "judge/cached": "cached", "judge/shared": "deduped", "judge/retries": "retries",
-    "judge/invalid": "invalid", "judge/unavailable": "unavailable", "judge/assumed": "assumed",
-    "judge/input_tokens": "input_tokens", "judge/output_tokens": "output_tokens",
-}  # fmt: skip
+    "judge/calls": "calls",
+    "judge/cached": "cached",
+    "judge/shared": "deduped",
+    "judge/retries": "retries",
+    "judge/invalid": "invalid",
+    "judge/unavailable": "unavailable",
+    "judge/assumed": "assumed",
+    "judge/input_tokens": "input_tokens",
+    "judge/output_tokens": "output_tokens",
+}
 """Metric -> counter of the judge."""
 COST, ASSUMED_COST, UNPRICED = "judge/cost", "judge/assumed_cost", "judge/unpriced_calls"
 MOST_REASON = 300
@@ -108,11 +114,18 @@ class JudgedService:
             f"{cost}"
         )
         return {
-            "provider": answer.provider, "model": answer.model, "address": answer.address, "seconds": answer.seconds,
-            "input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens, "cost": answer.cost,
-            "concurrency": settings.concurrency, "max_calls": settings.max_calls, "max_cost": settings.max_cost,
+            "provider": answer.provider,
+            "model": answer.model,
+            "address": answer.address,
+            "seconds": answer.seconds,
+            "input_tokens": answer.input_tokens,
+            "output_tokens": answer.output_tokens,
+            "cost": answer.cost,
+            "concurrency": settings.concurrency,
+            "max_calls": settings.max_calls,
+            "max_cost": settings.max_cost,
             "line": line,
-        }  # fmt: skip
+        }
 
     def counts(self) -> dict[str, float]:
         """Return the judge's counts. See `Service`."""

@@ -20,10 +20,14 @@ def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> li
     if form.fields:
         empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
         attacks += [
-            Attack("empty fields", "every tag of the form, all empty", "void",
-                says(f"<think>{empty}</think><answer></answer>")),
+            Attack(
+                "empty fields",
+                "every tag of the form, all empty",
+                "void",
+                says(f"<think>{empty}</think><answer></answer>"),
+            ),
             *_field_attacks(form, rows, echo),
-        ]  # fmt: skip
+        ]
     return attacks
 
 
@@ -66,34 +70,64 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
     two = "<answer>{}</answer><answer>{}</answer>"
     return [
-        broken("both answers", "yes and no, in two answers",
+        broken(
+            "both answers",
+            "yes and no, in two answers",
             lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
-            turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}"),
+            turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}",
+        ),
         with_answer("taken back", "the right answer, then the wrong one", lambda x: two.format(right(x), wrong(x))),
-        broken("answer in think", "the right answer inside, the wrong one at the end",
-            lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>"),
-        broken("two thinks", "junk between two think blocks",
-            lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>"),
+        broken(
+            "answer in think",
+            "the right answer inside, the wrong one at the end",
+            lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>",
+        ),
+        broken(
+            "two thinks",
+            "junk between two think blocks",
+            lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>",
+        ),
         broken("bare number", "the right answer without any tag", right),
         *(with_answer(name, idea, end) for name, idea, end in _odd_numbers()),
         with_answer("either number", "both answers in one tag", lambda x: f"<answer>{wrong(x)} or {right(x)}</answer>"),
         with_answer("words", "true or false for a number", lambda x: f"<answer>{bool(x.truth.get('same'))}</answer>"),
-        with_answer("more after it", "text after the answer",
-            lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"),
+        with_answer(
+            "more after it", "text after the answer", lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"
+        ),
         broken("no answer", "right names and nothing else", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
-        broken("empty think", "the right answer without a thought",
-            lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>"),
-        broken("unseen think", "the right answer after a thought that cannot be seen",
-            lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>"),
-        broken("never closed", "opening tags where closing ones belong",
-            lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>"),
-        broken("escaped tags", "backslashes before the brackets",
-            lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<")),
-        broken("cut off", "all of it, ended by the token limit before the answer",
-            lambda x: f"<think>{THOUGHT}{tags(x)}", cut=True),
-        broken("cut off late", "all of it, ended by the token limit", lambda x: form.write(form.names_of(x), right(x)),
-            cut=True),
-    ]  # fmt: skip
+        broken(
+            "empty think",
+            "the right answer without a thought",
+            lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>",
+        ),
+        broken(
+            "unseen think",
+            "the right answer after a thought that cannot be seen",
+            lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>",
+        ),
+        broken(
+            "never closed",
+            "opening tags where closing ones belong",
+            lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>",
+        ),
+        broken(
+            "escaped tags",
+            "backslashes before the brackets",
+            lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<"),
+        ),
+        broken(
+            "cut off",
+            "all of it, ended by the token limit before the answer",
+            lambda x: f"<think>{THOUGHT}{tags(x)}",
+            cut=True,
+        ),
+        broken(
+            "cut off late",
+            "all of it, ended by the token limit",
+            lambda x: form.write(form.names_of(x), right(x)),
+            cut=True,
+        ),
+    ]
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
@@ -118,17 +152,30 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
     attacks = [
         Attack("silence", "the right answer, nothing that was asked for before it", "broken", around(lambda x: "")),
         Attack("names outside", "right names after the thought", "broken", around(lambda x: "", tags)),
-        Attack("right, then wrong", "right names, then false ones", "broken",
-            around(lambda x: tags(x) + false_tags(x))),
-        Attack("wrong, then right", "an echoed example, then right names", "broken",
-            around(lambda x: false_tags(x) + tags(x))),
-        Attack("surplus names", "names that could be right, all in one tag", "broken",
-            around(lambda x: _surplus(form, x, rows))),
+        Attack(
+            "right, then wrong", "right names, then false ones", "broken", around(lambda x: tags(x) + false_tags(x))
+        ),
+        Attack(
+            "wrong, then right",
+            "an echoed example, then right names",
+            "broken",
+            around(lambda x: false_tags(x) + tags(x)),
+        ),
+        Attack(
+            "surplus names",
+            "names that could be right, all in one tag",
+            "broken",
+            around(lambda x: _surplus(form, x, rows)),
+        ),
         Attack("names repeated", "right names, each twice in its tag", "broken", around(twice)),
         Attack("tags crossed", "each tag closed by another's end", "broken", around(lambda x: _crossed(form, x))),
-        Attack("prompt and answer", "the prompt's own tags inside think, then right names", "broken",
-            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None),
-    ]  # fmt: skip
+        Attack(
+            "prompt and answer",
+            "the prompt's own tags inside think, then right names",
+            "broken",
+            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None,
+        ),
+    ]
     if any(f.level for f in form.fields):
         idea = "names that differ, and the answer that they are the same"
         attacks.append(Attack("contradiction", idea, "guess", contradicting))
@@ -146,12 +193,18 @@ def _guesses() -> list[Attack]:
     alone = "<think></think><answer>{}</answer>"
     at_length = f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"
     return [
-        *(Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(alone.format(p)))
-            for p in ("0.0000", "0.5000", "1.0000")),
+        *(
+            Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(alone.format(p)))
+            for p in ("0.0000", "0.5000", "1.0000")
+        ),
         Attack("hedge at length", "0.5 after a long thought", "guess", says(at_length)),
-        Attack("many answers", "every probability from 0 to 1, each in an answer", "guess",
-            says(f"<think>{THOUGHT}</think>{each}")),
-    ]  # fmt: skip
+        Attack(
+            "many answers",
+            "every probability from 0 to 1, each in an answer",
+            "guess",
+            says(f"<think>{THOUGHT}</think>{each}"),
+        ),
+    ]
 
 
 def _fair(form: AnswerForm) -> list[Attack]:
@@ -169,9 +222,13 @@ def _fair(form: AnswerForm) -> list[Attack]:
         return form.write({f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}") for f, p in stated}, confident(x))
 
     attacks = [
-        Attack("blanks between", "blank lines between the parts", "fair",
-            lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n")),
-    ]  # fmt: skip
+        Attack(
+            "blanks between",
+            "blank lines between the parts",
+            "fair",
+            lambda x: form.write(form.names_of(x), confident(x)).replace("</think>", "\n\n</think>\n\n"),
+        ),
+    ]
     if form.kind in ("names", "labels", "named_labels"):
         attacks += [
             Attack("upper case", "names in capitals", "fair", spelt(str.upper)),

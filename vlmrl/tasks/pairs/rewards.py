@@ -327,10 +327,16 @@ class LabelForm:
 
 REWARDS: Mapping[str, Builtin] = {
     "taxonomy": Builtin(taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy", version=1),
-    "taxonomy_relations": Builtin(taxonomy_relations,
-        "pairs: the same with Same, Different or Uncertain per level instead of names", version=1),
-    "pair_labels": Builtin(pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image",
-        version=1),
-    "pair_answer": Builtin(pair_answer, "pairs: format and calibrated answer, the baseline without levels", version=1,
-        lacks="it scores the answer alone and has no levels"),
-}  # fmt: skip
+    "taxonomy_relations": Builtin(
+        taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names", version=1
+    ),
+    "pair_labels": Builtin(
+        pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image", version=1
+    ),
+    "pair_answer": Builtin(
+        pair_answer,
+        "pairs: format and calibrated answer, the baseline without levels",
+        version=1,
+        lacks="it scores the answer alone and has no levels",
+    ),
+}

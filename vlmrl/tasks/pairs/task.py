@@ -65,8 +65,14 @@ def play_by_levels(stage: Stage) -> Play:
     return play_pairs(form_of(level_names(stage.rows[0].truth)), stage)
 
 
-PAIRS = RowKind(matches=is_pair, arguments=lambda truth: {"levels": level_names(truth)}, play=play_by_levels,
-    is_right=side_of, labels=pair_labels_of, specificity=1)  # fmt: skip
+PAIRS = RowKind(
+    matches=is_pair,
+    arguments=lambda truth: {"levels": level_names(truth)},
+    play=play_by_levels,
+    is_right=side_of,
+    labels=pair_labels_of,
+    specificity=1,
+)
 
 
 def kind_of_levels(levels: Sequence[str]) -> RowKind:
@@ -228,11 +234,22 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
     check_levels(levels)
     measure = outcome_as("taxonomy", {"levels": levels})
     template = files("vlmrl.tasks").joinpath(name).joinpath("prompt.jinja").read_text(encoding="utf-8")
-    return Task(name=name, summary=summary, template=template, template_file=f"tasks/{name}/prompt.jinja",
-        variables={"levels": levels}, validate=_validator(levels),
-        profiles={"default": ("taxonomy", {"levels": levels})}, outcome=measure(None), outcome_as=measure,
-        metrics=METRICS, figures=confidence_figures, by=("distance",),
-        trace=lambda row, rng: write_trace(row.truth, levels, rng), kind=kind_of_levels(levels))  # fmt: skip
+    return Task(
+        name=name,
+        summary=summary,
+        template=template,
+        template_file=f"tasks/{name}/prompt.jinja",
+        variables={"levels": levels},
+        validate=_validator(levels),
+        profiles={"default": ("taxonomy", {"levels": levels})},
+        outcome=measure(None),
+        outcome_as=measure,
+        metrics=METRICS,
+        figures=confidence_figures,
+        by=("distance",),
+        trace=lambda row, rng: write_trace(row.truth, levels, rng),
+        kind=kind_of_levels(levels),
+    )
 
 
 def check_levels(levels: Sequence[str]) -> None:

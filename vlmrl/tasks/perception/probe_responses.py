@@ -210,11 +210,19 @@ def _single_boxes(writer: _Writer) -> list[Attack]:
         Attack("right and wrong", "two boxes, the true one first", "broken", lambda x: form(f"{right(x)} {wrong(x)}")),
         Attack("wrong and right", "two boxes, the true one last", "broken", lambda x: form(f"{wrong(x)} {right(x)}")),
         Attack("the box in the thought", "the true box only there", "broken", lambda x: f"<think>{right(x)}</think>"),
-        Attack("right in the thought", "the true box in the thought, another one in the answer", "miss",
-            lambda x: f"<think>{right(x)}</think><answer>{wrong(x)}</answer>"),
-        Attack("shifted", "the true box, shifted by half of its width", "miss",
-            lambda x: writer.stating(x, writer.truths(x, 0.5))),
-    ]  # fmt: skip
+        Attack(
+            "right in the thought",
+            "the true box in the thought, another one in the answer",
+            "miss",
+            lambda x: f"<think>{right(x)}</think><answer>{wrong(x)}</answer>",
+        ),
+        Attack(
+            "shifted",
+            "the true box, shifted by half of its width",
+            "miss",
+            lambda x: writer.stating(x, writer.truths(x, 0.5)),
+        ),
+    ]
     if writer.settings.tagged:
         attacks.append(_two_answers(writer, "the true box, then another answer"))
     return attacks
@@ -227,14 +235,17 @@ def _two_answers(writer: _Writer, idea: str) -> Attack:
 def _void_lists(writer: _Writer) -> list[Attack]:
     """Return answers without a box, most of which end published rewards with an exception."""
     texts = {
-        "a word": "there", "a number as box": "[{'Position': 5, 'Confidence': 1.0}]",
+        "a word": "there",
+        "a number as box": "[{'Position': 5, 'Confidence': 1.0}]",
         "null as coordinate": "[{'Position': [1, null, 3, 4], 'Confidence': 1.0}]",
-        "entries without keys": '["dog", 3, null]', "no coordinates": "[{'Position': [], 'Confidence': 1.0}]",
+        "entries without keys": '["dog", 3, null]',
+        "no coordinates": "[{'Position': [], 'Confidence': 1.0}]",
         "no area": '[{"Position": [500, 500, 500, 500], "Confidence": 1.0}]',
         "not a number": '[{"Position": [nan, nan, nan, nan], "Confidence": 1.0}]',
-        "infinite": '[{"Position": [-inf, -inf, inf, inf], "Confidence": 1.0}]', "many brackets": "[" * 100_000,
+        "infinite": '[{"Position": [-inf, -inf, inf, inf], "Confidence": 1.0}]',
+        "many brackets": "[" * 100_000,
         "long digits": f'[{{"Position": [0, 0, {"9" * 100_000}, 1], "Confidence": 1.0}}]',
-    }  # fmt: skip
+    }
     return [Attack(name, "the form, and no box in it", "void", says(writer.form(text))) for name, text in texts.items()]
 
 
@@ -276,6 +287,10 @@ def _lists(writer: _Writer) -> list[Attack]:
         miss("shifted", "the true boxes, shifted by half of their widths", lambda x: truths(x, RIGHT)),
         miss("confidence 0", "the true boxes, confidence 0", lambda x: [Detection(b, 0.0) for b, _ in truths(x)]),
         _two_answers(writer, "the true boxes, then another answer"),
-        Attack("only in the thought", "the true boxes only there", "broken",
-            lambda x: f"<think>{writer.answer(x, truths(x))}</think>"),
-    ]  # fmt: skip
+        Attack(
+            "only in the thought",
+            "the true boxes only there",
+            "broken",
+            lambda x: f"<think>{writer.answer(x, truths(x))}</think>",
+        ),
+    ]

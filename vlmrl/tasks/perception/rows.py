@@ -350,8 +350,11 @@ def _question(rng: random.Random, asks: str) -> tuple[str, list[Look], list[Look
     """Return a question, the looks of shapes that count, and those of shapes that do not."""
     kind, colour = rng.choice(KINDS), rng.choice(tuple(COLOURS))
     names = {
-        "all": "shapes", "colour": f"{colour} shapes", "kind": plural_of(kind), "both": f"{colour} {plural_of(kind)}",
-    }  # fmt: skip
+        "all": "shapes",
+        "colour": f"{colour} shapes",
+        "kind": plural_of(kind),
+        "both": f"{colour} {plural_of(kind)}",
+    }
     wrong = {
         look
         for look in LOOKS
@@ -464,8 +467,12 @@ RELATIONS: tuple[tuple[str, Callable[[Point], float]], ...] = (
     ("below", lambda point: -point.y),
 )
 EXPRESSION_KINDS: Mapping[str, Callable[[Scene, random.Random], Chosen | None]] = {
-    "look": _by_look, "size": _by_size, "side": _by_side, "relation": _by_relation, SINGLE: _by_look,
-}  # fmt: skip
+    "look": _by_look,
+    "size": _by_size,
+    "side": _by_side,
+    "relation": _by_relation,
+    SINGLE: _by_look,
+}
 """Kind of expression -> function that chooses a shape of a scene which such an expression describes exactly."""
 USUAL = tuple(kind for kind in EXPRESSION_KINDS if kind != SINGLE)
 """Kinds of expressions that are drawn unless others are named."""

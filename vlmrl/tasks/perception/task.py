@@ -96,13 +96,24 @@ def _box_task(
         measure, read: measures of one answer, and its boxes.
         thought: thought of a right response; `{}` = number of true boxes.
     """
-    return _task(name, info, chosen.template, variables={"form": FORMS[chosen.space]},
-        validate=partial(truth_problems, field), notes=partial(notes_on_boxes, field),
-        profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})}, outcome=partial(measure, settings),
+    return _task(
+        name,
+        info,
+        chosen.template,
+        variables={"form": FORMS[chosen.space]},
+        validate=partial(truth_problems, field),
+        notes=partial(notes_on_boxes, field),
+        profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})},
+        outcome=partial(measure, settings),
         outcome_as=partial(_measure_as, measure, settings, rewards[0]),
-        trace=partial(_write_boxes, field, settings, thought), trace_sees=True,
-        positions=partial(positions_as, settings, rewards[0], read), kind=box_kind(field, settings),
-        variant=chosen.name, variants=VARIANTS, **facts)  # fmt: skip
+        trace=partial(_write_boxes, field, settings, thought),
+        trace_sees=True,
+        positions=partial(positions_as, settings, rewards[0], read),
+        kind=box_kind(field, settings),
+        variant=chosen.name,
+        variants=VARIANTS,
+        **facts,
+    )
 
 
 def _measure_as(
@@ -132,9 +143,19 @@ def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     chosen = variant_of(variant)
     names = ("iou", "centre_accuracy", *(f"acc@{threshold:g}" for threshold in THRESHOLDS))
-    return _box_task(GROUNDING, info, chosen, GroundingSettings(chosen.space, thought=chosen.thought), field=BOX,
-        rewards=(BOX_IOU, "rllava_box"), measure=measure_grounding, read=read_grounding_answer, thought="I see it.",
-        metrics=dict.fromkeys(names, Metric("higher", SHARE)), by=("asks",))  # fmt: skip
+    return _box_task(
+        GROUNDING,
+        info,
+        chosen,
+        GroundingSettings(chosen.space, thought=chosen.thought),
+        field=BOX,
+        rewards=(BOX_IOU, "rllava_box"),
+        measure=measure_grounding,
+        read=read_grounding_answer,
+        thought="I see it.",
+        metrics=dict.fromkeys(names, Metric("higher", SHARE)),
+        by=("asks",),
+    )
 
 
 def measure_grounding(settings: GroundingSettings, x: RewardInput, score: Score) -> Outcome:
@@ -159,9 +180,12 @@ _NAMES = ("accuracy", "iou", *(f"acc@{threshold:g}" for threshold in THRESHOLDS)
 
 
 MEASURES: Mapping[str, Metric] = {
-    "quality": Metric("higher", SHARE), "box_f1": Metric("higher", SHARE), "box_brier": Metric("lower", SHARE),
-    "absent_accuracy": Metric("higher", SHARE), "parse_failure": Metric("lower", SHARE),
-}  # fmt: skip
+    "quality": Metric("higher", SHARE),
+    "box_f1": Metric("higher", SHARE),
+    "box_brier": Metric("lower", SHARE),
+    "absent_accuracy": Metric("higher", SHARE),
+    "parse_failure": Metric("lower", SHARE),
+}
 
 
 def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -171,11 +195,20 @@ def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     chosen = variant_of(variant)
     settings = Settings(chosen.space, thought=chosen.thought)
-    return _box_task(DETECTION, info, chosen, settings, field=BOXES, rewards=(BOX_LIST, "rllava_boxes"),
-        measure=measure_detection, read=read_answer, thought="I count {}.",
+    return _box_task(
+        DETECTION,
+        info,
+        chosen,
+        settings,
+        field=BOXES,
+        rewards=(BOX_LIST, "rllava_boxes"),
+        measure=measure_detection,
+        read=read_answer,
+        thought="I count {}.",
         metrics={**MEASURES, **dict.fromkeys(NAMES, Metric("higher", SHARE))},
         set_metrics=AccumulatedMetrics(partial(examine, settings), accumulate_all, reflected=SHARE),
-        by=("category", "count"))  # fmt: skip
+        by=("category", "count"),
+    )
 
 
 def measure_detection(settings: Settings, x: RewardInput, score: Score) -> Outcome:
@@ -313,11 +346,23 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("form without a number", "the whole form, and a word as its answer", "void", says(form("many"))),
         Attack("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", says(form(every))),
         Attack("a range", "an interval as the answer", "void", says(form("0-30"))),
-        Attack("right, then wrong", "two answers, the right one first", "broken",
-            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>"),
-        Attack("wrong, then right", "two answers, the right one last", "broken",
-            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>"),
-        Attack("the answer in the thought", "the right number only within the thought", "broken",
-            lambda x: f"<think>It is {right(x)}.</think>"),
+        Attack(
+            "right, then wrong",
+            "two answers, the right one first",
+            "broken",
+            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>",
+        ),
+        Attack(
+            "wrong, then right",
+            "two answers, the right one last",
+            "broken",
+            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>",
+        ),
+        Attack(
+            "the answer in the thought",
+            "the right number only within the thought",
+            "broken",
+            lambda x: f"<think>It is {right(x)}.</think>",
+        ),
         Attack("one too many", "the right number plus one", "miss", lambda x: form(other(x))),
-    ]  # fmt: skip
+    ]

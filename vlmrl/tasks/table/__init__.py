@@ -38,8 +38,14 @@ def table_task(info: Mapping[str, Any]) -> Task:
             )
         return value
 
-    return Task(name="table", summary=SUMMARY, template="", validate=_validate, messages=messages,
-        trace=trace if response else None)  # fmt: skip
+    return Task(
+        name="table",
+        summary=SUMMARY,
+        template="",
+        validate=_validate,
+        messages=messages,
+        trace=trace if response else None,
+    )
 
 
 def _validate(truth: Mapping[str, Any]) -> list[str]:

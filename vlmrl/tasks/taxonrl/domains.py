@@ -255,18 +255,34 @@ SEA_STARS = Vocabulary(
 
 LAYOUTS: dict[str, Layout] = {
     "answer": Layout("answer", ("answer",)),
-    "fungi": Layout("fungi",
+    "fungi": Layout(
+        "fungi",
         ("answer", "family1", "genus1", "order1", "species1", "family2", "genus2", "order2", "species2"),
-        ("order", "family", "genus", "species")),
-    "bird": Layout("bird", ("answer", "distance", "genus1", "family1", "order1", "genus2", "family2", "order2"),
-        ("order", "family", "genus")),
-    "sea_star": Layout("sea_star", ("answer", "species1", "species2"), ("species",), {"species": SEA_STARS},
-        fixed=("species",)),
-    "chimp": Layout("chimp", ("answer", "age_group1", "gender1", "age_group2", "gender2"), ("age_group", "gender"),
-        {"age_group": AGE_GROUPS, "gender": GENDERS}, fixed=("gender",)),
-    "gorilla": Layout("gorilla", ("answer", "type1", "type2"), ("type",), {"type": GORILLA_TYPES},
-        also=("answer", "type1", "-", "type2", "-")),
-}  # fmt: skip
+        ("order", "family", "genus", "species"),
+    ),
+    "bird": Layout(
+        "bird",
+        ("answer", "distance", "genus1", "family1", "order1", "genus2", "family2", "order2"),
+        ("order", "family", "genus"),
+    ),
+    "sea_star": Layout(
+        "sea_star", ("answer", "species1", "species2"), ("species",), {"species": SEA_STARS}, fixed=("species",)
+    ),
+    "chimp": Layout(
+        "chimp",
+        ("answer", "age_group1", "gender1", "age_group2", "gender2"),
+        ("age_group", "gender"),
+        {"age_group": AGE_GROUPS, "gender": GENDERS},
+        fixed=("gender",),
+    ),
+    "gorilla": Layout(
+        "gorilla",
+        ("answer", "type1", "type2"),
+        ("type",),
+        {"type": GORILLA_TYPES},
+        also=("answer", "type1", "-", "type2", "-"),
+    ),
+}
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 
@@ -415,42 +431,104 @@ def _known(pair: Any) -> bool:
 
 NAMED = ("order", "family", "genus")
 
-DOMAINS: Mapping[str, Domain] = MappingProxyType({domain.name: domain for domain in (
-    Domain("fungi",
-        "fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
-        "Fungi, same species or not: order, family, genus and species of both.", "fungus", "species",
-        (Variant(BASELINE), Variant("im_concrete", "names", NAMED, "lfw_fungi_im:compute_score_gemini")),
-        ("maxvonk/danish-fungi-2024-pairs-800px",), main="im_concrete", layout="fungi"),
-    Domain("bird",
-        "birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
-        "Birds, same species or not: order, family and genus of both.", "bird", "species",
-        (Variant(BASELINE), Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
-            Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini")),
-        ("maxvonk/bird-pairs-v2-im-800px",), main="im_concrete", layout="bird"),
-    Domain("sea_star",
-        "sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
-        "Sea stars, same individual or not: the species of both.", "sea star", "individual",
-        (Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
-        ("maxvonk/sea-star-pairs-800px",), main="im", layout="sea_star"),
-    Domain("chimp",
-        "chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
-        "Chimpanzees, same individual or not: the age group of both.", "chimpanzee", "individual",
-        (Variant(BASELINE), Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),
-            Variant("im_named", "named_labels", ("age_group",), "lfw_intermediate:compute_score_chatgpt")),
-        ("maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names",
-            "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names-im"), main="im", layout="chimp"),
-    Domain("gorilla",
-        "gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
-        "Gorillas, same individual or not: the type of both (silverback, adult female, ...).", "gorilla", "individual",
-        (Variant(BASELINE), Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini")),
-        ("maxvonk/gorilla-pairs-v3-30k-800px", "maxvonk/gorilla-pairs-v3-30k-800px-im",
-            "maxvonk/gorilla-pairs-v4-800px-cv", "maxvonk/gorilla-pairs-v4-800px-notcv",
-            "maxvonk/gorilla-pairs-v4-800px-cv-im"), main="im", layout="gorilla"),
-    Domain("human", "faces, same person or not: a probability (`vlmrl prep human`)",
-        "Faces, same person or not (LFW, CPLFW).", "person", "individual", (Variant(BASELINE),),
-        ("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned")),
-    Domain("whale", "whales, same individual or not: a probability (`vlmrl prep whale`)",
-        "Whales, same individual or not.", "whale", "individual", (Variant(BASELINE),),
-        ("maxvonk/whale-pairs-v1-800px",)),
-)})  # fmt: skip
+DOMAINS: Mapping[str, Domain] = MappingProxyType(
+    {
+        domain.name: domain
+        for domain in (
+            Domain(
+                "fungi",
+                "fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
+                "Fungi, same species or not: order, family, genus and species of both.",
+                "fungus",
+                "species",
+                (Variant(BASELINE), Variant("im_concrete", "names", NAMED, "lfw_fungi_im:compute_score_gemini")),
+                ("maxvonk/danish-fungi-2024-pairs-800px",),
+                main="im_concrete",
+                layout="fungi",
+            ),
+            Domain(
+                "bird",
+                "birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
+                "Birds, same species or not: order, family and genus of both.",
+                "bird",
+                "species",
+                (
+                    Variant(BASELINE),
+                    Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
+                    Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini"),
+                ),
+                ("maxvonk/bird-pairs-v2-im-800px",),
+                main="im_concrete",
+                layout="bird",
+            ),
+            Domain(
+                "sea_star",
+                "sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
+                "Sea stars, same individual or not: the species of both.",
+                "sea star",
+                "individual",
+                (Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
+                ("maxvonk/sea-star-pairs-800px",),
+                main="im",
+                layout="sea_star",
+            ),
+            Domain(
+                "chimp",
+                "chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
+                "Chimpanzees, same individual or not: the age group of both.",
+                "chimpanzee",
+                "individual",
+                (
+                    Variant(BASELINE),
+                    Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),
+                    Variant("im_named", "named_labels", ("age_group",), "lfw_intermediate:compute_score_chatgpt"),
+                ),
+                (
+                    "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names",
+                    "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names-im",
+                ),
+                main="im",
+                layout="chimp",
+            ),
+            Domain(
+                "gorilla",
+                "gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
+                "Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
+                "gorilla",
+                "individual",
+                (
+                    Variant(BASELINE),
+                    Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini"),
+                ),
+                (
+                    "maxvonk/gorilla-pairs-v3-30k-800px",
+                    "maxvonk/gorilla-pairs-v3-30k-800px-im",
+                    "maxvonk/gorilla-pairs-v4-800px-cv",
+                    "maxvonk/gorilla-pairs-v4-800px-notcv",
+                    "maxvonk/gorilla-pairs-v4-800px-cv-im",
+                ),
+                main="im",
+                layout="gorilla",
+            ),
+            Domain(
+                "human",
+                "faces, same person or not: a probability (`vlmrl prep human`)",
+                "Faces, same person or not (LFW, CPLFW).",
+                "person",
+                "individual",
+                (Variant(BASELINE),),
+                ("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned"),
+            ),
+            Domain(
+                "whale",
+                "whales, same individual or not: a probability (`vlmrl prep whale`)",
+                "Whales, same individual or not.",
+                "whale",
+                "individual",
+                (Variant(BASELINE),),
+                ("maxvonk/whale-pairs-v1-800px",),
+            ),
+        )
+    }
+)
 """Name of a task -> its domain."""

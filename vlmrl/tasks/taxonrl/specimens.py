@@ -280,6 +280,11 @@ def _hsv(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
 
 
 DRAWINGS: Mapping[str, Draw] = {
-    "fungi": _fungus, "bird": _bird, "sea_star": _sea_star, "chimp": _primate, "gorilla": _primate, "human": _person,
+    "fungi": _fungus,
+    "bird": _bird,
+    "sea_star": _sea_star,
+    "chimp": _primate,
+    "gorilla": _primate,
+    "human": _person,
     "whale": _whale,
-}  # fmt: skip
+}

@@ -215,14 +215,24 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     template = files("vlmrl.tasks.taxonrl") / domain.name / f"{chosen.name}.jinja"
     own = default_reward(domain, chosen)
     measure = outcome_as(*own)
-    return Task(name=domain.name, summary=domain.summary, template=template.read_text(encoding="utf-8"),
+    return Task(
+        name=domain.name,
+        summary=domain.summary,
+        template=template.read_text(encoding="utf-8"),
         template_file=f"tasks/taxonrl/{domain.name}/{chosen.name}.jinja",
         variables={"labels": list(stated[0].labels)} if stated and stated[0].labels else {},
         validate=partial(truth_problems, domain),
-        profiles={"default": own, "taxonrl": published_reward(domain, chosen)}, outcome=measure(None),
-        outcome_as=measure, metrics=METRICS, figures=confidence_figures, by=("distance",),
-        trace=partial(write_response, domain, chosen), kind=domain_kind(domain, chosen), variant=chosen.name,
-        variants=domain.variant_names)  # fmt: skip
+        profiles={"default": own, "taxonrl": published_reward(domain, chosen)},
+        outcome=measure(None),
+        outcome_as=measure,
+        metrics=METRICS,
+        figures=confidence_figures,
+        by=("distance",),
+        trace=partial(write_response, domain, chosen),
+        kind=domain_kind(domain, chosen),
+        variant=chosen.name,
+        variants=domain.variant_names,
+    )
 
 
 def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Variant:

@@ -342,9 +342,14 @@ class SourceCounts:
     def fields(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
         return {
-            "rows": self.rows, "kept": self.splits(), "dropped": dict(self.dropped.most_common()),
-            "duplicates": self.duplicates, "leaks": self.leaks, "drawn": self.drawn, "doubtful": self.doubtful,
-        }  # fmt: skip
+            "rows": self.rows,
+            "kept": self.splits(),
+            "dropped": dict(self.dropped.most_common()),
+            "duplicates": self.duplicates,
+            "leaks": self.leaks,
+            "drawn": self.drawn,
+            "doubtful": self.doubtful,
+        }
 
     def note(self) -> tuple[Verdict, str]:
         """Return the counts as a check of the data doctor."""

@@ -51,12 +51,15 @@ def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) 
     score = compare(truth, response)
     picture = response.view.picture
     detail = {
-        "elements": [len(truth.elements), len(response.elements)], "matched": score.matched,
-        "ink": round(score.picture.ink, DECIMALS), "edges": round(score.picture.edges, DECIMALS),
+        "elements": [len(truth.elements), len(response.elements)],
+        "matched": score.matched,
+        "ink": round(score.picture.ink, DECIMALS),
+        "edges": round(score.picture.edges, DECIMALS),
         "structure": round(score.picture.structure, DECIMALS),
         "cleanliness": [_rounded(figure.cleanliness) for figure in (truth, response)],
-        "chars": [truth.chars, response.chars], "digest": pixels_digest(picture)[:16],
-    }  # fmt: skip
+        "chars": [truth.chars, response.chars],
+        "digest": pixels_digest(picture)[:16],
+    }
     blank = bool((picture == picture[0, 0]).all())
     return RewardResult(
         _parts(score, truth, response),
@@ -77,10 +80,14 @@ def _rounded(value: float | None) -> float | None:
 def _parts(score: FigureScore, truth: Figure, response: Figure) -> dict[str, float | None]:
     right = score.elements >= RIGHT and score.picture.value >= RIGHT
     parts = {
-        "render": 1.0, "elements": score.elements, "picture": score.picture.value, "clean": score.clean,
-        "length": score.length, **{part: score.kinds.get(kind) for kind, part in KINDS.items()},
+        "render": 1.0,
+        "elements": score.elements,
+        "picture": score.picture.value,
+        "clean": score.clean,
+        "length": score.length,
+        **{part: score.kinds.get(kind) for kind, part in KINDS.items()},
         "accuracy": float(right),
-    }  # fmt: skip
+    }
     # Processors differ in the last digits of exponentials and sums: equal responses have equal scores everywhere.
     return {name: None if value is None else round(value, PART_DECIMALS) for name, value in parts.items()}
 

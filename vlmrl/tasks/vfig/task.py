@@ -208,11 +208,22 @@ def figures_task(info: Mapping[str, Any]) -> Task:
     Raises: DataError when the dataset is a table that was not prepared.
     """
     require_prepared(NAME, info)
-    return Task(name=NAME, summary=SUMMARY,
+    return Task(
+        name=NAME,
+        summary=SUMMARY,
         template=files("vlmrl.tasks.vfig").joinpath("prompt.jinja").read_text(encoding="utf-8"),
-        template_file="tasks/vfig/prompt.jinja", validate=truth_problems, profiles={"default": (REWARD, {"key": CODE})},
-        by=(SOURCE,), metrics=METRICS, measures=measures(), set_metrics=AccumulatedMetrics(values_of, mean_per_source),
-        trace=write_trace, attacks=attacks_on, kind=FIGURES, file=SVG_FILE)  # fmt: skip
+        template_file="tasks/vfig/prompt.jinja",
+        validate=truth_problems,
+        profiles={"default": (REWARD, {"key": CODE})},
+        by=(SOURCE,),
+        metrics=METRICS,
+        measures=measures(),
+        set_metrics=AccumulatedMetrics(values_of, mean_per_source),
+        trace=write_trace,
+        attacks=attacks_on,
+        kind=FIGURES,
+        file=SVG_FILE,
+    )
 
 
 def is_figure(truth: Mapping[str, Any]) -> bool:

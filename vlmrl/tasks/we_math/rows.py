@@ -24,10 +24,15 @@ from vlmrl.tasks.we_math.truth import MULTI, truth_problems
 from vlmrl.types import Size, hash64
 
 SPELLINGS = {
-    "images": IMAGES, "problem": ("question", "problem"), "options": ("option", "options"),
-    "answer": ("answer", "ground_truth"), "set": ("ID",), "step": ("key",), "concept": ("knowledge concept",),
+    "images": IMAGES,
+    "problem": ("question", "problem"),
+    "options": ("option", "options"),
+    "answer": ("answer", "ground_truth"),
+    "set": ("ID",),
+    "step": ("key",),
+    "concept": ("knowledge concept",),
     "solution": ("solution", "golden_cot", "cot"),
-}  # fmt: skip
+}
 FORM_HELP = (
     "rows have an image, a question (or problem) and an answer; those of sets also option, ID and key (2steps_1,"
     " 2steps_2, 2steps_multi)"
@@ -172,10 +177,14 @@ def _rows(rng: random.Random, name: str, looks: list[Look], counts: list[int], i
     for step, problem, answer in problems:
         options, letter = _options(rng, answer)
         truth = {
-            "answer": letter, "options": options, "set": name, "step": step,
-            "num_steps": len(looks) if step == MULTI else 1, "concept": "counting" if step != MULTI else "arithmetic",
+            "answer": letter,
+            "options": options,
+            "set": name,
+            "step": step,
+            "num_steps": len(looks) if step == MULTI else 1,
+            "concept": "counting" if step != MULTI else "arithmetic",
             "solution": f"The number is {answer}, which is {letter}.",
-        }  # fmt: skip
+        }
         rows.append(NewRow(truth, [image], {"problem": problem, "options": options}, origin=f"drawn {name} {step}"))
     return rows
 

@@ -28,10 +28,15 @@ from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_
 from vlmrl.types import RewardInput, Row
 
 METRICS = {
-    "score_strict": Metric("higher", SHARE), "score_loose": Metric("higher", SHARE), "IK": Metric("lower", SHARE),
-    "IG": Metric("neither", SHARE), "CM_strict": Metric("higher", SHARE), "CM_loose": Metric("higher", SHARE),
-    "RM_strict": Metric("lower", SHARE), "RM_loose": Metric("lower", SHARE),
-}  # fmt: skip
+    "score_strict": Metric("higher", SHARE),
+    "score_loose": Metric("higher", SHARE),
+    "IK": Metric("lower", SHARE),
+    "IG": Metric("neither", SHARE),
+    "CM_strict": Metric("higher", SHARE),
+    "CM_loose": Metric("higher", SHARE),
+    "RM_strict": Metric("lower", SHARE),
+    "RM_loose": Metric("lower", SHARE),
+}
 
 
 def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
@@ -107,12 +112,23 @@ def we_math_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     require_prepared(NAME, info)
     chosen = variant or THINK
-    return Task(name=NAME, summary=SUMMARY,
+    return Task(
+        name=NAME,
+        summary=SUMMARY,
         template=files("vlmrl.tasks.we_math").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8"),
-        template_file=f"tasks/we_math/{chosen}.jinja", validate=truth_problems, notes=notes_on,
+        template_file=f"tasks/we_math/{chosen}.jinja",
+        validate=truth_problems,
+        notes=notes_on,
         profiles={"default": ("we_math", {"thought": VARIANTS[chosen]}), "rllava": ("rllava_we_math", {})},
-        set_metrics=set_metrics, metrics=METRICS, by=("num_steps",), unit=lambda row: unit_of(row.truth, row.prompt_id),
-        trace=partial(write_trace, chosen), attacks=attacks, variant=chosen, variants=tuple(VARIANTS))  # fmt: skip
+        set_metrics=set_metrics,
+        metrics=METRICS,
+        by=("num_steps",),
+        unit=lambda row: unit_of(row.truth, row.prompt_id),
+        trace=partial(write_trace, chosen),
+        attacks=attacks,
+        variant=chosen,
+        variants=tuple(VARIANTS),
+    )
 
 
 def write_trace(variant: str, row: Row, rng: random.Random) -> str:
@@ -140,13 +156,26 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     return [
         Attack("every number", "all numbers from 0 to 59 in the answer", "void", says(form.format(numbers))),
         Attack("every letter", "all letters of options in the answer", "void", says(form.format(", ".join(LETTERS)))),
-        Attack("words that begin with a letter", "a word for each option", "void",
-            says(form.format("Because Any Can"))),
-        Attack("right, then wrong", "two answers, the right one first", "broken",
-            lambda x: f"{form.format(truth(x))}<answer>{other(x)}</answer>"),
-        Attack("right among others", "the right answer and a wrong one", "miss",
-            lambda x: form.format(f"{truth(x)} {other(x)}")),
-        Attack("the answer in the thought", "the right answer only within the thought", "broken",
-            lambda x: f"<think>The Answer: {truth(x)}</think>"),
+        Attack(
+            "words that begin with a letter", "a word for each option", "void", says(form.format("Because Any Can"))
+        ),
+        Attack(
+            "right, then wrong",
+            "two answers, the right one first",
+            "broken",
+            lambda x: f"{form.format(truth(x))}<answer>{other(x)}</answer>",
+        ),
+        Attack(
+            "right among others",
+            "the right answer and a wrong one",
+            "miss",
+            lambda x: form.format(f"{truth(x)} {other(x)}"),
+        ),
+        Attack(
+            "the answer in the thought",
+            "the right answer only within the thought",
+            "broken",
+            lambda x: f"<think>The Answer: {truth(x)}</think>",
+        ),
         Attack("another option", "a wrong answer", "miss", lambda x: form.format(other(x))),
-    ]  # fmt: skip
+    ]

@@ -49,12 +49,17 @@ def third_angle(rng: random.Random, values: bool) -> Problem:
     for at, others, text in ((a, (b, c), _size(first)), (b, (a, c), _size(second)), (c, (a, b), UNKNOWN)):
         sketch.angle(at, *others, text)
     n = names
-    return Problem("third-angle", tuple(sorted((first, second))), sketch, SHORT,
+    return Problem(
+        "third-angle",
+        tuple(sorted((first, second))),
+        sketch,
+        SHORT,
         f"In triangle ${n}$, $\\angle {n[0]} = {first}^\\circ$ and $\\angle {n[1]} = {second}^\\circ$. Find the size of"
         f" $\\angle {n[2]}$ in degrees.",
         "The angles of a triangle add up to $180^\\circ$. So the third angle is"
         f" $180^\\circ - {first}^\\circ - {second}^\\circ = {third}^\\circ$.",
-        str(third))  # fmt: skip
+        str(third),
+    )
 
 
 def isosceles(rng: random.Random, values: bool) -> Problem:
@@ -77,10 +82,16 @@ def isosceles(rng: random.Random, values: bool) -> Problem:
         if from_apex
         else f"The third angle is $180^\\circ - 2 \\cdot {base}^\\circ = {apex}^\\circ$"
     )
-    return Problem("isosceles", (apex, int(from_apex)), sketch, SHORT,
+    return Problem(
+        "isosceles",
+        (apex, int(from_apex)),
+        sketch,
+        SHORT,
         f"In triangle ${top}{left}{right}$, ${top}{left} = {top}{right}$ and $\\angle {given} = {size}^\\circ$. Find"
         f" the size of $\\angle {unknown_name}$ in degrees.",
-        f"Two sides are equal, so the angles opposite to them are equal. {way}.", str(answer))  # fmt: skip
+        f"Two sides are equal, so the angles opposite to them are equal. {way}.",
+        str(answer),
+    )
 
 
 def exterior_angle(rng: random.Random, values: bool) -> Problem:
@@ -101,13 +112,18 @@ def exterior_angle(rng: random.Random, values: bool) -> Problem:
     sketch.angle(c, a, b, _size(second))
     sketch.angle(b, c, d, UNKNOWN)
     answer = first + second
-    return Problem("exterior-angle", tuple(sorted((first, second))), sketch, SHORT,
+    return Problem(
+        "exterior-angle",
+        tuple(sorted((first, second))),
+        sketch,
+        SHORT,
         f"In triangle ${names}$, side ${names[0]}{names[1]}$ is extended to ${outside}$."
         f" $\\angle {names[0]} = {first}^\\circ$ and $\\angle {names[2]} = {second}^\\circ$. Find the size of"
         f" {angle_name(names[2], names[1], outside)} in degrees.",
         "An exterior angle of a triangle equals the sum of the two angles opposite to it:"
         f" ${first}^\\circ + {second}^\\circ = {answer}^\\circ$.",
-        str(answer))  # fmt: skip
+        str(answer),
+    )
 
 
 def crossing_lines(rng: random.Random, values: bool) -> Problem:
@@ -131,10 +147,16 @@ def crossing_lines(rng: random.Random, values: bool) -> Problem:
         if vertical
         else f"The two angles form a straight line: $180^\\circ - {size}^\\circ = {answer}^\\circ$."
     )
-    return Problem("crossing-lines", (size, int(vertical)), sketch, SHORT,
+    return Problem(
+        "crossing-lines",
+        (size, int(vertical)),
+        sketch,
+        SHORT,
         f"The lines $AB$ and $CD$ cross at $O$. {angle_name('A', 'O', 'C')} is ${size}^\\circ$. Find the size of"
         f" {angle_name(*name)} in degrees.",
-        why, str(answer))  # fmt: skip
+        why,
+        str(answer),
+    )
 
 
 def parallel_lines(rng: random.Random, values: bool) -> Problem:
@@ -170,10 +192,16 @@ def parallel_lines(rng: random.Random, values: bool) -> Problem:
         "co-interior": "The lines are parallel, so co-interior angles add up to $180^\\circ$:"
         f" $180^\\circ - {size}^\\circ = {answer}^\\circ$.",
     }
-    return Problem("parallel-lines", (size, ("alternate", "corresponding", "co-interior").index(which)), sketch, SHORT,
+    return Problem(
+        "parallel-lines",
+        (size, ("alternate", "corresponding", "co-interior").index(which)),
+        sketch,
+        SHORT,
         "The line $EF$ meets the parallel lines $AB$ and $CD$ at $G$ and $H$."
         f" {angle_name('A', 'G', 'F')} is ${size}^\\circ$. Find the size of {angle_name(*name)} in degrees.",
-        why[which], str(answer))  # fmt: skip
+        why[which],
+        str(answer),
+    )
 
 
 def quadrilateral(rng: random.Random, values: bool) -> Problem:
@@ -196,13 +224,18 @@ def quadrilateral(rng: random.Random, values: bool) -> Problem:
     texts = (_size(sizes[0]), _size(sizes[1]), UNKNOWN, _size(sizes[2]))
     for i, text in enumerate(texts):
         sketch.angle(corners[i], corners[i - 1], corners[(i + 1) % 4], text)
-    return Problem("quadrilateral", tuple(sorted(sizes)), sketch, SHORT,
+    return Problem(
+        "quadrilateral",
+        tuple(sorted(sizes)),
+        sketch,
+        SHORT,
         f"In the quadrilateral ${names}$, $\\angle {names[0]} = {sizes[0]}^\\circ$, $\\angle {names[1]} ="
         f" {sizes[1]}^\\circ$ and $\\angle {names[3]} = {sizes[2]}^\\circ$. Find the size of $\\angle {names[2]}$ in"
         " degrees.",
         "The angles of a quadrilateral add up to $360^\\circ$. So the fourth angle is"
         f" $360^\\circ - {sizes[0]}^\\circ - {sizes[1]}^\\circ - {sizes[2]}^\\circ = {fourth}^\\circ$.",
-        str(fourth))  # fmt: skip
+        str(fourth),
+    )
 
 
 def _opposite(at: Point, first: float, second: float) -> Point:
@@ -254,11 +287,16 @@ def inscribed_angle(rng: random.Random, values: bool) -> Problem:
     sketch.angle(c, a, b, UNKNOWN if from_centre else f"{half}{DEGREE}")
     given, size = (2 * half, half) if from_centre else (half, 2 * half)
     known, unknown = ("AOB", "ACB") if from_centre else ("ACB", "AOB")
-    return Problem("inscribed-angle", (half, int(from_centre)), sketch, "$O$ is the centre of the circle. " + SHORT,
+    return Problem(
+        "inscribed-angle",
+        (half, int(from_centre)),
+        sketch,
+        "$O$ is the centre of the circle. " + SHORT,
         f"$A$, $B$ and $C$ lie on a circle with centre $O$. {angle_name(*known)} is ${given}^\\circ$. Find the size of"
         f" {angle_name(*unknown)} in degrees.",
         f"The angle at the centre is twice the angle at the circle over the same arc. So it is ${size}^\\circ$.",
-        str(size))  # fmt: skip
+        str(size),
+    )
 
 
 def thales(rng: random.Random, values: bool) -> Problem:
@@ -275,12 +313,17 @@ def thales(rng: random.Random, values: bool) -> Problem:
     sketch.angle(a, b, c, f"{first}{DEGREE}")
     sketch.angle(b, a, c, UNKNOWN)
     answer = 90 - first
-    return Problem("thales", (first,), sketch, "$AB$ is a diameter of the circle. " + SHORT,
+    return Problem(
+        "thales",
+        (first,),
+        sketch,
+        "$AB$ is a diameter of the circle. " + SHORT,
         f"$AB$ is a diameter of a circle, and $C$ lies on the circle. {angle_name('B', 'A', 'C')} is ${first}^\\circ$."
         f" Find the size of {angle_name('A', 'B', 'C')} in degrees.",
         "The angle at $C$ is an angle in a semicircle: $90^\\circ$. So the angle is"
         f" $90^\\circ - {first}^\\circ = {answer}^\\circ$.",
-        str(answer))  # fmt: skip
+        str(answer),
+    )
 
 
 def tangent(rng: random.Random, values: bool) -> Problem:
@@ -309,12 +352,16 @@ def tangent(rng: random.Random, values: bool) -> Problem:
         known, line, shown = f"$PT = {answer.latex}$", "OP", str(far)
         short = "Find the length of $OP$."
         steps = f"x^2 = {radius}^2 + {answer.latex}^2 = {far**2}"
-    return Problem("tangent", (radius, far, int(asks_tangent)), sketch,
+    return Problem(
+        "tangent",
+        (radius, far, int(asks_tangent)),
+        sketch,
         f"$PT$ touches the circle with centre $O$ at $T$. {short}",
         f"$PT$ is a tangent to a circle with centre $O$ and radius ${radius}$; it touches the circle at $T$. {known}."
         f" Find the length of ${line}$.",
         f"The radius $OT$ is perpendicular to the tangent, so ${steps}$ and the length is ${shown}$.",
-        shown)  # fmt: skip
+        shown,
+    )
 
 
 def chord(rng: random.Random, values: bool) -> Problem:
@@ -335,13 +382,17 @@ def chord(rng: random.Random, values: bool) -> Problem:
     sketch.name(O, "O", away=m)
     sketch.length(O, a, str(radius), away=between(O, b))
     sketch.length(O, m, str(apart), away=a)
-    return Problem("chord", (radius, apart), sketch,
+    return Problem(
+        "chord",
+        (radius, apart),
+        sketch,
         "$O$ is the centre of the circle, and $OM$ is perpendicular to $AB$. Find the exact length of $AB$.",
         f"A chord $AB$ of a circle with centre $O$ and radius ${radius}$ has the distance $OM = {apart}$ from the"
         " centre. Find the exact length of $AB$.",
         f"$AM^2 = {radius}^2 - {apart}^2 = {radius**2 - apart**2}$, so $AM = {half.latex}$. $M$ halves the chord:"
         f" $AB = {answer.latex}$.",
-        answer.latex)  # fmt: skip
+        answer.latex,
+    )
 
 
 def sector(rng: random.Random, values: bool) -> Problem:
@@ -360,13 +411,17 @@ def sector(rng: random.Random, values: bool) -> Problem:
     sketch.length(O, a, str(radius), away=between(O, b))
     sketch.angle(O, a, b, f"{size}{DEGREE}")
     shown = product(factor, "\\pi")
-    return Problem("sector", (radius, size), sketch,
+    return Problem(
+        "sector",
+        (radius, size),
+        sketch,
         "$O$ is the centre of the circle. Find the exact area of the shaded sector, in terms of $\\pi$.",
         f"A sector $OAB$ of a circle with centre $O$ and radius ${radius}$ has the angle ${size}^\\circ$ at $O$. Find"
         " its exact area, in terms of $\\pi$.",
         f"The sector is $\\frac{{{size}}}{{360}}$ of the disc: $\\frac{{{size}}}{{360}} \\cdot \\pi \\cdot {radius}^2 ="
         f" {shown}$.",
-        shown)  # fmt: skip
+        shown,
+    )
 
 
 CIRCLES = (inscribed_angle, thales, tangent, chord, sector)

@@ -18,8 +18,12 @@ from vlmrl.types import hash64
 
 Maker = Callable[[random.Random, bool], Problem]
 TOPICS: Mapping[str, tuple[Maker, ...]] = {
-    "angles": ANGLES, "lengths": LENGTHS, "circles": CIRCLES, "areas": AREAS, "squares": SQUARES,
-}  # fmt: skip
+    "angles": ANGLES,
+    "lengths": LENGTHS,
+    "circles": CIRCLES,
+    "areas": AREAS,
+    "squares": SQUARES,
+}
 USUAL_TOPICS = ("angles", "lengths", "circles", "areas")
 """Topics that are drawn unless others are chosen: those whose figures look like the published ones."""
 

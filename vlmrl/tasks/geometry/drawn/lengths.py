@@ -71,9 +71,15 @@ def _right_triangle(rng: random.Random, values: bool, first: int, second: int, l
     else:
         full = f"${r}{p} = {first}$ and ${r}{q} = {second}$. Find the length of ${p}{q}$."
         steps = f"$x^2 = {first}^2 + {second}^2 = {square}$"
-    return Problem("pythagoras", (*sorted((first, hypotenuse if leg_asked else second)), int(leg_asked)), sketch,
-        "Find the exact value of $x$.", f"Triangle ${names}$ has a right angle at ${r}$. {full}",
-        f"By the theorem of Pythagoras {steps}, so $x = {answer.latex}$.", answer.latex)  # fmt: skip
+    return Problem(
+        "pythagoras",
+        (*sorted((first, hypotenuse if leg_asked else second)), int(leg_asked)),
+        sketch,
+        "Find the exact value of $x$.",
+        f"Triangle ${names}$ has a right angle at ${r}$. {full}",
+        f"By the theorem of Pythagoras {steps}, so $x = {answer.latex}$.",
+        answer.latex,
+    )
 
 
 def special_triangle(rng: random.Random, values: bool) -> Problem:
@@ -105,10 +111,16 @@ def special_triangle(rng: random.Random, values: bool) -> Problem:
     sketch.length(at[given[0]], at[given[1]], str(side), away=middle)
     sketch.length(at[target[0]], at[target[1]], "x", away=middle)
     line, other = ("".join(named[one] for one in ends) for ends in (given, target))
-    return Problem("special-triangle", (angle, side, int(asks_leg)), sketch, "Find the exact value of $x$.",
+    return Problem(
+        "special-triangle",
+        (angle, side, int(asks_leg)),
+        sketch,
+        "Find the exact value of $x$.",
         f"Triangle ${names}$ has a right angle at ${r}$, and $\\angle {p} = {angle}^\\circ$. ${line} = {side}$. Find"
         f" the exact length of ${other}$.",
-        f"{why}. So the length is ${answer.latex}$.", answer.latex)  # fmt: skip
+        f"{why}. So the length is ${answer.latex}$.",
+        answer.latex,
+    )
 
 
 def similar_triangles(rng: random.Random, values: bool) -> Problem:
@@ -134,11 +146,16 @@ def similar_triangles(rng: random.Random, values: bool) -> Problem:
     sketch.name(e, "E", away=middle)
     for first, second, text in ((a, d, str(ad)), (d, b, str(db)), (a, e, str(ae)), (e, c, "x")):
         sketch.length(first, second, text, away=middle)
-    return Problem("similar-triangles", (ad, db, ae), sketch, SHORT,
+    return Problem(
+        "similar-triangles",
+        (ad, db, ae),
+        sketch,
+        SHORT,
         f"In triangle $ABC$, $D$ lies on $AB$ and $E$ on $AC$, and $DE$ is parallel to $BC$. $AD = {ad}$, $DB = {db}$"
         f" and $AE = {ae}$. Find the length of $EC$.",
         f"$DE$ is parallel to $BC$, so $AD : DB = AE : EC$. $x = {db} \\cdot {ae} / {ad} = {ec}$.",
-        str(ec))  # fmt: skip
+        str(ec),
+    )
 
 
 def midsegment(rng: random.Random, values: bool) -> Problem:
@@ -158,11 +175,16 @@ def midsegment(rng: random.Random, values: bool) -> Problem:
     sketch.length(a, b, "x" if third_asked else str(given), away=middle)
     sketch.length(m, n, str(given) if third_asked else "x", away=c)
     known, target = ("MN", "AB") if third_asked else ("AB", "MN")
-    return Problem("midsegment", (half, int(third_asked)), sketch, SHORT,
+    return Problem(
+        "midsegment",
+        (half, int(third_asked)),
+        sketch,
+        SHORT,
         f"$M$ and $N$ are the midpoints of the sides $AC$ and $BC$ of triangle $ABC$. ${known} = {given}$. Find the"
         f" length of ${target}$.",
         f"A line through the midpoints of two sides is half as long as the third side. So $x = {answer}$.",
-        str(answer))  # fmt: skip
+        str(answer),
+    )
 
 
 LENGTHS = (pythagoras, special_triangle, similar_triangles, midsegment)
@@ -185,11 +207,16 @@ def triangle_area(rng: random.Random, values: bool) -> Problem:
     sketch.length(c, h, str(height), away=near if foot > base / 2 else far)
     _whole_side(sketch, a, b, str(base), away=c)
     area = Fraction(base * height, 2)
-    return Problem("triangle-area", (base, height), sketch, f"Find the area of triangle ${names}$.",
+    return Problem(
+        "triangle-area",
+        (base, height),
+        sketch,
+        f"Find the area of triangle ${names}$.",
         f"Triangle ${names}$ has the base ${names[0]}{names[1]} = {base}$, and its height over this base is ${height}$."
         " Find its area.",
         f"The area is half of base times height: $\\frac{{1}}{{2}} \\cdot {base} \\cdot {height} = {product(area)}$.",
-        product(area))  # fmt: skip
+        product(area),
+    )
 
 
 def parallelogram_area(rng: random.Random, values: bool) -> Problem:
@@ -209,10 +236,16 @@ def parallelogram_area(rng: random.Random, values: bool) -> Problem:
     sketch.length(d, foot, str(height), away=a)
     _whole_side(sketch, a, b, str(base), away=c)
     area = base * height
-    return Problem("parallelogram-area", (base, height), sketch, "Find the area of the parallelogram $ABCD$.",
+    return Problem(
+        "parallelogram-area",
+        (base, height),
+        sketch,
+        "Find the area of the parallelogram $ABCD$.",
         f"The side $AB$ of the parallelogram $ABCD$ has the length ${base}$, and the height over $AB$ is ${height}$."
         " Find the area of $ABCD$.",
-        f"The area is base times height: ${base} \\cdot {height} = {area}$.", str(area))  # fmt: skip
+        f"The area is base times height: ${base} \\cdot {height} = {area}$.",
+        str(area),
+    )
 
 
 def trapezoid_area(rng: random.Random, values: bool) -> Problem:
@@ -234,12 +267,17 @@ def trapezoid_area(rng: random.Random, values: bool) -> Problem:
     _whole_side(sketch, a, b, str(long_side), away=c)
     sketch.length(d, c, str(short_side), away=a)
     area = Fraction((long_side + short_side) * height, 2)
-    return Problem("trapezoid-area", (long_side, short_side, height), sketch, "Find the area of the trapezoid $ABCD$.",
+    return Problem(
+        "trapezoid-area",
+        (long_side, short_side, height),
+        sketch,
+        "Find the area of the trapezoid $ABCD$.",
         f"In the trapezoid $ABCD$, $AB$ is parallel to $DC$. $AB = {long_side}$, $DC = {short_side}$, and the height is"
         f" ${height}$. Find the area of $ABCD$.",
         f"The area is the mean of the two sides times the height: $\\frac{{{long_side} + {short_side}}}{{2}} \\cdot"
         f" {height} = {product(area)}$.",
-        product(area))  # fmt: skip
+        product(area),
+    )
 
 
 def rectangle_area(rng: random.Random, values: bool) -> Problem:
@@ -260,12 +298,16 @@ def rectangle_area(rng: random.Random, values: bool) -> Problem:
     sketch.length(*ends, str(known), away=centre_of((a, b, c, d)))
     sketch.length(a, c, str(diagonal), away=d if rng.random() < 0.5 else b)
     area = short_side * long_side
-    return Problem("rectangle-area", (short_side, long_side, int(knows_long)), sketch,
+    return Problem(
+        "rectangle-area",
+        (short_side, long_side, int(knows_long)),
+        sketch,
         "Find the area of the rectangle $ABCD$.",
         f"The rectangle $ABCD$ has the side ${line} = {known}$ and the diagonal $AC = {diagonal}$. Find its area.",
         f"The other side is $\\sqrt{{{diagonal}^2 - {known}^2}} = {other}$. The area is ${known} \\cdot {other} ="
         f" {area}$.",
-        str(area))  # fmt: skip
+        str(area),
+    )
 
 
 def round_hole(rng: random.Random, values: bool) -> Problem:
@@ -280,13 +322,17 @@ def round_hole(rng: random.Random, values: bool) -> Problem:
         sketch.name(at, name, away=(0.0, 0.0))
     sketch.length(*rng.choice(((corners[0], corners[1]), (corners[1], corners[2]))), str(side), away=(0.0, 0.0))
     answer = f"{side**2} - {product(half**2, chr(92) + 'pi')}"
-    return Problem("round-hole", (half,), sketch,
+    return Problem(
+        "round-hole",
+        (half,),
+        sketch,
         "The circle touches all sides of the square $ABCD$. Find the exact area of the shaded part in terms of $\\pi$.",
         f"A square $ABCD$ has sides of length ${side}$. A circle touches all of its sides, and is cut out. Find the"
         " exact area of what is left, in terms of $\\pi$.",
         f"The square has the area ${side}^2 = {side**2}$. The circle has the radius ${half}$ and the area"
         f" ${product(half**2, chr(92) + 'pi')}$. The area is ${answer}$.",
-        answer)  # fmt: skip
+        answer,
+    )
 
 
 def _whole_side(sketch: Sketch, a: Point, b: Point, text: str, *, away: Point) -> None:
@@ -327,11 +373,16 @@ def shaded_squares(rng: random.Random, values: bool) -> Problem:
     sketch.filled += [_outline(cell) for cell in cells]
     area = len(cells)
     places = ", ".join(f"({column}, {row})" for column, row in cells)
-    return Problem("shaded-squares", tuple(COLUMNS * (row - 1) + column for column, row in cells), sketch,
+    return Problem(
+        "shaded-squares",
+        tuple(COLUMNS * (row - 1) + column for column, row in cells),
+        sketch,
         "Each small square has an area of 1. Find the shaded area.",
         f"Squared paper has {COLUMNS} columns and {ROWS} rows of squares with an area of 1. The squares at these places"
         f" (column, row) are shaded: {places}. Find the shaded area.",
-        "", str(area))  # fmt: skip
+        "",
+        str(area),
+    )
 
 
 def _outline(cell: Cell) -> list[Point]:

@@ -154,11 +154,20 @@ def draw_shape(index: int, body: Body, form: Form, paint: Paint, label: Label) -
     places = [Point(0, 0), *body.steps]
     outlines = tuple(tuple(Point(x + step.x, y + step.y) for x, y in form.outline) for step in places)
     entity = {
-        "id": identity, "type": KINDS[body.kind].type, "bounds": [int(side) for side in body.front],
-        "label": label.word, "font": label.font, "fillStyle": paint.style, "fillColor": paint.colours.fill,
-        "strokeColor": paint.colours.stroke, "strokeWidth": paint.width, "borderStyle": paint.border,
-        "stacked": len(places), "shape": body.kind, "rounded": body.radius > 0,
-    }  # fmt: skip
+        "id": identity,
+        "type": KINDS[body.kind].type,
+        "bounds": [int(side) for side in body.front],
+        "label": label.word,
+        "font": label.font,
+        "fillStyle": paint.style,
+        "fillColor": paint.colours.fill,
+        "strokeColor": paint.colours.stroke,
+        "strokeWidth": paint.width,
+        "borderStyle": paint.border,
+        "stacked": len(places),
+        "shape": body.kind,
+        "rounded": body.radius > 0,
+    }
     return Drawn(code, Site(body.front.centre, outlines, body.extent), entity)
 
 
@@ -321,19 +330,34 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
 def shape_entity(identity: str, shape: SimpleShape) -> dict[str, Any]:
     """Return the metadata of a shape."""
     return {
-        "id": identity, "type": shape.type, "bounds": [shape.x1, shape.y1, shape.x2, shape.y2], "label": "", "font": "",
-        "fillStyle": "solid", "fillColor": shape.colour, "strokeColor": "none", "strokeWidth": 0,
-        "borderStyle": "solid", "stacked": 1, "shape": shape.type if shape.form == "rect" else shape.form,
+        "id": identity,
+        "type": shape.type,
+        "bounds": [shape.x1, shape.y1, shape.x2, shape.y2],
+        "label": "",
+        "font": "",
+        "fillStyle": "solid",
+        "fillColor": shape.colour,
+        "strokeColor": "none",
+        "strokeWidth": 0,
+        "borderStyle": "solid",
+        "stacked": 1,
+        "shape": shape.type if shape.form == "rect" else shape.form,
         "rounded": False,
-    }  # fmt: skip
+    }
 
 
 def simple_arrow_entity(arrow: SimpleArrow) -> dict[str, Any]:
     """Return the metadata of the arrow."""
     return {
-        "id": "arrow_0", "type": "arrow", "from": f"shape_{arrow.source}", "to": f"shape_{arrow.target}",
-        "color": LINE["stroke"], "width": LINE["stroke-width"], "style": "straight", "dash": "solid",
-    }  # fmt: skip
+        "id": "arrow_0",
+        "type": "arrow",
+        "from": f"shape_{arrow.source}",
+        "to": f"shape_{arrow.target}",
+        "color": LINE["stroke"],
+        "width": LINE["stroke-width"],
+        "style": "straight",
+        "dash": "solid",
+    }
 
 
 SIZES = ((640, 480), (800, 600), (600, 600), (900, 500), (560, 700))
@@ -449,7 +473,12 @@ def arrow_looks(count: int, rng: random.Random) -> list[ArrowLook]:
 def arrow_entity(identity: str, arrow: Arrow, look: ArrowLook) -> dict[str, Any]:
     """Return the metadata of an arrow."""
     return {
-        "id": identity, "type": "arrow", "from": f"shape_{arrow.source}", "to": f"shape_{arrow.target}",
-        "color": look.colour, "width": look.width, "style": "curved" if arrow.is_curved else "straight",
+        "id": identity,
+        "type": "arrow",
+        "from": f"shape_{arrow.source}",
+        "to": f"shape_{arrow.target}",
+        "color": look.colour,
+        "width": look.width,
+        "style": "curved" if arrow.is_curved else "straight",
         "dash": look.dash,
-    }  # fmt: skip
+    }

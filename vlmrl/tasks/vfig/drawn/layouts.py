@@ -190,11 +190,26 @@ def swim_lanes(count: int, rng: random.Random) -> list[Point]:
 
 
 LAYOUTS: dict[str, Layout] = {
-    "row": row, "column": column, "grid": grid, "checkerboard": checkerboard, "two-rows": two_rows,
-    "two-columns": two_columns, "ring": ring, "arc": arc, "hub-and-spokes": hub_and_spokes, "star": star,
-    "cross": cross, "tree-down": tree_down, "tree-right": tree_right, "pyramid": pyramid, "funnel": funnel,
-    "layers": layers, "zigzag": zigzag, "diagonal": diagonal, "swim-lanes": swim_lanes,
-}  # fmt: skip
+    "row": row,
+    "column": column,
+    "grid": grid,
+    "checkerboard": checkerboard,
+    "two-rows": two_rows,
+    "two-columns": two_columns,
+    "ring": ring,
+    "arc": arc,
+    "hub-and-spokes": hub_and_spokes,
+    "star": star,
+    "cross": cross,
+    "tree-down": tree_down,
+    "tree-right": tree_right,
+    "pyramid": pyramid,
+    "funnel": funnel,
+    "layers": layers,
+    "zigzag": zigzag,
+    "diagonal": diagonal,
+    "swim-lanes": swim_lanes,
+}
 
 
 def place(centres: Sequence[Point], frame: Box) -> list[Box]:
@@ -446,8 +461,11 @@ def connect(sites: Sequence[Site], frame: Box, rng: random.Random) -> list[Arrow
 def head_code(identity: str, colour: str) -> str:
     """Return the code of a marker: a triangle whose tip is `OVERHANG` beyond the end of the line."""
     size: dict[str, str | float] = {
-        "refX": HEAD - OVERHANG, "refY": HEAD / 2, "markerWidth": HEAD, "markerHeight": HEAD,
-    }  # fmt: skip
+        "refX": HEAD - OVERHANG,
+        "refY": HEAD / 2,
+        "markerWidth": HEAD,
+        "markerHeight": HEAD,
+    }
     triangle = [Point(0, 0), Point(HEAD, HEAD / 2), Point(0, HEAD)]
     view = f"0 0 {HEAD:g} {HEAD:g}"
     marker: dict[str, str | float] = {"id": identity, "viewBox": view, **size, "orient": "auto"}

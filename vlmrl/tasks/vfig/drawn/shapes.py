@@ -175,8 +175,11 @@ WORDS = tuple(_TEXT.split())
 
 
 DASHES: Mapping[str, tuple[float, ...]] = {
-    "solid": (), "dashed": (4, 2.5), "dotted": (1, 1.5), "dash-dot": (5, 2, 1, 2),
-}  # fmt: skip
+    "solid": (),
+    "dashed": (4, 2.5),
+    "dotted": (1, 1.5),
+    "dash-dot": (5, 2, 1, 2),
+}
 """Border style -> lengths of strokes and gaps by turns, in widths of the border."""
 TILE = 8.0
 """Width and height of the tile that a pattern repeats, in pixels."""
@@ -322,9 +325,14 @@ def _horizontal(paint: Paint) -> str:
 
 
 FILLS: Mapping[str, Callable[[Paint], str] | None] = {
-    "solid": None, "gradient-linear": _linear, "gradient-radial": _radial, "dots": _dots, "hatching": _hatching,
-    "crosshatch": _crosshatch, "horizontal-lines": _horizontal,
-}  # fmt: skip
+    "solid": None,
+    "gradient-linear": _linear,
+    "gradient-radial": _radial,
+    "dots": _dots,
+    "hatching": _hatching,
+    "crosshatch": _crosshatch,
+    "horizontal-lines": _horizontal,
+}
 """Fill style -> code of its definition."""
 
 
@@ -361,9 +369,12 @@ POLYGONS: Mapping[str, Polygon] = {
     "box": Polygon([(0, 0), (1, 0), (1, 1), (0, 1)], (0.06, 0.08, 0.94, 0.92)),
 }
 FRONTS = {
-    "3d-cube": "box", "3d-prism": "triangle", "3d-diamond": "diamond", "3d-hexagon": "hexagon",
+    "3d-cube": "box",
+    "3d-prism": "triangle",
+    "3d-diamond": "diamond",
+    "3d-hexagon": "hexagon",
     "3d-trapezoid": "trapezoid",
-}  # fmt: skip
+}
 """Solid -> the polygon of its front."""
 DEPTH = 0.18
 """Depth of a solid as a share of the shorter side of its box."""

@@ -44,11 +44,19 @@ SHAPE_METRICS = (
 )  # fmt: skip
 """Names of the metrics, as published; each has the weight 1/9."""
 TAGS = {
-    "circle": {"circle"}, "ellipse": {"ellipse", "circle"}, "rectangle": {"rect"}, "square": {"rect"},
-    "polygon": {"polygon", "path"}, "cloud": {"path"}, "3d-cylinder": {"g", "ellipse", "path"},
-    "3d-prism": {"g", "rect", "path", "polygon"}, "3d-cube": {"g", "rect", "polygon"}, "3d-diamond": {"g", "polygon"},
-    "3d-hexagon": {"g", "polygon"}, "3d-trapezoid": {"g", "polygon"},
-}  # fmt: skip
+    "circle": {"circle"},
+    "ellipse": {"ellipse", "circle"},
+    "rectangle": {"rect"},
+    "square": {"rect"},
+    "polygon": {"polygon", "path"},
+    "cloud": {"path"},
+    "3d-cylinder": {"g", "ellipse", "path"},
+    "3d-prism": {"g", "rect", "path", "polygon"},
+    "3d-cube": {"g", "rect", "polygon"},
+    "3d-diamond": {"g", "polygon"},
+    "3d-hexagon": {"g", "polygon"},
+    "3d-trapezoid": {"g", "polygon"},
+}
 """Kind of a reference -> elements of a response that are right."""
 FONT_CLASSES = (
     ("times", "georgia", "palatino", "garamond"),
@@ -213,11 +221,16 @@ def shape_scores(truth: TruthShape, drawn: Drawn, position: float) -> dict[str, 
     if truth.kind is None:
         refuse(f"{truth.key} of the metadata has no `type`")
     scores = (
-        label_score(truth.label, drawn.label), type_score(truth.kind, drawn.tag, drawn.tags),
-        paint_score(truth.fill, drawn.fill), fill_style_score(truth.fill_style, drawn.fill_style),
-        paint_score(truth.stroke, drawn.stroke), fill_style_score(truth.border, drawn.border), position,
-        font_score(truth.font, drawn.font), aspect_ratio_score(truth.box, drawn.box),
-    )  # fmt: skip
+        label_score(truth.label, drawn.label),
+        type_score(truth.kind, drawn.tag, drawn.tags),
+        paint_score(truth.fill, drawn.fill),
+        fill_style_score(truth.fill_style, drawn.fill_style),
+        paint_score(truth.stroke, drawn.stroke),
+        fill_style_score(truth.border, drawn.border),
+        position,
+        font_score(truth.font, drawn.font),
+        aspect_ratio_score(truth.box, drawn.box),
+    )
     return dict(zip(SHAPE_METRICS, scores, strict=True))
 
 
