@@ -325,7 +325,7 @@ def require_shown_alike(*folders: Path) -> None:
     if len(changes) > 1:
         words = " and ".join(sorted(change or "true" for change in changes))
         raise StoreError(
-            f"the models saw {words} images, and that is no difference between models; to see how much needs the "
+            f"the models saw {words} images, which is not a difference between models; to see how much needs the "
             "images, name the folders of both evaluations"
         )
 

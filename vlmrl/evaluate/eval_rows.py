@@ -348,7 +348,7 @@ def choose_recipe(
         values["data"] = [{"path": IMAGES_ALONE}]
     elif data is None:
         raise RecipeError(
-            f"nothing says on what data to evaluate `{origin.path}`",
+            f"there is no data on which to evaluate `{origin.path}`",
             hint="add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits",
         )
     if data is not None:

@@ -87,7 +87,7 @@ def paired_differences(
 ) -> dict[str, dict[str, Any]]:
     """Return the mean of (rows - others) for every number that both have, on the rows they share.
 
-    Rows are the same if their prompt id, sample and truth are: an answer to another question is no pair.
+    Rows are the same if their prompt id, sample and truth are: an answer to another question is not a pair.
 
     Args:
         ranges, by: as of `summarise`.

@@ -220,8 +220,8 @@ def why_none(source: Source, groups: Sequence[Group]) -> str:
     example = next((name for name in parts if name != SCORE), SCORE)
     known = ", ".join(dict.fromkeys([*parts, SCORE]))
     return (
-        f"nothing says when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from 0 to "
-        f"1 and declares no RANGES; define it with --solved '{example}>=1' (known names: {known})"
+        f"it is not defined when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from "
+        f"0 to 1 and declares no RANGES; define it with --solved '{example}>=1' (known names: {known})"
     )
 
 

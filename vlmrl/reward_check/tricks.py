@@ -37,7 +37,7 @@ MOST_HUNG = 3
 SLOW_SECONDS = 1.0
 """Time limit for scoring one response, in seconds. If a model learns to write slower responses, the run stalls."""
 WORDS = {
-    "hole": "pays more than honest play without knowledge",
+    "hole": "pays more than an honest answer without knowledge of the truth",
     "leak": "pays for what should earn nothing",
     "blind": "pays a wrong answer like the right one",
     "improper": "the best answer is not one's belief",

@@ -183,7 +183,7 @@ STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/user_reward.py."""
 VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 """Calling convention -> name of the part that is a plain number's; "reward" in vlmrl's own."""
-EARNED = "alone too: it earns `on_timeout`"
+EARNED = "failed again when scored alone; scored as `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""

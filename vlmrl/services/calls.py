@@ -37,7 +37,7 @@ from vlmrl.services.protocol import (
 )
 from vlmrl.services.providers import Provider
 
-OPEN = "the judge has failed several times in a row, and one request at a time tries it again"
+OPEN = "the judge has failed several times in a row, and one request at a time is sent to test it"
 
 
 class Attempts:
@@ -543,7 +543,9 @@ class Caller:
         elif error.is_busy:
             self._breaker.leave(turn)
         elif self._breaker.fail(turn):
-            self._notify(f"the judge fails: {error.message}; from now on one request at a time tries it again")
+            self._notify(
+                f"the judge fails: {error.message}; until it answers, one request at a time is sent to test it"
+            )
         self._calm_from = max(self._calm_from, time.monotonic() + self._pauses.wished(error.retry_after))
         if reservation is None:
             return

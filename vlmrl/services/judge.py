@@ -281,7 +281,7 @@ class JudgeService:
                 invalid, is_first = invalid + 1, False
                 self._counting.add(invalid=1)
                 if invalid >= self.settings.attempts:
-                    what = f"{invalid} answers were no verdict, the last one: {error.message}"
+                    what = f"{invalid} answers had no verdict, the last one: {error.message}"
                     raise NoVerdict(f"the judge gave no verdict: {what}", hint=error.hint) from None
                 continue
             except (EndpointDown, BrokenAnswer) as error:

@@ -302,7 +302,7 @@ class VerdictCache:
         Raises: ValueError for a score that is not finite, or for a score of an outage.
         """
         if verdict.is_outage:
-            raise ValueError("a score of an outage is no verdict")
+            raise ValueError("a score of an outage is not a verdict")
         text = verdict.as_json()
 
         def work(connection: sqlite3.Connection) -> str:

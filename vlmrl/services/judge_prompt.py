@@ -77,7 +77,7 @@ class JudgeRequest:
         candidate: PNG file of the picture to score.
         texts: (label, text) of further content about the reference, such as a caption. Labels are the caller's own
             words; texts may be anybody's.
-    Raises: RewardError for a picture that is no PNG file or is too large.
+    Raises: RewardError for a picture that is not a PNG file or is too large.
     """
 
     reference: bytes
@@ -87,7 +87,7 @@ class JudgeRequest:
     def __post_init__(self) -> None:
         for name, data in (("reference", self.reference), ("candidate", self.candidate)):
             if not data.startswith(PNG_START):
-                raise RewardError(f"the {name} picture of a judge's request is no PNG file")
+                raise RewardError(f"the {name} picture of a judge's request is not a PNG file")
             if len(data) > MOST_PICTURE_BYTES:
                 raise RewardError(f"the {name} picture of a judge's request has more than {MOST_PICTURE_BYTES:,} bytes")
 

@@ -300,7 +300,7 @@ def load_rubric(name: str, base_dir: Path | None = None) -> Rubric:
     except OSError as error:
         raise RecipeError(f"the rubric cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
-        raise RecipeError(f"the rubric is no TOML: {excerpt(str(error), 200)}", where=str(path)) from None
+        raise RecipeError(f"the rubric is not TOML: {excerpt(str(error), 200)}", where=str(path)) from None
     return read_rubric(values, str(path))
 
 

@@ -344,7 +344,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty response earns "
-            f"{facts.empty:.3g}: with this reward the right answer earns no more than silence"
+            f"{facts.empty:.3g}: with this reward the right answer earns no more than an empty one"
         )
         facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts

@@ -268,7 +268,7 @@ def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterabl
     return DataError(
         f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{rows}",
         hint="; else ".join(
-            [*hints, f"mend the rows{f', or {leave_out(len(bad), total)}' if len(bad) < total else ''}"]
+            [*hints, f"fix the rows{f', or {leave_out(len(bad), total)}' if len(bad) < total else ''}"]
         ),
     )
 

@@ -149,7 +149,7 @@ def _texts(returned: Any) -> list[str]:
         raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list means: no problem")
     texts = list(islice(returned, MOST_NUMBERS))
     if not all(map(_is_text, texts)):
-        raise DataError("it returned a list with a value that is no text", hint="return the problems in words")
+        raise DataError("it returned a list with a value that is not a text", hint="return the problems in words")
     return texts
 
 

@@ -293,7 +293,7 @@ def test_without_a_maximum_or_an_accuracy_there_is_no_solve_rate():
     assert measure_rate(source, groups) is None
     assert measure_rate(source_of(ranges={"x": (0.0, math.inf)}, weights={"x": 1.0}), groups) is None
     told = why_none(source, groups)
-    assert "nothing says when a response of `s` is solved: r.py:f gives no accuracy" in told
+    assert "it is not defined when a response of `s` is solved: r.py:f gives no accuracy" in told
     assert "--solved 'x>=1' (known names: x, reward)" in told
     assert spread(groups[0]) == {"mean": 0.01, "min": 0.0, "max": 0.02, "std": 0.01}
     assert spread(group_of([None])) is None

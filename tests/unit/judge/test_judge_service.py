@@ -170,7 +170,7 @@ def test_an_answer_that_is_no_verdict_is_asked_for_again_with_a_reason(provider:
 def test_a_judge_without_a_verdict_is_unavailable_and_is_not_asked_a_third_time(provider: str) -> None:
     with judged(lambda n, asked: INVALID["9.0"], provider, attempts=2) as (endpoint, judge):
         for _ in range(2):
-            with pytest.raises(NoVerdict, match=r"2 answers were no verdict.*less than or equal to 1"):
+            with pytest.raises(NoVerdict, match=r"2 answers had no verdict.*less than or equal to 1"):
                 one(judge)
         assert judge.counters.unavailable == 2
     assert len(endpoint.requests) == 2

@@ -269,7 +269,7 @@ def test_a_reward_that_hangs_on_correct_responses_is_an_error_whatever_on_timeou
 def test_a_reward_that_asks_for_nothing_is_a_warning(world):
     problem = the(
         world("reward.name=rewards.py:generous", "reward.weights={}").problems,
-        "the right answer earns no more than silence",
+        "the right answer earns no more than an empty one",
     )
     assert problem.level == "warning"
 

@@ -151,7 +151,7 @@ def test_datasets_that_are_used_together_hold_out_the_same_figures(tmp_path: Pat
     assert check(dataset, "leakage") == ("bad", "figures of the test split: 1 are trained on in sft@train")
     shown = this_process("data", "doctor", str(dataset.path), "--workers", "1", "--json", cwd=tmp_path).json
     assert shown["doctor"]["checks"] == dataset.info["doctor"]["checks"]  # the other dataset need not be there
-    with pytest.raises(DataError, match="no dataset of figures"):
+    with pytest.raises(DataError, match="not a dataset of figures"):
         table = tmp_path / "rows.jsonl"
         table.write_text('{"prompt": "a", "answer": "b"}\n')
         prepared(tmp_path, beside=[table], synthetic=5, out=tmp_path / "c")
@@ -222,8 +222,8 @@ def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
         (("--sharegpt", "object.json"), "expected a list of objects"),
         (("--sharegpt", "lost.json"), "1 of 1 rows cannot be read, more than --max-bad 0.01"),
         (("--parquet", "bare.parquet"), "none of the columns"),
-        (("--bench", "text.txt", "--synthetic", "20"), "no source of figures"),
-        (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is no folder"),
+        (("--bench", "text.txt", "--synthetic", "20"), "not a source of figures"),
+        (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is not a folder"),
         (("--svg", "icons", "--svg", "icons", "--label", "a"), "--label names one source, but there are 2"),
         (("--svg", "icons"), "no figure is left to train on"),
         (("--svg", "icons"), "hint: --min-basic 0 keeps figures of paths"),

@@ -177,7 +177,7 @@ def test_sources_that_cannot_be_read(tmp_path: Path) -> None:
     assert "it has: prompt" in refusal("parquet", "t.parquet")
     assert "not a readable Parquet file" in refusal("parquet", "no.parquet")
     assert "--image-root" in refusal("sharegpt", "a.json", image_root=tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no source of figures"):
+    with pytest.raises(DataError, match="not a source of figures"):
         bench_source(str(REAL / "LICENCES.md"))
     assert [bench_source(str(p)).kind for p in (tmp_path / "empty", tmp_path / "a.json", tmp_path / "t.parquet")] == [
         "svg", "sharegpt", "parquet",

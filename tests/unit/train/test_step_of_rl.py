@@ -379,7 +379,7 @@ def test_a_service_that_is_down_is_said_and_is_no_failure(journal):
 
 
 def test_responses_that_hung_the_reward_are_counted():
-    hung = Score(0.0, {}, "no answer within 1 s; alone too: it earns `on_timeout`")
+    hung = Score(0.0, {}, "no answer within 1 s; failed again when scored alone; scored as `on_timeout`")
     groups = [group(*(replace(sample(k, 0.0), score=hung) for k in range(3)), *(sample(k, 1.0) for k in range(5)))]
     metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)

@@ -195,7 +195,7 @@ def expression(text: str) -> Expression:
     except Exception as error:  # of the library, for this text: it becomes the reason of the verdict
         raise UnreadableError(f"the parser failed: {type(error).__name__}: {excerpt(str(error), 100)}") from error
     if not parsed or parsed[0] is None or isinstance(parsed[0], str):
-        raise UnreadableError("it is no expression that the parser knows")
+        raise UnreadableError("the parser does not know such an expression")
     value = parsed[0]
     if isinstance(value, sympy.Expr):  # the grammar takes the imaginary unit for a variable
         value = value.xreplace({symbol: sympy.I for symbol in value.free_symbols if str(symbol) == "i"})
@@ -226,7 +226,7 @@ def constant(text: str) -> tuple[Fraction, Fraction]:
 
 def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
     if not isinstance(value, sympy.Expr):
-        raise UnreadableError("it is no number")
+        raise UnreadableError("it is not a number")
     try:
         exact: Any = value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
         if not at:  # the odd root of a negative number is real, as taught: `\\sqrt[3]{-8}` is -2

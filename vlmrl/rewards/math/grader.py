@@ -104,7 +104,7 @@ def _pieces(reading: Reading) -> list[Piece]:
         # `x < 3, x > 5`: a comma means "and", unless nothing would be left.
         is_comma = reading.brackets == ","
         return first or ([piece for part in reading.parts for piece in _pieces(part)] if is_comma else [])
-    raise UnreadableError("it is no set of real numbers")
+    raise UnreadableError("it is not a set of real numbers")
 
 
 def _end(item: Item) -> End:
@@ -114,7 +114,7 @@ def _end(item: Item) -> End:
         return item.number.value
     real, imaginary = constant(item.text)
     if imaginary:
-        raise UnreadableError("it is no real number")
+        raise UnreadableError("it is not a real number")
     return real
 
 

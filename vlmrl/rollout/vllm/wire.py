@@ -131,7 +131,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
     """
     (length,) = struct.unpack("<Q", _exactly(source, 8))
     if length > MAX_HEADER_BYTES:
-        raise EngineError("the bytes received over the engine's connection are no message")
+        raise EngineError("the bytes received over the engine's connection are not a message")
     header = json.loads(_exactly(source, length))
     return header, [_exactly(source, n) for n in header.pop("blobs")]
 
@@ -338,9 +338,9 @@ def checked(handle: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
             and type(handle["event_sync"]) is bool
         )
     except (KeyError, TypeError, binascii.Error) as error:
-        raise EngineError(f"a message is no handle of GPU memory: {error!r}") from error
+        raise EngineError(f"a message is not a handle of GPU memory: {error!r}") from error
     if not valid:
-        raise EngineError("a message is no handle of GPU memory: a field has a wrong type or size")
+        raise EngineError("a message is not a handle of GPU memory: a field has a wrong type or size")
     return {**handle, **opaque}
 
 

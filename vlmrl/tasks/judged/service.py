@@ -207,7 +207,7 @@ class JudgedService:
         return RewardResult(parts, f"not drawn: {error.reason}", detail)
 
     def _take(self, answer: Future[Verdict], drawing: Drawing | None, future: Future[RewardResult]) -> None:
-        error = answer.exception() if not answer.cancelled() else RewardError("the request was given up")
+        error = answer.exception() if not answer.cancelled() else RewardError("the request was cancelled")
         if error is not None:
             settle(future, error)
             return
@@ -253,7 +253,7 @@ def settle(future: Future[RewardResult], outcome: RewardResult | BaseException) 
 
 def _true_image(x: RewardInput) -> Image.Image:
     if not x.images:
-        raise RewardError("the judge compares with the prompt's first image, and the prompt has none")
+        raise RewardError("the judge compares with the first image of the prompt, but the prompt has no image")
     return x.images[0]
 
 

@@ -342,7 +342,7 @@ def _number(x: RewardInput) -> Mapping[str, Any]:
 def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
     """Return name -> function that changes a row's truth into one that no reward should score."""
     raw = x.truth.get("ground_truth")
-    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
+    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer without content": _no_answer}
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
         makers["a composite where a number is wanted"] = _composite
     else:

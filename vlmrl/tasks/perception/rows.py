@@ -253,7 +253,7 @@ def _read_counting_row(objects: bool, cells: Mapping[str, Any], size: Size) -> t
     if objects or "problem" not in cells:
         plain = f"How many {plain} are in the image?"
     elif "?" not in plain and "how many" not in plain.lower() and "count" not in plain.lower():
-        raise DataError(f"{show(plain, 60)} is no question; if the column names objects, give --objects")
+        raise DataError(f"{show(plain, 60)} is not a question; if the column names objects, give --objects")
     return {"answer": read_truth(cells.get("answer")), "asks": None}, {"problem": plain}
 
 

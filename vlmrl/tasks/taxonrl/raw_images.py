@@ -291,7 +291,7 @@ def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_b
     too_many = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
     raise DataError(
         f"{too_many if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
-        hint=f"mend them, or {leave_out(len(bad), total)}"
+        hint=f"fix them, or {leave_out(len(bad), total)}"
         if sound
         else f"check that {name} is the right source, and that its folders or columns have the expected names",
     )
@@ -357,7 +357,7 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         words = line.split("\t") if "\t" in line else line.split()
         if len(words) not in (3, 4) or not all(INDEX.fullmatch(word) for word in (words[1], words[-1])):
             raise DataError(
-                f"{quoted(line)} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
+                f"{quoted(line)} is not a pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
             )
         names = (words[0], words[0] if len(words) == 3 else words[2])
         first, second = (

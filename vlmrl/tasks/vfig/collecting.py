@@ -489,7 +489,7 @@ class Collector:
         return self.report.notes(self.sets)
 
     def _read_beside(self, folder: Path) -> None:
-        """Note the figures of another dataset. Raises: DataError for a folder that is no dataset of figures."""
+        """Note the figures of another dataset. Raises: DataError for a folder that is not a dataset of figures."""
         dataset = open_dataset(Data(path=str(folder)))
         for split in dataset.splits:
             hashes = self.trained if split in TRAINED_SPLITS else self.held_out
@@ -499,7 +499,7 @@ class Collector:
             for row in dataset.rows(split):
                 own = [row.columns.get(PICTURE_HASH), row.columns.get(CODE_HASH)]
                 if not all(isinstance(key, str) for key in own):
-                    raise DataError(f"{folder} is no dataset of figures", hint="give one that `vlmrl prep` made")
+                    raise DataError(f"{folder} is not a dataset of figures", hint="give one that `vlmrl prep` made")
                 for key in own:
                     hashes.setdefault(str(key), name)
 
@@ -639,5 +639,5 @@ def _too_many(wrong: Sequence[WrongRow], total: int, max_bad: float) -> DataErro
     rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
     return DataError(
         f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {max_bad:g}; nothing was written:{rows}",
-        hint=f"mend the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
+        hint=f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
     )

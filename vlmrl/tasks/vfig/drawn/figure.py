@@ -403,13 +403,13 @@ class DrawnSettings:
             hint = f"1 <= fewest <= most <= {len(WORDS)}"
             raise DataError(f"figures of {fewest} to {most} shapes cannot be drawn", hint=hint)
         if not 0 <= self.arrow_chance <= 1:
-            raise DataError(f"an arrow_chance of {self.arrow_chance} is no probability", hint="choose 0 to 1")
+            raise DataError(f"an arrow_chance of {self.arrow_chance} is not a probability", hint="choose 0 to 1")
         unit = CELL if self.simple else 1
         for size in self.sizes:
             if len(size) != 2 or any(not SIDES[0] <= side <= SIDES[1] or side % unit for side in size):
                 hint = f"a width and a height from {SIDES[0]} to {SIDES[1]} pixels"
                 hint += f", multiples of {CELL}" if self.simple else ""
-                raise DataError(f"{size} is no size of a canvas", hint=hint)
+                raise DataError(f"{size} is not a size of a canvas", hint=hint)
 
     @property
     def range(self) -> tuple[int, int]:

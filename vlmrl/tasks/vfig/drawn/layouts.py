@@ -438,7 +438,7 @@ class Router:
                     break
             if fewest == 0:
                 break
-        assert best is not None, "there is no pair to join"
+        assert best is not None, "there is not a pair to join"
         self.paths.append(path_of(best.points))
         return best
 

@@ -458,7 +458,7 @@ def _labels(arrow: TruthArrow, truths: Mapping[str, TruthShape]) -> tuple[str, s
     """Return the normal labels of the ends of an arrow. Raises: Unscorable for a shape that is not there."""
     for key in (arrow.source, arrow.target):
         if key not in truths:
-            refuse(f"{arrow.key} of the reference joins {key}, which is no shape of it")
+            refuse(f"{arrow.key} of the reference joins {key}, which is not one of its shapes")
     return normal(truths[arrow.source].label), normal(truths[arrow.target].label)
 
 
@@ -489,7 +489,7 @@ def _metadata(x: RewardInput, name: str | None) -> Mapping[str, Any] | None:
         try:
             value = parse_json(value) if value.strip() else None
         except ValueError:
-            raise RewardError(f"the row's `{name}` is no JSON text") from None
+            raise RewardError(f"the row's `{name}` is not JSON text") from None
     if value is not None and not isinstance(value, Mapping):
         raise RewardError(f"the row's `{name}` is a {type(value).__name__}, not a mapping")
     return value
