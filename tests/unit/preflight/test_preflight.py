@@ -401,7 +401,7 @@ def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world
 
 
 def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
-    assert any("no local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
+    assert any("not a local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
 
 
 @pytest.mark.slow

@@ -242,9 +242,9 @@ def test_a_handle_of_gpu_memory_has_declared_fields_and_nothing_else(monkeypatch
         {"stride": None}, {"gpu": 0}, {"event_sync": 1}, {"handle": "QUJD" * 2000}, {"more": 1},
     ]  # fmt: skip
     for change in wrong:
-        with pytest.raises(EngineError, match="no handle of GPU memory"):
+        with pytest.raises(EngineError, match="not a handle of GPU memory"):
             wire.checked(HANDLE | change, 2)
-    with pytest.raises(EngineError, match="no handle of GPU memory"):
+    with pytest.raises(EngineError, match="not a handle of GPU memory"):
         wire.checked({k: v for k, v in HANDLE.items() if k != "event"}, 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(EngineError, match="does not see the trainer's GPU GPU-1"):

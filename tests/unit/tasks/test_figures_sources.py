@@ -168,7 +168,7 @@ def test_sources_that_cannot_be_read(tmp_path: Path) -> None:
         return error.value.message
 
     assert "is not there" in refusal("svg", "nowhere")
-    assert "is no folder" in refusal("svg", "a.json")
+    assert "is not a folder" in refusal("svg", "a.json")
     assert "holds no .svg file" in refusal("svg", "empty")
     assert "no such file" in refusal("sharegpt", "nowhere.json")
     assert "expected a list of objects" in refusal("sharegpt", "a.json")

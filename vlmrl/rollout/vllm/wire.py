@@ -273,8 +273,9 @@ def unpack_samples(packed: Sequence[Sequence[Sequence[Any]]]) -> list[list[Sampl
     ]
 
 
-MAX_HANDLE_BYTES = 4096
-"""Maximum size of each of CUDA's opaque values. Handles have 64 bytes; those of expandable segments have more."""
+MAX_HANDLE_BYTES = 1 << 16
+"""Maximum size of each of CUDA's opaque values. Handles have 64 bytes; those of expandable segments have up to 64 for
+each segment of 20 MiB."""
 NUMBERS = ("size_bytes", "offset_bytes", "counter_offset", "offset")
 OPAQUE = ("handle", "counter", "event")
 
