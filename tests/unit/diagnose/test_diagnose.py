@@ -442,7 +442,11 @@ def test_a_users_reward_that_reads_other_tags_is_to_be_checked_not_taught(tmp_pa
         user_reward(lambda x: {"format": 1.0, "answer": 0.0}), name="mine.py:silent", weights={"answer": 1.0}
     )
     first = look(make_run(tmp_path / "silent", plan(spec=silent))).causes[0]
-    assert first.name == "all_wrong" and first.command.endswith("--probe") and "no response earns more than 0" in str(first.evidence)
+    assert (
+        first.name == "all_wrong"
+        and first.command.endswith("--probe")
+        and "no response earns more than 0" in str(first.evidence)
+    )
 
 
 def test_a_reward_by_degree_is_not_called_wrong_for_being_low(tmp_path):
