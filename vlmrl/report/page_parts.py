@@ -27,7 +27,7 @@ from vlmrl.data.images import decode_image
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.evaluate.records import Evaluation
 from vlmrl.redaction.redact import hide_known
-from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES, image_condition
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import now
 from vlmrl.store.media import Resolver, RunImages
@@ -243,7 +243,7 @@ def shown_pictures(evaluation: Evaluation, images: RunImages) -> Resolver:
         images: of the run; the true images come from there.
     """
     meta = evaluation.summary.get("meta") or {}
-    text, seed = images_of(meta), meta.get("seed") or 0
+    text, seed = image_condition(meta), meta.get("seed") or 0
 
     @cache
     def places() -> Mapping[str, tuple[Media, str]]:

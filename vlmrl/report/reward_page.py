@@ -55,7 +55,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class ProbeVerdict:
+class ProbeFindings:
     """Findings of one verdict, its meaning and advice. `mild`: a policy cannot earn undeserved scores by them."""
 
     name: str
@@ -71,7 +71,7 @@ class ProbeView:
 
     source: str
     report: Mapping[str, Any]
-    verdicts: Sequence[ProbeVerdict]
+    findings: Sequence[ProbeFindings]
     quiet: Sequence[Mapping[str, Any]]
     troubles: Sequence[tuple[str, str]]
 
@@ -83,13 +83,13 @@ def probe_views(probes: Mapping[str, Mapping[str, Any]] | None) -> list[ProbeVie
 
 def _probe_view(source: str, report: Mapping[str, Any]) -> ProbeView:
     tricks = report["probes"]
-    verdicts = []
+    groups = []
     for verdict, words in WORDS.items():
         findings = [_finding(p) for p in tricks if p["verdict"] == verdict]
         if findings:
-            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
+            groups.append(ProbeFindings(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
     quiet = [p for p in tricks if not p["verdict"] and p["mean"] is not None]
-    return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
+    return ProbeView(source, report, groups, quiet, troubles(report["behaviour"]))
 
 
 def _finding(p: Mapping[str, Any]) -> Finding:

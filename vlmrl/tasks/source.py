@@ -471,18 +471,18 @@ def pooled_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[s
         names = {source.name for source in own_sources}
         own = [group for group in groups if group.row.source in names]
         outcomes = _outcomes(own, own_sources)
-        verdicts = [
+        responses = [
             (response_input(group, s), s.score, outcome)
             for group, of_group in zip(own, outcomes, strict=True)
             for s, (outcome, _) in zip(group.samples, of_group, strict=True)
         ]
-        if not verdicts:
+        if not responses:
             continue
         try:
-            sums = pooled.sums(verdicts)
+            sums = pooled.sums(responses)
             measured |= {name: float(number) for name, number in sums.items()} | dict(pooled.metrics(sums))
         except VlmrlError:
-            failed += len(verdicts)
+            failed += len(responses)
     return measured | ({"reward/set_metrics_errors": float(failed)} if failed else {})
 
 

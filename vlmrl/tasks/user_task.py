@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_args
 
-from vlmrl.data.doctor import Verdict
+from vlmrl.data.doctor import CheckLevel
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.metric import Metric
 from vlmrl.redaction.redact import quoted
@@ -224,12 +224,12 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {quoted(value)}"
 
 
-def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
+def _notes(returned: Any) -> dict[str, tuple[CheckLevel, str]]:
     notes: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"": None}
     for name, note in notes.items():
-        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(Verdict)
+        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(CheckLevel)
         if not (isinstance(name, str) and is_note and isinstance(note[1], str)):
-            kinds = ", ".join(get_args(Verdict))
+            kinds = ", ".join(get_args(CheckLevel))
             raise DataError(f"it returned {_shown(returned)}, not a mapping of names to ({kinds}; a text)")
     return notes
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vlmrl.data.doctor import Verdict
+from vlmrl.data.doctor import CheckLevel
 from vlmrl.data.image_scan import stored_form
 from vlmrl.data.images import decode_image, encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -351,7 +351,7 @@ class SourceCounts:
             "doubtful": self.doubtful,
         }
 
-    def note(self) -> tuple[Verdict, str]:
+    def note(self) -> tuple[CheckLevel, str]:
         """Return the counts as a check of the data doctor."""
         kept = ", ".join(f"{count:,} {split}" for split, count in self.splits().items()) or "none kept"
         out = [f"{count:,} {kind}" for kind, count in self.dropped.most_common()]
@@ -406,7 +406,7 @@ class FigureReport:
             "trained_elsewhere": dict(self.trained),
         }
 
-    def notes(self, held_out: Iterable[str]) -> Mapping[str, tuple[Verdict, str]]:
+    def notes(self, held_out: Iterable[str]) -> Mapping[str, tuple[CheckLevel, str]]:
         """Return the checks of the data doctor: one for each source, and one for leaks.
 
         Args:
