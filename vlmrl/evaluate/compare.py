@@ -50,9 +50,9 @@ from vlmrl.store.evaluated_rows import (
     without_step,
 )
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
-from vlmrl.store.listing import can_be_scored, eval_command, reference
+from vlmrl.store.listing import reference
 from vlmrl.store.metrics import counted
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run, can_be_scored, eval_command, open_run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt import same_prompt
 

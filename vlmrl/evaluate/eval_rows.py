@@ -32,9 +32,9 @@ from vlmrl.store.evaluated_rows import Role, image_condition, read_summary
 from vlmrl.store.kept_recipe import kept_recipes, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.lineage import lineage, merged_run
-from vlmrl.store.listing import can_be_scored, eval_command, list_runs
+from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import Manifest
-from vlmrl.store.runs import open_run
+from vlmrl.store.runs import can_be_scored, eval_command, open_run
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"

@@ -18,6 +18,7 @@ from vlmrl.redaction.redact import redact_value
 from vlmrl.report.page_parts import (
     TRUTH,
     OverlayView,
+    Picture,
     answer_text,
     drawn_by,
     fold_words,
@@ -27,7 +28,7 @@ from vlmrl.report.page_parts import (
     render,
     write_page,
 )
-from vlmrl.report.rollout_examples import Album, Picture, short_columns
+from vlmrl.report.rollout_examples import Album, short_columns
 from vlmrl.reward_check.probe import troubles
 from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_tables import TableReader, row_images

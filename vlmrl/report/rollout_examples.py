@@ -24,6 +24,7 @@ from vlmrl.evaluate.metrics import finite
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report.page_parts import (
     OverlayView,
+    Picture,
     answer_text,
     compared,
     drawn_by,
@@ -54,18 +55,6 @@ MAX_COLUMN_CHARS = 200
 """Longest text of a dataset column that is shown beside the truth; longer ones are in the prompt."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
-
-
-@dataclass
-class Picture:
-    """Image on the page. If it was not found or the page has no room for it, `uri` is "" and `note` is the reason."""
-
-    key: str
-    width: int
-    height: int
-    uri: str = ""
-    note: str = ""
-    uses: int = 0
 
 
 @dataclass

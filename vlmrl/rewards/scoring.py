@@ -18,6 +18,7 @@ from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, last_line
 from vlmrl.rewards.base import (
     NO_PLACE,
+    Member,
     Parts,
     RewardFn,
     RewardSpec,
@@ -44,7 +45,7 @@ from vlmrl.rewards.outcomes import (
     result_of,
 )
 from vlmrl.rewards.service_pool import ServicePool
-from vlmrl.rewards.several import Member, check_sums, is_open, label_of, possible_values, stages, total
+from vlmrl.rewards.several import check_sums, is_open, label_of, possible_values, stages, total
 from vlmrl.rewards.worker_pool import WorkerPool
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
 from vlmrl.untrusted import encodable

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vlmrl.rewards.base import RewardSpec
-    from vlmrl.tasks.own_prep import LeftOut, NewRow
-    from vlmrl.tasks.user_task import OwnFile
 
 
 VALID, CEILING = "valid", "ceiling"
@@ -221,6 +219,49 @@ SetMetrics = Callable[[Sequence[GradedResponse]], Mapping[str, float | None]] | 
 def no_outcome(x: RewardInput, score: Score) -> Outcome:
     """Return no numbers, as the outcome of a task that measures nothing of its own."""
     return {}
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """Row that a task's `prep` makes.
+
+    Args:
+        truth: the known right facts, as JSON values; responses are compared with them.
+        images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, a file's bytes, or a
+            `SoundImage`.
+        columns: variables of the prompt's template; all rows of a split have the same column names.
+        id: the prompt id; None = made from the content of the row.
+        origin: place in the user's source, for messages; "" = unknown.
+    """
+
+    truth: Mapping[str, Any]
+    images: Sequence[Any] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Row of a source that does not become a row of the dataset: its place there, and the reason."""
+
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """File of a user's own task, as it was read.
+
+    Args:
+        path: the path as the user wrote it.
+        text: the whole text of the file.
+        sha256: hash of the file's bytes.
+    """
+
+    path: str
+    text: str
+    sha256: str
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 from endpoint_server import Reply
 from judge_server import KEY, judgement_text, refuse, serve_judge
 
-from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.base import Member
+from vlmrl.rewards.several import compose
 from vlmrl.setup.check import check_services, place_of_check
 from vlmrl.tasks.builtin_rewards import load_reward
 

@@ -20,11 +20,11 @@ from vlmrl.recipe.tables import Judge
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule, OutageError
-from vlmrl.rewards.base import ServicePlace
+from vlmrl.rewards.base import Member, ServicePlace
 from vlmrl.rewards.identity import identity_of
 from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.service_pool import ServiceMeter
-from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.several import compose
 from vlmrl.services.rubric import read_rubric
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.source import reward_of

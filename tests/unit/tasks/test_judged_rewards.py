@@ -15,8 +15,9 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import load_recorded as load_general
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule
+from vlmrl.rewards.base import Member
 from vlmrl.rewards.scoring import Scorer, ScoringSession
-from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.several import compose
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.judged.rewards import judge, vfig
 from vlmrl.tasks.judged.service import OFFLINE

@@ -35,8 +35,8 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
 from vlmrl.svg.parse import Node, SvgLimits, SvgRefused, find_svg, parse_svg
 from vlmrl.svg.renderer import SvgRenderer
+from vlmrl.tasks.base import LeftOut, NewRow
 from vlmrl.tasks.dataset_assembly import first_bad, is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow
 from vlmrl.tasks.vfig.drawn.figure import draw_figure
 from vlmrl.tasks.vfig.figure_sources import FigureSource, Filters, PictureSizes, Plan, SourceFigure, WrongRow
 from vlmrl.tasks.vfig.truth import as_label, make_truth
