@@ -215,28 +215,28 @@ def reward_check(facts: RunFacts, *options: str) -> str:
 
 def again(facts: RunFacts, *settings: str) -> str:
     """Return the command that started the run, with `--set` for `settings`, without options that name or resume it."""
-    recipe, gpus, settled = _words(facts)
+    recipe, gpus, set_before = _words(facts)
     return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
-        *settled, *settings
+        *set_before, *settings
     )
 
 
 def look_again(facts: RunFacts, *settings: str) -> str:
     """Return the command that samples a few responses with the run's recipe and prints prompts, images and scores."""
-    recipe, _, settled = _words(facts)
-    return _command(facts, "try", recipe) + _set(*settled, *settings)
+    recipe, _, set_before = _words(facts)
+    return _command(facts, "try", recipe) + _set(*set_before, *settings)
 
 
 def sft_first(facts: RunFacts) -> str:
     """Return the `vlmrl sft` command, with the run's recipe: it first trains on the correct responses of the rows."""
-    recipe, gpus, settled = _words(facts)
-    return _command(facts, "sft", recipe, *gpus) + _set(*settled, "kind=sft")
+    recipe, gpus, set_before = _words(facts)
+    return _command(facts, "sft", recipe, *gpus) + _set(*set_before, "kind=sft")
 
 
 def check_again(facts: RunFacts) -> str:
     """Return the command that compares log-probs and gradients on the run's rows with those of transformers."""
-    recipe, _, settled = _words(facts)
-    return _command(facts, "check", "--deep", recipe) + _set(*settled)
+    recipe, _, set_before = _words(facts)
+    return _command(facts, "check", "--deep", recipe) + _set(*set_before)
 
 
 def _command(facts: RunFacts, *words: str) -> str:

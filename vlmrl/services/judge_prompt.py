@@ -24,7 +24,7 @@ from vlmrl.services.rubric import REASON, Rubric
 from vlmrl.untrusted import visible
 
 PROMPT_VERSION = 1
-"""Number to raise with every change of a text below: it is part of every cached verdict's key."""
+"""Number to raise with every change of a text below: it is part of every cached judgement's key."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 MOST_PICTURE_BYTES = 16 * 1024 * 1024
 MOST_TEXT_CHARS = 20_000
@@ -105,7 +105,7 @@ class JudgeRequest:
 def make_chat(
     rubric: Rubric, request: JudgeRequest, key: str, *, max_tokens: int, temperature: float, again: bool = False
 ) -> ChatRequest:
-    """Return the chat that asks for a verdict.
+    """Return the chat that asks for a judgement.
 
     Args:
         key: hash of the request, from which the mark of the content is drawn.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
@@ -21,15 +21,11 @@ from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
-from vlmrl.rewards.base import RewardSpec, accuracy_words, with_accuracy
+from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample
-
-if TYPE_CHECKING:
-    from vlmrl.rewards.several import Member
-
 
 Chosen = tuple["RewardSpec", dict[str, float]]
 """Reward, and the weights of its parts; of several rewards, the weights of the rewards by their labels."""
@@ -70,7 +66,7 @@ def reward_of(data: Data, reward: Reward, task: Task, scored: bool = True) -> Ch
 
 def _member(listed_reward: ListedReward, data: Data, task: Task) -> Member:
     """Return one of the several rewards of an entry."""
-    from vlmrl.rewards.several import Member, label_from
+    from vlmrl.rewards.several import label_from
 
     one = listed_reward
     has_profile = one.name == OF_TASK or task.has_profile(one.profile)
@@ -471,18 +467,18 @@ def pooled_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[s
         names = {source.name for source in own_sources}
         own = [group for group in groups if group.row.source in names]
         outcomes = _outcomes(own, own_sources)
-        verdicts = [
+        responses = [
             (response_input(group, s), s.score, outcome)
             for group, of_group in zip(own, outcomes, strict=True)
             for s, (outcome, _) in zip(group.samples, of_group, strict=True)
         ]
-        if not verdicts:
+        if not responses:
             continue
         try:
-            sums = pooled.sums(verdicts)
+            sums = pooled.sums(responses)
             measured |= {name: float(number) for name, number in sums.items()} | dict(pooled.metrics(sums))
         except VlmrlError:
-            failed += len(verdicts)
+            failed += len(responses)
     return measured | ({"reward/set_metrics_errors": float(failed)} if failed else {})
 
 

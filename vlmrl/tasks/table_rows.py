@@ -20,9 +20,9 @@ from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import LeftOut, NewRow, Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, first_bad, is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage, prepare_own
+from vlmrl.tasks.own_prep import SoundImage, prepare_own
 from vlmrl.tasks.prep_options import TableRequest
 from vlmrl.types import Size, hash64
 from vlmrl.untrusted import visible

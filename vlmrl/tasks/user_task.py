@@ -13,7 +13,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
@@ -22,12 +22,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_args
 
-from vlmrl.data.doctor import Verdict
+from vlmrl.data.doctor import CheckLevel
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.metric import Metric
 from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.attack import Attack, Kind
-from vlmrl.tasks.base import NoFile, Outcome, PooledMetrics, ResponseFile, Task
+from vlmrl.tasks.base import NoFile, Outcome, OwnFile, PooledMetrics, ResponseFile, Task
 from vlmrl.tasks.figure import MAX_FIGURES
 from vlmrl.tasks.positions import Mark, Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
@@ -224,12 +224,12 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {quoted(value)}"
 
 
-def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
+def _notes(returned: Any) -> dict[str, tuple[CheckLevel, str]]:
     notes: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"": None}
     for name, note in notes.items():
-        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(Verdict)
+        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(CheckLevel)
         if not (isinstance(name, str) and is_note and isinstance(note[1], str)):
-            kinds = ", ".join(get_args(Verdict))
+            kinds = ", ".join(get_args(CheckLevel))
             raise DataError(f"it returned {_shown(returned)}, not a mapping of names to ({kinds}; a text)")
     return notes
 
@@ -254,21 +254,6 @@ MAX_SOURCE_BYTES = 1_000_000
 HOW = "write it as path/to/file.py:function"
 ONE_FILE = "a task is one file: it may import installed packages, but no file beside it"
 INFO = "a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
-
-
-@dataclass(frozen=True)
-class OwnFile:
-    """File of a user's own task, as it was read.
-
-    Args:
-        path: the path as the user wrote it.
-        text: the whole text of the file.
-        sha256: hash of the file's bytes.
-    """
-
-    path: str
-    text: str
-    sha256: str
 
 
 def is_own(name: str) -> bool:

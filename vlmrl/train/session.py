@@ -35,7 +35,7 @@ from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.model.safetensors_blocks import is_finite, non_finite
 from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_whole
-from vlmrl.recipe.auto_values import require_settled
+from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.attempts import AttemptRule
@@ -289,7 +289,7 @@ def open_session(
 
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
-    require_settled(recipe)
+    require_filled(recipe)
     check_sharing(recipe, world)
     _prepare_torch(recipe, run)
     # Data and model.

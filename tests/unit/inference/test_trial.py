@@ -35,7 +35,7 @@ from vlmrl.evaluate.trial import (
 )
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.store.runs import open_run
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.source import open_source
@@ -90,7 +90,7 @@ def tried(
     solved: str | None = None,
 ):
     root = Path("runs")
-    loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
+    loaded, _ = fill_for_run(load_recipe("recipe.toml", overrides=overrides), root)
     with trial_run(loaded, root, ["vlmrl", "try"]) as run:
         trial = run_trial(
             loaded.recipe,

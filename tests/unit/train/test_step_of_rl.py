@@ -341,7 +341,7 @@ def test_reflection_of_a_step_is_pooled_over_its_groups_and_sources():
 
 
 def test_a_task_that_cannot_count_a_response_loses_its_metrics_and_the_step_goes_on():
-    def breaks(verdict: Any) -> dict[str, int]:
+    def breaks(graded: Any) -> dict[str, int]:
         raise RecipeError("no")
 
     broken = replace(make_task("geometry3k", {}), set_metrics=PooledMetrics(breaks, lambda sums: {}))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.dataset_writer import Build, building, refuse_other
-from vlmrl.data.doctor import RowFacts, Verdict
+from vlmrl.data.doctor import CheckLevel, RowFacts
 from vlmrl.data.image_folders import Labelled, collection_state, read_labelled
 from vlmrl.data.image_scan import FileReader, Files, examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
@@ -70,7 +70,7 @@ class PairPlan:
     individuals: bool = False
     truth_fields: Sequence[str] | None = None
     group: str = ""
-    notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
+    notes: Mapping[str, tuple[CheckLevel, str]] = field(default_factory=dict)
 
     def truth(self, pair: Pair) -> dict[str, Any]:
         return self.truth_of(pair) if self.truth_of else level_truth(self.levels, pair)

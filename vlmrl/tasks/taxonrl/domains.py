@@ -85,7 +85,7 @@ class Layout:
         if wrong := contradictions(self, truth):
             raise self._error(f"{CONTRADICTS}: {wrong[0]}", text)
         if self.ranks and truth["distance"] is None:
-            truth["distance"] = settled_distance(truth)
+            truth["distance"] = certain_distance(truth)
         return truth
 
     def write(self, truth: Truth, *, sound: bool = True) -> str:
@@ -188,7 +188,7 @@ def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, 
     return low, 0 if same else min(agree, default=len(DISTANCES)) - 1
 
 
-def settled_distance(truth: Truth) -> int | None:
+def certain_distance(truth: Truth) -> int | None:
     """Return the distance if `same` and the known names allow only one; None if they allow several.
 
     Example: fungi of one family whose genera differ -> 2.
@@ -287,10 +287,10 @@ LAYOUTS: dict[str, Layout] = {
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 
-Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
+Form = Literal["answer", "names", "agreements", "labels", "named_labels"]
 """Form of a response inside think.
 
-answer: reasoning without tags. names: two names per level. verdicts: Same, Different or Uncertain per level. labels:
+answer: reasoning without tags. names: two names per level. agreements: Same, Different or Uncertain per level. labels:
 two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
 """
 BASELINE = "baseline"
@@ -423,8 +423,8 @@ def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
-    """Return `settled_distance` of a truth if the domain has a hierarchy, else None."""
-    return settled_distance(truth) if domain.levels else None
+    """Return `certain_distance` of a truth if the domain has a hierarchy, else None."""
+    return certain_distance(truth) if domain.levels else None
 
 
 def _known(pair: Any) -> bool:
@@ -441,7 +441,7 @@ BIRD = Domain(
     target="species",
     variants=(
         Variant(BASELINE),
-        Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
+        Variant("im_basic", "agreements", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
         Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini"),
     ),
     main="im_concrete",

@@ -369,17 +369,17 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
 
 
 def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
-    cells = []
+    labelled = []
     for number, line in lines:
         match = CPLFW_LINE.fullmatch(line)
         if match is None:
             raise DataError(f"{quoted(line)} is not `file.jpg label`", where=f"{where}:{number}")
-        cells.append((match[1], match[2] != "0"))
-    if len(cells) % 2:
-        raise DataError(f"{len(cells)} lines, but a pair has two", where=where)
+        labelled.append((match[1], match[2] != "0"))
+    if len(labelled) % 2:
+        raise DataError(f"{len(labelled)} lines, but a pair has two", where=where)
     pairs = []
-    for position in range(0, len(cells), 2):
-        (first, same), (second, again) = cells[position : position + 2]
+    for position in range(0, len(labelled), 2):
+        (first, same), (second, again) = labelled[position : position + 2]
         if same != again:
             raise DataError("the two lines of a pair have different labels", where=f"{where}:{lines[position][0]}")
         pairs.append(FacePair(first, second, same, None, f"{where}:{lines[position][0]}"))

@@ -17,10 +17,9 @@ from vlmrl.errors import RewardError
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.tasks.vfig.published.document import Unscorable, Work, colour_score, distance, normal, parse, refuse
-from vlmrl.tasks.vfig.published.outlines import Box, centre
+from vlmrl.tasks.vfig.published.outlines import Box, Drawn, centre
 from vlmrl.tasks.vfig.published.response import (
     LONG_LABEL,
-    Drawn,
     DrawnArrow,
     TruthHead,
     extracted_arrows,
