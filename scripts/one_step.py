@@ -18,7 +18,6 @@ import torch
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.algo.credit import add_advantages
-from vlmrl.data.sampler import PromptStream
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.packing import PromptTokens, make_row
 from vlmrl.recipe.load import load_recipe
@@ -27,6 +26,7 @@ from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.model import make_encoder, make_policy, sampling_params
 from vlmrl.setup.sources import make_scorer, open_training
+from vlmrl.tasks.source import PromptStream
 from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import step_batch
 from vlmrl.train.update import add_gradients, objective_of

@@ -25,7 +25,6 @@ from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
 from vlmrl.algo.losses import KL_LOSSES
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
-from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
 from vlmrl.recipe.schema import Recipe
@@ -45,7 +44,7 @@ from vlmrl.rollout.sample import (
     submit,
 )
 from vlmrl.setup.sources import EvalSet
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.journal import Clock
 from vlmrl.train.learner import Learner
 from vlmrl.train.step_batch import StepBatch, Tail, split_updates, step_batch

@@ -24,7 +24,6 @@ from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import saved_lora
 from vlmrl.data.chat_template import IMAGE_SLOT
 from vlmrl.data.encode import Encoder
-from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.fsdp import HostCopies, allocate, own_part, own_rows, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import LaunchError
@@ -56,7 +55,7 @@ from vlmrl.store.checkpoints import ADAPTER
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.collect import PromptFeed
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved

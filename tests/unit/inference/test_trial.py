@@ -121,7 +121,7 @@ def test_a_trial_repeats_itself(world):
 
 
 def test_the_rows_tried_are_those_that_training_draws_first(world):
-    from vlmrl.data.sampler import PromptStream
+    from vlmrl.tasks.source import PromptStream
 
     loaded = load_recipe("recipe.toml")
     source = open_source(loaded.recipe.data[0], loaded.recipe.reward)
