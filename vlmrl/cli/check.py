@@ -94,8 +94,8 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     for row in parity["rows"]:
         lengths = "+".join(map(str, row["response_tokens"]))
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
-        verdict = "" if row["agrees"] else "  DISAGREES"
-        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{verdict}"))
+        words = "" if row["agrees"] else "  DISAGREES"
+        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{words}"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in lines:
         table.add_row(Text(name, style="bold"), Text(value))

@@ -313,9 +313,9 @@ def judge_costs(folder: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     from vlmrl.services.calls import spent_in
-    from vlmrl.store.layout import VERDICTS
+    from vlmrl.store.layout import JUDGE_FILE
 
-    return {account: asdict(spent) for account, spent in spent_in(folder / VERDICTS).items()}
+    return {account: asdict(spent) for account, spent in spent_in(folder / JUDGE_FILE).items()}
 
 
 def tag(
@@ -375,24 +375,24 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
     from vlmrl.store.verify import verify_run
 
     run_dir = find(runs_root(runs), run)
-    verdict = verify_run(run_dir, run_images(run_dir))
+    verified = verify_run(run_dir, run_images(run_dir))
     result = {
         "run": run_dir.name,
-        "ok": not verdict.errors,
-        "counts": verdict.counts,
-        "problems": [asdict(p) for p in verdict.problems],
+        "ok": not verified.errors,
+        "counts": verified.counts,
+        "problems": [asdict(p) for p in verified.problems],
     }
     emit(result, as_json)
     if not as_json:
-        for problem in verdict.warnings:
+        for problem in verified.warnings:
             tell(format_error(problem.message, problem.where, problem.hint, "warning"))
-        checked = ", ".join(f"{what} {n}" for what, n in verdict.counts.items())
-        state = "has no errors" if not verdict.errors else f"has {len(verdict.errors)} error(s)"
+        checked = ", ".join(f"{what} {n}" for what, n in verified.counts.items())
+        state = "has no errors" if not verified.errors else f"has {len(verified.errors)} error(s)"
         tell(f"{run_dir.name} {state} (read: {checked})")
-    if verdict.errors:
+    if verified.errors:
         if as_json:
             raise typer.Exit(2)
-        raise ProblemsError(verdict.errors)
+        raise ProblemsError(verified.errors)
 
 
 def watch(

@@ -129,7 +129,7 @@ class _Swap:
                 if (sha256 := images[(start + step) % len(images)]) not in self.own[number]:
                     return sha256
         raise DataError(
-            "the images cannot be shuffled: a row shows all images that there are",
+            "the images cannot be shuffled: one row has all of the images",
             hint="evaluate more rows, or use --images blank",
         )
 

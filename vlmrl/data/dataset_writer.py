@@ -318,7 +318,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
         return
     what = "is a link and" if linked else "is not a dataset folder and"
     if INFO_FILE in names and not linked:
-        what = f"holds {others[0]}, which is no file of a dataset, and"
+        what = f"holds {others[0]}, which is not a file of a dataset, and"
     raise DataError(
         f"{target} {what} is not replaced, not even with --force; nothing was written",
         hint="give another --out, or remove it yourself",

@@ -119,7 +119,7 @@ def structured(value: Any, where: str) -> Any:
         return parse_json(value)
     except ValueError as error:
         raise DataError(
-            f"the cell {show(value)} begins like a list or an object, and is no JSON",
+            f"the cell {show(value)} begins like a list or an object, but is not JSON",
             where=where,
             hint="Python's own notation (single quotes, as pandas writes it) is not read: write it with json.dumps",
         ) from error

@@ -360,7 +360,7 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
         yield Cause(
             "other_layout",
             "error",
-            f"labels are right and earn nothing, in another layout than the reward accepts: `{name}` ({why})",
+            f"right labels earn nothing, because the reward expects another layout: `{name}` ({why})",
             reward_check(facts),
             0.95 + 0.05 * min(1.0, num_hits / unpaid),
             [

@@ -116,7 +116,7 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
             "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of medium difficulty)",
         ]
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
-        evidence += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
+        evidence += ["no response earns more than 0: does the reward read what the responses write?"] if doubt else []
         yield Cause(
             "all_wrong",
             "error",

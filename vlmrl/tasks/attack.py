@@ -75,8 +75,8 @@ class Belief:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Rows for which the answers and tricks of a `Play` are written, and facts about them.
+class ProbeRows:
+    """Rows for which the answers and tricks of a `Probe` are written, and facts about them.
 
     Args:
         rows: one input per row, with its truth and columns.
@@ -90,7 +90,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Play:
+class Probe:
     """Honest answers and tricks of a task, for the probe of its reward.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from vlmrl.data.dataset import Dataset, read_info
 from vlmrl.data.dataset_writer import DROPPED_FILE, Build
-from vlmrl.data.doctor import DatasetFacts, RowFacts, Verdict, examine_dataset
+from vlmrl.data.doctor import CheckLevel, DatasetFacts, RowFacts, examine_dataset
 from vlmrl.data.image_scan import Examined, ShardReader, Stored, shrink_images, write_shards
 from vlmrl.data.measurements import PATCH_PIXELS, estimate_image_tokens, estimate_text_tokens
 from vlmrl.data.parallel_parts import Progress
@@ -94,7 +94,7 @@ class Assembly:
     schema: Any = None
     dropped: list[dict[str, Any]] = field(default_factory=list)
     group: str = ""
-    notes: dict[str, tuple[Verdict, str]] = field(default_factory=dict)
+    notes: dict[str, tuple[CheckLevel, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def row_tokens(images: Sequence[Examined], facts: RowFacts) -> int:
     return facts.text_tokens + sum(estimate_image_tokens(images[i].media) for i in facts.images)
 
 
-def _note_on_drops(parts: Assembly) -> dict[str, tuple[Verdict, str]]:
+def _note_on_drops(parts: Assembly) -> dict[str, tuple[CheckLevel, str]]:
     if not parts.dropped:
         return {}
     first = parts.dropped[0]

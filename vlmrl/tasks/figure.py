@@ -152,7 +152,7 @@ def figures_from_json(kept: Any) -> list[Kept]:
 
 
 def _counted(figure: Histogram) -> Counted:
-    hint = "1 to 100 bins, a range of two growing numbers, and numbers that are finite"
+    hint = "1 to 100 bins, a range of two increasing numbers, and numbers that are finite"
     try:
         low, high = map(float, figure.range)
         numbers = [float(number) for group in figure.groups.values() for number in group]

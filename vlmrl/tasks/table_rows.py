@@ -20,9 +20,9 @@ from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import LeftOut, NewRow, Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, first_bad, is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage, prepare_own
+from vlmrl.tasks.own_prep import SoundImage, prepare_own
 from vlmrl.tasks.prep_options import TableRequest
 from vlmrl.types import Size, hash64
 from vlmrl.untrusted import visible
@@ -254,9 +254,9 @@ def _repeats(seen: dict[int, tuple[int, str]], shown: int, answer: int, where: s
 
 def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterable[str]) -> DataError:
     rows = first_bad([(one.origin, visible(one.reason)) for one in bad])
-    mend = f"mend the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "mend the rows"
+    fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
     message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{rows}"
-    return DataError(message, hint="; else ".join([*hints, mend]))
+    return DataError(message, hint="; else ".join([*hints, fix]))
 
 
 def prepare_table(

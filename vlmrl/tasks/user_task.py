@@ -13,7 +13,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
@@ -22,12 +22,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_args
 
-from vlmrl.data.doctor import Verdict
+from vlmrl.data.doctor import CheckLevel
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.metric import Metric
 from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.attack import Attack, Kind, Make
-from vlmrl.tasks.base import NoFile, Outcome, PooledMetrics, ResponseFile, Task
+from vlmrl.tasks.base import NoFile, Outcome, OwnFile, PooledMetrics, ResponseFile, Task
 from vlmrl.tasks.figure import MAX_FIGURES
 from vlmrl.tasks.positions import Mark, Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
@@ -149,7 +149,7 @@ def _texts(returned: Any) -> list[str]:
         raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list means: no problem")
     texts = list(islice(returned, MOST_NUMBERS))
     if not all(map(_is_text, texts)):
-        raise DataError("it returned a list with a value that is no text", hint="return the problems in words")
+        raise DataError("it returned a list with a value that is not a text", hint="return the problems in words")
     return texts
 
 
@@ -220,12 +220,12 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {quoted(value)}"
 
 
-def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
+def _notes(returned: Any) -> dict[str, tuple[CheckLevel, str]]:
     notes: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"": None}
     for name, note in notes.items():
-        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(Verdict)
+        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(CheckLevel)
         if not (isinstance(name, str) and is_note and isinstance(note[1], str)):
-            kinds = ", ".join(get_args(Verdict))
+            kinds = ", ".join(get_args(CheckLevel))
             raise DataError(f"it returned {_shown(returned)}, not a mapping of names to ({kinds}; a text)")
     return notes
 
@@ -248,20 +248,6 @@ MAX_SOURCE_BYTES = 1_000_000
 HOW = "write it as path/to/file.py:function"
 ONE_FILE = "a task is one file: it may import installed packages, but no file beside it"
 INFO = "a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
-
-
-@dataclass(frozen=True)
-class OwnFile:
-    """File of a user's own task, as it was read.
-
-    Args:
-        path: the path as the user wrote it.
-        sha256: hash of the file's bytes.
-    """
-
-    path: str
-    text: str
-    sha256: str
 
 
 def is_own(name: str) -> bool:

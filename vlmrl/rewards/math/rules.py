@@ -75,7 +75,7 @@ def checked_policy(args: dict[str, Any]) -> Policy:
             raise unknown(name, str(args[name]), values, error=RewardError)
     decimals = args.get("decimals", 3)
     if type(decimals) is not int or not 0 <= decimals <= MOST_DIGITS:
-        raise RewardError(f"decimals = {decimals!r} is no number of digits from 0 to {MOST_DIGITS}")
+        raise RewardError(f"decimals = {decimals!r} is not a number of digits from 0 to {MOST_DIGITS}")
     return Policy(**{field.name: args[field.name] for field in fields(Policy) if field.name in args})
 
 

@@ -329,7 +329,7 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
         )
     rows = first_bad([(one["origin"], one["reason"]) for one in bad])
     message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
-    hint = f"mend the rows, or {leave_out(len(bad), total)}"
+    hint = f"fix the rows, or {leave_out(len(bad), total)}"
     if 2 * len(bad) > total:
         hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
         hint += " folder (else --images-root)?"

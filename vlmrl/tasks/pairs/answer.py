@@ -165,7 +165,7 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:27] + "...")
 
 
-Kind = Literal["answer", "names", "verdicts", "labels", "named_labels"]
+Kind = Literal["answer", "names", "agreements", "labels", "named_labels"]
 Pair = tuple[str, str]
 
 
@@ -211,7 +211,7 @@ class AnswerForm:
 
     def value(self, pair: Pair) -> str:
         """Return the text of the tag that states these two names."""
-        if self.kind == "verdicts":
+        if self.kind == "agreements":
             return "Same" if pair[0] == pair[1] else "Different"
         return f"Image1={pair[0]}; Image2={pair[1]}" if self.kind == "named_labels" else f"{pair[0]}; {pair[1]}"
 

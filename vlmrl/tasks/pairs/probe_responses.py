@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Play, Stage, says, void_attacks
+from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Probe, ProbeRows, says, void_attacks
 from vlmrl.tasks.pairs.answer import AnswerForm, FormField, Pair, four
 from vlmrl.types import RewardInput
 
@@ -131,7 +131,7 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """Return attacks on the tags with names, verdicts or labels."""
+    """Return attacks on the tags with names, agreements or labels."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
@@ -299,7 +299,7 @@ def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[s
     """Return name -> function that changes a row's truth into one that no reward should score."""
     raw = x.truth.get("ground_truth")
     makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {
-        "an answer that is no answer": lambda x: {**x.truth, "same": "maybe", "ground_truth": "maybe"}
+        "an answer without content": lambda x: {**x.truth, "same": "maybe", "ground_truth": "maybe"}
     }
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
         makers["a composite where a number is wanted"] = lambda x: {"ground_truth": COMPOSITE}
@@ -376,17 +376,17 @@ def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
     ]
 
 
-def player(form: AnswerForm) -> Callable[[Stage], Play]:
-    """Return a function for `RowKind.play`, for rows whose answers have this form."""
-    return partial(play_pairs, form)
+def pair_probe_of(form: AnswerForm) -> Callable[[ProbeRows], Probe]:
+    """Return a function for `RowKind.probe`, for rows whose answers have this form."""
+    return partial(pair_probe, form)
 
 
-def play_pairs(form: AnswerForm, stage: Stage) -> Play:
+def pair_probe(form: AnswerForm, rows_tried: ProbeRows) -> Probe:
     """Return the answers and tricks for pairs. If no tag has a weight, there are no tricks with false names.
 
     Such a reward does not score the names, so false names may earn as much as right ones.
     """
-    rows = stage.rows
+    rows = rows_tried.rows
     guess = form.commonest(rows)
     prior = sum(bool(x.truth.get("same")) for x in rows) / len(rows)
     thoughts = {"": dict.fromkeys(guess), **({" and the commonest names": guess} if form.fields else {})}
@@ -404,13 +404,13 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
         "fair",
         lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))),
     )
-    has_paid_tags = any(f.name not in stage.unpaid for f in form.fields)
+    has_paid_tags = any(f.name not in rows_tried.unpaid for f in form.fields)
     attacks = [
-        *pair_attacks(form, rows, stage.echo),
+        *pair_attacks(form, rows, rows_tried.echo),
         *(name_misses(form) if has_paid_tags else ()),
         *every_name(form, rows),
     ]
-    return Play(
+    return Probe(
         informed,
         wrong,
         guesses,

@@ -264,7 +264,7 @@ def pair_labels(
     unknown = [label for label in aliases.values() if label not in vocabulary.names]
     if unknown:
         raise RewardError(
-            f"aliases name {unknown[0]!r}, which is no label", hint=f"known: {', '.join(vocabulary.names)}"
+            f"aliases name {unknown[0]!r}, which is not a label", hint=f"known: {', '.join(vocabulary.names)}"
         )
     field = tag.replace("-", "_") if field is None else field
     form = LabelForm(vocabulary, named, partial)
@@ -311,7 +311,7 @@ class LabelForm:
             names.append(self.vocabulary.find(label))
         if None in names:
             raise RewardError(
-                f"the truth of <{level}> is {[first, second]}, of which one is no label",
+                f"the truth of <{level}> is {[first, second]}, one of which is not a label",
                 hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
             )
         return Said(tuple(names), names[0] != names[1])

@@ -85,7 +85,7 @@ class Layout:
         if wrong := contradictions(self, truth):
             raise self._error(f"{CONTRADICTS}: {wrong[0]}", text)
         if self.ranks and truth["distance"] is None:
-            truth["distance"] = settled_distance(truth)
+            truth["distance"] = certain_distance(truth)
         return truth
 
     def write(self, truth: Truth, *, sound: bool = True) -> str:
@@ -188,7 +188,7 @@ def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, 
     return low, 0 if same else min(agree, default=len(DISTANCES)) - 1
 
 
-def settled_distance(truth: Truth) -> int | None:
+def certain_distance(truth: Truth) -> int | None:
     """Return the distance if `same` and the known names allow only one; None if they allow several.
 
     Example: fungi of one family whose genera differ -> 2.
@@ -247,7 +247,8 @@ def _text(text: Any) -> str:
 AGE_GROUPS = Vocabulary(("Infant", "Juvenile", "SubAdult", "Adult", "Elderly"))
 GENDERS = Vocabulary(("Female", "Male"), aliases={"F": "Female", "M": "Male"})
 GORILLA_TYPES = Vocabulary(
-    ("Silverback", "Blackback", "Adult female", "Juvenile", "Infant"), aliases={"Juvenil": "Juvenile"}
+    ("Silverback", "Blackback", "Adult female", "Juvenile", "Infant"),
+    aliases={"Juvenil": "Juvenile"},
 )
 SEA_STARS = Vocabulary(
     ("Asterias rubens", "Anthenea australiae"), codes={"Asterias rubens": "Asru", "Anthenea australiae": "Anau"}
@@ -286,10 +287,10 @@ LAYOUTS: dict[str, Layout] = {
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 
-Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
+Form = Literal["answer", "names", "agreements", "labels", "named_labels"]
 """Form of a response inside think.
 
-answer: reasoning without tags. names: two names per level. verdicts: Same, Different or Uncertain per level. labels:
+answer: reasoning without tags. names: two names per level. agreements: Same, Different or Uncertain per level. labels:
 two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
 """
 BASELINE = "baseline"
@@ -339,6 +340,7 @@ class Domain:
     """One domain.
 
     Args:
+        name: name of the task.
         summary: one line for `vlmrl recipe list --tasks`.
         about: first paragraph of the help of `vlmrl prep`.
         subject: word for the thing in an image, in the singular.
@@ -421,8 +423,8 @@ def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
-    """Return `settled_distance` of a truth if the domain has a hierarchy, else None."""
-    return settled_distance(truth) if domain.levels else None
+    """Return `certain_distance` of a truth if the domain has a hierarchy, else None."""
+    return certain_distance(truth) if domain.levels else None
 
 
 def _known(pair: Any) -> bool:
@@ -431,104 +433,114 @@ def _known(pair: Any) -> bool:
 
 NAMED = ("order", "family", "genus")
 
+BIRD = Domain(
+    name="bird",
+    summary="birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
+    about="Birds, same species or not: order, family and genus of both.",
+    subject="bird",
+    target="species",
+    variants=(
+        Variant(BASELINE),
+        Variant("im_basic", "agreements", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
+        Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini"),
+    ),
+    main="im_concrete",
+    layout="bird",
+    datasets=("maxvonk/bird-pairs-v2-im-800px",),
+)
+
+
+CHIMP = Domain(
+    name="chimp",
+    summary="chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
+    about="Chimpanzees, same individual or not: the age group of both.",
+    subject="chimpanzee",
+    target="individual",
+    variants=(
+        Variant(BASELINE),
+        Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),
+        Variant("im_named", "named_labels", ("age_group",), "lfw_intermediate:compute_score_chatgpt"),
+    ),
+    main="im",
+    layout="chimp",
+    datasets=(
+        "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names",
+        "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names-im",
+    ),
+)
+
+
+FUNGI = Domain(
+    name="fungi",
+    summary="fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
+    about="Fungi, same species or not: order, family, genus and species of both.",
+    subject="fungus",
+    target="species",
+    variants=(
+        Variant(BASELINE),
+        Variant("im_concrete", "names", ("order", "family", "genus"), "lfw_fungi_im:compute_score_gemini"),
+    ),
+    main="im_concrete",
+    layout="fungi",
+    datasets=("maxvonk/danish-fungi-2024-pairs-800px",),
+)
+
+
+GORILLA = Domain(
+    name="gorilla",
+    summary="gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
+    about="Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
+    subject="gorilla",
+    target="individual",
+    variants=(Variant(BASELINE), Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini")),
+    main="im",
+    layout="gorilla",
+    datasets=(
+        "maxvonk/gorilla-pairs-v3-30k-800px",
+        "maxvonk/gorilla-pairs-v3-30k-800px-im",
+        "maxvonk/gorilla-pairs-v4-800px-cv",
+        "maxvonk/gorilla-pairs-v4-800px-notcv",
+        "maxvonk/gorilla-pairs-v4-800px-cv-im",
+    ),
+)
+
+
+HUMAN = Domain(
+    name="human",
+    summary="faces, same person or not: a probability (`vlmrl prep human`)",
+    about="Faces, same person or not (LFW, CPLFW).",
+    subject="person",
+    target="individual",
+    variants=(Variant(BASELINE),),
+    datasets=("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned"),
+)
+
+
+SEA_STAR = Domain(
+    name="sea_star",
+    summary="sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
+    about="Sea stars, same individual or not: the species of both.",
+    subject="sea star",
+    target="individual",
+    variants=(Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
+    main="im",
+    layout="sea_star",
+    datasets=("maxvonk/sea-star-pairs-800px",),
+)
+
+
+WHALE = Domain(
+    name="whale",
+    summary="whales, same individual or not: a probability (`vlmrl prep whale`)",
+    about="Whales, same individual or not.",
+    subject="whale",
+    target="individual",
+    variants=(Variant(BASELINE),),
+    datasets=("maxvonk/whale-pairs-v1-800px",),
+)
+
+
 DOMAINS: Mapping[str, Domain] = MappingProxyType(
-    {
-        domain.name: domain
-        for domain in (
-            Domain(
-                "fungi",
-                "fungi, same species or not: order, family and genus of both, a probability (`vlmrl prep fungi`)",
-                "Fungi, same species or not: order, family, genus and species of both.",
-                "fungus",
-                "species",
-                (Variant(BASELINE), Variant("im_concrete", "names", NAMED, "lfw_fungi_im:compute_score_gemini")),
-                ("maxvonk/danish-fungi-2024-pairs-800px",),
-                main="im_concrete",
-                layout="fungi",
-            ),
-            Domain(
-                "bird",
-                "birds, same species or not: order, family and genus of both, a probability (`vlmrl prep bird`)",
-                "Birds, same species or not: order, family and genus of both.",
-                "bird",
-                "species",
-                (
-                    Variant(BASELINE),
-                    Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
-                    Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini"),
-                ),
-                ("maxvonk/bird-pairs-v2-im-800px",),
-                main="im_concrete",
-                layout="bird",
-            ),
-            Domain(
-                "sea_star",
-                "sea stars, same individual or not: the species of both, a probability (`vlmrl prep sea_star`)",
-                "Sea stars, same individual or not: the species of both.",
-                "sea star",
-                "individual",
-                (Variant(BASELINE), Variant("im", "labels", ("species",), "lfw_sea_star_im:compute_score_gemini")),
-                ("maxvonk/sea-star-pairs-800px",),
-                main="im",
-                layout="sea_star",
-            ),
-            Domain(
-                "chimp",
-                "chimpanzees, same individual or not: the age group of both, a probability (`vlmrl prep chimp`)",
-                "Chimpanzees, same individual or not: the age group of both.",
-                "chimpanzee",
-                "individual",
-                (
-                    Variant(BASELINE),
-                    Variant("im", "labels", ("age_group",), "lfw_intermediate:compute_score_gemini"),
-                    Variant("im_named", "named_labels", ("age_group",), "lfw_intermediate:compute_score_chatgpt"),
-                ),
-                (
-                    "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names",
-                    "maxvonk/chimp-pairs-v2-800px-meta-data-fixed-names-im",
-                ),
-                main="im",
-                layout="chimp",
-            ),
-            Domain(
-                "gorilla",
-                "gorillas, same individual or not: the type of both, a probability (`vlmrl prep gorilla`)",
-                "Gorillas, same individual or not: the type of both (silverback, adult female, ...).",
-                "gorilla",
-                "individual",
-                (
-                    Variant(BASELINE),
-                    Variant("im", "labels", ("type",), "lfw_intermediate_gorilla:compute_score_gemini"),
-                ),
-                (
-                    "maxvonk/gorilla-pairs-v3-30k-800px",
-                    "maxvonk/gorilla-pairs-v3-30k-800px-im",
-                    "maxvonk/gorilla-pairs-v4-800px-cv",
-                    "maxvonk/gorilla-pairs-v4-800px-notcv",
-                    "maxvonk/gorilla-pairs-v4-800px-cv-im",
-                ),
-                main="im",
-                layout="gorilla",
-            ),
-            Domain(
-                "human",
-                "faces, same person or not: a probability (`vlmrl prep human`)",
-                "Faces, same person or not (LFW, CPLFW).",
-                "person",
-                "individual",
-                (Variant(BASELINE),),
-                ("maxvonk/lfw", "maxvonk/cplfw_normal", "maxvonk/cplfw_aligned"),
-            ),
-            Domain(
-                "whale",
-                "whales, same individual or not: a probability (`vlmrl prep whale`)",
-                "Whales, same individual or not.",
-                "whale",
-                "individual",
-                (Variant(BASELINE),),
-                ("maxvonk/whale-pairs-v1-800px",),
-            ),
-        )
-    }
+    {domain.name: domain for domain in (FUNGI, BIRD, SEA_STAR, CHIMP, GORILLA, HUMAN, WHALE)}
 )
 """Name of a task -> its domain."""

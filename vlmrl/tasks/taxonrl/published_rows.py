@@ -266,7 +266,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     lines = first_bad([(bad["origin"], bad["reason"]) for bad in survey.bad])
     share = len(survey.bad) / max(1, survey.total)
     message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
-    hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
+    hint = f"fix the rows, or {leave_out(len(survey.bad), survey.total)}"
     if share > 0.5:
         hint = (
             f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"

@@ -282,7 +282,7 @@ def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_b
         return
     lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
     finding = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
-    hint = f"mend them, or {leave_out(len(bad), total)}"
+    hint = f"fix them, or {leave_out(len(bad), total)}"
     if not sound:
         finding = f"none of the {total:,} {what} can be used"
         hint = f"check that {name} is the right source, and that its folders or columns have the expected names"
@@ -349,7 +349,7 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
         words = line.split("\t") if "\t" in line else line.split()
         if len(words) not in (3, 4) or not all(INDEX.fullmatch(word) for word in (words[1], words[-1])):
             hint = "`name 1 4` or `name 1 other 2`"
-            raise DataError(f"{quoted(line)} is no pair", where=f"{where}:{number}", hint=hint)
+            raise DataError(f"{quoted(line)} is not a pair", where=f"{where}:{number}", hint=hint)
         names = (words[0], words[0] if len(words) == 3 else words[2])
         first, second = (
             f"{name}/{name}_{int(index):04d}.jpg" for name, index in zip(names, (words[1], words[-1]), strict=True)
@@ -360,17 +360,17 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
 
 
 def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
-    cells = []
+    labelled = []
     for number, line in lines:
         match = CPLFW_LINE.fullmatch(line)
         if match is None:
             raise DataError(f"{quoted(line)} is not `file.jpg label`", where=f"{where}:{number}")
-        cells.append((match[1], match[2] != "0"))
-    if len(cells) % 2:
-        raise DataError(f"{len(cells)} lines, but a pair has two", where=where)
+        labelled.append((match[1], match[2] != "0"))
+    if len(labelled) % 2:
+        raise DataError(f"{len(labelled)} lines, but a pair has two", where=where)
     pairs = []
-    for position in range(0, len(cells), 2):
-        (first, same), (second, again) = cells[position : position + 2]
+    for position in range(0, len(labelled), 2):
+        (first, same), (second, again) = labelled[position : position + 2]
         if same != again:
             raise DataError("the two lines of a pair have different labels", where=f"{where}:{lines[position][0]}")
         pairs.append(FacePair(first, second, same, None, f"{where}:{lines[position][0]}"))

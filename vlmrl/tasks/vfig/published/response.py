@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import (
@@ -39,6 +39,7 @@ from vlmrl.tasks.vfig.published.outlines import (
     SHAPES,
     Box,
     Definitions,
+    Drawn,
     area,
     centre,
     claim_label,
@@ -69,31 +70,6 @@ LONG_LABEL = 1000
 """Length of a label whose search for a text counts as another comparison, in characters."""
 FILLED_ONLY = {"polyline", "path"}
 """Shapes that need a fill; the others may have a stroke instead."""
-
-
-@dataclass
-class Drawn:
-    """Shape of a response.
-
-    Args:
-        tag: name of its element; `g` for several, `use`.
-        box: its bounds.
-        fill, stroke: colours as written; a fill by a gradient is the colour of its first stop.
-        fill_style: solid, none, dots ...
-        border: solid, dashed, dotted or dash-dot.
-        tags: names of the elements in its group.
-        label, font: of its texts; "" until it is labelled.
-    """
-
-    tag: str
-    box: Box
-    fill: str = ""
-    stroke: str = ""
-    fill_style: str = "solid"
-    border: str = "solid"
-    tags: set[str] = field(default_factory=set)
-    label: str = ""
-    font: str = ""
 
 
 class Extraction:
