@@ -281,8 +281,7 @@ def open_answering(
     from vlmrl.setup.model_origin import ModelOrigin, find_model
 
     if endpoint is None:
-        which = request.checkpoint
-        origin = find_model(request.model, root, int(which) if which.isdigit() else which)
+        origin = find_model(request.model, root, request.checkpoint)
     else:
         origin = ModelOrigin(endpoint.model, endpoint=endpoint.url)
     chosen = choose_recipe(

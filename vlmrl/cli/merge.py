@@ -113,9 +113,8 @@ def merge(
         place = folder.absolute().parent.parent
         opened = open_run(place.parent, place.name) if (place / MANIFEST).is_file() else None
     else:
-        which = int(checkpoint) if checkpoint.isdigit() else checkpoint
         opened = open_run(runs_root(runs), run)
-        folder, why = choose_checkpoint(opened.dir, opened.manifest, which)
+        folder, why = choose_checkpoint(opened.dir, opened.manifest, checkpoint)
         say(f"{run} is {folder.name} of run {opened.id}: {why}")
     if push_to_hub is not None:
         check_access(push_to_hub)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.model_files import ADAPTER_CONFIG
-from vlmrl.store.checkpoints import AS_ASKED, HF, choose_checkpoint, read_meta
+from vlmrl.store.checkpoints import AS_ASKED, HF, choose_checkpoint, read_meta, split_checkpoint
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
 from vlmrl.store.listing import run_ids
 from vlmrl.store.runs import Run, open_run
@@ -64,7 +64,8 @@ def describe_origin(path: str, parent: Mapping[str, Any] | None) -> str:
 def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOrigin:
     """Return the origin for `model.path`: a local folder, a checkpoint folder, a checkpoint of a run, or a hub name.
 
-    A path that is none of the first three is treated as a hub name.
+    A path that is none of the first three is treated as a hub name. `RUN@STEP`, `RUN@best` and `RUN@last` name a
+    checkpoint of a run, too.
 
     Args:
         runs_root: folder of the runs.
@@ -86,6 +87,9 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
             return alone
         return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": AS_ASKED})
     run = _last_trained(runs_root) if path == "last" else _run_named(path, runs_root)
+    if run is None and "@" in path:
+        name, which = split_checkpoint(path, which)
+        run = _run_named(name, runs_root)
     if run is not None:
         checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
         read_meta(checkpoint)

@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from vlmrl.errors import CheckpointError, StoreError
+from vlmrl.redaction.redact import excerpt
 from vlmrl.store import layout
 from vlmrl.store.layout import COMPLETE, META, parse_checkpoint_name
 from vlmrl.store.manifest import Manifest, check_record
@@ -252,6 +253,17 @@ def _names_in(folder: Path) -> set[str]:
     return names
 
 
+def _step_of(which: str) -> int | None:
+    """Return the step that `72` or `step-000072` names; None for another text."""
+    return int(which) if which.isascii() and which.isdigit() and len(which) < 10 else parse_checkpoint_name(which)
+
+
+def split_checkpoint(ref: str, default: str | int) -> tuple[str, str | int]:
+    """Split `RUN@STEP`, `RUN@best`, `RUN@last` or `RUN` into the run and `which` of `choose_checkpoint`."""
+    run, _, which = ref.rpartition("@")
+    return (run, which) if run and (which in ("best", "last") or _step_of(which) is not None) else (ref, default)
+
+
 AS_ASKED = "as requested"
 """Reason for the choice of a checkpoint when the user named the step or the folder."""
 
@@ -260,11 +272,18 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     """Return (checkpoint, reason for this choice, in words).
 
     Args:
-        which: a step, "last", or "best" (the last one if no validation has named a best).
+        which: a step (72, also as text, or "step-000072"), "last", or "best" (the last one if no validation has named a
+            best).
     Raises: StoreError if there is no such checkpoint. If the best one is missing, no other is returned in its place.
     """
     checkpoints, best = layout.complete_checkpoints(run_dir), manifest.best
     names = ", ".join(p.name for p in checkpoints) or "none"
+    if isinstance(which, str) and which not in ("best", "last"):
+        named = _step_of(which)
+        if named is None:
+            hint = f"best, last or a step; complete ones: {names}"
+            raise StoreError(f"`{excerpt(which, 60)}` does not name a checkpoint", where=str(run_dir), hint=hint)
+        which = named
     step = best.step if which == "best" and best else which
     exact = layout.checkpoint_dir(run_dir, step) if isinstance(step, int) else None
     if exact in checkpoints:
@@ -275,7 +294,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
             f"run {manifest.id} has no checkpoint of its best step, {best.step} ({best.metric} {best.value:.4g})"
             + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
             where=str(run_dir),
-            hint=f"give --checkpoint last, or in a recipe the folder of a checkpoint; complete ones: {names}",
+            hint=f"name another one: --checkpoint last, or as a model {manifest.id}@last; complete ones: {names}",
         )
     if checkpoints and not isinstance(which, int):
         return checkpoints[-1], "the last; no validation has set a best one" if which == "best" else "the last"

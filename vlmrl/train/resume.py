@@ -22,7 +22,7 @@ from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.memory_fit import HERE, Target
 from vlmrl.setup.run_records import Labels, Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
-from vlmrl.store.checkpoints import read_meta
+from vlmrl.store.checkpoints import read_meta, split_checkpoint
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
 from vlmrl.store.manifest import short_value
 from vlmrl.store.provenance import usable_threads
@@ -138,7 +138,7 @@ def plan_fork(root: Path, request: ResumeRequest) -> ResumePlan:
 
     Raises: StoreError when there is no such checkpoint, or it does not fit; the errors of recipe, data and reward.
     """
-    ref, which = parse_fork(request.ref)
+    ref, which = split_checkpoint(request.ref, "last")
     run = open_run(root, ref)
     _same_kind(run, request.kind, f"--from {request.ref}")
     plan = _plan(run, run.checkpoint(which), request)
@@ -160,16 +160,6 @@ def plan_fork(root: Path, request: ResumeRequest) -> ResumePlan:
 
 ALL_DONE = "all steps done"
 """Reason in the event of a run that ended after all its steps."""
-
-
-def parse_fork(ref: str) -> tuple[str, str | int]:
-    """Split `RUN@STEP`, `RUN@best`, `RUN@last` or `RUN` into (run, checkpoint); "last" if none is named."""
-    run, at, which = ref.rpartition("@")
-    if at and run and which in ("best", "last"):
-        return run, which
-    if at and run and which.isascii() and which.isdigit():
-        return run, int(which)
-    return ref, "last"
 
 
 def changes_in_words(changes: Sequence[Change], run: str = "RUN") -> str:
@@ -254,7 +244,7 @@ def _same_kind(run: Run, kind: str, option: str) -> None:
     if run_kind != kind:
         command = COMMANDS.get(run_kind)
         hint = (
-            f"use vlmrl {command} {option}; or start a new run from its weights: --set model.path={run.id}"
+            f"use vlmrl {command} {option}; or start a new run from its weights: --set model.path={run.id}@last"
             if command
             else None
         )
@@ -281,7 +271,7 @@ def _something_left(plan: ResumePlan) -> None:
         f"run {run.id} {state}: there is nothing to resume",
         where=str(run.dir),
         hint=f"more steps: {command} --resume {run.id} --set train.steps={more_steps(max(plan.step, steps))}; "
-        f"or start a new run from its weights: --set model.path={run.id}",
+        f"or start a new run from its weights: --set model.path={run.id}@last",
     )
 
 

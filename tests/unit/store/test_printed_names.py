@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from store_builders import make_checkpoint, make_run
 
+from vlmrl.errors import StoreError
 from vlmrl.setup.model_origin import describe_origin, find_model
 from vlmrl.store.checkpoints import choose_checkpoint
 from vlmrl.store.listing import command_line, find, namesake_warning, reference
@@ -85,3 +86,17 @@ def test_a_run_as_a_model_says_which_checkpoint_it_is_and_why(here: Path) -> Non
     folder = str(saved[0])
     assert describe_origin(folder, find_model(folder, Path("runs")).parent) == f"model: step-000003 of run {run.id}"
     assert describe_origin("org/model", find_model("org/model", Path("runs")).parent) == ""
+
+
+@pytest.mark.parametrize("which", [3, "3", "step-000003"])
+def test_a_step_may_be_written_as_it_is_printed_and_nothing_else_means_the_last(here: Path, which: str | int) -> None:
+    run = make_run(Path("runs"), name="one")
+    saved = [make_checkpoint(run.dir, step) for step in (3, 6)]
+    run.finish("done")
+    assert choose_checkpoint(run.dir, run.manifest, which)[0] == saved[0]
+    assert find_model(f"one@{which}", Path("runs")).checkpoint == saved[0]
+    assert find_model("one@last", Path("runs")).checkpoint == saved[1]
+    for wrong in ("step-3", "step-000004", "newest", "-3", ""):
+        with pytest.raises(StoreError, match=r"does not name a checkpoint|has no checkpoint 4"):
+            choose_checkpoint(run.dir, run.manifest, wrong)
+    assert find_model("one@newest", Path("runs")).checkpoint is None, "taken for the name of a hub model"

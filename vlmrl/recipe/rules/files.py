@@ -244,6 +244,7 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
     if path.is_dir():
         if not any((path / name).exists() for name in ("config.json", "manifest.json", "meta.json")):
             hint = "a model folder holds config.json, weights in .safetensors and the processor's files"
+            hint += "" if "/" in value else f"; the run of this name is {value}@best"
             yield Problem(f"{path} holds no model: there is no config.json", loaded.where(key), hint)
     elif value == TINY_MODEL:
         data = loaded.recipe.data[0].path if loaded.recipe.data else "data/digits"
