@@ -210,7 +210,7 @@ class VllmEngine(Generator):
     """Engine that generates with vLLM and its own copy of a policy's weights. Unusable before the first `load_weights`.
 
     Several processes with a sharded policy have one engine each. They create them at the same time, and call
-    `load_weights` together. They generate independently; `Deal` lets them take prompts from each other.
+    `load_weights` together. They generate independently; `PromptQueue` lets them take prompts from each other.
 
     Args:
         weights: source of the copy. With an adapter the base is copied once, at the start, then only the adapter.
