@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.output import console, emit, shorten
+from vlmrl.cli.output import console, draw_plain_table, emit, shorten
 from vlmrl.errors import Problem, gib
 from vlmrl.untrusted import one_line, plural, visible
 
@@ -22,18 +22,17 @@ SHOWN_PARTS = 5
 
 def show_memory(plan: Mapping[str, Any]) -> None:
     """Print a plan of `setup/memory_plan.py`, given as JSON values."""
-    from rich.table import Table
     from rich.text import Text
 
     out = console(stderr=False)
     out.print(Text(f"\nmemory  {_title(plan)}", style="bold"))
-    table = Table("phase", "needs", "share", "largest parts", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    rows = []
     for phase in plan["phases"]:
         where = " (engine GPUs)" if phase["on"] == "engine" else ""
         full = phase["bytes"] > plan["bytes_each"]
         share = Text(f"{phase['bytes'] / max(1, plan['bytes_each']):.0%}", style="bold red" if full else "")
-        table.add_row(Text(phase["phase"] + where), Text(gib(phase["bytes"])), share, Text(_parts(phase["parts"])))
-    out.print(table)
+        rows.append((phase["phase"] + where, gib(phase["bytes"]), share, _parts(phase["parts"])))
+    draw_plain_table(rows, ("phase", "needs", "share", "largest parts"))
     if plan["device"] != "this machine":
         for phase in plan["host"]:
             have = "" if plan["host_bytes"] is None else f" of {gib(plan['host_bytes'])}"
@@ -75,9 +74,6 @@ MAX_RESPONSE = 160
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     allowed = parity["tolerance"]
     gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
     lines = [
@@ -96,21 +92,11 @@ def show_parity(parity: Mapping[str, Any]) -> None:
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
         verdict = "" if row["agrees"] else "  DISAGREES"
         lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{verdict}"))
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in lines:
-        table.add_row(Text(name, style="bold"), Text(value))
-    console(stderr=False).print(table)
+    draw_plain_table(lines)
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in _plan_lines(plan):
-        table.add_row(Text(name, style="bold"), Text(value))
-    if table.row_count:
-        console(stderr=False).print(table)
+    draw_plain_table(_plan_lines(plan))
     if "memory" in plan:
         show_memory(plan["memory"])
 
@@ -300,8 +286,7 @@ def check(
     is_ok = not any(p.level == "error" for p in result.problems)
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
     fields = {"ok": is_ok, "recipe": recipe, "problems": problems, "plan": result.plan}
-    emit(fields | ({"deep": result.parity} if deep else {}), as_json)
-    if not as_json:
+    if not emit(fields | ({"deep": result.parity} if deep else {}), as_json):
         show_plan(result.plan)
         if result.parity is not None:
             show_parity(result.parity)

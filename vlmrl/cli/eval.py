@@ -355,15 +355,15 @@ def eval_(
     source: options.OneSource = None,
     task: options.PromptTask = None,
     checkpoint: options.EvalCheckpoint = "best",
-    sample: options.Sample = None,
-    n: options.Samples = 1,
+    temperature: options.Sample = None,
+    samples: options.Samples = 1,
     max_rows: options.MaxRows = None,
     seed: options.EvalSeed = 0,
     name: Name = None,
     compare: Compare = None,
     images: Images = None,
     normal: Normal = None,
-    settings_names: Settings = None,
+    settings: Settings = None,
     overrides: options.Set = None,
     force: Force = False,
     gpus: options.ModelGpus = None,
@@ -413,8 +413,7 @@ def eval_(
     from vlmrl.launch.request import EvalRequest
     from vlmrl.store.layout import check_eval_name, runs_root
 
-    if n > 1 and not sample:
-        raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
+    options.check_sampling(samples, temperature)
     check_eval_name(name)
     changes = parse_changes(images)
     if changes and compare:
@@ -422,39 +421,16 @@ def eval_(
     if normal and not changes:
         raise RecipeError("--normal belongs to --images", hint="add --images blank")
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
-    request = EvalRequest(
-        model=model or str(served),
-        recipe=recipe,
-        data=data,
-        split=split,
-        source=source,
-        task=task,
-        checkpoint=checkpoint,
-        temperature=sample,
-        samples=n,
-        max_rows=max_rows,
-        seed=seed,
-        overrides=tuple(overrides or ()),
-        force=force,
-        gpus=gpus,
-        runs=runs,
-        argv=options.typed_words(ctx),
-        name=name,
-        compare=compare,
-        images=images,
-        normal=normal,
-        settings=tuple(settings_names or ()),
-        as_json=as_json,
-    )
+    request = options.request_of(EvalRequest, ctx, model=model or str(served))
     root, argv = runs_root(runs), recorded_command(request.argv)
     origin, chosen, settled, warnings = open_answering(request, endpoint_options, root)
-    settings = work.EvalSettings(sample or None, n, name, seed, force, changes)
+    how = work.EvalSettings(temperature or None, samples, name, seed, force, changes)
     if not launched():
         show_warnings(warnings)
     rows = with_shared(rows_to_evaluate(settled, chosen.seen, split, max_rows, source), chosen.seen.run_dir)
     if normal:
-        settings = replace(settings, normal=_normal(normal, root, rows))
-    every = work.chosen_settings(settled, settings, settings_names or ())
+        how = replace(how, normal=_normal(normal, root, rows))
+    every = work.chosen_settings(settled, how, settings or ())
     planned = work.plan(settled, origin, rows, chosen.run_dir, every, argv)
     others = _others(compare, root, planned)
     if not launched():
@@ -465,7 +441,7 @@ def eval_(
         if gpus is not None and (evaluated := _launch(gpus, request, settled, planned, chosen.run_dir, root)):
             _show(*evaluated, others, as_json)
             return
-    done = _evaluate(endpoint_options, settled, origin, planned, chosen.run_dir, root, settings, argv)
+    done = _evaluate(endpoint_options, settled, origin, planned, chosen.run_dir, root, how, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
 
@@ -598,6 +574,5 @@ def _show(
     against: Sequence[Path | None] = others or [None] * len(folders)
     results = [result_fields(*each) for each in zip(folders, evaluations, against, strict=True)]
     compared = None if others is None else str(others[0]) if len(others) == 1 else [str(o) for o in others]
-    emit({"evaluations": results, "compared_with": compared}, as_json)
-    if not as_json:
+    if not emit({"evaluations": results, "compared_with": compared}, as_json):
         show_evaluations(results, against)

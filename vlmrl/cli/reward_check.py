@@ -166,22 +166,10 @@ def _write(written: Mapping[str, Path | None], saved: SavedResponses, checked: C
 def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
     from vlmrl.reward_check.run import finite
 
-    emit(finite(report), as_json)
-    if not as_json:
+    if not emit(finite(report), as_json):
         show(report, console(stderr=False), rows)
     for condition in (report["fail_on"] or {}).get("failed", ()):
         (say if as_json else tell)(f"failed: {condition}")
-    _stop_when_not_deterministic(report)
-
-
-def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
-    """Raise a RewardError if one of these options was given. `only`: their condition, such as "for saved rollouts"."""
-    for name, given in options.items():
-        if given is not None:
-            raise RewardError(f"{name} {given} is allowed only {only}", where=where)
-
-
-def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
     stored = report["stored"]
     if stored and not stored["equal"] and not any(r["changed"] for r in report["rewards"].values()):
         raise RewardError(
@@ -189,6 +177,13 @@ def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
             where=report["path"],
             hint="the reward is not deterministic, or it reads something that has changed (a file, the network, time)",
         )
+
+
+def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
+    """Raise a RewardError if one of these options was given. `only`: their condition, such as "for saved rollouts"."""
+    for name, given in options.items():
+        if given is not None:
+            raise RewardError(f"{name} {given} is allowed only {only}", where=where)
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -186,8 +186,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     if prompt is not None:
         groups = _find(groups, prompt)
     fields = [group_fields(group, sample) for group in groups]
-    emit(finite({"run": run.id, "step": step, "groups": fields}), as_json)
-    if as_json:
+    if emit(finite({"run": run.id, "step": step, "groups": fields}), as_json):
         return
     if prompt is None:
         rows = [_row(group) for group in fields]

@@ -275,32 +275,28 @@ def write_rows(source: Source, rows: Sequence[Row], target: Path, *, args: Mappi
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if is_prepared(source):
-        _write_folder(source, rows, target, args)
+        dataset = source.dataset
+        info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
+        original = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
+        info["args"] = {"kept_from": original, "kept_split": source.split, **args}
+        info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
+        with building(target) as build:
+            for split in dataset.splits:
+                chosen = rows if split == source.split else dataset.rows(split)
+                fields = []
+                for row in chosen:
+                    for media in row.media:
+                        if media.sha256 not in build.images:
+                            build.images.add(media.sha256, dataset.image_bytes(media))
+                    fields.append(
+                        {"prompt_id": row.prompt_id, "truth": dict(row.truth), IMAGES: list(row.media), **row.columns}
+                    )
+                if fields:
+                    build.write_rows(split, fields)
+            build.finish(info)
     else:
         write_atomic(target, _table_bytes(source, rows))
     return target
-
-
-def _write_folder(source: Source, rows: Sequence[Row], target: Path, args: Mapping[str, Any]) -> None:
-    dataset = source.dataset
-    info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
-    original = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
-    info["args"] = {"kept_from": original, "kept_split": source.split, **args}
-    info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
-    with building(target) as build:
-        for split in dataset.splits:
-            chosen = rows if split == source.split else dataset.rows(split)
-            fields = []
-            for row in chosen:
-                for media in row.media:
-                    if media.sha256 not in build.images:
-                        build.images.add(media.sha256, dataset.image_bytes(media))
-                fields.append(
-                    {"prompt_id": row.prompt_id, "truth": dict(row.truth), IMAGES: list(row.media), **row.columns}
-                )
-            if fields:
-                build.write_rows(split, fields)
-        build.finish(info)
 
 
 def _table_bytes(source: Source, rows: Sequence[Row]) -> bytes:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Play, Stage, says, void_attacks
-from vlmrl.tasks.pairs.answer import AnswerForm, FormField, Pair, four
+from vlmrl.tasks.pairs.answer import AnswerForm, Field, Pair, four
 from vlmrl.types import RewardInput
 
 
@@ -359,7 +359,7 @@ def name_misses(form: AnswerForm) -> list[Attack]:
     if form.kind not in ("names", "labels", "named_labels"):
         return []
 
-    def miss(name: str, idea: str, change: Callable[[FormField, Pair], Pair]) -> Attack:
+    def miss(name: str, idea: str, change: Callable[[Field, Pair], Pair]) -> Attack:
         def make(x: RewardInput) -> str | None:
             true = form.names_of(x)
             said = {f.name: change(f, pair) for f, pair in form.stated(true)}
@@ -367,7 +367,7 @@ def name_misses(form: AnswerForm) -> list[Attack]:
 
         return Attack(name, idea, "miss", make)
 
-    def each(change: Callable[[str], str]) -> Callable[[FormField, Pair], Pair]:
+    def each(change: Callable[[str], str]) -> Callable[[Field, Pair], Pair]:
         return lambda field, pair: (change(pair[0]), change(pair[1]))
 
     return [
@@ -385,16 +385,16 @@ def name_misses(form: AnswerForm) -> list[Attack]:
     ]
 
 
-def _false(field: FormField, pair: Pair) -> Pair:
+def _false(field: Field, pair: Pair) -> Pair:
     """Return false names for a pair: the same false name twice if the true names are equal, else two different ones."""
     free = [*(label for label in field.labels if label not in pair), *FALSE]
     return (free[0], free[0]) if pair[0] == pair[1] else (free[0], free[1])
 
 
-def _among(form: str) -> Callable[[FormField, Pair], Pair]:
+def _among(form: str) -> Callable[[Field, Pair], Pair]:
     """Return a function that puts a false name beside each right name, as in `{} or {}`."""
 
-    def change(field: FormField, pair: Pair) -> Pair:
+    def change(field: Field, pair: Pair) -> Pair:
         false = _false(field, pair)
         return form.format(pair[0], false[0]), form.format(pair[1], false[1])
 

@@ -21,6 +21,7 @@ from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.entry import MAIN
+from vlmrl.tasks.pairs.answer import Field, Form
 from vlmrl.tasks.pairs.rewards import Vocabulary
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 
@@ -287,37 +288,10 @@ LAYOUTS: dict[str, Layout] = {
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 
-Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
-"""Form of a response inside think.
-
-answer: reasoning without tags. names: two names per level. verdicts: Same, Different or Uncertain per level. labels:
-two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
-"""
 BASELINE = "baseline"
 INDIVIDUAL = "individual"
 RANKS = ("order", "family", "genus", "species")
 """Fields that are levels of the hierarchy in domains that compare species; coarse to fine."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """Truth field: two names, image 1 first.
-
-    Args:
-        name: its name in the truth.
-        tag: its tag in responses, `<tag>a; b</tag>`.
-        labels: the closed vocabulary, as spelled in the truth; empty = any name.
-        aliases: other spelling -> label; differences in case, `-`, `_` and blanks need no alias.
-        level: whether it is a level of the hierarchy: two different names mean two different species.
-        fixed: whether it never changes for an individual: two different labels mean two different individuals.
-    """
-
-    name: str
-    tag: str
-    labels: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    level: bool = False
-    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -372,7 +346,7 @@ class Domain:
             if known is not None:
                 aliases |= {code: label for label, code in known.codes.items()}
             level = self.target == "species" and name in RANKS
-            fields.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
+            fields.append(Field(name, name.replace("_", "-"), labels, level, aliases, name in layout.fixed))
         return tuple(fields)
 
     @property

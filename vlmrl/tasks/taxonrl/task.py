@@ -16,7 +16,7 @@ from typing import Any
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task, require_prepared
-from vlmrl.tasks.pairs.answer import AnswerForm, FormField
+from vlmrl.tasks.pairs.answer import AnswerForm, Field
 from vlmrl.tasks.pairs.probe_responses import player
 from vlmrl.tasks.pairs.task import METRICS, PAIRS, confidence_figures, draw_probability, outcome_as, pair_labels_of
 from vlmrl.tasks.taxonrl.domains import (
@@ -25,7 +25,6 @@ from vlmrl.tasks.taxonrl.domains import (
     DOMAINS,
     LAYOUTS,
     Domain,
-    Field,
     Variant,
     contradictions,
     names_agree,
@@ -169,8 +168,7 @@ def domain_kind(domain: Domain, variant: Variant) -> RowKind:
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
     """Return the form of a variant's answers."""
-    fields = [domain.truth_field(name) for name in variant.required_fields]
-    return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
+    return AnswerForm(variant.form, tuple(map(domain.truth_field, variant.required_fields)))
 
 
 def truth_form(domain: str, truth: Truth, columns: Sequence[str]) -> TruthForm:
