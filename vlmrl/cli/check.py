@@ -185,23 +185,17 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     for choice in plan.get("chosen", []):
         yield "chosen", choice_text(choice)
-    if "attention" in plan:
-        yield from _attention_lines(plan["attention"])
+    if attention := plan.get("attention"):
+        text, images = attention["text"], attention["images"]
+        yield "attention", text if text == images else f"{text}; for images {images}"
+        if attention["missing"]:
+            yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
     yield (
         "disk",
-        (
-            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
-            f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
-            f"{gib(disk['free_bytes'])} free in {disk['folder']}"
-        ),
+        f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
+        f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
+        f"{gib(disk['free_bytes'])} free in {disk['folder']}",
     )
-
-
-def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    text, images = attention["text"], attention["images"]
-    yield "attention", text if text == images else f"{text}; for images {images}"
-    if attention["missing"]:
-        yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
 
 
 def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
@@ -209,8 +203,9 @@ def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) ->
     from rich.text import Text
 
     show_each([p for p in problems if p not in shown])
-    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "no problems"
-    console(stderr=False).print(Text(f"\n{counts}"))
+    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    words = ", ".join(f"{n} {level}{plural(n)}" for n, level in counts if n) or "no problems"
+    console(stderr=False).print(Text(f"\n{words}"))
 
 
 def show_each(problems: Sequence[Problem]) -> None:
@@ -223,11 +218,6 @@ def show_each(problems: Sequence[Problem]) -> None:
         text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
         text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
         out.print(text)
-
-
-def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
-    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
-    return [(n, level) for n, level in counts if n]
 
 
 def register(app: typer.Typer) -> None:

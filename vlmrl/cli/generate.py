@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.eval import endpoint_of, open_answering
+from vlmrl.cli.eval import endpoint_of, joined, open_answering
 from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
 from vlmrl.cli.progress import counter
 from vlmrl.untrusted import one_line, plural
@@ -187,7 +186,7 @@ def generate(
     origin, _, settled, warnings = open_answering(request, connection, root)
     sources = _sources(settled, request)
     if launched():
-        _generate(settled, origin, sources, root, out, settings)
+        _generate(connection, settled, origin, sources, root, out, settings)
         return
     show_warnings(warnings)
     say_origin(request.model, origin.parent)
@@ -196,10 +195,7 @@ def generate(
         say(f"{count}, task {one.task.name}" if image_paths else f"{count} rows, split {one.split}")
     done = None if gpus is None else _on_ranks(request, settled, root, sources)
     if done is None:
-        if connection is None:
-            done = _generate(settled, origin, sources, root, out, settings)
-        else:
-            done = _ask(connection, settled, origin, sources, root, out, settings)
+        done = _generate(connection, settled, origin, sources, root, out, settings)
     show_generated(done, bool(image_paths), as_json)
 
 
@@ -231,22 +227,7 @@ def _on_ranks(request: GenerateRequest, recipe: Recipe, root: Path, sources: Seq
 
 
 def _generate(
-    recipe: Recipe, origin: ModelOrigin, sources: Sequence[Source], root: Path, out: Path, settings: EvalSettings
-) -> Answered:
-    """Generate in this process, which is either the only one or a rank of a launcher."""
-    from vlmrl.dist.world import join_world, stderr
-    from vlmrl.evaluate.generate import generate as write_responses
-
-    with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world:
-        progress: Callable[[int, int], None] = counter("generating", stderr()) if world.is_main else _silent
-        tell_user = say if world.is_main else _silent
-        return write_responses(
-            recipe, origin, sources, root, out, settings, say=tell_user, progress=progress, world=world
-        )
-
-
-def _ask(
-    connection: EndpointOptions,
+    connection: EndpointOptions | None,
     recipe: Recipe,
     origin: ModelOrigin,
     sources: Sequence[Source],
@@ -254,16 +235,10 @@ def _ask(
     out: Path,
     settings: EvalSettings,
 ) -> Answered:
-    """Let an endpoint generate."""
+    """Generate in this process, which is either the only one or a rank of a launcher, or let an endpoint generate."""
     from vlmrl.evaluate.generate import generate as write_responses
-    from vlmrl.evaluate.responses import learn_key
-    from vlmrl.services.client import EndpointClient
 
-    learn_key(connection.key_env)
-    progress = counter("generating", sys.stderr)
-    with EndpointClient(connection, notify=say) as client:
-        return write_responses(recipe, origin, sources, root, out, settings, client, say=say, progress=progress)
-
-
-def _silent(*words: Any) -> None:
-    pass
+    with joined(recipe, connection, "generating") as (world, client, tell_user, progress):
+        return write_responses(
+            recipe, origin, sources, root, out, settings, client, say=tell_user, progress=progress, world=world
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -116,19 +116,18 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     more = ({"variants": variants, "profiles": profiles} if tasks else {}) | (
         {"differences": differences} if algos else {}
     )
-    if not emit(chosen | more, as_json):
-        for name, entries in chosen.items():
-            draw_plain_table(entries.items(), ("name", "about"), name)
-    if not as_json and algos:
+    if emit(chosen | more, as_json):
+        return
+    for name, entries in chosen.items():
+        draw_plain_table(entries.items(), ("name", "about"), name)
+    if algos:
         tell("")
         title = "where they deliberately differ from the code of verl and TRL"
         draw_plain_table(differences.items(), ("name", ""), title)
-    if not as_json and tasks:
-        rows = [(name, ", ".join(names)) for name, names in variants.items()]
-        draw_plain_table(rows, ("task", "values"), "`variant` in [[data]]")
-        say("")
-        rows = [(name, ", ".join(names)) for name, names in profiles.items()]
-        draw_plain_table(rows, ("task", "values"), "`profile` in [reward]")
+    for title, table in (("`variant` in [[data]]", variants), ("`profile` in [reward]", profiles)) if tasks else ():
+        draw_plain_table([(name, ", ".join(names)) for name, names in table.items()], ("task", "values"), title)
+        if table is variants:
+            say("")
 
 
 def default_text(key: Any) -> str:
@@ -264,8 +263,11 @@ def import_(
 
     The file is read, never run. A comment behind each value names the setting that it came from.
     """
+    import tempfile
+
     from vlmrl.errors import RecipeError, format_error
     from vlmrl.recipe.imports.run import import_recipe
+    from vlmrl.setup.catalogs import check_alone
 
     if out is not None and out.exists():
         raise RecipeError(f"{out} exists already", hint="choose another --out, or remove it")
@@ -275,7 +277,15 @@ def import_(
             out.write_text(text, "utf-8")
         except OSError as error:
             raise RecipeError(f"cannot write the recipe: {error.strerror}", where=str(out)) from None
-    problems = _checked_text(text, out) if check_it else []
+    problems: list[Problem] = []
+    if check_it and out is not None:
+        problems = check_alone(str(out), [])[0]
+    elif check_it:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "recipe.toml"
+            path.write_text(text, "utf-8")
+            found = check_alone(str(path), [])[0]
+        problems = [replace(p, where=(p.where or "").replace(str(path), "the recipe")) for p in found]
     checked = {"problems": [asdict(p) for p in problems]} if check_it else {}
     if not emit(report | {"recipe": text, "out": None if out is None else str(out)} | checked, as_json):
         if out is None:
@@ -285,22 +295,6 @@ def import_(
             say(format_error(p.message, p.where, p.hint, p.level))
     if any(p.level == "error" for p in problems):
         raise typer.Exit(2)
-
-
-def _checked_text(text: str, out: Path | None) -> list[Problem]:
-    """Return the problems of an imported recipe. `out`: file of the recipe; None = it was not written to a file."""
-    import tempfile
-    from dataclasses import replace
-
-    from vlmrl.setup.catalogs import check_alone
-
-    if out is not None:
-        return check_alone(str(out), [])[0]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "recipe.toml"
-        file.write_text(text, "utf-8")
-        problems = check_alone(str(file), [])[0]
-    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in problems]
 
 
 def list_(

@@ -14,12 +14,12 @@ from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, say, show_table, tell, warn_of_namesakes
 from vlmrl.cli.run_screens import (
     about_cell,
-    best_cell,
     columns,
-    or_empty,
+    print_facts,
     run_line,
     show_diagnosis,
     show_pruned,
+    show_rollout,
     size_text,
     step_of,
     step_table,
@@ -115,19 +115,11 @@ def list_(
         filters = any(x is not None for x in (kind, tag, status))
         say(f"no runs in {root}" if not total or not filters else f"none of {total} runs in {root} matches")
         return
-    rows = [
-        (
-            r["id"],
-            r["name"] or "",
-            r["kind"],
-            r["status"],
-            or_empty(r["step"]),
-            best_cell(r["best"]),
-            r["age"],
-            about_cell(r),
-        )
-        for r in lines
-    ]
+    rows = []
+    for r in lines:
+        step, best = "" if r["step"] is None else str(r["step"]), r["best"]
+        best_cell = f"{best['metric']} {best['value']:.4g} @{best['step']}" if best else ""
+        rows.append((r["id"], r["name"] or "", r["kind"], r["status"], step, best_cell, r["age"], about_cell(r)))
     show_table("", ("run", "name", "kind", "status", "step", "best", "age", "about"), rows)
     if limit and len(lines) == limit and total > limit:
         say(f"\nthe newest {limit} of {total} runs; --limit 0 lists all")
@@ -276,33 +268,21 @@ def show(
 
     Example: vlmrl runs show last --rollout 12
     """
-    from vlmrl.cli.run_screens import print_facts
-    from vlmrl.store.layout import runs_root
+    from vlmrl.services.calls import spent_in
+    from vlmrl.store.layout import VERDICTS, runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.store.summary import describe
 
     opened = open_run(runs_root(runs), run)
     if rollout is not None:
-        from vlmrl.cli.run_screens import show_rollout
-
         return show_rollout(opened, rollout, as_json)
     about: dict[str, Any] = {**describe(opened), "judge": {}}
     try:
-        about["judge"] = judge_costs(opened.dir)
+        about["judge"] = {account: asdict(spent) for account, spent in spent_in(opened.dir / VERDICTS).items()}
     except VlmrlError as error:
         about["problems"].append(error.message)
     if not emit(about, as_json):
         print_facts(about)
-
-
-def judge_costs(folder: Path) -> dict[str, Any]:
-    """Return what a run and its evaluations asked a judge: account -> calls, cost, tokens, calls in flight."""
-    from dataclasses import asdict
-
-    from vlmrl.services.calls import spent_in
-    from vlmrl.store.layout import VERDICTS
-
-    return {account: asdict(spent) for account, spent in spent_in(folder / VERDICTS).items()}
 
 
 def tag(
@@ -398,18 +378,9 @@ def watch(
     else:
         _plain(followed, every)
     train = followed.lines()
-    emit(
-        {
-            "run": followed.run.id,
-            "status": followed.run.status,
-            "steps": len(train),
-            "of": followed.steps,
-            "last": train[-1] if train else None,
-        },
-        as_json,
-    )
-    if not as_json:
-        ended = followed.run.status
+    ended = followed.run.status
+    fields = {"run": followed.run.id, "status": ended, "steps": len(train), "of": followed.steps}
+    if not emit({**fields, "last": train[-1] if train else None}, as_json):
         resume = resume_command(followed.run, ended)
         again = f"; continue with: {resume}" if resume else ""
         say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
@@ -463,7 +434,6 @@ def rm(
 
     Example: vlmrl runs rm first-try 20260718-101500-digits-3f2a --yes
     """
-    from vlmrl.cli.run_screens import size_text
     from vlmrl.store.layout import runs_root
     from vlmrl.store.removal import removable, remove_runs
     from vlmrl.store.summary import tree_bytes

@@ -113,8 +113,7 @@ def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
         say(line)
     if request.dry_run:
         line = torchrun_line(ranks.job)
-        emit({"command": line}, request.as_json)
-        if not request.as_json:
+        if not emit({"command": line}, request.as_json):
             print(line)
         raise typer.Exit
     raise typer.Exit(run_ranks(request, ranks, root, say))
@@ -168,7 +167,7 @@ def closing_lines(done: Run) -> str:
 
     The commands have `--checkpoint last` if the best checkpoint does not exist.
     """
-    from vlmrl.diagnose.run_facts import unbeaten_start
+    from vlmrl.diagnose.run_facts import unbeaten_start, with_update
     from vlmrl.evaluate.eval_rows import only_training_rows
     from vlmrl.store.listing import checkpoint_option, command_line
 
@@ -185,17 +184,11 @@ def closing_lines(done: Run) -> str:
     verbs = verbs if done.manifest.rewards else {"merge": which, "report": ()}  # without a reward, eval scores nothing
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
     missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
-    end = f"{_outcome(done)}: {done.dir}{best_text}{_warnings(done)}"
+    train, outcome = done.metrics("train"), "done"
+    if train and not with_update(train):
+        outcome = f"ended, but nothing was learned: none of the {len(train):,} steps updated the model"
+    end = f"{outcome}: {done.dir}{best_text}{_warnings(done)}"
     return f"{end}\nnext: {'   '.join(commands)}{missing if rows else ''}"
-
-
-def _outcome(done: Run) -> str:
-    from vlmrl.diagnose.run_facts import with_update
-
-    train = done.metrics("train")
-    if not train or with_update(train):
-        return "done"
-    return f"ended, but nothing was learned: none of the {len(train):,} steps updated the model"
 
 
 def _warnings(done: Run) -> str:
