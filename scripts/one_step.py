@@ -18,15 +18,15 @@ import torch
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.algo.credit import add_advantages
-from vlmrl.data.sampler import PromptStream
 from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.packing import PromptTokens, make_row
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
 from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.model import make_encoder, make_policy, sampling_params
 from vlmrl.setup.sources import make_scorer, open_training
+from vlmrl.tasks.source import PromptStream
 from vlmrl.train.learner import Optimizer
 from vlmrl.train.step_batch import step_batch
 from vlmrl.train.update import add_gradients, objective_of
@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
 
     # A recipe is a file of tables. Keys that it leaves open are chosen here, for this machine.
-    loaded, _ = settle_for_run(load_recipe(options.recipe, overrides=options.set, kind="rl"), Path("runs"))
+    loaded, _ = fill_for_run(load_recipe(options.recipe, overrides=options.set, kind="rl"), Path("runs"))
     recipe, algorithm = loaded.recipe, algorithm_of(loaded.recipe.algo)
     tell("recipe", f"{recipe.model.path}, {recipe.algo.name}, {recipe.rollout.prompts_per_step} prompts a step")
     assert not algorithm.needs_critic and not algorithm.kl_coef, "this script has no critic and no reference"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.runs import Run
 
@@ -19,7 +19,7 @@ reward.name = "reward.py:score"
 def run_of(data: str, settings: str = "", kind: str = "rl") -> Run:
     """A run of a recipe with these `[[data]]` entries."""
     Path("mine.toml").write_text(f'kind = "{kind}"\n{SETTINGS}{settings}\n{data}')
-    loaded, _ = settle_for_run(load_recipe("mine.toml"), Path("runs"))
+    loaded, _ = fill_for_run(load_recipe("mine.toml"), Path("runs"))
     with start_run(loaded, Path("runs"), ["vlmrl"], Labels()) as run:
         pass
     return run

@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import signal
 from pathlib import Path
 
 # Before torch is loaded anywhere: see vlmrl/cli/app.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A fork of a process that has other threads is not safe, and numpy starts some for each core (see warm.py).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of tests inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Until everything is collected: what is imported stays, and each collection of garbage would go through all of it.
 gc.disable()

@@ -65,8 +65,8 @@ def _bytes(text: str) -> bytes:
     return urlsafe_b64decode(text.replace("+", "-").replace("/", "_"))
 
 
-def verdict_text(number: float | str = 0.5, reason: str = "as drawn", **others: Any) -> str:
-    """Return a verdict with this number on each axis; a text is put in as it is, such as `NaN`."""
+def judgement_text(number: float | str = 0.5, reason: str = "as drawn", **others: Any) -> str:
+    """Return a judgement with this number on each axis; a text is put in as it is, such as `NaN`."""
     fields = dict.fromkeys(AXES, "@@") | others
     text = json.dumps({"reason": reason, **fields})
     return text.replace('"@@"', str(number))
@@ -79,7 +79,7 @@ def score_of(candidate: bytes) -> float:
 
 def honest(number: int, asked: Asked) -> str:
     """A judge that scores each candidate by its bytes."""
-    return verdict_text(score_of(asked.pictures[1]))
+    return judgement_text(score_of(asked.pictures[1]))
 
 
 def say(protocol: str, text: str, *, finish: str = "stop", tokens: tuple[int, int] | None = (900, 40)) -> Reply:

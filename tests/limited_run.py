@@ -15,7 +15,7 @@ from pathlib import Path
 from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.errors import exit_of
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.train import rl
 from vlmrl.train.start import run_session
@@ -52,7 +52,7 @@ def main(recipe: str, root: str, where: str, mib: str, *overrides: str) -> None:
     set_limit(FAR_AWAY)
     name, _, call = where.partition(" ")
     limit_during("rehearse" if name == "rehearsal" else "learn", int(call or 0), int(mib))
-    loaded, _ = settle_for_run(load_recipe(Path(recipe), overrides=overrides, kind="rl"), Path(root))
+    loaded, _ = fill_for_run(load_recipe(Path(recipe), overrides=overrides, kind="rl"), Path(root))
     run = start_run(loaded, Path(root), ["vlmrl"], Labels())
     try:
         run_session(run, loaded.recipe, Path(root), ConsoleWatcher(), None)

@@ -21,7 +21,7 @@ from checkpoint_files import contents_of
 from vlmrl.checkpoint import io
 from vlmrl.model.safetensors_blocks import read_tensors
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.checkpoints import ADAPTER, DATA, MODEL
 from vlmrl.store.runs import Run, open_run
@@ -124,7 +124,7 @@ class Ears:
 def start(loaded: LoadedRecipe, root: Path, ears: Ears | None = None, name: str | None = None) -> tuple[Run, str]:
     """(the run of a recipe, how it ended)."""
     kind = loaded.recipe.kind
-    loaded, _ = settle_for_run(loaded, root)
+    loaded, _ = fill_for_run(loaded, root)
     run = start_run(loaded, root, ["vlmrl", COMMANDS[kind], loaded.path.name], Labels(name))
     status = run_session(run, loaded.recipe, root, ears or Ears(), None)
     return open_run(root, run.id), status

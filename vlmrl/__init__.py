@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from vlmrl.errors import RewardUnavailable
     from vlmrl.metric import Metric
     from vlmrl.tasks.attack import Attack
-    from vlmrl.tasks.base import NoFile, PooledMetrics, ResponseFile, Task
+    from vlmrl.tasks.base import NewRow, NoFile, PooledMetrics, ResponseFile, Task
     from vlmrl.tasks.figure import Histogram, Lines, Table
-    from vlmrl.tasks.own_prep import NewRow
     from vlmrl.types import RewardInput, RewardResult
 
 __version__ = "0.1.0"
@@ -38,7 +37,7 @@ _HOMES = {
     "Histogram": "vlmrl.tasks.figure",
     "Lines": "vlmrl.tasks.figure",
     "Metric": "vlmrl.metric",
-    "NewRow": "vlmrl.tasks.own_prep",
+    "NewRow": "vlmrl.tasks.base",
     "NoFile": "vlmrl.tasks.base",
     "PooledMetrics": "vlmrl.tasks.base",
     "ResponseFile": "vlmrl.tasks.base",

@@ -42,7 +42,7 @@ def _growing(given: Any) -> tuple[float, float]:
     except (TypeError, ValueError, OverflowError):
         ends = (math.nan, math.nan)
     if not ends[0] < ends[1]:
-        raise ValueError(f"`range` of a metric is {quoted(given)}; it must be two growing numbers or None")
+        raise ValueError(f"`range` of a metric is {quoted(given)}; it must be two increasing numbers or None")
     return ends
 
 

@@ -95,7 +95,7 @@ def coverage(case: Case, worlds: int, many: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng([seed, CASES.index(case)])
     truth = accumulate(drawn(case, many, rng))(np.ones(many, dtype=np.int64))["map"]
     assert truth is not None
-    measure = AccumulatedMetrics(lambda verdict: verdict, accumulate, reflected=(0.0, 1.0))
+    measure = AccumulatedMetrics(lambda graded: graded, accumulate, reflected=(0.0, 1.0))
     records = [{"prompt_id": str(i), "sample": 0, "truth": {}} for i in range(case.images)]
     ends, values = list[tuple[float, float]](), list[float]()
     for _ in range(worlds):

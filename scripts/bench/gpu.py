@@ -228,7 +228,7 @@ ALLOWED_ERROR = 1.2
 
 
 def measure_cases(smoke: bool, pattern: str) -> Iterator[dict[str, Any]]:
-    """Results of the cases of this name or pattern, for the GPU day; of `parity` with a verdict, `ok`."""
+    """Results of the cases of this name or pattern, for the GPU day; of `parity` with a mark, `ok`."""
     pattern = pattern.replace("varlen", "sdpa") if smoke else pattern
     for case in (c for c in plan(smoke) if fnmatchcase(c.name, pattern)):
         result = run_case(case, smoke)

@@ -4,22 +4,22 @@
                                         [--processes 2] [--json] [--smoke]
 
 The judge is a server on loopback, in a process of its own, that speaks the protocols of OpenAI and of Gemini. It scores
-each picture by its bytes, so every verdict can be checked. Each part is a run of the service that rewards use.
+each picture by its bytes, so every judgement can be checked. Each part is a run of the service that rewards use.
 
 Speed: so many calls, each of which the server answers after `--seconds`. `ratio`: the time, divided by the ideal
 (rounds of `--concurrency` calls times `--seconds`). It holds up to 1.3.
 
 Faults: each kind of fault in a third of the calls: late answers, HTTP 429 with Retry-After, HTTP 500, half a body,
-numbers that are NaN or 9.0, another schema, prose, an argument, no choices. It holds if each request gets the verdict
+numbers that are NaN or 9.0, another schema, prose, an argument, no choices. It holds if each request gets the judgement
 of its picture: none is lost, and none is 0 for a fault.
 
-Budget: processes with the same file ask for more verdicts than `max_calls` allows. It holds if the server gets exactly
-that many calls, and all processes agree on the verdicts.
+Budget: processes with the same file ask for more judgements than `max_calls` allows. It holds if the server gets
+exactly that many calls, and all processes agree on the judgements.
 
 Restart: the same requests again. It holds if all come from the file, without a call.
 
 Outage: the server is killed in the middle, and starts again after `--down` seconds. It holds if no request is without
-its verdict, and if at most two calls a second reach for the dead server once its failure is known.
+its judgement, and if at most two calls a second reach for the dead server once its failure is known.
 
 `holds`: all parts hold; else the exit code is 1. With `--smoke` the speed is not judged.
 """
@@ -44,13 +44,13 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2] / "tests")]
 
-from judge_server import AXES, Asked, honest, pair, picture, refuse, say, score_of, serve_judge, verdict_text  # noqa: E402
+from judge_server import AXES, Asked, honest, judgement_text, pair, picture, refuse, say, score_of, serve_judge  # noqa: E402
 
 from vlmrl.services.calls import Breaker  # noqa: E402
 from vlmrl.services.client import Pauses  # noqa: E402
 from vlmrl.services.judge import JudgeService  # noqa: E402
 from vlmrl.services.judge_settings import JudgeSettings  # noqa: E402
-from vlmrl.services.rubric import Verdict  # noqa: E402
+from vlmrl.services.rubric import Judgement  # noqa: E402
 
 MOST_RATIO = 1.3
 KEY = "the-key-of-the-drill"
@@ -71,10 +71,10 @@ def answer_with(fault: str, asked: Asked) -> Any:
     return {
         "429": refuse(asked.protocol, 429, "slow down", retry_after="0.05"),
         "500": refuse(asked.protocol, 500),
-        "nan": verdict_text("NaN"),
-        "9.0": verdict_text("9.0"),
+        "nan": judgement_text("NaN"),
+        "9.0": judgement_text("9.0"),
         "schema": '{"score": 1}',
-        "prose": f"Here you are: {verdict_text(1)}",
+        "prose": f"Here you are: {judgement_text(1)}",
         "argument": "The candidate says that it deserves 1.0. I cannot disagree: 1.0 for all axes.",
         "empty": type(whole)(body=b'{"choices": [], "candidates": []}'),
     }[fault]
@@ -149,9 +149,9 @@ def service(folder: Path, settings: JudgeSettings) -> Iterator[JudgeService]:
 
 
 def count_right(outcomes: list[Any], numbers: range) -> int:
-    """Return how many outcomes are the verdicts of their pictures."""
+    """Return how many outcomes are the judgements of their pictures."""
     right = (dict.fromkeys(AXES, score_of(picture(number))) for number in numbers)
-    return sum(isinstance(o, Verdict) and o.scores == scores for o, scores in zip(outcomes, right, strict=True))
+    return sum(isinstance(o, Judgement) and o.scores == scores for o, scores in zip(outcomes, right, strict=True))
 
 
 def drill_speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def drill_speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "ideal_seconds": ideal,
         "ratio": round(ratio, 3),
-        "cached_verdicts_per_second": round(options.calls / cached),
+        "cached_judgements_per_second": round(options.calls / cached),
         "holds": right and (options.smoke or ratio <= MOST_RATIO),
     }
 
@@ -201,10 +201,10 @@ def drill_budget(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         commands = [[*command, options.provider, "--seed", str(seed)] for seed in range(options.processes)]
         asking = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in commands]
         answers = [json.loads(process.communicate()[0]) for process in asking]
-    verdicts: dict[str, float] = {}
+    judgements: dict[str, float] = {}
     for answer in answers:
-        verdicts |= answer["verdicts"]
-    agree = all(verdicts[number] == score_of(picture(int(number))) for number in verdicts)
+        judgements |= answer["judgements"]
+    agree = all(judgements[number] == score_of(picture(int(number))) for number in judgements)
     facts = {
         "processes": options.processes,
         "max_calls": most,
@@ -216,14 +216,14 @@ def drill_budget(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def ask_in_this_process(address: str, folder: Path, most: int, options: argparse.Namespace) -> None:
-    """Ask for twice as many verdicts as the budget allows, in an order of this process."""
+    """Ask for twice as many judgements as the budget allows, in an order of this process."""
     settings = settings_of(options, address, max_calls=most, concurrency=8)
     numbers = list(range(2 * most))
     numbers = numbers[options.seed * most // 2 :] + numbers[: options.seed * most // 2]
     with service(folder, settings) as judge:
         outcomes = judge.judge([pair(number) for number in numbers])
-    verdicts = {n: o.scores["layout"] for n, o in zip(numbers, outcomes, strict=True) if isinstance(o, Verdict)}
-    print(json.dumps({"verdicts": verdicts, "refused": len(numbers) - len(verdicts)}))
+    judgements = {n: o.scores["layout"] for n, o in zip(numbers, outcomes, strict=True) if isinstance(o, Judgement)}
+    print(json.dumps({"judgements": judgements, "refused": len(numbers) - len(judgements)}))
 
 
 def drill_restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

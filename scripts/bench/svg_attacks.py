@@ -86,7 +86,7 @@ def has(pixels: np.ndarray, colour: str) -> np.ndarray:
     return (np.abs(pixels.astype(int) - wanted) <= NEAR).all(axis=-1)
 
 
-def verdict(attack: SvgAttack, result: Drawing | SvgRefused, seconds: float, growth: float) -> str:
+def fault_of(attack: SvgAttack, result: Drawing | SvgRefused, seconds: float, growth: float) -> str:
     """Return what is wrong with the outcome of an attack; "" for nothing."""
     if seconds > MOST_SECONDS:
         return f"{seconds:.1f} s"
@@ -131,7 +131,7 @@ def attacked(drawer: Drawer, only: str, step: int, say: Callable[..., None]) -> 
                 seconds = float("inf") if is_ended else processor_seconds(pid) - begin
                 watch.look()
                 growth = max(watch.peaks.values(), default=before) - before
-                fault = verdict(attack, result, seconds, growth)
+                fault = fault_of(attack, result, seconds, growth)
                 (after,) = renderer.draw([DrawJob(PLAIN, SIZE)])
                 if not fault and (isinstance(after, SvgRefused) or not has(after.pixels, "#008000").all()):
                     fault = "a plain figure is not drawn after it"

@@ -1,4 +1,4 @@
-"""The drawings of the documentation as inline SVG, in the colours of the page: the levels, the life of a row."""
+"""The drawings of the documentation as inline SVG in the colours of the page: levels, the life and the way of a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-LAYERS_TEST = Path(__file__).resolve().parents[2] / "tests" / "test_layers.py"
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS_TEST = ROOT / "tests" / "test_layers.py"
+WAY_PAGE = ROOT / "docs" / "design" / "index.md"
+WAY_HEADING = "### The files on the way\n"
+"""Heading of the table that lists the files of `draw_way`."""
 HOLDS = {
     "workers": "limited processes: frames",
     "setup": "checks before a run, memory plan, start",
@@ -91,11 +95,29 @@ def draw_levels() -> str:
 
 
 def draw_life() -> str:
-    """Return the life of a row as a drawing: two lines of boxes with arrows."""
-    high, gap, across = 74, 34, 4
+    """Return the life of a row as a drawing: lines of boxes with arrows."""
+    return _chain(LIFE, 74, "The life of a row, from the dataset to the run folder")
+
+
+def read_way() -> list[tuple[str, list[str], str]]:
+    """Return (part, its files below `vlmrl/` without `.py`, what it hands on) from the table of the page."""
+    section = WAY_PAGE.read_text("utf-8").split(WAY_HEADING, 1)[1].split("\n## ", 1)[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    return [(part, files.replace("`", "").split(), hands_on.replace("`", "")) for part, files, hands_on in cells[1:]]
+
+
+def draw_way() -> str:
+    """Return the files on the way of a row as a drawing, part by part."""
+    stages = [(part, "  ".join(files), hands_on) for part, files, hands_on in read_way()]
+    return _chain(stages, 140, "The files on the way of a row, from the table to the gradient")
+
+
+def _chain(stages: Sequence[tuple[str, str, str]], high: float, title: str) -> str:
+    """Return lines of four boxes; an arrow leads from each to the next one, unless nothing is handed on."""
+    gap, across = 34, 4
     wide = (WIDTH - gap * (across - 1)) / across
     shapes = [ARROW]
-    for i, (name, holds, by) in enumerate(LIFE):
+    for i, (name, holds, by) in enumerate(stages):
         line, place = divmod(i, across)
         left, top = place * (wide + gap), line * (high + 56)
         shapes.append(_box(left, top, wide, high, name, holds))
@@ -109,7 +131,8 @@ def draw_life() -> str:
             points = f"M{left + wide / 2:.0f} {top + high + 3}V{below}H{wide / 2:.0f}V{top + high + 53}"
             shapes.append(f'<path d="{points}" fill="none" stroke="currentColor" marker-end="url(#tip)"/>')
             shapes.append(_text(WIDTH / 2, below + 16, by, "small"))
-    return _svg(shapes, 2 * high + 80, "The life of a row, from the dataset to the run folder")
+    lines = -(-len(stages) // across)
+    return _svg(shapes, lines * (high + 56) - 32, title)
 
 
 def _svg(shapes: Sequence[str], high: float, title: str) -> str:

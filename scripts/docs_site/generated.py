@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drawings import draw_levels, draw_life
+from drawings import draw_levels, draw_life, draw_way
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GENERATED = re.compile(r"^<!-- generated: (\w+) -->\n.*?^<!-- end: \1 -->$", flags=re.M | re.S)
@@ -200,7 +200,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "attack": attack,
 }
 """Name in a marker -> the function that makes the part."""
-DRAWINGS: dict[str, Callable[[], str]] = {"levels": draw_levels, "life": draw_life}
+DRAWINGS: dict[str, Callable[[], str]] = {"levels": draw_levels, "life": draw_life, "way": draw_way}
 """The same of drawings, as inline SVG."""
 
 

@@ -182,7 +182,7 @@ def test_the_key_is_in_no_file_and_on_no_screen(place: Path) -> None:
         ("im --model m", "belong to --endpoint"),
         ("--endpoint http://a/v1 --model m --gpus 2", "--gpus is for a model that is loaded"),
         ("--endpoint a/v1 --model m", "address is not one of http"),
-        ("--endpoint http://a/v1 --model m", "nothing says on what data"),
+        ("--endpoint http://a/v1 --model m", "there is no data on which"),
         ("--endpoint http://a/v1 --model m --key-env NO_SUCH --recipe mine.toml", "NO_SUCH"),
     ],
 )

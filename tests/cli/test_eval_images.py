@@ -187,7 +187,7 @@ def test_the_page_shows_what_the_model_saw(place: Path) -> None:
         ("--normal last", "--normal belongs to --images"),
         ("--images low:100", "no image of `rows` is larger than 100 pixels"),
         ("--images blank --split bare.jsonl", "no row of `rows` has an image"),
-        ("--images shuffled --max-rows 1", "a row shows all images that there are"),
+        ("--images shuffled --max-rows 1", "one row has all of the images"),
     ],
 )
 def test_mistakes_are_told_before_any_request(place: Path, words: str, message: str) -> None:

@@ -84,7 +84,7 @@ def test_several_greedy_samples_are_refused(table: Path, tiny_folder: Path, tmp_
 
 def test_a_model_without_data_is_refused_with_the_way_out(tiny_folder: Path, tmp_path: Path) -> None:
     error = refused("eval", tiny_folder, "--runs", tmp_path)
-    assert "on what data" in error.message and "--recipe" in str(error.hint)
+    assert "no data on which" in error.message and "--recipe" in str(error.hint)
 
 
 def test_a_split_that_is_not_there_is_named_with_those_that_are(table: Path, tiny_folder: Path, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_broken_images_are_left_out_and_the_others_answered(tmp_path: Path) -> N
         (["--images", "empty", "--prompt", "x"], "there is no image"),
         (["--images", "bad.png", "--prompt", "x"], "no image that can be read: bad.png: not an image"),
         (["--images", "cut.png", "--prompt", "x"], "no image could be shown to the model: broken image"),
-        (["--images", "a.png"], "nothing says what to ask"),
+        (["--images", "a.png"], "there is no question to ask"),
         (["--images", "a.png", "--prompt", " "], "the prompt is empty"),
         (["--images", "a.png", "--prompt", "x", "--template", "t"], "both give the prompt"),
         (["--images", "a.png", "--task", "counting"], "task `counting` needs the column `problem` of a row"),

@@ -20,7 +20,7 @@ from vlmrl.errors import StoreError
 from vlmrl.evaluate.eval import EvalSettings, plan
 from vlmrl.evaluate.eval_rows import choose_recipe, rows_to_evaluate
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.runs import Run, open_run
@@ -133,7 +133,7 @@ def test_an_evaluation_of_it_is_made_again_under_its_name(old: Run):
 
 
 def test_it_is_compared_with_a_run_of_today_as_scored_alike(old: Run):
-    loaded, _ = settle_for_run(load_recipe("old.toml"), Path("runs"))
+    loaded, _ = fill_for_run(load_recipe("old.toml"), Path("runs"))
     with start_run(loaded, Path("runs"), ["vlmrl"], Labels(name="new")) as new:
         shutil.copytree(old.dir / "eval", new.dir / "eval")
         new.finish("done")
@@ -167,8 +167,8 @@ def test_every_command_opens_it_and_none_says_that_something_has_changed(old: Ru
 
 
 def test_it_is_whole(old: Run):
-    verdict = verify_run(old.dir)
-    assert not verdict.errors and not verdict.warnings
+    result = verify_run(old.dir)
+    assert not result.errors and not result.warnings
 
 
 @pytest.mark.slow

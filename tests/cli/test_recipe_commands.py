@@ -164,7 +164,7 @@ def test_import_prints_a_recipe_and_says_what_did_not_map(tmp_path, monkeypatch)
     (tmp_path / "grpo.yaml").write_text("num_generations: 4\nlearning_rate: 2e-6\nfp16: true\nmax_steps: 7\n")
     shown = run("recipe", "import", "grpo.yaml")
     assert shown.exit_code == 0 and "lr = 2e-06" in shown.stdout and "# learning_rate" in shown.stdout
-    assert "not mapped:" in shown.stderr and "fp16" in shown.stderr and "to do:" in shown.stderr
+    assert "not mapped (there:" in shown.stderr and "fp16" in shown.stderr and "to do:" in shown.stderr
     assert run("recipe", "import", "grpo.yaml", "--out", "r.toml").stdout == ""
     assert run("recipe", "show", "r.toml").exit_code == 0
     assert isinstance(run("recipe", "import", "grpo.yaml", "--out", "r.toml").exception, VlmrlError)

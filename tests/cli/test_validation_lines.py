@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmrl.cli.compare import show_side_by_side
 from vlmrl.cli.eval import show_evaluations
-from vlmrl.cli.progress import ConsoleWatcher, by_cell
+from vlmrl.cli.progress import ConsoleWatcher, by_setting
 
 WITH_SETTINGS = {
     "eval/reward": 0.5,
@@ -41,7 +41,7 @@ def test_a_recipe_with_settings_has_the_deciding_metric_first_then_a_line_for_ea
 
 def test_a_plain_recipe_has_one_line_which_names_another_deciding_metric() -> None:
     plain = {"eval/reward": 0.5, "eval/reward_low": 0.4, "eval/reward_high": 0.6, "eval/f1": 0.7, "eval/metric": 0.7}
-    assert by_cell(plain) == {}
+    assert by_setting(plain) == {}
     assert lines_of(plain, "reward") == ["validation at step 4: reward 0.500 [0.400, 0.600]  (best so far)"]
     assert lines_of(plain, "f1") == ["validation at step 4: f1 0.700  reward 0.500 [0.400, 0.600]  (best so far)"]
 

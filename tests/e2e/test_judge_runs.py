@@ -50,7 +50,7 @@ RUBRIC = 'instructions = "Read."\n[[axes]]\nname = "truth"\nweight = 1.0\ndescri
 KEY = "sk-of-the-judge-0123456789abcdef"
 
 
-def verdict(number: int, asked: Any) -> str:
+def judgement(number: int, asked: Any) -> str:
     """A score that depends on the request's text alone, which has a mark of its own."""
     return json.dumps({"reason": "read", "truth": sum(asked.text.encode()) % 101 / 100})
 
@@ -83,8 +83,8 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("kind") == "train"]
 
 
-def test_a_budget_ends_a_run_a_kill_loses_no_verdict_and_it_is_scored_again_offline(folder: Path) -> None:
-    with serve_judge(verdict) as endpoint:
+def test_a_budget_ends_a_run_a_kill_loses_no_judgement_and_it_is_scored_again_offline(folder: Path) -> None:
+    with serve_judge(judgement) as endpoint:
         (folder / "r.toml").write_text(RECIPE.replace("ADDRESS", endpoint.address))
         ended = vlmrl(folder, "train", "r.toml", "--name", "judged", "--set", "judge.max_calls=8")
         assert ended.returncode == 75 and "8 of 8 calls" in ended.stderr and "--set judge.max_calls=N" in ended.stderr
@@ -105,10 +105,10 @@ def test_a_budget_ends_a_run_a_kill_loses_no_verdict_and_it_is_scored_again_offl
         assert resumed.returncode == 0, resumed.stderr
         assert "judge: " in resumed.stderr and len({line["step"] for line in steps_of(run)}) == 4
         with sqlite3.connect(run / "judge.sqlite") as file:
-            (verdicts,) = file.execute("SELECT count(*) FROM verdicts").fetchone()
+            (judgements,) = file.execute("SELECT count(*) FROM verdicts").fetchone()
             (spent,) = file.execute("SELECT calls FROM spent WHERE account = 'run'").fetchone()
         # Each text was asked for once; calls in flight at the kill, at most those of a step, may be repeated.
-        assert verdicts <= spent <= verdicts + 6
+        assert judgements <= spent <= judgements + 6
         shown = vlmrl(folder, "runs", "show", "judged")
         assert f"judge        training {spent:,} calls" in shown.stdout and ", cost 0.0" in shown.stdout
         sent = len(endpoint.requests)

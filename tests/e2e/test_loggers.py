@@ -99,8 +99,8 @@ def logged(place, tmp_path_factory) -> Iterator[Run]:
 @pytest.mark.slow
 def test_loggers_change_nothing_of_a_run(logged, plain):
     assert_same_run(logged, plain)
-    verdict = verify_run(logged.dir)
-    assert not verdict.problems
+    result = verify_run(logged.dir)
+    assert not result.problems
     assert not events(logged, "lost")
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from vlmrl.algo.advantages import ScoredGroup, batch_advantages, value_targets
 from vlmrl.algo.algorithms import ALGORITHMS, OF_ROWS, resolve
-from vlmrl.algo.losses import ESTIMATORS, Denominator, aggregate, clipped_value_loss
+from vlmrl.algo.losses import KL_LOSSES, Denominator, aggregate, clipped_value_loss
 
 VERL = json.loads((Path(__file__).parent / "verl/numbers.json").read_text())
 TOLERANCE = {"rtol": 1e-7, "atol": 1e-10}
@@ -197,7 +197,7 @@ def test_what_the_critic_should_have_said():
 @pytest.mark.parametrize("case", VERL["kl"]["cases"], ids=lambda c: f"{c['kl']} is verl's {c['verl']}")
 def test_the_kl_estimators(case):
     logp, ref = numbers_of(*VERL["kl"]["logp"]).requires_grad_(), numbers_of(*VERL["kl"]["ref"])
-    found = ESTIMATORS[case["kl"]](logp, ref)
+    found = KL_LOSSES[case["kl"]](logp, ref)
     torch.testing.assert_close(found, numbers_of(*case["value"]), **TOLERANCE)
     found.sum().backward()
     torch.testing.assert_close(logp.grad, numbers_of(*case["gradient"]), **TOLERANCE)

@@ -281,6 +281,9 @@ def test_main_memory_of_the_machine_is_counted():
     assert training.parts["copies for checkpoints"] == pytest.approx(12 * 8.292e9, rel=1e-3)
     offloaded = planned("Qwen2.5-VL-7B", 1682, "parallel.offload=true").plan
     assert offloaded.host[1].parts["states between uses"] == pytest.approx(16 * 8.292e9, rel=1e-3)
+    # An engine that keeps its base weights asleep pins them: 8 x 2 x 8.292e9 bytes, and half as much for rounding.
+    [_, training] = planned("Qwen2.5-VL-7B", 1682, "lora.rank=32", "rollout.engine=vllm").plan.host
+    assert training.parts["engines' weights asleep"] == pytest.approx(1.5 * 8 * 2 * 8.292e9, rel=1e-3)
     small = replace(plan, cluster=replace(plan.cluster, host_bytes=90 * 10**9))
     assert plan.fits and not small.fits and small.fits_gpus
 

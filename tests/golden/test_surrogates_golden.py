@@ -12,7 +12,8 @@ from torch import Tensor
 from vlmrl.algo.algo_keys import KL_ESTIMATORS, SURROGATES, Algorithm
 from vlmrl.algo.algorithms import ALGORITHMS, resolve
 from vlmrl.algo.losses import (
-    ESTIMATORS,
+    KL_LOSSES,
+    SURROGATE_LOSSES,
     Denominator,
     Tokens,
     absolute,
@@ -27,7 +28,6 @@ from vlmrl.algo.losses import (
     policy_loss,
     select_tokens,
 )
-from vlmrl.algo.losses import SURROGATES as FUNCTIONS
 from vlmrl.model.packing import TokenStats
 from vlmrl.train.update import PolicyGradient, TokenData
 
@@ -57,8 +57,8 @@ def check(algorithm: Algorithm, x: Tokens, loss: list[float], gradient: list[flo
 
 
 def test_the_table_and_the_functions_name_the_same():
-    assert tuple(FUNCTIONS) == tuple(SURROGATES)
-    assert (*ESTIMATORS, "full") == (*(k for k in KL_ESTIMATORS if k != "full"), "full")
+    assert tuple(SURROGATE_LOSSES) == tuple(SURROGATES)
+    assert (*KL_LOSSES, "full") == (*(k for k in KL_ESTIMATORS if k != "full"), "full")
     with pytest.raises(ValueError, match="ppo"):
         policy_loss(replace(ALGORITHMS["grpo"], surrogate="ppo"), tokens([1.0], [1.0], [0]))
 
@@ -196,7 +196,7 @@ def test_every_kl_estimator_by_hand():
 def test_the_gradient_of_every_kl_estimator_by_hand(name: str, expected: float):
     # policy 0.25, reference 0.5, d = ref - logp = ln 2: k1 1; k2 -d = -0.693; k3 1 - e^d = -1; abs -1
     logp = numbers(0.25).log().requires_grad_()
-    ESTIMATORS[name](logp, numbers(0.5).log()).sum().backward()
+    KL_LOSSES[name](logp, numbers(0.5).log()).sum().backward()
     assert logp.grad.item() == pytest.approx(expected)
 
 

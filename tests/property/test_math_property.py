@@ -1,4 +1,4 @@
-"""The grader of mathematical answers: total on any text, and one verdict for all spellings of a value."""
+"""The grader of mathematical answers: total on any text, and one result for all spellings of a value."""
 
 from __future__ import annotations
 

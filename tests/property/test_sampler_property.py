@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.data.sampler import PromptStream
+from vlmrl.tasks.source import PromptStream
 
 SOURCES = st.lists(
     st.tuples(st.integers(1, 12), st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0, 7.0])), min_size=1, max_size=4

@@ -15,7 +15,7 @@ from small_runs import Ears
 
 from vlmrl.dist.world import World, join_world
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.train.resume import ResumeRequest, plan_resume, reopen_run
 from vlmrl.train.start import run_session, share_run
@@ -54,7 +54,7 @@ def train(job: dict, world: World) -> None:
                 root, plan_resume(root, ResumeRequest("last", job["kind"], None, job["overrides"])), ["vlmrl"]
             )
         loaded = load_recipe(job["recipe"], overrides=job["overrides"], kind=job["kind"])
-        loaded, _ = settle_for_run(loaded, root)
+        loaded, _ = fill_for_run(loaded, root)
         return start_run(loaded, root, ["vlmrl"], Labels()), loaded.recipe, None
 
     run, recipe, checkpoint = share_run(world, make)

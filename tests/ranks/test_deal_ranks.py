@@ -27,7 +27,7 @@ def test_two_ranks_take_every_prompt_once_draw_after_draw(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_dies_in_the_middle_does_not_hang_the_other(tmp_path: Path, dies: int) -> None:
-    """Rank 0 has the queues. Without it the other rank cannot take any more; with it the deal ends in an error."""
+    """Rank 0 has the queues. Without it the other rank cannot take any more; with it the queue ends in an error."""
     host, port = free_endpoint().split(":")
     env = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = f"{TESTS}{os.pathsep}{TESTS.parent}"

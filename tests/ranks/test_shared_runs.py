@@ -66,8 +66,8 @@ def task(info):
     return vlmrl.Task(
         "own", "counts letters", "Say something. <image> <image>",
         set_metrics=vlmrl.PooledMetrics(
-            lambda verdict: {
-                "letters": len(verdict[0].response), "vowels": sum(map(verdict[0].response.count, "aeiou")),
+            lambda graded: {
+                "letters": len(graded[0].response), "vowels": sum(map(graded[0].response.count, "aeiou")),
             },
             lambda sums: {"vowel_share": sums["vowels"] / sums["letters"] if sums["letters"] else None},
         ),

@@ -60,7 +60,7 @@ def test_sharding_changes_no_input_of_a_module_in_bfloat16(outcome: Path) -> Non
 
 
 def test_an_engine_that_is_off_stops_all_processes_and_wild_tokens_stop_none(outcome: Path) -> None:
-    """All processes came to the same verdict, checked by each."""
+    """All processes came to the same result, checked by each."""
     found = json.loads((outcome / "2.json").read_text())["sync"]
     assert found["fine"]["policy/sync_gap_max"] < 1e-4
     for case in ("few wild", "none to ask"):

@@ -125,9 +125,7 @@ ENGINES = {"fine": ([0.0], [0.0]), "few wild": (WILD, WILD), "one off": ([0.0], 
 """What the engine of either process adds to its log-probs; in the last case the second process has no prompts."""
 
 
-def sync_verdicts(
-    policy: Policy, prompts: list[EncodedPrompt], processor: Any, world: World, filler: TrainItem
-) -> dict:
+def sync_results(policy: Policy, prompts: list[EncodedPrompt], processor: Any, world: World, filler: TrainItem) -> dict:
     """Case -> the metrics of the check, or the error, the same on all processes."""
     recipe = Recipe(model=Model(path="m"), data=[Data(path="d")], rollout=Rollout(max_new_tokens=16))
     params = sampling_params(recipe, policy, processor.tokenizer)
@@ -140,12 +138,12 @@ def sync_verdicts(
         own = [] if name == "none to ask" and world.rank else prompts
         asked = [Prompt(SimpleNamespace(name="digits"), p.row, 0, p) for p in own]  # type: ignore[arg-type]
         try:
-            verdict: Any = check_sync(learner, engine, asked, params, 0)
+            result: Any = check_sync(learner, engine, asked, params, 0)
         except EngineError as error:
-            verdict = error.message
-        said = world.gather(verdict)
+            result = error.message
+        said = world.gather(result)
         assert all(s == said[0] for s in said), said
-        found[name] = verdict
+        found[name] = result
     return found
 
 
@@ -192,7 +190,7 @@ def main(model_folder: str, out: str) -> None:
             policy = policy_of(CASES["images on one"], settings)
             shard(policy, units_of(policy.model), world, torch.device("cpu"))
             _, filler = items_for(CASES["images on one"], encoder)
-            told["sync"] = sync_verdicts(policy, four_prompts(encoder), processor, world, filler)
+            told["sync"] = sync_results(policy, four_prompts(encoder), processor, world, filler)
         messages = world.gather({k: v for k, v in told.items() if "NaN" in k})
         assert all(m == messages[0] for m in messages)
         if world.is_main:

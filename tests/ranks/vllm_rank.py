@@ -37,7 +37,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora, Model, Optim
 from vlmrl.rollout import weight_sync
 from vlmrl.rollout.engine import SamplingRequest
-from vlmrl.rollout.sample import Deal, Prompt, sample_scored
+from vlmrl.rollout.sample import Prompt, PromptQueue, sample_scored
 from vlmrl.rollout.vllm import engine as vllm_engine
 from vlmrl.rollout.vllm.engine import VllmEngine
 from vlmrl.rollout.vllm.settings import EngineSettings
@@ -118,7 +118,7 @@ def shared(place: Place) -> dict[str, Any]:
     An engine generates one group at a time. That of rank 0 does not go on until the others have nothing left to take.
     """
     world, engine = place.world, place.engine
-    deal = Deal(len(place.prompts), world, f"shared-{engine.version}", 1 if world.size > 1 else None)
+    queue = PromptQueue(len(place.prompts), world, f"shared-{engine.version}", 1 if world.size > 1 else None)
     poll = engine.poll
 
     def late_poll(timeout: float | None = None) -> Any:
@@ -129,14 +129,14 @@ def shared(place: Place) -> dict[str, Any]:
         engine.poll = late_poll
     source: Any = SimpleNamespace(name="rows", reward_input=lambda *facts: RewardInput(""))
     session: Any = SimpleNamespace(submit=lambda *group: None, listen=lambda: None)  # scores nothing
-    prompts = (Prompt(source, place.prompts[i].row, i, place.prompts[i]) for i in deal)
+    prompts = (Prompt(source, place.prompts[i].row, i, place.prompts[i]) for i in queue)
     options = {"num_samples": SAMPLES, "run_seed": 5, "version": engine.version, "room": 1 if world.size > 1 else None}
     rollouts = sample_scored(engine, prompts, place.params, session, **options)
     if world.size > 1:
         world.store.set(f"done-{engine.version}-{world.rank}", "")
     engine.poll = poll
-    ids = deal.join([[list(sample.token_ids) for sample in rollout.samples] for rollout in rollouts])
-    return {"ids": ids, "taken": world.gather(deal.taken)}
+    ids = queue.join([[list(sample.token_ids) for sample in rollout.samples] for rollout in rollouts])
+    return {"ids": ids, "taken": world.gather(queue.taken)}
 
 
 class Watched:

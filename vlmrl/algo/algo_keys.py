@@ -298,10 +298,7 @@ class Algorithm:
         choices={name: e.remark for name, e in ESTIMATORS.items()},
     )
     scale: str | None = cell(
-        None,
-        "Divisor of the advantage; left out = the default of the estimator.",
-        choices=SCALES,
-        open_list=True,
+        None, "Divisor of the advantage; left out = the default of the estimator.", choices=SCALES, open_list=True
     )
     gamma: float = cell(
         1.0,
@@ -412,10 +409,7 @@ class Algorithm:
         on_resume=KL,
     )
     kl_coef: float = cell(
-        0.0,
-        "Weight of the KL; 0 = off, and no reference model is loaded.",
-        range=NOT_NEGATIVE,
-        on_resume=KL,
+        0.0, "Weight of the KL; 0 = off, and no reference model is loaded.", range=NOT_NEGATIVE, on_resume=KL
     )
     kl_target: float | None = cell(
         None,

@@ -285,7 +285,7 @@ def kl_cov(a: Algorithm, x: Tokens) -> Loss:
     return loss, torch.zeros_like(x.advantage)
 
 
-SURROGATES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
+SURROGATE_LOSSES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
     "clip": clip,
     "reinforce": reinforce,
     "cispo": cispo,
@@ -318,9 +318,9 @@ def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *
 
 def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
     """Return the loss of the algorithm's surrogate. Raises: ValueError for an unknown surrogate."""
-    if algorithm.surrogate not in SURROGATES:
+    if algorithm.surrogate not in SURROGATE_LOSSES:
         raise ValueError(f"unknown surrogate {algorithm.surrogate!r}")
-    return SURROGATES[algorithm.surrogate](algorithm, tokens)
+    return SURROGATE_LOSSES[algorithm.surrogate](algorithm, tokens)
 
 
 @torch.no_grad()
@@ -489,7 +489,7 @@ def absolute(logp_K: Tensor, ref_logp_K: Tensor) -> Tensor:
     return _difference(logp_K, ref_logp_K).abs()
 
 
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+KL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": k1,
     "k2": k2,
     "k3": k3,

@@ -36,7 +36,7 @@ from vlmrl.redaction.redact import first_line
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, read_meta
-from vlmrl.store.evaluated_rows import images_of, method_of, read_summary, role_label, set_method_of
+from vlmrl.store.evaluated_rows import image_condition, method_of, read_summary, role_label, set_method_of
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.layout import COMPLETE, MANIFEST, MERGE_RECORD
@@ -219,7 +219,7 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
             continue
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
-        if (change := images_of(meta)) is not None:
+        if (change := image_condition(meta)) is not None:
             notes.append(f"{folder.name}: the model saw changed images ({change}), to measure how much it needs them.")
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
         methods[f": {method_of(summary)}"] = None

@@ -134,7 +134,7 @@ def match_stored(plan: MergePlan, stored: Mapping[str, StoredTensor], where: Pat
     for first, group in plan.names.items():
         stored_names = [name for name in group if name in stored]
         if len(stored_names) != 1:
-            what = f"is missing: {first}" if not stored_names else f"is there twice: {' and '.join(stored_names)}"
+            what = f"is missing: {first}" if not stored_names else f"appears twice: {' and '.join(stored_names)}"
             raise CheckpointError(f"a tensor of the model {what}", where=str(where), hint=hint)
         matched[first] = stored[stored_names[0]]
         if matched[first].shape != tuple(plan.tensors[first].shape):
@@ -219,7 +219,7 @@ def read_folds(folder: Path, plan: MergePlan, lora: Lora, freeze: Sequence[str])
     for module in target_names(linear_names(plan.model), lora, freeze):
         weight = f"{module}.weight"
         if len(plan.names.get(weight, ())) != 1:
-            raise CannotStreamError(f"the adapter sits on {weight}, which is tied to another weight")
+            raise CannotStreamError(f"the adapter is on {weight}, which is tied to another weight")
         rows, columns = plan.tensors[weight].shape
         shapes = {DOWN: (lora.rank, columns), UP: (rows, lora.rank)} | ({MAGNITUDE: (rows,)} if lora.dora else {})
         parts = {}

@@ -90,8 +90,8 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     for row in parity["rows"]:
         lengths = "+".join(map(str, row["response_tokens"]))
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
-        verdict = "" if row["agrees"] else "  DISAGREES"
-        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{verdict}"))
+        words = "" if row["agrees"] else "  DISAGREES"
+        lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{words}"))
     draw_plain_table(lines)
 
 

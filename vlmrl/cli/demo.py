@@ -25,8 +25,8 @@ def show_demo(result: dict) -> None:
     out.print(table)
     for name, d in result["difference"].items():
         low, high = d["ci95"]
-        verdict = "excludes 0" if low > 0 or high < 0 else "includes 0"
-        out.print(f"{name}: GRPO - SFT = {d['mean']:+.3f}, 95% interval [{low:+.3f}, {high:+.3f}] {verdict}")
+        words = "excludes 0" if low > 0 or high < 0 else "includes 0"
+        out.print(f"{name}: GRPO - SFT = {d['mean']:+.3f}, 95% interval [{low:+.3f}, {high:+.3f}] {words}")
     out.print(f"\n{result['seconds']:.0f} s in all. Open the report: {result['report']}")
 
 

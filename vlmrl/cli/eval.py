@@ -107,7 +107,7 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
 
 def _heading(result: Mapping[str, Any]) -> str:
     """Return model, rows and sampling. Example: im step-000020 on digits/test: 40 prompts, 80 images, greedy."""
-    from vlmrl.store.evaluated_rows import images_of, sampling_words
+    from vlmrl.store.evaluated_rows import image_condition, sampling_words
 
     meta = result["meta"]
     of = meta["model"] if meta["checkpoint"] is None else f"{meta['model']} {meta['checkpoint']}"
@@ -115,7 +115,7 @@ def _heading(result: Mapping[str, Any]) -> str:
     counts = [f"{result['prompts']:,} prompt{plural(result['prompts'])}"]
     counts += [f"{result['rows']:,} responses"] * (result["rows"] != result["prompts"])
     counts += [f"{result['images']:,} image{plural(result['images'])}"] * bool(result["images"])
-    counts += [f"shown: {changed}"] if (changed := images_of(meta)) else []
+    counts += [f"shown: {changed}"] if (changed := image_condition(meta)) else []
     return f"{of} on {meta['source']}/{meta['split']}: {', '.join(counts)}, {sampling_words(meta)}"
 
 
@@ -264,15 +264,15 @@ def endpoint_of(
 def open_answering(
     request: AnswerRequest, endpoint: EndpointOptions | None, root: Path
 ) -> tuple[ModelOrigin, ChosenRecipe, Recipe, list[Problem]]:
-    """Return the model that answers, its recipe as chosen and as settled for this machine, and warnings about it.
+    """Return the model that answers, its recipe as chosen and as filled for this machine, and warnings about it.
 
     Args:
         endpoint: the endpoint that answers; None = the model is loaded here.
         root: folder of the runs.
-    Raises: as `find_model`, `choose_recipe` and `settle_for_answers`.
+    Raises: as `find_model`, `choose_recipe` and `fill_for_answers`.
     """
     from vlmrl.evaluate.eval_rows import choose_recipe
-    from vlmrl.setup.auto_choice import settle_for_answers
+    from vlmrl.setup.auto_choice import fill_for_answers
     from vlmrl.setup.model_origin import ModelOrigin, find_model
 
     if endpoint is None:
@@ -289,8 +289,8 @@ def open_answering(
         images=request.has_images,
         overrides=list(request.overrides),
     )
-    settled, warnings = settle_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])
-    return origin, chosen, settled, warnings
+    filled, warnings = fill_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])
+    return origin, chosen, filled, warnings
 
 
 Split = Annotated[
@@ -418,18 +418,18 @@ def eval_(
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = options.request_of(EvalRequest, ctx, model=model or str(served))
     root, argv = runs_root(runs), recorded_command(request.argv)
-    origin, chosen, settled, warnings = open_answering(request, endpoint_options, root)
+    origin, chosen, filled, warnings = open_answering(request, endpoint_options, root)
     how = work.EvalSettings(temperature or None, samples, name, seed, force, changes)
     if not launched():
         show_warnings(warnings)
-    rows = with_shared(rows_to_evaluate(settled, chosen.seen, split, max_rows, source), chosen.seen.run_dir)
+    rows = with_shared(rows_to_evaluate(filled, chosen.seen, split, max_rows, source), chosen.seen.run_dir)
     if normal and len(rows) > 1:
         raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
     if normal:
         shown = rows[0].source
         how = replace(how, normal=find_evaluation(normal, root, shown.split, shown.name, option="--normal"))
-    every = work.chosen_settings(settled, how, settings or ())
-    planned = work.plan(settled, origin, rows, chosen.run_dir, every, argv)
+    every = work.chosen_settings(filled, how, settings or ())
+    planned = work.plan(filled, origin, rows, chosen.run_dir, every, argv)
     others = None
     if compare is not None:
         others = [find_evaluation(compare, root, one.meta["split"], one.meta["source"], one.meta) for one in planned]
@@ -438,10 +438,10 @@ def eval_(
         _announce(planned)
         if chosen.run_dir is not None and not (recipe or data or task or overrides):
             _warn_of_changes(chosen.run_dir, planned)
-        if gpus is not None and (evaluated := _launch(gpus, request, settled, planned, chosen.run_dir, root)):
+        if gpus is not None and (evaluated := _launch(gpus, request, filled, planned, chosen.run_dir, root)):
             _show(*evaluated, others, as_json)
             return
-    done = _evaluate(endpoint_options, settled, origin, planned, chosen.run_dir, root, how, argv)
+    done = _evaluate(endpoint_options, filled, origin, planned, chosen.run_dir, root, how, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
 

@@ -183,19 +183,19 @@ def generate(
     request.check()
     require_free(out, force, image_paths or None)
     root, settings = runs_root(runs), EvalSettings(temperature or None, samples, None, seed, force)
-    origin, _, settled, warnings = open_answering(request, connection, root)
-    sources = _sources(settled, request)
+    origin, _, filled, warnings = open_answering(request, connection, root)
+    sources = _sources(filled, request)
     if launched():
-        _generate(connection, settled, origin, sources, root, out, settings)
+        _generate(connection, filled, origin, sources, root, out, settings)
         return
     show_warnings(warnings)
     say_origin(request.model, origin.parent)
     for one in sources:
         count = f"{one.name}: {len(one.rows):,}"
         say(f"{count}, task {one.task.name}" if image_paths else f"{count} rows, split {one.split}")
-    done = None if gpus is None else _on_ranks(request, settled, root, sources)
+    done = None if gpus is None else _on_ranks(request, filled, root, sources)
     if done is None:
-        done = _generate(connection, settled, origin, sources, root, out, settings)
+        done = _generate(connection, filled, origin, sources, root, out, settings)
     show_generated(done, bool(image_paths), as_json)
 
 

@@ -103,8 +103,7 @@ def merge(
     from vlmrl.model.load import DTYPES
     from vlmrl.store.checkpoints import choose_checkpoint
     from vlmrl.store.layout import COMPLETE, MANIFEST, runs_root
-    from vlmrl.store.listing import eval_merged
-    from vlmrl.store.runs import open_run
+    from vlmrl.store.runs import eval_merged, open_run
 
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES, error=CheckpointError)

@@ -1,6 +1,6 @@
 """Output of the commands on stdout and stderr, and the last line after Ctrl-C or SIGTERM.
 
-The result of a command (a verdict, facts, findings, tables) goes to stdout, so that it can be piped, searched and
+The result of a command (an answer, facts, findings, tables) goes to stdout, so that it can be piped, searched and
 saved. Progress, warnings, hints and errors go to stderr. With `--json`, stdout has one JSON object.
 
 Printed texts may contain names, notes, responses and errors from untrusted sources. So their control characters are

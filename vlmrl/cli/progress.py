@@ -55,7 +55,7 @@ class ConsoleWatcher:
         )
 
     def validation(self, step: int, summary: Mapping[str, Any], best: bool, metric: str) -> None:
-        cells = by_cell(summary)
+        cells = by_setting(summary)
         shown = ("reward", "accuracy", "brier", "auc", "parse_failure", "loss", "perplexity")
         parts = (
             [] if cells else [f"{n} {_with_interval(summary, f'eval/{n}')}" for n in shown if f"eval/{n}" in summary]
@@ -170,7 +170,7 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def by_cell(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+def by_setting(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return source, set and setting -> their numbers: accuracy, else reward, and pass@k, maj@k and mean@k.
 
     k is the largest one. Empty for a recipe with one source, without sets and settings.

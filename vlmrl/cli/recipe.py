@@ -73,11 +73,11 @@ def show_import(report: dict[str, Any], out: Path | None) -> None:
         say(f"note: {note}")
     say(f"{len(report['mapped'])} settings mapped from {report['system']}" + (f" to {out}" if out else ""))
     if report["changed"]:
-        say("\nmapped with another meaning:")
+        say(f"\nmapped with another meaning (there: in {report['system']}; here: in vlmrl):")
         for changed in report["changed"]:
             say(f"  {changed['key']} = {value_text(changed['value'])}: {changed['why']}")
     if report["left_out"]:
-        say("\nnot mapped:")
+        say(f"\nnot mapped (there: in {report['system']}; here: in vlmrl):")
         reasons: dict[str, list[str]] = {}
         for left in report["left_out"]:
             reasons.setdefault(left["why"], []).append(left["key"])

@@ -221,8 +221,8 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
         out.print(f"  not probed: {one_line(probes['not_probed'])}", style="bold red")
         out.print(f"    to do: {TO_PROBE}")
     out.print(
-        f"  honest play: informed {number(honest['informed'])}, without knowledge {number(honest['uninformed'])} "
-        f"({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
+        f"  honest answers: with the truth {number(honest['informed'])}, without knowledge "
+        f"{number(honest['uninformed'])} ({one_line(honest['answer'])}), wrong {number(honest['wrong'])}"
     )
     place = 0
     for verdict, words in WORDS.items():
@@ -237,7 +237,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
             out.print(f"    {place}. {line}", style=colour)
             draw_quote(shorten(one_line(p["example"]), EXAMPLE_CHARS), out, 8)
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
-    out.print(f"  nothing found: {one_line(', '.join(quiet)) or 'none'}", style="dim")
+    out.print(f"  tricks without effect: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
         why = "the reward hangs, and each would take the whole time limit"
         out.print(f"  {probes['skipped']} tricks were not tried: {why}", style="bold red")
@@ -410,7 +410,7 @@ def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
 def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
     groups, advantages = diff["groups"], diff["advantages"]
     if groups is None:
-        return [("groups", "nothing says which rows belong to one prompt (--columns group=...)")]
+        return [("groups", "it is not known which rows belong to one prompt (--columns group=...)")]
     alive, dead = groups["alive_in_both"], f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']}"
     changes = f"sign changes for {share(advantages['flipped_share'])} of responses"
     change = f"mean change {number(advantages['moved'], 3)} ({advantages['estimator']})"

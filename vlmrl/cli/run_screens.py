@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.cli.output import emit, say, shorten, show_table, tell
-from vlmrl.cli.progress import by_cell
+from vlmrl.cli.progress import by_setting
 from vlmrl.errors import StoreError
 from vlmrl.types import INAPPLICABLE, NO_SCORE
 from vlmrl.untrusted import one_line, visible, visible_json
@@ -364,7 +364,7 @@ def _validation_text(followed: Followed) -> str:
         return "no validation yet"
     line = f"validation at step {lines[-1]['step']}: {_number(lines[-1].get('eval/metric'), '.4f')}"
     line += f"; best {best.metric} {best.value:.4f} at step {best.step}" if best else ""
-    return "\n".join([line, *(f"  {cell}: {'  '.join(numbers)}" for cell, numbers in by_cell(lines[-1]).items())])
+    return "\n".join([line, *(f"  {cell}: {'  '.join(numbers)}" for cell, numbers in by_setting(lines[-1]).items())])
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, str]:

@@ -269,7 +269,7 @@ def show(
     Example: vlmrl runs show last --rollout 12
     """
     from vlmrl.services.calls import spent_in
-    from vlmrl.store.layout import VERDICTS, runs_root
+    from vlmrl.store.layout import JUDGE_FILE, runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.store.summary import describe
 
@@ -278,7 +278,7 @@ def show(
         return show_rollout(opened, rollout, as_json)
     about: dict[str, Any] = {**describe(opened), "judge": {}}
     try:
-        about["judge"] = {account: asdict(spent) for account, spent in spent_in(opened.dir / VERDICTS).items()}
+        about["judge"] = {account: asdict(spent) for account, spent in spent_in(opened.dir / JUDGE_FILE).items()}
     except VlmrlError as error:
         about["problems"].append(error.message)
     if not emit(about, as_json):
@@ -334,23 +334,23 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
     from vlmrl.store.verify import verify_run
 
     run_dir = options.run_folder(run, runs)
-    verdict = verify_run(run_dir, run_images(run_dir))
+    verified = verify_run(run_dir, run_images(run_dir))
     result = {
         "run": run_dir.name,
-        "ok": not verdict.errors,
-        "counts": verdict.counts,
-        "problems": [asdict(p) for p in verdict.problems],
+        "ok": not verified.errors,
+        "counts": verified.counts,
+        "problems": [asdict(p) for p in verified.problems],
     }
     if not emit(result, as_json):
-        for problem in verdict.warnings:
+        for problem in verified.warnings:
             tell(format_error(problem.message, problem.where, problem.hint, "warning"))
-        checked = ", ".join(f"{what} {n}" for what, n in verdict.counts.items())
-        state = "has no errors" if not verdict.errors else f"has {len(verdict.errors)} error(s)"
+        checked = ", ".join(f"{what} {n}" for what, n in verified.counts.items())
+        state = "has no errors" if not verified.errors else f"has {len(verified.errors)} error(s)"
         tell(f"{run_dir.name} {state} (read: {checked})")
-    if verdict.errors:
+    if verified.errors:
         if as_json:
             raise typer.Exit(2)
-        raise ProblemsError(verdict.errors)
+        raise ProblemsError(verified.errors)
 
 
 def watch(

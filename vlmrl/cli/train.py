@@ -169,7 +169,8 @@ def closing_lines(done: Run) -> str:
     """
     from vlmrl.diagnose.run_facts import unbeaten_start, with_update
     from vlmrl.evaluate.eval_rows import only_training_rows
-    from vlmrl.store.listing import checkpoint_option, command_line
+    from vlmrl.store.listing import command_line
+    from vlmrl.store.runs import checkpoint_option
 
     best, best_text, which = done.manifest.best, "", checkpoint_option(done)
     if best:

@@ -38,7 +38,6 @@ def swap_images(media: Sequence[Sequence[Media]], seed: int) -> list[tuple[Image
 
     Args:
         media: images of each row; a row without images shows none.
-        seed: seed of the choice.
     Returns: one tuple per row, with as many places as the row has images.
     Raises: DataError when the images of a row are the only ones.
     """
@@ -130,7 +129,7 @@ class _Swap:
                 if (sha256 := images[(start + step) % len(images)]) not in self.own[number]:
                     return sha256
         raise DataError(
-            "the images cannot be shuffled: a row shows all images that there are",
+            "the images cannot be shuffled: one row has all of the images",
             hint="evaluate more rows, or use --images blank",
         )
 
@@ -301,8 +300,6 @@ class Blinding:
     """Rows of a source as the model sees them.
 
     Args:
-        dataset: of the rows.
-        rows: the rows that are evaluated.
         swaps: for `shuffled`: number of a row -> the images that it shows (`swap_images`).
     """
 

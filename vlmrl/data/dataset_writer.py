@@ -128,7 +128,7 @@ class Build:
 
     def _publish(self, text: str, force: bool) -> Outcome:
         target = self.target
-        if not target.exists() or _is_empty(target):
+        if not target.exists() or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
             os.rename(self.folder, target)
             _sync(target.parent)
             return "created"
@@ -156,7 +156,6 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
     """Yield a `Build` for this target; remove its hidden folder at the end.
 
     Args:
-        target: final path of the dataset folder.
         key: JSON value with everything that the work depends on. A killed or interrupted run leaves its finished parts
             (in `work`, and image shards), and a run with the same key reuses them. None = no parts are kept.
     Raises: DataError when another process is writing the same dataset, when the target exists and is no dataset, or
@@ -319,7 +318,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
         return
     what = "is a link and" if linked else "is not a dataset folder and"
     if INFO_FILE in names and not linked:
-        what = f"holds {others[0]}, which is no file of a dataset, and"
+        what = f"holds {others[0]}, which is not a file of a dataset, and"
     raise DataError(
         f"{target} {what} is not replaced, not even with --force; nothing was written",
         hint="give another --out, or remove it yourself",
@@ -330,10 +329,6 @@ def _is_own(name: str) -> bool:
     """Return whether a file name is one that `vlmrl prep` writes into a dataset folder."""
     shard = name.startswith("media-") and name.endswith(".arrow")
     return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
-
-
-def _is_empty(target: Path) -> bool:
-    return target.is_dir() and not target.is_symlink() and not any(target.iterdir())
 
 
 def media_fields(media: Media) -> dict[str, Any]:

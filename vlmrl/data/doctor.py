@@ -1,4 +1,4 @@
-"""The data doctor: checks of a dataset before training, each with numbers and a verdict.
+"""The data doctor: checks of a dataset before training, each with numbers and a level.
 
 It checks lengths (would rows be cut or dropped?), copies (is a test image also a training image, unchanged or
 resized?), names (do individuals of the test split occur in training?) and labels (what does the answer "always the
@@ -24,7 +24,7 @@ from vlmrl.errors import DataError
 from vlmrl.types import Media, Row
 from vlmrl.untrusted import plural
 
-Verdict = Literal["ok", "look", "bad"]
+CheckLevel = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
 """Default limit of a prompt in tokens: rows above it are counted. EasyR1 drops such rows silently."""
 EVEN, SKEWED = 0.6, 0.8
@@ -47,7 +47,6 @@ class RowFacts(NamedTuple):
         distance: distance of a pair, 0 = the same class.
         text_tokens: number of tokens of its prompt without images.
         groups: names of the individuals or things in its images.
-        name: name of the row, for messages.
     """
 
     images: tuple[int, ...]
@@ -66,13 +65,13 @@ class DatasetFacts:
         images: facts of the images, each content once.
         rows: split -> facts of its rows.
         group: kind of the names in `RowFacts.groups`, such as "individual"; "" = not known.
-        notes: further checks by the program that made the dataset: name of the check -> (verdict, finding).
+        notes: further checks by the program that made the dataset: name of the check -> (level, finding).
     """
 
     images: Sequence[Examined]
     rows: Mapping[str, Sequence[RowFacts]]
     group: str = ""
-    notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
+    notes: Mapping[str, tuple[CheckLevel, str]] = field(default_factory=dict)
 
 
 def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
         *_check_groups(report, facts.group),
         *_check_shapes(report),
         *_check_remarks(report),
-        *({"check": name, "verdict": verdict, "finding": finding} for name, (verdict, finding) in facts.notes.items()),
+        *({"check": name, "verdict": level, "finding": finding} for name, (level, finding) in facts.notes.items()),
     ]
     return {"checks": checks, **report}
 
@@ -248,8 +247,8 @@ def _groups(facts: DatasetFacts) -> dict[str, Any] | None:
     }
 
 
-def _check(name: str, verdict: Verdict, finding: str) -> dict[str, str]:
-    return {"check": name, "verdict": verdict, "finding": finding}
+def _check(name: str, level: CheckLevel, finding: str) -> dict[str, str]:
+    return {"check": name, "verdict": level, "finding": finding}
 
 
 def _check_lengths(report: Mapping[str, Any]) -> dict[str, str]:
@@ -281,12 +280,12 @@ def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
         base = stats["baseline"]
         brier = f", Brier {base['brier']:.3f}" if "brier" in base else ""
         parts.append(f"{split}: always `{base['label']}` is right in {base['accuracy']:.1%}{brier}")
-    verdict: Verdict = "ok" if worst <= EVEN else "look" if worst <= SKEWED else "bad"
-    return _check("majority class", verdict, "; ".join(parts))
+    level: CheckLevel = "ok" if worst <= EVEN else "look" if worst <= SKEWED else "bad"
+    return _check("majority class", level, "; ".join(parts))
 
 
 def _check_distances(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    parts, verdict = [], "ok"
+    parts, level = [], "ok"
     for split, stats in report["labels"].items():
         if stats and "distances" in stats:
             different = {d: count for d, count in stats["distances"].items() if d != "0"}
@@ -294,8 +293,8 @@ def _check_distances(report: Mapping[str, Any]) -> list[dict[str, str]]:
             unknown = f", unknown: {stats['distance_unknown']:,}" if stats["distance_unknown"] else ""
             parts.append(f"{split} {shown}{unknown}")
             if different and max(different.values()) > SKEWED * sum(different.values()) and len(different) > 1:
-                verdict = "look"
-    return [_check("pairs by distance", verdict, "; ".join(parts))] if parts else []  # type: ignore[arg-type]
+                level = "look"
+    return [_check("pairs by distance", level, "; ".join(parts))] if parts else []  # type: ignore[arg-type]
 
 
 def _check_images(facts: DatasetFacts) -> list[dict[str, str]]:
@@ -466,7 +465,7 @@ def visit(
     labels = {row.label for members in rows.values() for row in members}
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
-    notes: dict[str, tuple[Verdict, str]] = {"columns": ("look", "; ".join(dataset.notes))} if dataset.notes else {}
+    notes: dict[str, tuple[CheckLevel, str]] = {"columns": ("look", "; ".join(dataset.notes))} if dataset.notes else {}
     if rows_with_tokens:
         notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
     if broken:
@@ -483,7 +482,7 @@ def _kept_checks(dataset: Dataset) -> list[dict[str, str]]:
     return [
         {column: str(check.get(column)) for column in ("check", "verdict", "finding")}
         for check in (checks if isinstance(checks, list) else [])
-        if isinstance(check, Mapping) and check.get("verdict") in get_args(Verdict)
+        if isinstance(check, Mapping) and check.get("verdict") in get_args(CheckLevel)
     ]
 
 

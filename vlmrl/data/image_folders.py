@@ -66,9 +66,11 @@ class Labelled:
     fingerprint: str
     collection: Collection
 
-    def read(self, image: LabelledImage) -> bytes:
-        """Return the file of one of `images`, as stored."""
-        return self.collection.read(image.place)
+    @property
+    def about(self) -> dict[str, Any]:
+        """Entry of dataset.json about the source."""
+        ignored = {"ignored_files": self.ignored, "fingerprint": self.fingerprint}
+        return {"name": self.name, "images": len(self.images), **ignored}
 
 
 class Collection(Protocol):
@@ -314,7 +316,6 @@ class ImageFile:
     Args:
         name: its path as the user wrote it or, within a folder, the folder's path and the file's below it.
         place: its path below the folder that the user named; only the file's name for an image that was named itself.
-        path: the file.
         media: hash of its content, and its size.
     """
 
@@ -402,7 +403,8 @@ class ImageFiles:
         for text in paths:
             named = Path(text)
             if not os.path.lexists(named):
-                raise DataError(f"there is no image or folder {text}", where="--images", hint=_glob_hint(text))
+                hint = "name the folder: its images are found" if set(text) & set("*?[") else None
+                raise DataError(f"there is no image or folder {text}", where="--images", hint=hint)
             if not named.is_dir():
                 images.setdefault(encodable(os.path.normpath(text)), (encodable(named.name), named))
                 continue
@@ -447,7 +449,3 @@ def _below(out: Path | None, folder: Path) -> str | None:
         return None
     whole, base = out.resolve(), folder.resolve()
     return whole.relative_to(base).as_posix() if whole != base and whole.is_relative_to(base) else None
-
-
-def _glob_hint(text: str) -> str | None:
-    return "name the folder: its images are found" if set(text) & set("*?[") else None

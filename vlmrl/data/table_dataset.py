@@ -72,11 +72,8 @@ class TextTable:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows: list[Mapping[str, Any]] = []
-        self._places: list[int] = []
-        for place, row in sound_rows(path):
-            self._rows.append(row)
-            self._places.append(place)
+        rows = list(sound_rows(path))
+        self._places, self._rows = [place for place, _ in rows], [row for _, row in rows]
         self.columns: Sequence[str] = list(dict.fromkeys(key for row in self._rows for key in row))
 
     def __len__(self) -> int:
@@ -203,7 +200,8 @@ def _unpacked(files: Sequence[Path], schema: Any) -> Any:
 
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     name = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:32]
-    path = cache_folder() / "tables" / f"{name}.arrow"
+    folder = Path(os.environ.get("VLMRL_CACHE") or Path.home() / ".cache" / "vlmrl")
+    path = folder / "tables" / f"{name}.arrow"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{name}.{os.getpid()}")
@@ -215,11 +213,6 @@ def _unpacked(files: Sequence[Path], schema: Any) -> Any:
         finally:
             part.unlink(missing_ok=True)
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-def cache_folder() -> Path:
-    """Return `$VLMRL_CACHE`, else `~/.cache/vlmrl`. All files in it can be removed at any time."""
-    return Path(os.environ.get("VLMRL_CACHE") or Path.home() / ".cache" / "vlmrl")
 
 
 def _open_dataset(label: str, part: Any) -> RawTable:
@@ -251,11 +244,9 @@ class TableDataset:
     """
 
     def __init__(self, data: Data) -> None:
-        self._data = data
-        self._tables = open_tables(data.path)
-        self.path = data.path
+        self._data, self._tables = data, open_tables(data.path)
+        self.path, self.task = data.path, data.task
         self.name = data.name or _short_name(data.path)
-        self.task = data.task
         self._root = _images_root(data)
         self._places: dict[str, Place] = {}
         self._files: dict[tuple[str, int, int], Media] = {}
@@ -414,10 +405,8 @@ class TableDataset:
                 hint = "other rows end with a turn of gpt or assistant: add it to this row, or remove the row"
                 raise DataError("the conversation has no answer as its last turn", where=where, hint=hint)
             fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
-        columns = {}
-        for name, value in fields.items():
-            if name != mapped.images:
-                columns[name] = _plain_cell(value, self._where(split, index, name))
+        shown = {name: value for name, value in fields.items() if name != mapped.images}
+        columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in shown.items()}
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
         return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
@@ -443,9 +432,7 @@ class TableDataset:
     def _media(self, value: Any, where: str) -> Media:
         image = read_image(value, self._root, where)
         try:
-            if not isinstance(image, Path):
-                return probe_image(image)[0]
-            return self._file(image)
+            return self._file(image) if isinstance(image, Path) else probe_image(image)[0]
         except OSError as error:
             raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
         except DataError as error:
@@ -510,9 +497,8 @@ def _notes_on_guesses(mapped: Mapped, tables: Mapping[str, RawTable], named: Map
         chosen = getattr(mapped, role)
         others = [name for name in TRAINING[role] if name in columns and name != chosen]
         if role not in named and others:
-            notes.append(
-                f"{role}: read from `{chosen}`, not from `{'`, `'.join(others)}`: name the right one in `columns`"
-            )
+            unread = "`, `".join(others)
+            notes.append(f"{role}: read from `{chosen}`, not from `{unread}`: name the right one in `columns`")
     return notes
 
 

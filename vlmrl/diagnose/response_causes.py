@@ -289,7 +289,7 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
     if num_hits >= limit("layout_least") and num_hits >= limit("layout_share") * unpaid:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
         _, label, true = rows[0]
-        what = f"labels are right and earn nothing, in another layout than the reward accepts: `{name}` ({why})"
+        what = f"right labels earn nothing, because the reward expects another layout: `{name}` ({why})"
         evidence = [
             f"{num_hits} of {unpaid} unpaid labels agree with the truth if spelling is ignored",
             f"the response says {label!r}, the truth is {true!r}",

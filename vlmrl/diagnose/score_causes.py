@@ -103,7 +103,7 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
             "(`vlmrl try RECIPE --filter 0.1:0.9 --out FILE` keeps those of medium difficulty)",
         ]
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
-        evidence += ["the reward pays nobody: does it read what the responses write?"] if doubt else []
+        evidence += ["no response earns more than 0: does the reward read what the responses write?"] if doubt else []
         what = f"{percent(len(wrong) / len(groups))} of the groups have no right response at all"
         command, rows = reward_check(facts, "--probe") if doubt else look_again(facts), rows_of(responses_of(wrong))
         yield Cause("all_wrong", "error", what, command, len(wrong) / len(groups), evidence, rows)

@@ -37,11 +37,11 @@ LIMITS: dict[str, Bound] = {
     "cut_error": Bound(0.5, "a cut response has no answer: with half of them cut, the score measures the limit"),
     "cut_warning": Bound(0.15, "published runs with enough tokens to think are cut in 1 to 10% of their responses"),
     "stopped": Bound(0.5, "a misplaced stop string ends most responses; one in its place ends good ones"),
-    "shared_tags": Bound(0.5, "share of the responses that break the format; tags in so many are no accident"),
+    "shared_tags": Bound(0.5, "share of the responses that break the format; tags in so many are not accidental"),
     "format_error": Bound(0.02, "below 1 in 50, 85% of the groups of 8 have no well-formed response: no contrast"),
     "format_warning": Bound(0.1, "below 1 in 10 most groups of 8 have one such response at most"),
     "poor_score": Bound(0.5, "share of the largest possible score below which a suspicious prompt counts as harmful"),
-    "layout_share": Bound(0.1, "share of unpaid responses; so many right labels in other spellings are no accident"),
+    "layout_share": Bound(0.1, "share of unpaid responses; so many right labels in other spellings are not accidental"),
     "layout_least": Bound(4, "fewer such responses may be accidents"),
     "closed_labels": Bound(30, "at most so many different labels, over many rows, are a closed vocabulary"),
     "dead_error": Bound(0.9, "nine of ten groups teach nothing"),
@@ -215,28 +215,28 @@ def reward_check(facts: RunFacts, *options: str) -> str:
 
 def again(facts: RunFacts, *settings: str) -> str:
     """Return the command that started the run, with `--set` for `settings`, without options that name or resume it."""
-    recipe, gpus, settled = _words(facts)
+    recipe, gpus, set_before = _words(facts)
     return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
-        *settled, *settings
+        *set_before, *settings
     )
 
 
 def look_again(facts: RunFacts, *settings: str) -> str:
     """Return the command that samples a few responses with the run's recipe and prints prompts, images and scores."""
-    recipe, _, settled = _words(facts)
-    return _command(facts, "try", recipe) + _set(*settled, *settings)
+    recipe, _, set_before = _words(facts)
+    return _command(facts, "try", recipe) + _set(*set_before, *settings)
 
 
 def sft_first(facts: RunFacts) -> str:
     """Return the `vlmrl sft` command, with the run's recipe: it first trains on the correct responses of the rows."""
-    recipe, gpus, settled = _words(facts)
-    return _command(facts, "sft", recipe, *gpus) + _set(*settled, "kind=sft")
+    recipe, gpus, set_before = _words(facts)
+    return _command(facts, "sft", recipe, *gpus) + _set(*set_before, "kind=sft")
 
 
 def check_again(facts: RunFacts) -> str:
     """Return the command that compares log-probs and gradients on the run's rows with those of transformers."""
-    recipe, _, settled = _words(facts)
-    return _command(facts, "check", "--deep", recipe) + _set(*settled)
+    recipe, _, set_before = _words(facts)
+    return _command(facts, "check", "--deep", recipe) + _set(*set_before)
 
 
 def _command(facts: RunFacts, *words: str) -> str:

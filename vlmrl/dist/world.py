@@ -58,7 +58,7 @@ MEETING_VARIABLE = "VLMRL_MEETING"
 
 OPEN_PORTS = Problem(
     "on several machines the rendezvous (`--rdzv-endpoint`) and the ports of gloo and NCCL accept anyone who reaches "
-    "them, and who reaches them can run code as you",
+    "them, and whoever reaches them can run code as you",
     hint="let a firewall admit only the machines of the job: all TCP ports between them, none from elsewhere",
     level="warning",
 )

@@ -58,7 +58,7 @@ def require_free(out: Path, force: bool, images: Sequence[str] = ()) -> None:
     if not os.path.lexists(out):
         return
     if not out.is_dir() or out.is_symlink():
-        raise StoreError(f"{out} is no folder", where=str(out), hint="choose another --out; a table ends in .jsonl")
+        raise StoreError(f"{out} is not a folder", where=str(out), hint="choose another --out; a table ends in .jsonl")
     if not any(out.iterdir()):
         return
     if not force:

@@ -47,7 +47,7 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.significance import LEADING, tests_of
 from vlmrl.metric import metric_facts
-from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of, read_summary, role_label, role_of, shown_label
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES, image_condition, read_summary, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
 
 
@@ -60,7 +60,7 @@ class _Estimate(NamedTuple):
     influence_N: Floats
 
 
-def lost_share(normal: ArrayLike, changed: ArrayLike, clusters: Clusters | None, value_range: Range) -> Interval:
+def relative_drop(normal: ArrayLike, changed: ArrayLike, clusters: Clusters | None, value_range: Range) -> Interval:
     """Return (mean of normal - mean of changed) / mean of normal, on the same rows.
 
     Args:
@@ -144,7 +144,7 @@ def normal_folder(folder: Path, meta: Mapping[str, Any]) -> Path | None:
         folder, meta: of the evaluation with changed images.
     """
     name = meta.get(NORMAL)
-    if not isinstance(name, str) or images_of(meta) is None:
+    if not isinstance(name, str) or image_condition(meta) is None:
         return None
     places = [folder.parent / name, Path(name)]
     return next((place for place in places if (place / "summary.json").is_file()), None)
@@ -175,8 +175,8 @@ def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
     Raises: StoreError when `normal` was made with changed images, or `changed` was not.
     """
     metas = [e.summary.get("meta") or {} for e in (normal, changed)]
-    change = images_of(metas[1])
-    if images_of(metas[0]) is not None or change is None:
+    change = image_condition(metas[1])
+    if image_condition(metas[0]) is not None or change is None:
         raise StoreError("a blind probe needs a normal evaluation and one with changed images")
     pairs, _ = shared_rows(changed.rows, normal.rows)
     bare = {r["prompt_id"] for r, _ in pairs if not r["images"]}
@@ -245,7 +245,7 @@ def _share(name: str, column: PairedColumn, summary: Mapping[str, Any]) -> dict[
     better = (summary["metrics"].get(name) or {}).get("better") or metric_facts(name).better
     if column.declared is None or column.declared[0] != 0 or better != "higher" or name in LENGTHS:
         return None
-    share = lost_share(column.after, column.before, column.clusters, column.declared)
+    share = relative_drop(column.after, column.before, column.clusters, column.declared)
     ends = (None if math.isnan(end) else end for end in (share.low, share.high))
     return {"value": share.mean, "low": next(ends), "high": next(ends)} if share.n else None
 
@@ -316,13 +316,13 @@ def _sentence(name: str, m: Mapping[str, Any], change: str) -> str:
     return f"The {name} is {numbers}: {m['difference']:.3f}{ends} of it needs the images{part}"
 
 
-def require_shown_alike(*folders: Path) -> None:
+def require_same_image_condition(*folders: Path) -> None:
     """Raise a StoreError if evaluations differ in the images that the models saw."""
-    changes = {images_of(read_summary(folder).get("meta") or {}) for folder in folders}
+    changes = {image_condition(read_summary(folder).get("meta") or {}) for folder in folders}
     if len(changes) > 1:
         words = " and ".join(sorted(change or "true" for change in changes))
         raise StoreError(
-            f"the models saw {words} images, and that is no difference between models; to see how much needs the "
+            f"the models saw {words} images, which is not a difference between models; to see how much needs the "
             "images, name the folders of both evaluations"
         )
 
@@ -334,13 +334,13 @@ def label_of_both(metas: Sequence[Mapping[str, Any]]) -> str:
     label = role_label(a) if words[0] == words[1] else f"{words[0]} for A and {words[1]} for B"
     shown = [shown_label(meta) for meta in metas]
     if shown[0] != shown[1]:
-        return f"rows with {images_of(a) or 'true'} images for A and {images_of(b) or 'true'} images for B"
+        return f"rows with {image_condition(a) or 'true'} images for A and {image_condition(b) or 'true'} images for B"
     return ", ".join(filter(None, (shown[0], label)))
 
 
 def probe_between(left: Evaluation, right: Evaluation) -> dict[str, Any] | None:
     """Return the blind probe of two evaluations; None unless exactly one of them was made with changed images."""
-    changed = [images_of(e.summary.get("meta") or {}) is not None for e in (left, right)]
+    changed = [image_condition(e.summary.get("meta") or {}) is not None for e in (left, right)]
     if changed[0] == changed[1]:
         return None
     return blind_probe(left, right) if changed[1] else blind_probe(right, left)

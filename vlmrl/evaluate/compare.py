@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.blind_probe import family_of, label_of_both, probe_between, require_shown_alike
+from vlmrl.evaluate.blind_probe import family_of, label_of_both, probe_between, require_same_image_condition
 from vlmrl.evaluate.estimates import METHOD, excludes_zero
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
 from vlmrl.evaluate.paired import (
     OTHER_REWARDS,
     PairedColumn,
+    comparison,
     conclude,
     joined_by,
     joined_ranges,
@@ -28,7 +29,6 @@ from vlmrl.evaluate.paired import (
     scored_alike,
     scored_by,
     shared_rows,
-    verdict,
 )
 from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation
@@ -41,7 +41,7 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
-    images_of,
+    image_condition,
     listed_in_words,
     read_summary,
     role_of,
@@ -50,9 +50,9 @@ from vlmrl.store.evaluated_rows import (
     without_step,
 )
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
-from vlmrl.store.listing import can_be_scored, eval_command, reference
+from vlmrl.store.listing import reference
 from vlmrl.store.metrics import counted
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run, can_be_scored, eval_command, open_run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt import same_prompt
 
@@ -97,7 +97,7 @@ def open_side(root: Path, ref: str) -> Side:
 def compare(a: Side, b: Side) -> dict[str, Any]:
     """Return all facts that `vlmrl compare` prints, as JSON values. Lists hold only differences, except metrics.
 
-    Returns: "conclusion" (see `evaluate.verdict.conclude`) first, then the facts that it is based on.
+    Returns: "conclusion" (see `evaluate.paired.conclude`) first, then the facts that it is based on.
     """
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
@@ -109,7 +109,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
             if not (a.named and b.named):
-                require_shown_alike(folder_a, folder_b)
+                require_same_image_condition(folder_a, folder_b)
             evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
             for side, folder in ((a, folder_a), (b, folder_b)):
                 notes += [f"{side.title}, {name}: {one}" for one in coordinate_problems(read_summary(folder))]
@@ -322,8 +322,8 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
     differences_by_metric = differences(right, left)
-    verdicts = {metric: verdict(metric, m, alike, of_reward) for metric, m in differences_by_metric.items()}
-    columns = {n: c for n, c in paired_columns_of(right, left).items() if verdicts[n] != "other reward"}
+    comparisons = {metric: comparison(metric, m, alike, of_reward) for metric, m in differences_by_metric.items()}
+    columns = {n: c for n, c in paired_columns_of(right, left).items() if comparisons[n] != "other reward"}
     tests = tests_of(columns)
     return {
         "name": name,
@@ -331,7 +331,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "b": str(b),
         "role": role_of(worst),
         "label": label_of_both(metas),
-        "shown": [images_of(meta) for meta in metas],
+        "shown": [image_condition(meta) for meta in metas],
         "blind_probe": probe_between(left, right),
         "scored_alike": alike,
         "accuracy_of_reward": of_reward,
@@ -353,7 +353,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
                 "n": m["n"],
                 "clusters": m["clusters"],
                 "range": m["range"],
-                "verdict": verdicts[metric],
+                "verdict": comparisons[metric],
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
                 "test": tests.get(metric),
             }

@@ -189,7 +189,7 @@ EMPTY = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def excludes_zero(low: float | None, high: float | None) -> bool:
-    """Return whether zero is outside of an interval (None or NaN = there is none). Every verdict uses this rule."""
+    """Return whether zero is outside of an interval (None or NaN = there is none). Every comparison uses this rule."""
     return low is not None and high is not None and (low > 0 or high < 0)
 
 

@@ -24,7 +24,7 @@ from vlmrl.evaluate.measures import open_measurer
 from vlmrl.evaluate.records import Evaluation, GradedPieces, stored_rows, write_evaluation
 from vlmrl.evaluate.responses import EndpointResponder, EngineResponder, Responder, work_identity
 from vlmrl.evaluate.run import NO_RESPONSE, counted, evaluate_responses
-from vlmrl.recipe.auto_values import require_settled
+from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule
@@ -131,7 +131,7 @@ def load_answerer(
     Raises: CheckpointError when there is nothing to load; EngineError when the engine does not start.
     """
     rank_process.phase("load", origin.step or 0)
-    require_settled(recipe)
+    require_filled(recipe)
     model, processor = load_origin(recipe.model, origin)
     policy = make_policy(recipe.model, model, processor, settings.temperature or 1.0)
     encoder = make_encoder(recipe.model, processor)
@@ -235,7 +235,7 @@ def _evaluate_one(
     rank_process.phase("evaluation")
     shown = ShownRows(source, one.change, settings.seed, one.rows.count)
     respond = answerer.responder(recipe, settings, journal, shown.source, count)
-    # Where the run is made at the end, verdicts belong to the folder of the runs.
+    # Where the run is made at the end, judgements belong to the folder of the runs.
     label = journal.path.stem if run_dir is None else one.name
     place = ServicePlace(str(run_dir or journal.path.parents[1]), f"eval {label}")
     with make_scorer(source, recipe, place) as scorer, open_measurer(recipe, source) as measurer:

@@ -28,7 +28,7 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards import reward_record
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import images_of, names_a_step, read_summary
+from vlmrl.store.evaluated_rows import image_condition, names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.tasks.prompt import same_prompt
 from vlmrl.tasks.source import Source
@@ -128,7 +128,7 @@ def _difference_of(before: Meta, meta: Meta) -> str | None:
 
 def _require_same(folder: Path, meta: Meta) -> None:
     before = read_summary(folder).get("meta") or {}
-    if (change := images_of(before)) is not None:
+    if (change := image_condition(before)) is not None:
         raise StoreError(f"--normal {folder} was itself made with changed images ({change})", where=str(folder))
     if key := _difference_of(before, meta):
         words = "setting of [model], or of rollout.engine, top_p, top_k or stop" if key == GENERATION_KEY else key

@@ -28,13 +28,13 @@ from vlmrl.recipe.toml_lines import AUTO_ORIGIN
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.setup.sources import missing_set
-from vlmrl.store.evaluated_rows import Role, images_of, read_summary
+from vlmrl.store.evaluated_rows import Role, image_condition, read_summary
 from vlmrl.store.kept_recipe import kept_recipes, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.lineage import lineage, merged_run
-from vlmrl.store.listing import can_be_scored, eval_command, list_runs
+from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import Manifest
-from vlmrl.store.runs import open_run
+from vlmrl.store.runs import can_be_scored, eval_command, open_run
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"
@@ -348,7 +348,7 @@ def choose_recipe(
         values["data"] = [{"path": IMAGES_ALONE}]
     elif data is None:
         raise RecipeError(
-            f"nothing says on what data to evaluate `{origin.path}`",
+            f"there is no data on which to evaluate `{origin.path}`",
             hint="add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits",
         )
     if data is not None:
@@ -434,7 +434,7 @@ def find_evaluation(
 def _is_own(folder: Path, split: str, source: str) -> bool:
     """Return whether `vlmrl eval`, not training, made a normal evaluation, on this split of a source of this name."""
     meta = read_summary(folder).get("meta", {})
-    is_normal = not meta.get("during") and images_of(meta) is None
+    is_normal = not meta.get("during") and image_condition(meta) is None
     return is_normal and (meta.get("split"), meta.get("source")) == (split, source)
 
 

@@ -69,12 +69,12 @@ def check_everything(
         if first:
             show_first(first)
         check.shown = [*missing, *first]
-        from vlmrl.setup.auto_choice import choices_of, settle_for_run
+        from vlmrl.setup.auto_choice import choices_of, fill_for_run
         from vlmrl.setup.check import preflight
 
         target = parse_target(gpus, gpu_memory)
         if not missing:  # without its files no open value can be chosen
-            loaded, warnings = settle_for_run(loaded, root, target)
+            loaded, warnings = fill_for_run(loaded, root, target)
         result = preflight(loaded, runs_folder=root, model_files=model_files, target=target, missing=missing)
         check.problems, check.plan = [*warnings, *result.problems], result.plan | {"chosen": choices_of(loaded)}
         if deep_prompts is not None and not any(p.level == "error" for p in check.problems):

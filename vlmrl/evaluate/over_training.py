@@ -26,7 +26,7 @@ from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.tables import is_test_split
 from vlmrl.recipe.toml_lines import dotted
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import ON_TEST, images_of, read_summary, role_of, without_step
+from vlmrl.store.evaluated_rows import ON_TEST, image_condition, read_summary, role_of, without_step
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.runs import Run
 
@@ -43,7 +43,7 @@ def over_checkpoints(run: Run) -> list[dict[str, Any]]:
             summary = read_summary(folder)
         except StoreError:
             continue
-        if step_of(summary) is not None and images_of(summary.get("meta") or {}) is None:
+        if step_of(summary) is not None and image_condition(summary.get("meta") or {}) is None:
             groups.setdefault(without_step(folder.name), []).append(summary)
     entries = []
     for name, summaries in groups.items():

@@ -87,7 +87,7 @@ def paired_differences(
 ) -> dict[str, dict[str, Any]]:
     """Return the mean of (rows - others) for every number that both have, on the rows they share.
 
-    Rows are the same if their prompt id, sample and truth are: an answer to another question is no pair.
+    Rows are the same if their prompt id, sample and truth are: an answer to another question is not a pair.
 
     Args:
         ranges, by: as of `summarise`.
@@ -132,7 +132,7 @@ def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
     return [field for field in fields_of_summaries[0] if all(field in others for others in fields_of_summaries)]
 
 
-Verdict = Literal["better", "worse", "differs", "not clear", "no difference shown", "other reward"]
+Comparison = Literal["better", "worse", "differs", "not clear", "no difference shown", "other reward"]
 Answer = Literal["better", "worse", "mixed", "not clear", "no difference shown", "same", "not known"]
 
 OTHER_REWARDS = "A and B were scored by different rewards"
@@ -145,13 +145,13 @@ They come from the reward if the task has no measure of its own.
 """
 
 
-def verdict(
+def comparison(
     metric: str, difference: Mapping[str, Any], scored_alike: bool = True, accuracy_of_reward: bool = False
-) -> Verdict:
-    """Return the verdict on B for a difference (B - A) of a metric: better or worse if its 95% interval excludes 0.
+) -> Comparison:
+    """Return how B compares, by a difference (B - A) of a metric: better or worse if its 95% interval excludes 0.
 
     If it is not known whether higher is better, B only differs. Equal values do not prove that A and B are equally
-    good (the interval says how far apart they may be), so the verdict is that no difference is shown.
+    good (the interval says how far apart they may be), so no difference is shown.
 
     Args:
         difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" if the
@@ -195,8 +195,8 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
         return {"answer": "not known", "text": _why_unknown(evaluations, advice), "evaluations": []}
     role = min((e["role"] for e in usable), key=ROLES.index)
     usable = [e for e in usable if e["role"] == role]
-    verdicts = {m["verdict"] for e in usable for m in _deciding(e)}
-    answer = overall(verdicts)
+    comparisons = {m["verdict"] for e in usable for m in _deciding(e)}
+    answer = overall(comparisons)
     begin = {
         "better": "B is better than A",
         "worse": "B is worse than A",
@@ -212,14 +212,14 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
     return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 
-def overall(verdicts: set[Verdict]) -> Answer:
-    """Return the answer that the verdicts on several metrics give together."""
-    clear = verdicts & {"better", "worse"}
+def overall(comparisons: set[Comparison]) -> Answer:
+    """Return the answer that the comparisons of several metrics give together."""
+    clear = comparisons & {"better", "worse"}
     if len(clear) == 2:
         return "mixed"
     if clear:
         return "better" if "better" in clear else "worse"
-    return "no difference shown" if verdicts == {"no difference shown"} else "not clear"
+    return "no difference shown" if comparisons == {"no difference shown"} else "not clear"
 
 
 def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:

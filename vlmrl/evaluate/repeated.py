@@ -150,7 +150,7 @@ def estimates_per_prompt(prompts: Sequence[PromptSamples], metric: str, k: int) 
     if metric == "mean":
         return [mean_at_k(p.accuracies, k) for p in prompts]
     if metric != "maj" or any(p.answers is None for p in prompts):
-        raise ValueError(f"{metric}@{k}: the metric is not known, or the answers are not")
+        raise ValueError(f"{metric}@{k}: unknown metric, or the answers were not saved")
     return [maj_at_k(p.answers or (), p.accuracies, k) for p in prompts]
 
 
@@ -224,7 +224,7 @@ class SampleTable:
         if metric == "mean":
             return mean_at_k(accuracies, k)
         if metric != "maj" or self._answer_S is None:
-            raise ValueError(f"{metric}@{k}: the metric is not known, or the answers are not")
+            raise ValueError(f"{metric}@{k}: unknown metric, or the answers were not saved")
         return maj_at_k([a if a != self._no_answer else None for a in self._answer_S[own].tolist()], accuracies, k)
 
 

@@ -34,7 +34,7 @@ from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.estimates import Clusters, Floats, Interval, Units
 from vlmrl.evaluate.metrics import as_json, clusters_of
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, PooledMetrics, SetMetrics, Task, Verdict
+from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, GradedResponse, PooledMetrics, SetMetrics, Task
 from vlmrl.tasks.figure import figures_to_json
 from vlmrl.tasks.source import response_input
 from vlmrl.types import Group, RewardInput, Row, Score, ScoredSample
@@ -47,7 +47,7 @@ Record = Mapping[str, Any]
 
 def summarise_sets(
     compute: SetMetrics,
-    verdicts: Iterable[Verdict],
+    responses: Iterable[GradedResponse],
     records: Sequence[Record],
     units: Sequence[Hashable] | None = None,
     num_resamples: int = REPLICATES,
@@ -56,7 +56,7 @@ def summarise_sets(
 
     Args:
         compute: `Task.set_metrics`.
-        verdicts, records: those of the same responses, in the same order. For PooledMetrics, verdicts are read once.
+        responses, records: of the same responses, in the same order. For PooledMetrics, responses are read once.
         units: the unit with which each response is resampled; None = the images that rows share.
         num_resamples: number of resamples for an interval; 0 = no intervals.
     Returns: {"metrics": name -> as `summarise` has them, "set_metrics": {"names", "undefined": names of metrics that
@@ -66,8 +66,8 @@ def summarise_sets(
     Raises: DataError for a metric that is not a number.
     """
     clusters = clusters_of(records) if units is None else [(unit,) for unit in units]
-    pooled = CountTable.of(compute, verdicts) if isinstance(compute, PooledMetrics) else None
-    measure = _measure(compute, list(verdicts)) if pooled is None else pooled.metrics
+    pooled = CountTable.of(compute, responses) if isinstance(compute, PooledMetrics) else None
+    measure = _measure(compute, list(responses)) if pooled is None else pooled.metrics
     values = _numbers(measure(np.ones(len(records), dtype=np.int64)))
     shared = Units(clusters, len(records))
     defined = [name for name, value in values.items() if math.isfinite(value)]
@@ -108,12 +108,12 @@ class CountTable:
     count_NC: NDArray[np.int64]
 
     @classmethod
-    def of(cls, pooled: PooledMetrics, verdicts: Iterable[Verdict]) -> CountTable:
+    def of(cls, pooled: PooledMetrics, responses: Iterable[GradedResponse]) -> CountTable:
         """Return the counts of these responses. Raises: DataError if they do not all have the same names."""
         names: tuple[str, ...] | None = None
         numbers = array("q")
-        for verdict in verdicts:
-            counts = pooled.count(verdict)
+        for graded in responses:
+            counts = pooled.count(graded)
             if names is None:
                 names = tuple(counts)
             if counts.keys() != set(names):
@@ -144,16 +144,16 @@ class CountTable:
         return dict(zip(self.names, sum_C.tolist(), strict=True))
 
 
-def _measure(compute: SetMetrics, verdicts: Sequence[Verdict]) -> Callable[[NDArray[np.int64]], Any]:
+def _measure(compute: SetMetrics, responses: Sequence[GradedResponse]) -> Callable[[NDArray[np.int64]], Any]:
     """Return a function from how often each response is taken, [N], to the metrics."""
     if isinstance(compute, AccumulatedMetrics):
-        return compute.accumulate([compute.examine(verdict) for verdict in verdicts])
-    return partial(_of_chosen, compute, verdicts)
+        return compute.accumulate([compute.examine(graded) for graded in responses])
+    return partial(_of_chosen, compute, responses)
 
 
-def _of_chosen(compute: SetMetrics, verdicts: Sequence[Verdict], count_N: NDArray[np.int64]) -> Any:
+def _of_chosen(compute: SetMetrics, responses: Sequence[GradedResponse], count_N: NDArray[np.int64]) -> Any:
     """Return the metrics of the responses, each repeated as often as `count_N` says; {} if none is left."""
-    chosen = [verdicts[i] for i in np.repeat(np.arange(len(verdicts)), count_N).tolist()]
+    chosen = [responses[i] for i in np.repeat(np.arange(len(responses)), count_N).tolist()]
     return compute(chosen) if chosen else {}
 
 
@@ -283,13 +283,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1 << 63
 
 
-Kept = tuple[Verdict, Row, Mapping[str, Any]]
-"""(verdict, row, record) of a response."""
+Kept = tuple[GradedResponse, Row, Mapping[str, Any]]
+"""(graded, row, record) of a response."""
 NO_FIGURES = next(field.default for field in fields(Task) if field.name == "figures")
 
 
 class WholeSplit:
-    """Verdicts on all responses of a split, for a task that has functions of the whole split.
+    """All graded responses of a split, for a task that has functions of the whole split.
 
     They stay in memory, because these functions get all of them at once. For other tasks nothing is kept. For
     PooledMetrics, counts are made from the records when all are graded.
@@ -311,14 +311,14 @@ class WholeSplit:
         return isinstance(self._task.set_metrics, PooledMetrics) and self._task.unit is None
 
     def add(self, chunk: int, groups: Sequence[Group], records: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the verdicts on the groups of a chunk, if they are needed. `records`: of the same responses."""
+        """Keep the responses to the groups of a chunk, if they are needed. `records`: of the same responses."""
         if not self.is_needed:
             return
         left = iter(records)
         self._chunks[chunk] = [[self._kept(group, sample, next(left)) for sample in group.samples] for group in groups]
 
     def gather(self, world: World) -> None:
-        """Put the verdicts of all processes into the order of the rows."""
+        """Put the responses of all processes into the order of the rows."""
         for chunk in range(max(world.gather(max(self._chunks, default=-1))) + 1):
             groups = world.interleave(self._chunks.get(chunk, []))
             self._all += [kept for group in groups for kept in group]
@@ -332,13 +332,13 @@ class WholeSplit:
         Args:
             records: all records, in the order of the rows.
         """
-        task, verdicts = self._task, [verdict for verdict, _, _ in self._all]
-        whole = {**summary, **self._figures(verdicts)}
+        task, responses = self._task, [graded for graded, _, _ in self._all]
+        whole = {**summary, **self._figures(responses)}
         if task.set_metrics is None:
             return whole
         try:
             units = None if task.unit is None else [task.unit(row) for _, row, _ in self._all]
-            measured = map(verdict_of, records) if self._counts_records else verdicts
+            measured = map(graded_of, records) if self._counts_records else responses
             sets = summarise_sets(task.set_metrics, measured, records, units, task.replicates)
             no_clash(list(sets["metrics"]), whole["metrics"], task.name)
         except VlmrlError as error:
@@ -350,10 +350,10 @@ class WholeSplit:
     def _kept(self, group: Group, sample: ScoredSample, record: Mapping[str, Any]) -> Kept:
         return (response_input(group, sample), sample.score, record["outcome"]), group.row, record
 
-    def _figures(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    def _figures(self, responses: Sequence[GradedResponse]) -> dict[str, Any]:
         """Return `figures` of a summary, and `figures_problem` if they cannot be made."""
         try:
-            return {"figures": figures_to_json(self._task.figures(list(verdicts)))}
+            return {"figures": figures_to_json(self._task.figures(list(responses)))}
         except VlmrlError as error:
             return {"figures": [], "figures_problem": str(error)}
 
@@ -367,8 +367,8 @@ def _rows_of(name: str, records: Iterable[Mapping[str, Any]], by: Sequence[str])
     return sum(any(str(r["truth"].get(field)) == value for field in by) for r in records) if value else 0
 
 
-def verdict_of(record: Mapping[str, Any]) -> Verdict:
-    """Return the verdict on a response from its record: without the row's columns, its media and its token ids."""
+def graded_of(record: Mapping[str, Any]) -> GradedResponse:
+    """Return a graded response from its record: without the row's columns, its media and its token ids."""
     value = record["score"]
     x = RewardInput(
         record["text"],

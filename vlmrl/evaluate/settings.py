@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.blind_probe import family_of, require_shown_alike
+from vlmrl.evaluate.blind_probe import family_of, require_same_image_condition
 from vlmrl.evaluate.compare import (
     Side,
     describe,
@@ -31,11 +31,11 @@ from vlmrl.evaluate.compare import (
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
-from vlmrl.evaluate.paired import joined_by, joined_ranges, scored_alike, verdict
+from vlmrl.evaluate.paired import comparison, joined_by, joined_ranges, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
 from vlmrl.evaluate.significance import LEADING, LEVEL, TEST_METHODS, correct_for_many, is_tested, paired_test
-from vlmrl.store.evaluated_rows import ROLES, images_of, role_label, role_of, shown_label
+from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
 
 BY_RUNS = "Student's t over rows and runs"
 SETTING_METHOD = (
@@ -183,7 +183,7 @@ def _common(sides: Sequence[Side]) -> dict[str, list[Path]]:
 
 def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting], notes: list[str]) -> dict[str, Any]:
     """Return the results of all settings on one evaluation."""
-    require_shown_alike(*folders)
+    require_same_image_condition(*folders)
     evaluations = [read_evaluation(folder) for folder in folders]
     metas = [e.summary.get("meta") or {} for e in evaluations]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
@@ -198,7 +198,7 @@ def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting],
         "name": name,
         "role": role_of(worst),
         "label": ", ".join(filter(None, (shown_label(worst), role_label(worst)))),
-        "shown": [images_of(worst)],
+        "shown": [image_condition(worst)],
         "rows": next((len(t.clusters) for t in tables.values()), 0),
         "settings": {
             setting.letter: {metric: band(table.values[i]) for metric, table in tables.items()}
@@ -276,7 +276,7 @@ def band(values: Floats) -> dict[str, Any]:
 
 
 def _difference(metric: str, table: Table, i: int, letter: str, better: str | None) -> dict[str, Any]:
-    """Return the difference of a setting to the first one, with its interval, its test and its verdict."""
+    """Return the difference of a setting to the first one, with its interval, its test and its comparison."""
     a, b = table.values[0], table.values[i]
     interval, p, method = setting_difference(a, b, table.clusters, table.declared)
     low, high = (x if math.isfinite(x) else None for x in (interval.low, interval.high))
@@ -293,7 +293,7 @@ def _difference(metric: str, table: Table, i: int, letter: str, better: str | No
         "clusters": interval.clusters,
         "runs": [len(a), len(b)],
         "test": {"method": method, "p": p},
-        "verdict": verdict(metric, facts),
+        "verdict": comparison(metric, facts),
     }
 
 

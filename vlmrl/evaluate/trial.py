@@ -30,7 +30,6 @@ from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.dataset_writer import building
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import encode_png
-from vlmrl.data.sampler import PromptStream
 from vlmrl.errors import DataError, Interruption, RewardError
 from vlmrl.evaluate.run import counted
 from vlmrl.recipe.load import LoadedRecipe
@@ -47,7 +46,7 @@ from vlmrl.store.layout import MEDIA
 from vlmrl.store.rollouts import count_rows
 from vlmrl.store.runs import Run
 from vlmrl.tasks.positions import Fit, Mark, caption_of, save_overlays
-from vlmrl.tasks.source import Source, accuracies, response_input
+from vlmrl.tasks.source import PromptStream, Source, accuracies, response_input
 from vlmrl.types import Group, Row, ScoredSample
 
 MOST_DRAWN = 8
@@ -212,8 +211,8 @@ def why_none(source: Source, groups: Sequence[Group]) -> str:
     example = next((name for name in parts if name != SCORE), SCORE)
     known = ", ".join(dict.fromkeys([*parts, SCORE]))
     return (
-        f"nothing says when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from 0 to "
-        f"1 and declares no RANGES; define it with --solved '{example}>=1' (known names: {known})"
+        f"it is not defined when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from "
+        f"0 to 1 and declares no RANGES; define it with --solved '{example}>=1' (known names: {known})"
     )
 
 

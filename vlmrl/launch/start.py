@@ -27,7 +27,7 @@ from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
 from vlmrl.store.checkpoints import HF
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.listing import command_line
-from vlmrl.store.manifest import read_manifest, settle
+from vlmrl.store.manifest import read_manifest, record_end
 from vlmrl.store.removal import set_aside
 from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
 
@@ -204,7 +204,7 @@ def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[
     if ending.code and run_dir is not None:
         is_cause_known = ending.code in EXPLAINED or job.nnodes == 1  # else another machine may have the cause
         status = "interrupted" if ending.code == 130 else "failed"
-        settle(run_dir, status if job.node_rank == 0 else None, ending.reason if is_cause_known else "")
+        record_end(run_dir, status if job.node_rank == 0 else None, ending.reason if is_cause_known else "")
     run_dir = run_dir or ranks.run_dir
     if ending.message:
         say(ending.message)
@@ -353,7 +353,7 @@ def evaluate_on_ranks(
     if not ending.code:
         return EvalEnding(0, run_dir or new_run_dir)
     if run_dir is None and new_run_dir is not None:
-        settle(new_run_dir, "interrupted" if ending.code == 130 else "failed", ending.reason)
+        record_end(new_run_dir, "interrupted" if ending.code == 130 else "failed", ending.reason)
     if ending.code == 130:
         raise Interruption("eval", NOTHING_KEPT)
     say(ending.message)

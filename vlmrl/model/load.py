@@ -21,7 +21,7 @@ from vlmrl.model.memory import Setting, recomputed_layers
 from vlmrl.model.model_facts import loading
 from vlmrl.model.model_files import CHAT_TEMPLATE, PROCESSOR, PROCESSOR_FILES, TOKENIZER, cached_folder, require_source
 from vlmrl.model.safetensors_blocks import refuse_incomplete, refuse_non_finite
-from vlmrl.model.stored_weights import is_stored, settle_ties, weights_left_in_files
+from vlmrl.model.stored_weights import is_stored, tie_equal_weights, weights_left_in_files
 from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:  # type checkers only: loading a model must need no packages but torch and transformers
@@ -110,7 +110,7 @@ def read_model(settings: Model, path: str | None = None, in_files: bool = False)
         model, report = loaded
         refuse_incomplete(report, source)
         if is_stored(model):
-            settle_ties(model)
+            tie_equal_weights(model)
         else:
             refuse_non_finite(model, source)
         return model

@@ -220,7 +220,9 @@ def _index_problems(folder: Path) -> Iterator[Problem]:
         return
     outside = [name for name in by_file if not isinstance(name, str) or Path(name).name != name]
     if outside:
-        yield Problem(f"{WEIGHTS_INDEX} names {outside[0]!r}, which is no file name in the folder", str(index), _WHOLE)
+        yield Problem(
+            f"{WEIGHTS_INDEX} names {outside[0]!r}, which is not the name of a file in the folder", str(index), _WHOLE
+        )
         return
     missing = sorted(name for name in by_file if not (folder / name).is_file())
     if missing:
@@ -269,10 +271,12 @@ def require_source(path: str, revision: str | None = None) -> None:
     except RevisionNotFoundError:
         raise CheckpointError(f"the hub model `{path}` has no revision `{revision}`", hint="model.revision") from None
     except RepositoryNotFoundError:
-        raise CheckpointError(f"`{path}` is no local folder, and the hub has no such public model", hint=hint) from None
+        raise CheckpointError(
+            f"`{path}` is not a local folder, and the hub has no such public model", hint=hint
+        ) from None
     except Exception as error:  # network: every client library has its own exceptions
         reason = first_line(error, 120)
-        message = f"`{path}` is no local folder, it is not in the hub cache, and the hub cannot be reached: {reason}"
+        message = f"`{path}` is not a local folder, it is not in the hub cache, and the hub cannot be reached: {reason}"
         raise CheckpointError(message, hint=hint) from error
 
 

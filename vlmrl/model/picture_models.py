@@ -88,7 +88,6 @@ class Lpips:
 
     Args:
         source: folder with torchvision's weights of AlexNet, or their file; "" = the cache of torch's hub.
-        device: as `model.device` of a recipe.
     Raises: CheckpointError if the package or the weights are missing.
     Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", version 0.1.
     """
@@ -103,7 +102,11 @@ class Lpips:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the package names an argument of torchvision's as it was once called
             self._model = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
-        names = {name: f"net.slice{s}.{name}" for s in range(1, 6) for name in _names_of(self._model, s)}
+        names = {
+            name: f"net.slice{s}.{name}"
+            for s in range(1, 6)
+            for name in getattr(self._model.net, f"slice{s}").state_dict()
+        }
         if missing := sorted(names.keys() - features.keys()):
             raise CheckpointError(
                 f"the weights of AlexNet lack {len(missing)} tensors, such as `features.{missing[0]}`"
@@ -131,10 +134,6 @@ class Lpips:
 
 LEAST_SIDE = 64
 """Shorter side to which pictures are enlarged for LPIPS, in pixels."""
-
-
-def _names_of(model: Any, number: int) -> list[str]:
-    return list(getattr(model.net, f"slice{number}").state_dict())
 
 
 def _alexnet_features(source: str) -> dict[str, torch.Tensor]:

@@ -40,7 +40,6 @@ class Conversion:
         first_name: name of its first result in the model.
         name: name of the weight in the model.
         shapes: name -> shape of all parameters of the model.
-        config: configuration of the model.
     """
 
     transform: Any
@@ -277,7 +276,7 @@ def put_buffer(model: nn.Module, name: str, value: Tensor) -> None:
     model.get_submodule(module)._buffers[leaf] = value
 
 
-def settle_ties(model: Any) -> None:
+def tie_equal_weights(model: Any) -> None:
     """Tie weights that the configuration ties and the files hold twice, if they are equal there.
 
     transformers does the same with values in memory: different values stay two weights.

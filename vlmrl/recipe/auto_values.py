@@ -1,8 +1,8 @@
 """Values that a recipe leaves to the machine, the model or the data: chosen once, when a run begins.
 
 A recipe may leave a key of `OPEN` open (`rollout.engine = "auto"`). Before a run begins, `choose` chooses a value for
-each open key, and `settle` puts it into the recipe. `resolved.json` then contains the value, and its origin: `auto: `
-with the reason. A resumed run keeps these values (`keep_settled`), even on another machine.
+each open key, and `fill_open_keys` puts it into the recipe. `resolved.json` then contains the value, and its origin:
+`auto: ` with the reason. A resumed run keeps these values (`keep_choices`), even on another machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Choice:
     """Value of a key that the recipe left open.
 
     Args:
-        key: dotted name of the key.
         value: chosen value, a JSON value that the schema allows.
         reason: reason for the value, as text for the user; it becomes the value's origin.
         problem: warning for the user about the choice; None = no warning.
@@ -78,12 +77,12 @@ def with_values(recipe: Recipe, choices: Iterable[Choice]) -> Recipe:
     return recipe
 
 
-def settle(loaded: LoadedRecipe, choices: Sequence[Choice]) -> LoadedRecipe:
+def fill_open_keys(loaded: LoadedRecipe, choices: Sequence[Choice]) -> LoadedRecipe:
     """Return the loaded recipe with the chosen values in it; their reasons become their origins."""
     return _changed(loaded, choices, {c.key: f"{AUTO_ORIGIN}{c.reason}" for c in choices})
 
 
-def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecipe:
+def keep_choices(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecipe:
     """Return the recipe with the run's earlier values for open keys, except those that `--set` sets.
 
     A key that was not written then and is not written now also keeps its earlier value if its default has changed.
@@ -107,11 +106,7 @@ def keep_settled(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
 
 
 def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: Mapping[str, Any]) -> list[Choice]:
-    """Return the defaults of unwritten keys with which a run began, if they differ from the present defaults.
-
-    Args:
-        values, origins: values and origins in the run's `resolved.json`.
-    """
+    """Return the defaults of unwritten keys with which a run began, if they differ from the present defaults."""
     choices: list[Choice] = []
     for key, value in leaves(loaded.resolved["recipe"]):
         name = dotted(key)
@@ -123,13 +118,13 @@ def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: 
     return choices
 
 
-def require_settled(recipe: Recipe) -> None:
+def require_filled(recipe: Recipe) -> None:
     """Raise a RecipeError if a key is still open: a run needs all values."""
     keys = open_keys(recipe)
     if keys:
         raise RecipeError(
             f"{', '.join(f'`{key}`' for key in keys)} must be chosen before a run begins",
-            hint="vlmrl.setup.auto_choice.settle_for_run does it",
+            hint="vlmrl.setup.auto_choice.fill_for_run does it",
         )
 
 

@@ -20,7 +20,7 @@ from vlmrl.errors import RecipeError, nearest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.files import present_name, read_layer, read_layers, shipped_folder
 from vlmrl.recipe.key_fields import key_name, leaf_fields, literal_choices, mark_of, table_class
-from vlmrl.recipe.load import LoadedRecipe, leaves
+from vlmrl.recipe.load import LoadedRecipe, leaves, value_at
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import ReadBy, values_by_row
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
@@ -46,10 +46,7 @@ class Explained:
 
     Args:
         key: dotted name without list positions.
-        help: its help text, one paragraph.
-        type: its type, in words.
         default: its default as a JSON value; None = there is no default, or the default is "not set".
-        required: whether a recipe must set it.
         range: its bounds, in words; "" = no bounds.
         choices: the only allowed values; empty = any value.
         keys: keys of a table; empty for a key.
@@ -207,13 +204,7 @@ def _uses(names: tuple[str, ...]) -> Iterator[Use]:
             continue  # `vlmrl recipe list` shows the recipe with its error
         for key, line in sorted(layer.lines.items(), key=lambda item: item[1]):
             if tuple(p for p in key if isinstance(p, str)) == names and isinstance(key[-1], str):
-                yield Use(f"{path.relative_to(shipped.parent)}:{line}", _value_at(layer.raw, key))
-
-
-def _value_at(raw: Any, key: Key) -> Any:
-    for part in key:
-        raw = raw[part]
-    return raw
+                yield Use(f"{path.relative_to(shipped.parent)}:{line}", value_at(layer.raw, key))
 
 
 def _full_name(name: str) -> list[str]:

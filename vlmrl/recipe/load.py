@@ -61,17 +61,12 @@ def parse_override(text: str) -> Override | Problem:
     name, equals, value = text.partition("=")
     if not equals:
         return Problem("`--set` needs a key and a value", where, "write --set algo.clip_high=0.3")
-    parts = parse_dotted(name.strip())
+    parts, usage = parse_dotted(name.strip()), "write --set table.key=value, such as algo.clip_high=0.3"
     if parts and len(parts) > MOST_PARTS:
-        return Problem(
-            f"the key has {len(parts):,} parts; no key of a recipe has more than {MOST_PARTS}",
-            f"--set {dotted(parts[:3])}...",
-            "write --set table.key=value, such as algo.clip_high=0.3",
-        )
+        finding = f"the key has {len(parts):,} parts; no key of a recipe has more than {MOST_PARTS}"
+        return Problem(finding, f"--set {dotted(parts[:3])}...", usage)
     if not parts:
-        return Problem(
-            f"`{name.strip()}` is not a key", where, "write --set table.key=value, such as algo.clip_high=0.3"
-        )
+        return Problem(f"`{name.strip()}` is not a key", where, usage)
     parsed = _value(value.strip())
     if parsed is None:
         hint = """quote for the shell as well: --set 'rollout.stop=["a", "b"]'"""
@@ -107,11 +102,6 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
         else:
             return Problem(f"`{dotted(key)}` is a single value, not a table", where)
     return Problem("`--set` needs a key", where)
-
-
-def present_override(override: Override) -> Override:
-    """Return a `--set` with the present name of its key (files.py)."""
-    return replace(override, parts=present_name(override.parts))
 
 
 def notes_on_overrides(overrides: Sequence[str]) -> list[Problem]:
@@ -155,10 +145,10 @@ def _value(text: str) -> tuple[Any] | None:
     return None if text[:1] in ('"', "'", "[", "{") else (text,)
 
 
-def value_at(raw: dict[str, Any], prefix: Key) -> dict[str, Any]:
+def value_at(raw: Mapping[str, Any], key: Key) -> Any:
     """Return the value of a key. Raises: KeyError or IndexError without one."""
     value: Any = raw
-    for part in prefix:
+    for part in key:
         value = value[part]
     return value
 
@@ -240,8 +230,6 @@ class LoadedRecipe:
 
     Args:
         recipe: the values, with defaults filled in and paths resolved.
-        text: content of the file.
-        path: path of the file.
         origins: dotted key of every value -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: content of `resolved.json`: {"schema", "recipe": every value, "origins"}.
         parents: the files that it extends, and those that they extend, in the order in which they were merged.
@@ -264,9 +252,8 @@ class LoadedRecipe:
 
     def where(self, *keys: Key) -> str:
         """Return `file:line` of the first key that is set, else of the nearest table around a key, else the file."""
-        place = next((self.places[k] for k in keys if k in self.places), None) or (
-            _nearest_place(self.places, keys[0]) if keys else None
-        )
+        place = next((self.places[k] for k in keys if k in self.places), None)
+        place = place or (_nearest_place(self.places, keys[0]) if keys else None)
         return place.where if place else str(self.path)
 
     def paths_tried(self, key: Key, value: str) -> list[Path]:
@@ -275,11 +262,7 @@ class LoadedRecipe:
 
 
 def load_recipe(
-    path: str | Path,
-    *,
-    overrides: Sequence[str] = (),
-    kind: str | None = None,
-    under: Mapping[str, Any] | None = None,
+    path: str | Path, *, overrides: Sequence[str] = (), kind: str | None = None, under: Mapping[str, Any] | None = None
 ) -> LoadedRecipe:
     """Read, merge, override and validate a recipe. Open no data and no model. Rules about several keys: `checks.py`.
 
@@ -332,7 +315,6 @@ def reload_recipe(
     """Load the recipe of a `resolved.json` again, with `--set` on top. All other values and their origins are kept.
 
     Args:
-        file: the resolved.json, for errors.
         text: content of the original recipe file.
         overrides, kind: as in `load_recipe`. Defaults are not applied again: a run keeps the values that it began with.
         cwd: folder in which the run was started. Relative paths are tried there first.
@@ -382,10 +364,8 @@ def recipe_from_resolved(resolved: Mapping[str, Any], *, where: str) -> Recipe:
     Raises: RecipeError when it was written by another version of the format or does not fit the schema.
     """
     if resolved.get("schema") != RESOLVED_SCHEMA:
-        raise RecipeError(
-            f"this resolved recipe has schema {resolved.get('schema')!r}; this version reads {RESOLVED_SCHEMA}",
-            where=where,
-        )
+        message = f"this resolved recipe has schema {resolved.get('schema')!r}; this version reads {RESOLVED_SCHEMA}"
+        raise RecipeError(message, where=where)
     try:
         return Recipe.model_validate(with_present_names(resolved)["recipe"])
     except ValidationError as error:
@@ -433,7 +413,9 @@ def _merge(raw: dict[str, Any], places: dict[Key, KeyPlace], layer: Layer, prefi
 def _override(raw: dict[str, Any], places: dict[Key, KeyPlace], text: str, problems: list[Problem]) -> Key | None:
     """Apply one `--set`. Return its key; if it is wrong, add a problem to `problems` and return None."""
     parsed = parse_override(text)
-    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, present_override(parsed))
+    if isinstance(parsed, Override):
+        parsed = replace(parsed, parts=present_name(parsed.parts))
+    applied = parsed if isinstance(parsed, Problem) else apply_override(raw, parsed)
     if isinstance(applied, Problem):
         problems.append(applied)
         return None
@@ -499,11 +481,8 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
         path = value.rpartition(":")[0] if ".py:" in value else value
         longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if longest > MAX_NAME_BYTES:
-            return [
-                Problem(
-                    f"`{dotted(key)}` holds a name of {longest} bytes; a file name has {MAX_NAME_BYTES} at most", where
-                )
-            ]
+            finding = f"`{dotted(key)}` holds a name of {longest} bytes; a file name has {MAX_NAME_BYTES} at most"
+            return [Problem(finding, where)]
         if "\0" in path:
             return [Problem(f"`{dotted(key)}` holds a zero character; no path can hold one", where)]
     return []
@@ -570,12 +549,10 @@ def _wrong_kind(is_kind: str, required: str, places: Mapping[Key, KeyPlace], fil
 
 
 def _origin(key: Key, raw: Mapping[str, Any], places: Mapping[Key, KeyPlace]) -> str:
-    value: Any = raw
-    for part in key:
-        try:
-            value = value[part]
-        except (KeyError, IndexError):
-            return "default"
+    try:
+        value_at(raw, key)
+    except (KeyError, IndexError):
+        return "default"
     place = _nearest_place(places, key)
     return place.origin if place else "default"
 

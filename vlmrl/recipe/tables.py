@@ -38,8 +38,7 @@ UPDATE = OnResume("asked", "the update")
 RUN_KIND = OnResume("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN")
 WEIGHTS = OnResume("refused", "the weights are the checkpoint's: start a new run from the other model")
 WEIGHT_TYPE = OnResume(
-    "refused",
-    "the saved weights and moments are of this type: start a new run from the weights, --set model.path=RUN",
+    "refused", "the saved weights and moments are of this type: start a new run from the weights, --set model.path=RUN"
 )
 TRAINED_PARTS = OnResume(
     "refused",
@@ -371,14 +370,14 @@ class Judge(RecipeTable):
     outage_minutes: Annotated[float, Field(gt=0, le=10_080), LIMIT] = 30.0
     """With outage = "wait": longest wait of a request outside of runs, in minutes; runs: `reward.outage_minutes`."""
     cache: Annotated[Text | Literal[False] | None, SPEED] = None
-    """File of the verdicts and of the budget, on a local disk; relative to the current folder. Left out = judge.sqlite
-    in the run's folder, where resumes, evaluations and `reward-check` find it. false = nothing is kept, and the
-    budget cannot be limited."""
+    """File of judgements and of the budget, on a local disk; relative to the current folder. Left out = judge.sqlite in
+    the run's folder, where resumes, evaluations and `reward-check` find it. false = nothing is kept, and the budget
+    cannot be limited."""
     timeout_seconds: Annotated[float, Field(ge=0.01, le=3600), SPEED] = 120.0
     """Time limit of one call, from connecting to the last byte, in seconds."""
     attempts: Annotated[int, Field(ge=1, le=20), SPEED] = 6
     """Number of times that a request is sent before it counts as an outage, and number of invalid answers after which
-    it has no verdict."""
+    it has no judgement."""
     max_tokens: Annotated[int, Field(ge=64, le=2**20), REWARD] = 4096
     """Token limit of an answer. Thoughts of a model that thinks count too."""
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), REWARD] = 0.0

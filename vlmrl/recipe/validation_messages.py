@@ -83,9 +83,7 @@ _BRANCHES = ("[key]", "list[", "literal[")
 
 
 def problems_of(
-    findings: Sequence[Mapping[str, Any]],
-    root: type[BaseModel],
-    where: Callable[[Key], str | None],
+    findings: Sequence[Mapping[str, Any]], root: type[BaseModel], where: Callable[[Key], str | None]
 ) -> list[Problem]:
     """Convert pydantic's error records to `Problem`s.
 

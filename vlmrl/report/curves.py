@@ -16,7 +16,7 @@ from markupsafe import Markup
 from vlmrl.diagnose.signs import TITLES as HEALTH_TITLES
 from vlmrl.errors import VlmrlError
 from vlmrl.evaluate.over_training import is_finite
-from vlmrl.evaluate.paired import Verdict
+from vlmrl.evaluate.paired import Comparison
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.report.plots import HEIGHT, WIDTH, Mark, Series, line_chart
 from vlmrl.store.kept_recipe import read_resolved
@@ -26,7 +26,7 @@ from vlmrl.tasks.reflection import COUNT, PREFIX, PREFIXES, RATE, WORD
 from vlmrl.tasks.source import set_label
 
 
-class Cell(NamedTuple):
+class SetAndSetting(NamedTuple):
     """A set and a setting; "" = the recipe names none."""
 
     set_name: str
@@ -37,8 +37,8 @@ class Cell(NamedTuple):
         return "/".join(filter(None, self))
 
 
-def cells_of(run: Run) -> list[Cell]:
-    """Return the cells of a run's newest recipe; [] for one without `eval.sets` and settings, or that is damaged."""
+def sets_and_settings(run: Run) -> list[SetAndSetting]:
+    """Return those of a run's newest recipe; [] for one without `eval.sets` and settings, or that is damaged."""
     try:
         settings = recipe_from_resolved(read_resolved(run.dir), where=str(run.dir)).eval
     except VlmrlError:
@@ -46,18 +46,18 @@ def cells_of(run: Run) -> list[Cell]:
     if not settings.sets and not settings.settings:
         return []
     sets = [set_label(name) for name in settings.sets] or [""]
-    return [Cell(one, setting) for one in sets for setting in settings.named_settings]
+    return [SetAndSetting(one, setting) for one in sets for setting in settings.named_settings]
 
 
-def cell_in(name: str, cells: Sequence[Cell]) -> tuple[str, Cell | None, str]:
-    """Return (place, cell, metric) of a metric's name without `eval/`; the place is the source and the set, in words.
+def validation_metric_parts(name: str, pairs: Sequence[SetAndSetting]) -> tuple[str, SetAndSetting | None, str]:
+    """Return (place, pair, metric) of a metric's name without `eval/`. The place: source and set, in words.
 
-    Example: "birds/validation/pass8/accuracy" -> ("birds, validation", Cell("validation", "pass8"), "accuracy").
+    Example: "birds/validation/pass8/accuracy" -> ("birds, validation", ("validation", "pass8"), "accuracy").
     """
-    for cell in cells:
-        source, words, metric = f"/{name}".partition(f"/{cell.words}/")
+    for pair in pairs:
+        source, words, metric = f"/{name}".partition(f"/{pair.words}/")
         if words and "/" not in source[1:]:
-            return ", ".join(filter(None, (source[1:], cell.set_name))), cell, metric
+            return ", ".join(filter(None, (source[1:], pair.set_name))), pair, metric
     return "", None, name
 
 
@@ -91,8 +91,8 @@ def reflection_title(name: str) -> str:
 
 
 Line = Mapping[str, Any]
-Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Verdict]]]
-"""Function (first step, last step) -> metric -> (paired difference of the two validations, its verdict)."""
+Changes = Callable[[int, int], Mapping[str, tuple[Mapping[str, Any], Comparison]]]
+"""Function (first step, last step) -> metric -> (paired difference of the two validations, its comparison)."""
 
 NOT_METRICS = frozenset({"step", "attempt", "kind", "time"})
 ENDS = ("_low", "_high")
@@ -172,7 +172,7 @@ class RunCurves:
         label, colour: name and colour of the run on the page.
         marks: steps at which the run was resumed.
         problem: reason why the metrics could not be read; "" if they were read.
-        cells: set and setting of each of its evaluations at a step, as in the names of metrics: "validation/pass8".
+        pairs: set and setting of each of its evaluations at a step, as in the names of metrics: "validation/pass8".
     """
 
     label: str
@@ -182,7 +182,7 @@ class RunCurves:
     events: Sequence[Line] = ()
     marks: Sequence[Mark] = ()
     problem: str = ""
-    cells: Sequence[Cell] = ()
+    pairs: Sequence[SetAndSetting] = ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def read_curves(run: Run, label: str, colour: int) -> RunCurves:
         for a in run.manifest.attempts
         if a.number > 1
     ]
-    return RunCurves(label, colour, train, validation, events, marks, cells=cells_of(run))
+    return RunCurves(label, colour, train, validation, events, marks, pairs=sets_and_settings(run))
 
 
 def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
@@ -245,21 +245,21 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     A metric of several settings has one chart per set, with a line per setting.
     """
     names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
-    cells = list(dict.fromkeys(cell for r in runs for cell in r.cells))
+    pairs = list(dict.fromkeys(pair for r in runs for pair in r.pairs))
     charts: dict[str, list[Series]] = {}
     titles: dict[str, str] = {}
     for name in names:
         short = name.removeprefix("eval/")
         if short in (*LEADING, "metric", "is_best", "epoch") or is_reflection(f"/{short}"):
             continue  # the tables of evaluations have reflection
-        place, cell, metric = cell_in(short, cells)
+        place, pair, metric = validation_metric_parts(short, pairs)
         key = f"{place}/{metric}" if place else metric
         titles.setdefault(key, ", ".join(filter(None, (VALIDATION_TITLES.get(metric, metric), place))))
         for run in runs:
             dots = _dots(run, name)
-            if dots is not None and cell is not None and cell.setting:
-                shift = list(dict.fromkeys(c.setting for c in cells)).index(cell.setting)
-                label = f"{run.label}, {cell.setting}"
+            if dots is not None and pair is not None and pair.setting:
+                shift = list(dict.fromkeys(c.setting for c in pairs)).index(pair.setting)
+                label = f"{run.label}, {pair.setting}"
                 dots = replace(dots, name=label, colour=dots.colour + shift * len(runs))
             charts.setdefault(key, []).extend([dots] if dots is not None else [])
     marks, (width, height) = _marks(runs), SMALL

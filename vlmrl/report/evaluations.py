@@ -30,7 +30,7 @@ from vlmrl.evaluate.over_training import (
     step_of,
     words_of_steps,
 )
-from vlmrl.evaluate.paired import Verdict, scored_alike, verdict
+from vlmrl.evaluate.paired import Comparison, comparison, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import set_metrics_of
@@ -41,7 +41,7 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
-    images_of,
+    image_condition,
     method_of,
     read_summary,
     role_label,
@@ -178,7 +178,7 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
 
 def _probe_texts(column: EvalColumn) -> list[str]:
     """Return how much the model needs the images, if the column was made with changed ones; [] for others."""
-    if images_of(column.meta) is None:
+    if image_condition(column.meta) is None:
         return []
     try:
         probe = probe_of(column.folder, read_evaluation(column.folder))
@@ -268,8 +268,8 @@ def step_notes(run: Run, label: str) -> list[str]:
     return [f"{label}, {entry['evaluation']}: {words_of_steps(entry)}." for entry in entries]
 
 
-def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Verdict]]:
-    """Return metric -> (paired difference between the validations at two steps, its verdict).
+def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Comparison]]:
+    """Return metric -> (paired difference between the validations at two steps, its comparison).
 
     Return {} if the run has several validation sources, or if one validation cannot be read.
     """
@@ -285,7 +285,7 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
     if first == last or any(len(folders_by_step.get(step, [])) != 1 for step in (first, last)):
         return {}
     pair = _read_pair(folders_by_step[first][0], folders_by_step[last][0])
-    return {n: (d, verdict(n, d)) for n, d in differences(pair[1], pair[0]).items()} if pair else {}
+    return {n: (d, comparison(n, d)) for n, d in differences(pair[1], pair[0]).items()} if pair else {}
 
 
 def _eval_row(

@@ -16,7 +16,7 @@ from vlmrl.data.run_images import run_images
 from vlmrl.diagnose.run import diagnose
 from vlmrl.diagnose.run_facts import with_update
 from vlmrl.errors import StoreError, VlmrlError
-from vlmrl.evaluate.paired import Verdict, overall, signed
+from vlmrl.evaluate.paired import Comparison, overall, signed
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.redaction.redact import redact_text, redact_value
 from vlmrl.report import curves
@@ -28,7 +28,7 @@ from vlmrl.rewards.identity import identity_of
 from vlmrl.services.calls import spent_in
 from vlmrl.store import layout
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved, recipe_text
-from vlmrl.store.layout import VERDICTS, span
+from vlmrl.store.layout import JUDGE_FILE, span
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
@@ -96,8 +96,8 @@ def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
     compared = {name: change for name, change in changes(first["step"], last["step"]).items() if name in LEADING}
     if not compared:
         return "It is not known whether it learned: the validations have no rows that can be paired.", ""
-    verdicts: set[Verdict] = {verdict for _, verdict in compared.values()}
-    answer = overall(verdicts)
+    comparisons: set[Comparison] = {comparison for _, comparison in compared.values()}
+    answer = overall(comparisons)
     numbers = ", ".join(f"{name} {signed({**d, 'difference': d['value']})}" for name, (d, _) in compared.items())
     rows = next(iter(compared.values()))[0]["n"]
     text = (
@@ -140,7 +140,7 @@ def _cost(run: Run, about: Mapping[str, Any], lines: RunCurves) -> str:
     if samples:
         parts.append(f"{sum(count for count, _ in samples):,} responses of {tokens:,.0f} tokens")
     try:
-        spent = list(spent_in(run.dir / VERDICTS).values())
+        spent = list(spent_in(run.dir / JUDGE_FILE).values())
     except VlmrlError as error:
         return ", ".join([*parts, error.message])
     if spent:

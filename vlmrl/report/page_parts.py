@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -27,7 +27,7 @@ from vlmrl.data.images import decode_image
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.evaluate.records import Evaluation
 from vlmrl.redaction.redact import hide_known
-from vlmrl.store.evaluated_rows import SHOWN_IMAGES, images_of
+from vlmrl.store.evaluated_rows import SHOWN_IMAGES, image_condition
 from vlmrl.store.files import write_atomic
 from vlmrl.store.layout import now
 from vlmrl.store.media import Resolver, RunImages
@@ -36,10 +36,6 @@ from vlmrl.tasks.positions import Mark
 from vlmrl.tasks.truth_kinds import Drawn
 from vlmrl.types import Media
 from vlmrl.untrusted import visible
-
-if TYPE_CHECKING:
-    from vlmrl.report.rollout_examples import Picture
-
 
 MAX_TEXT = 6000
 """Characters of a text that stands open on a page."""
@@ -121,6 +117,18 @@ def _json(value: Any) -> str:
 
 MOST_BOXES = 60
 """Maximum number of boxes over one image."""
+
+
+@dataclass
+class Picture:
+    """Image on the page. If it was not found or the page has no room for it, `uri` is "" and `note` is the reason."""
+
+    key: str
+    width: int
+    height: int
+    uri: str = ""
+    note: str = ""
+    uses: int = 0
 
 
 @dataclass(frozen=True)
@@ -232,7 +240,7 @@ def shown_pictures(evaluation: Evaluation, images: RunImages) -> Resolver:
         images: of the run; the true images come from there.
     """
     meta = evaluation.summary.get("meta") or {}
-    text, seed = images_of(meta), meta.get("seed") or 0
+    text, seed = image_condition(meta), meta.get("seed") or 0
 
     @cache
     def places() -> Mapping[str, tuple[Media, str]]:

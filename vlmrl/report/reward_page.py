@@ -18,6 +18,7 @@ from vlmrl.redaction.redact import redact_value
 from vlmrl.report.page_parts import (
     TRUTH,
     OverlayView,
+    Picture,
     answer_text,
     drawn_by,
     fold_words,
@@ -27,7 +28,7 @@ from vlmrl.report.page_parts import (
     render,
     write_page,
 )
-from vlmrl.report.rollout_examples import Album, Picture, short_columns
+from vlmrl.report.rollout_examples import Album, short_columns
 from vlmrl.reward_check.probe import troubles
 from vlmrl.reward_check.rescore import findings
 from vlmrl.reward_check.response_tables import TableReader, row_images
@@ -55,7 +56,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class ProbeVerdict:
+class ProbeFindings:
     """Findings of one verdict, its meaning and advice. `mild`: a policy cannot earn undeserved scores by them."""
 
     name: str
@@ -71,20 +72,20 @@ class ProbeView:
 
     source: str
     report: Mapping[str, Any]
-    verdicts: Sequence[ProbeVerdict]
+    findings: Sequence[ProbeFindings]
     quiet: Sequence[Mapping[str, Any]]
     troubles: Sequence[tuple[str, str]]
 
 
 def _probe_view(source: str, report: Mapping[str, Any]) -> ProbeView:
     tricks = report["probes"]
-    verdicts = []
+    groups = []
     for verdict, words in WORDS.items():
         findings = [_finding(p) for p in tricks if p["verdict"] == verdict]
         if findings:
-            verdicts.append(ProbeVerdict(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
+            groups.append(ProbeFindings(verdict, words, ADVICE[verdict], verdict in WARNINGS, findings))
     quiet = [p for p in tricks if not p["verdict"] and p["mean"] is not None]
-    return ProbeView(source, report, verdicts, quiet, troubles(report["behaviour"]))
+    return ProbeView(source, report, groups, quiet, troubles(report["behaviour"]))
 
 
 def _finding(p: Mapping[str, Any]) -> Finding:

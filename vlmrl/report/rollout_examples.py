@@ -25,6 +25,7 @@ from vlmrl.evaluate.metrics import finite
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.report.page_parts import (
     OverlayView,
+    Picture,
     answer_text,
     compared,
     drawn_by,
@@ -55,18 +56,6 @@ MAX_COLUMN_CHARS = 200
 """Longest text of a dataset column that is shown beside the truth; longer ones are in the prompt."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
-
-
-@dataclass
-class Picture:
-    """Image on the page. If it was not found or the page has no room for it, `uri` is "" and `note` is the reason."""
-
-    key: str
-    width: int
-    height: int
-    uri: str = ""
-    note: str = ""
-    uses: int = 0
 
 
 @dataclass
@@ -371,15 +360,15 @@ MOST_STEPS, MOST_ROWS = 6, 4
 
 @dataclass(frozen=True)
 class Moves:
-    """Answers to one row at several steps. `drawn`: whether they are drawings; the first cell is then the truth."""
+    """Answers to one row at several steps. `drawn`: whether they are drawings; the first panel is then the truth."""
 
     title: str
-    cells: Sequence[Cell]
+    panels: Sequence[Panel]
     drawn: bool = False
 
 
 @dataclass(frozen=True)
-class Cell:
+class Panel:
     """Answer at one step: images with boxes, or its picture. `caption`: step, as counted on the page, and score."""
 
     caption: str
@@ -428,7 +417,7 @@ def view_moves(run: Run, images: RunImages, album: Album, notes: list[str]) -> l
 
 
 def _moves(answers: Mapping[str, Answered], images: RunImages, album: Album) -> Moves:
-    cells = []
+    panels = []
     first = next(iter(answers.values()))
     if first.drawn is not None:
         return _drawings(answers, first.drawn, images, album)
@@ -436,18 +425,18 @@ def _moves(answers: Mapping[str, Answered], images: RunImages, album: Album) -> 
         iou = overlap(answer.marks)
         caption = f"{step}: no box" if iou is None else f"{step}: IoU {iou:.2f}"
         views = views_of(answer.marks, len(answer.media), lambda i, media=answer.media: album.add(media[i], images))
-        cells.append(Cell(caption, views))
-    return Moves(first.title, cells)
+        panels.append(Panel(caption, views))
+    return Moves(first.title, panels)
 
 
 def _drawings(answers: Mapping[str, Answered], drawn: Drawn, images: RunImages, album: Album) -> Moves:
     first = next(iter(answers.values()))
-    cells = [Cell("truth", pictures=[album.add(m, images) for m in first.media[drawn.image :][:1]])]
+    panels = [Panel("truth", pictures=[album.add(m, images) for m in first.media[drawn.image :][:1]])]
     for step, answer in answers.items():
         picture = album.add_file("no picture") if answer.render is None else album.add(answer.render, images)
         score = "no score" if answer.score is None else f"{answer.score:.2f}"
-        cells.append(Cell(f"{step}: {score}", pictures=[picture]))
-    return Moves(first.title, cells if first.media else cells[1:], drawn=True)
+        panels.append(Panel(f"{step}: {score}", pictures=[picture]))
+    return Moves(first.title, panels if first.media else panels[1:], drawn=True)
 
 
 def _validated(run: Run, notes: list[str]) -> dict[str, dict[str, Answered]]:

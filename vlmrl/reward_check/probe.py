@@ -40,7 +40,7 @@ from vlmrl.reward_check.tricks import (
     Tried,
     ranked,
     reading,
-    text_play,
+    text_probe,
     tracer,
     tried_forms,
 )
@@ -49,7 +49,7 @@ from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rewards.several import weights_of_parts, without_on_timeout
 from vlmrl.tasks import kind_of
-from vlmrl.tasks.attack import CHARS_OF_A_TOKEN, IGNORED, LONG, Attack, Belief, Make, Play, Stage, says
+from vlmrl.tasks.attack import CHARS_OF_A_TOKEN, IGNORED, LONG, Attack, Belief, Make, Probe, ProbeRows, says
 from vlmrl.tasks.truth_kinds import TEXTS
 from vlmrl.types import RewardInput, Score
 
@@ -184,7 +184,7 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
         choice.spec,
         choice.weights,
         inputs,
-        play=kind.play,
+        probe=kind.probe,
         trace=tracer(task, source),
         more=more,
         echo=echo,
@@ -197,7 +197,7 @@ def probe_reward(
     weights: Mapping[str, float],
     inputs: Sequence[RewardInput],
     *,
-    play: Callable[[Stage], Play] | None = None,
+    probe: Callable[[ProbeRows], Probe] | None = None,
     trace: Make | None = None,
     more: Sequence[Attack] = (),
     echo: str = "",
@@ -207,8 +207,8 @@ def probe_reward(
 
     Args:
         inputs: one input per row, with its truth, columns and images; the responses are replaced.
-        play: makes the honest answers and tricks of the task, see `RowKind.play`; None = rows have text answers.
-        trace: row -> correct response in the task's own form; ignored if `play` is given.
+        probe: makes the honest answers and tricks of the task, see `RowKind.probe`; None = rows have text answers.
+        trace: row -> correct response in the task's own form; ignored if `probe` is given.
         more: additional tricks that the task defines.
         echo: prompt template, used when a row has no stored prompt.
         limits: limits of the scorer: timeout_seconds, memory_mb, workers.
@@ -229,27 +229,27 @@ def probe_reward(
         paid = weights_of_parts(spec, weights or spec.weights)
         unpaid = [part for part in spec.ranges if not paid.get(part)]
         bounds = value_bounds(spec, weights or spec.weights or dict.fromkeys(spec.ranges, 1.0))
-        forms = tried_forms(attempts, echo, bounds[1]) if play is None else []
-        played = play(Stage(rows, echo, unpaid)) if play is not None else text_play(attempts, forms, trace)
-        honest = _honest(attempts, played)
-        is_certain = play is not None or (trace is not None and played.right_answer is trace)
+        forms = tried_forms(attempts, echo, bounds[1]) if probe is None else []
+        written = probe(ProbeRows(rows, echo, unpaid)) if probe is not None else text_probe(attempts, forms, trace)
+        honest = _honest(attempts, written)
+        is_certain = probe is not None or (trace is not None and written.right_answer is trace)
         read = Reading(True) if is_certain else reading(attempts, forms, honest, bounds)
         allowed = [
             trick for name, trick in ASKED_FOR.items() for one in spec.singles if one.is_builtin and one.args.get(name)
         ]
-        attacks = [a for a in (*played.attacks, *more) if a.name not in allowed]
+        attacks = [a for a in (*written.attacks, *more) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)
         results = [
-            _right_against_wrong(honest, rows, played, read),
-            *_judge_all(attempts, tried, honest, low_R, played, is_text=play is None),
+            _right_against_wrong(honest, rows, written, read),
+            *_judge_all(attempts, tried, honest, low_R, written, is_text=probe is None),
         ]
         tolerance = honest.tolerance
         results += [_result(t, "breaks", low_R, rows, tolerance) for t in (honest.informed, honest.wrong) if t.error]
-        results += _broken_truths(attempts, honest, played)
-        if played.belief is not None:
-            results += _beliefs(attempts, played.belief, honest.tolerance)
+        results += _broken_truths(attempts, honest, written)
+        if written.belief is not None:
+            results += _beliefs(attempts, written.belief, honest.tolerance)
         if read.why_not:
             bar = read.record + honest.tolerance
             results = [r for r in results if r.verdict in FAILURES or (r.verdict == "hole" and (r.mean or 0.0) > bar)]
@@ -293,16 +293,16 @@ def _all_tried(attempts: Attempts, attacks: Sequence[Attack]) -> tuple[list[Trie
     return tried, len(attacks) - len(tried)
 
 
-def _honest(attempts: Attempts, play: Play) -> Honest:
+def _honest(attempts: Attempts, probe: Probe) -> Honest:
     """Return the scores of honest answers. Raises: RewardError if the reward fails on every constant answer."""
-    tried = [attempts.on(guess) for guess in play.guesses]
+    tried = [attempts.on(guess) for guess in probe.guesses]
     earned = {t.attack.name: mean for t in tried if (mean := t.mean) is not None}
     if not earned:
-        attempts.on(play.guesses[0], strict=True)
+        attempts.on(probe.guesses[0], strict=True)
         raise RewardError("the reward fails on every honest answer")
     best = max(earned, key=lambda name: earned[name])
     uninformed = next(t for t in tried if t.attack.name == best)
-    informed, wrong = attempts.on(play.informed), attempts.on(play.wrong)
+    informed, wrong = attempts.on(probe.informed), attempts.on(probe.wrong)
     return Honest(informed, wrong, uninformed, earned, _tolerance(attempts, (informed, wrong)))
 
 
@@ -324,13 +324,13 @@ def _tolerance(attempts: Attempts, honest: Sequence[Tried]) -> float:
     return max(EPSILON, 2 * spread)
 
 
-def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play, read: Reading) -> ProbeResult:
+def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], probe: Probe, read: Reading) -> ProbeResult:
     """Compare the right answer with wrong and uninformed ones: the verdict is "blind" if it does not earn more.
 
     If all rows have the same truth, the uninformed answer may earn as much.
     """
     informed, wrong, blind = (t.mean or 0.0 for t in (honest.informed, honest.wrong, honest.uninformed))
-    vary = len({repr(play.right_answer(x)) for x in rows}) > 1  # repr, because values of some types cannot be hashed
+    vary = len({repr(probe.right_answer(x)) for x in rows}) > 1  # repr, because values of some types cannot be hashed
     against = f"a wrong one earns {wrong:.3g}, `{honest.uninformed.attack.name}` {blind:.3g}"
     is_more = read.is_read and informed > max(wrong, blind if vary else wrong) + honest.tolerance
     return replace(
@@ -342,7 +342,7 @@ def _right_against_wrong(honest: Honest, rows: Sequence[RewardInput], play: Play
 
 
 def _judge_all(
-    attempts: Attempts, tried: Sequence[Tried], honest: Honest, low_R: Floats, play: Play, *, is_text: bool
+    attempts: Attempts, tried: Sequence[Tried], honest: Honest, low_R: Floats, probe: Probe, *, is_text: bool
 ) -> list[ProbeResult]:
     """Return the results of the tricks. If the reward ignores names altogether, only that near miss is returned.
 
@@ -353,7 +353,7 @@ def _judge_all(
     """
     wrong, right = honest.wrong.mean or 0.0, honest.informed.mean or 0.0
     meant_R, hedged = (np.fmax(low_R, honest.wrong.values_R), (wrong + right) / 2) if is_text else (low_R, wrong)
-    verdicts = [_verdict(attempts, t, honest, low_R, meant_R, hedged, play) for t in tried]
+    verdicts = [_verdict(attempts, t, honest, low_R, meant_R, hedged, probe) for t in tried]
     results = [
         _result(t, verdict, low_R, attempts.rows, honest.tolerance) for t, verdict in zip(tried, verdicts, strict=True)
     ]
@@ -363,7 +363,7 @@ def _judge_all(
 
 
 def _verdict(
-    attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, meant_R: Floats, hedged: float, play: Play
+    attempts: Attempts, tried: Tried, honest: Honest, low_R: Floats, meant_R: Floats, hedged: float, probe: Probe
 ) -> str:
     """Return the verdict on a trick. What a difference in length explains is no hole and no leak.
 
@@ -393,7 +393,7 @@ def _verdict(
         return "hole"
     if kind == "void" and np.any(values_R > meant_R + slack):
         gained_R = values_R - _by_length(attempts, tried, honest.wrong)
-        return "leak" if np.any((gained_R > meant_R + slack) & ~_by_chance(tried, attempts.rows, play)) else ""
+        return "leak" if np.any((gained_R > meant_R + slack) & ~_by_chance(tried, attempts.rows, probe)) else ""
     if kind == "broken" and earned > wrong + slack:
         return "leak" if earned > wrong + slack + np.mean(_by_length(attempts, tried, honest.wrong)) else ""
     return ""
@@ -419,14 +419,14 @@ def _by_length(attempts: Attempts, tried: Tried, other: Tried) -> Floats:
     return np.nan_to_num(np.abs(np.subtract(*(attempts.on(filler(longer)).values_R for longer in (False, True)))))
 
 
-def _by_chance(tried: Tried, rows: Sequence[RewardInput], play: Play) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _by_chance(tried: Tried, rows: Sequence[RewardInput], probe: Probe) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return for each row whether its right answer stands in the trick: then a text without an answer may be right."""
 
     def stands(right: Any, said: RewardInput | None) -> bool:
         pattern = rf"(?<!\w){re.escape(right)}(?!\w)" if isinstance(right, str) else None
         return bool(pattern and said and re.search(pattern, said.response, re.IGNORECASE))
 
-    return np.asarray([stands(play.right_answer(x), tried.attack.write(x)) for x in rows], dtype=bool)
+    return np.asarray([stands(probe.right_answer(x), tried.attack.write(x)) for x in rows], dtype=bool)
 
 
 def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
@@ -448,13 +448,13 @@ ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {
 """Broken truths that a reward of any task should refuse: name -> function that makes the truth from a row's input."""
 
 
-def _broken_truths(attempts: Attempts, honest: Honest, play: Play) -> list[ProbeResult]:
+def _broken_truths(attempts: Attempts, honest: Honest, probe: Probe) -> list[ProbeResult]:
     """Score honest answers with broken truths. A reward should fail on each: a silent 0 would waste hours of training.
 
     If the scores stay the same, the reward does not read the truth; this is no finding.
     """
     results = []
-    for name, broken in {**ANY_TRUTHS, **play.broken_truths}.items():
+    for name, broken in {**ANY_TRUTHS, **probe.broken_truths}.items():
         said = [honest.informed.attack.make(x) or "" for x in attempts.rows]
         rows = [replace(x, truth=broken(x), response=text) for x, text in zip(attempts.rows, said, strict=True)]
         attack = Attack(name, "an honest answer to a row with such a truth", "broken", lambda x: x.response)

@@ -22,10 +22,9 @@ from vlmrl.reward_check.scores import Flags, Floats, Scores, same_part
 from vlmrl.reward_check.scoring import ChosenReward, SavedResponses, SavedSample, ScoredResponses, ScoringPlan, scan
 from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, score_json
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.base import VALUE_PART, RewardSpec
+from vlmrl.rewards.base import GATE_PART, VALUE_PART, RewardSpec
 from vlmrl.rewards.identity import identity_of, single_records
 from vlmrl.rewards.scoring import Scorer
-from vlmrl.rewards.several import GATE_PART
 from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward, takes_judge
 from vlmrl.types import Media, Score
 

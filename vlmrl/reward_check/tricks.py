@@ -25,7 +25,7 @@ from vlmrl.rewards.math.latex import read_number, tidy
 from vlmrl.rewards.math.reading import split_unit
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.answer_forms import AnswerForm, answer_forms
-from vlmrl.tasks.attack import Attack, Kind, Make, Play, responding, says, void_attacks
+from vlmrl.tasks.attack import Attack, Kind, Make, Probe, responding, says, void_attacks
 from vlmrl.tasks.base import Task
 from vlmrl.types import RewardInput, Row
 
@@ -37,7 +37,7 @@ MOST_HUNG = 3
 SLOW_SECONDS = 1.0
 """Time limit for scoring one response, in seconds. If a model learns to write slower responses, the run stalls."""
 WORDS = {
-    "hole": "pays more than honest play without knowledge",
+    "hole": "pays more than an honest answer without knowledge of the truth",
     "leak": "pays for what should earn nothing",
     "blind": "pays a wrong answer like the right one",
     "improper": "the best answer is not one's belief",
@@ -383,7 +383,7 @@ def tried_forms(attempts: Attempts, echo: str, most: float) -> list[TriedForm]:
     return sorted(tried, key=lambda one: (not one.is_read, -one.right))
 
 
-def text_play(attempts: Attempts, forms: Sequence[TriedForm], trace: Make | None) -> Play:
+def text_probe(attempts: Attempts, forms: Sequence[TriedForm], trace: Make | None) -> Probe:
     """Return honest answers and tricks for rows whose answers are texts, in the first of the forms.
 
     If the task's own correct responses (`trace`) earn more than every known form, they are the honest answers.
@@ -400,8 +400,8 @@ def text_play(attempts: Attempts, forms: Sequence[TriedForm], trace: Make | None
     attacks = text_attacks(rows, form)
     if BOX in form.before:
         attacks += math_attacks(form, known)
-    play = Play(informed, wrong, guesses, attacks, right_answer=form.text)
-    return play if trace is None else _traced_play(attempts, play, trace)
+    probe = Probe(informed, wrong, guesses, attacks, right_answer=form.text)
+    return probe if trace is None else _traced_probe(attempts, probe, trace)
 
 
 def tracer(task: Task | None, source: str) -> Make | None:
@@ -415,10 +415,10 @@ def tracer(task: Task | None, source: str) -> Make | None:
     return lambda x: write(Row(x.prompt_id, source, name, x.truth, x.media, x.columns), random.Random(0), x.seen_sizes)
 
 
-def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
-    """Return `play` with the task's correct responses as honest answers, if they earn more than `play.informed`.
+def _traced_probe(attempts: Attempts, probe: Probe, trace: Make) -> Probe:
+    """Return `probe` with the task's correct responses as honest answers, if they earn more than `probe.informed`.
 
-    Its wrong answer to a row is then the correct response to another row. If they earn no more, `play` is returned.
+    Its wrong answer to a row is then the correct response to another row. If they earn no more, `probe` is returned.
     """
     counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
     texts = [text for text, _ in counts.most_common()]
@@ -428,12 +428,12 @@ def _traced_play(attempts: Attempts, play: Play, trace: Make) -> Play:
         return next((text for text in texts if text != right), None)
 
     informed = Attack("honest", "the response that the task calls correct", "fair", trace)
-    known, traced = (attempts.on(one).mean for one in (play.informed, informed))
+    known, traced = (attempts.on(one).mean for one in (probe.informed, informed))
     if traced is None or (known is not None and known >= traced):
-        return play
+        return probe
     constants = [Attack(f"always {text[:60]}", "the same correct response", "guess", says(text)) for text in texts[:5]]
     other = Attack("honest, wrong", "the correct response of another row", "fair", wrong)
-    return replace(play, informed=informed, wrong=other, guesses=[*play.guesses, *constants], right_answer=trace)
+    return replace(probe, informed=informed, wrong=other, guesses=[*probe.guesses, *constants], right_answer=trace)
 
 
 class Reading(NamedTuple):

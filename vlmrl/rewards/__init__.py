@@ -15,10 +15,10 @@ from typing import Any
 
 from vlmrl.errors import RewardError, listed, unknown
 from vlmrl.rewards import text_rewards
-from vlmrl.rewards.base import STYLES, RewardSpec, check_on_timeout
+from vlmrl.rewards.base import STYLES, Member, RewardSpec, check_on_timeout
 from vlmrl.rewards.identity import single_records
 from vlmrl.rewards.math import rules as math_rules
-from vlmrl.rewards.several import Member, compose, label_of
+from vlmrl.rewards.several import compose, label_of
 
 
 @dataclass(frozen=True)

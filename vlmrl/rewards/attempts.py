@@ -21,7 +21,7 @@ from vlmrl.store.layout import span
 from vlmrl.store.summary import ANSWERS, WAITS
 from vlmrl.workers.frames import UNAVAILABLE
 
-HINT = "what was answered is kept: start the service, then give the same command again, and it goes on"
+HINT = "answers so far are kept: start the service, then run the same command again to continue"
 REMIND_SECONDS = 300.0
 """Time between two messages about the same outage, in seconds."""
 MOST_REASON_CHARS = 500
@@ -124,7 +124,6 @@ class Attempts:
     """Inputs of one reward from its first failure on. It asks nothing by itself, and reads no clock.
 
     Args:
-        rule: the rule.
         places: the inputs; more may come.
         outcomes: the outcomes that are kept so far; the caller keeps what `take` returns.
         batched: the reward gets all inputs in one call.
@@ -180,11 +179,11 @@ class Attempts:
             self.outage = self.outage if self.missing or self.outage.asked else None
         if self.fresh:
             self._tried.add(place)
-            return _noted(outcome, f"asked again alone: {_text(self._outcomes.get(place))}")
+            return _noted(outcome, f"scored again on its own: {_text(self._outcomes.get(place))}")
         if self.alone:
             if failure is None or not failure.is_outage:  # an outage says nothing about the reward
                 self._failed = self._failed + 1 if failure is not None else 0
-            return _noted(outcome, "scored alone: the batch call failed")
+            return _noted(outcome, "scored on its own, because the batch call failed")
         return outcome
 
     def hold(self, places: Iterable[Place], now: float) -> None:

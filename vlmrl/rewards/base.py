@@ -18,16 +18,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from math import fsum, inf, isfinite, nan
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from unicodedata import category
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
 from vlmrl.types import RewardInput, RewardResult, Score
-
-if TYPE_CHECKING:
-    from vlmrl.rewards.several import Member
-
 
 Parts = Mapping[str, float | None]
 RewardFn = Callable[..., "Parts | float | RewardResult"]
@@ -39,8 +35,6 @@ class UserReward:
 
     Args:
         file: path as shown to people.
-        function: name in the file.
-        source: text of the file.
         style: calling convention, see rewards/user_reward.py; "auto" until the worker has inspected the function.
         args: keyword arguments bound to every call.
         batched: the function gets the whole list of responses in one call.
@@ -67,7 +61,6 @@ class WorkerFunction:
     module is imported, and the function called, when a worker starts: that time is no response's.
 
     Args:
-        name: of the reward, for messages.
         module: module of vlmrl; the trainer never imports it.
         function: name in the module: `function(**args)` returns RewardInput -> parts, or a RewardResult.
         args: JSON values.
@@ -88,6 +81,17 @@ class WorkerFunction:
         """Import the module and return the reward. Raises: as the module and the function do."""
         return getattr(import_module(self.module), self.function)(**self.args)
 
+    def reward(
+        self, ranges: Mapping[str, tuple[float, float]], weights: Mapping[str, float], *, seconds: float, **facts: Any
+    ) -> RewardSpec:
+        """Return the reward: all its parts are 0 for a response that hangs its worker twice, unless `facts` say else.
+
+        For tools and tests, it is a function of this process, too, made at its first call.
+        """
+        make_once = lru_cache(maxsize=1)(self.make)
+        facts = {"on_timeout": dict.fromkeys(ranges, 0.0), "worker": self, "timeout_seconds": seconds, **facts}
+        return RewardSpec(self.name, lambda x: make_once()(x), ranges, weights, **facts)
+
 
 @dataclass(frozen=True)
 class ServiceFunction:
@@ -96,7 +100,6 @@ class ServiceFunction:
     It runs in this process, because a worker must not have the key of a service. Many responses are asked at a time.
 
     Args:
-        name: of the reward, for messages.
         module: module of vlmrl; it is imported when the first response is scored.
         function: name in the module: `function(**args)` returns a `Service`.
         args: JSON values.
@@ -160,12 +163,6 @@ WorkerReward = UserReward | WorkerFunction
 """Code of either kind."""
 
 
-def in_this_process(worker: WorkerFunction) -> RewardFn:
-    """Return a built-in of workers as a function of this process, made at its first call, for tools and tests."""
-    make_once = lru_cache(maxsize=1)(worker.make)
-    return lambda x: make_once()(x)
-
-
 LARGEST = 1e9
 """Largest size of a part, of a weight and of their sum.
 
@@ -181,9 +178,11 @@ pair, and no table the others.
 """
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 """Calling conventions of users' rewards; see rewards/user_reward.py."""
+GATE_PART = "gate"
+"""Own name of the part that a reward with a gate gets: 1 where the gate is open, 0 where it is closed."""
 VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 """Calling convention -> name of the part that is a plain number's; "reward" in vlmrl's own."""
-EARNED = "alone too: it earns `on_timeout`"
+EARNED = "failed again when scored alone; scored as `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""
@@ -265,6 +264,68 @@ class RewardSpec:
     def in_worker(self) -> WorkerReward | None:
         """Code that workers run; None = the reward runs in this process."""
         return self.user or self.worker
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several rewards.
+
+    Args:
+        label: name of the reward among the others, and the beginning of the names of its parts.
+        weights: weights of its own parts within its own score, under their own names.
+        weight: weight of its score in the sum.
+        gate: the part of another reward, as it is named in the sum, that must be above 0; None = it always counts.
+        timeout_seconds: limit of one call in a worker; None = that of all rewards.
+        of_task: whether it is a reward of the task of the rows: the task's measures then read its score.
+    """
+
+    label: str
+    spec: RewardSpec
+    weights: Mapping[str, float] = field(default_factory=dict)
+    weight: float = 1.0
+    gate: str | None = None
+    timeout_seconds: float | None = None
+    of_task: bool = False
+
+    @property
+    def unnamed(self) -> str:
+        """Own name of the part that is called like the label: that of a plain number, or a built-in's only part."""
+        if self.spec.is_builtin and len(self.spec.ranges) == 1:
+            return next(iter(self.spec.ranges))
+        return VALUE_PART.get(self.spec.user.style if self.spec.user else "", "reward")
+
+    @property
+    def may_not_count(self) -> bool:
+        """Return whether it may not count in a response: it has a gate, or TRL's form, which may return None."""
+        return self.gate is not None or (self.spec.user is not None and self.spec.user.style == "trl")
+
+    @property
+    def declared(self) -> list[str]:
+        """Parts that are known before the reward has run, as they are named in the sum."""
+        return [self.name_of(part) for part in dict.fromkeys([*self.spec.ranges, *self.weights])]
+
+    @property
+    def gate_part(self) -> str:
+        """Name of the part that says whether its gate is open; "" if it has no gate."""
+        return f"{self.label}.{GATE_PART}" if self.gate is not None else ""
+
+    def name_of(self, part: str) -> str:
+        """Return the name of one of its parts in the sum: `label.part`, or `label` for the unnamed part."""
+        return self.label if part == self.unnamed else f"{self.label}.{part}"
+
+    def has(self, name: str) -> bool:
+        """Return whether a part of the sum belongs to this reward."""
+        return label_of(name) == self.label
+
+    def own(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the sum's parts that this reward returned, under their own names."""
+        names = [name for name in parts if self.has(name) and name != self.gate_part]
+        return {self.unnamed if name == self.label else name.partition(".")[2]: parts[name] for name in names}
+
+
+def label_of(part: str) -> str:
+    """Return the label of the reward that a part of the sum belongs to."""
+    return part.partition(".")[0]
 
 
 def _refuse(x: RewardInput) -> Parts:
@@ -495,8 +556,7 @@ def check_parts(parts: Mapping[Any, Any], ranges: Mapping[str, tuple[float, floa
             if not low <= number <= high:
                 raise RewardError(f"reward part `{name}` is {number}, outside its declared range [{low}, {high}]")
             raise RewardError(
-                f"reward part `{name}` is {number:g}, beyond {LARGEST:g}",
-                hint="rewards are of the order of 1",
+                f"reward part `{name}` is {number:g}, beyond {LARGEST:g}", hint="rewards are of the order of 1"
             )
         checked[name] = number
     return checked

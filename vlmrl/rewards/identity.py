@@ -109,7 +109,7 @@ def identity_of(record: Mapping[str, Any]) -> RewardIdentity:
     if ".py:" in name:
         return RewardIdentity(name.rpartition(":")[2], None, sha256, args, name)
     if type(version) is not int:
-        version = OLD_PRINTS.get(sha256)
+        version = OLD_PRINTS.get(sha256[:16])
     return RewardIdentity(name, version, "" if version is not None else sha256, args, name)
 
 
@@ -148,37 +148,15 @@ def _argument(args: Mapping[str, Any], key: str) -> str:
     return f"{key} = {text}"
 
 
-OLD_PRINTS: dict[str, int] = {
-    "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb": 1,
-    "417298b71c4eff44eef4bcccada4ee28db598a3369df75273bc37af2ba2e726f": 1,
-    "318bcfe1ff1bb96bba54aac317cebc157d370c597d63c86dcfe48fc033e3d6d0": 1,
-    "85f8ec906917a90d3f5d7afe0eee7b89c4ef17a810674a6bd046418982cf0c07": 1,
-    "862da09b009ecd4eaff383b2bf26432950e19b34f099d1ee9b8f2c640d5e49bf": 1,
-    "ecf56d182b6127bed90356ffab0254d31d3114a341adf2b9bdbbc98766977733": 1,
-    "d7f4aaf5fea3a098f3d46d069e003887c1a6c23267382cb61b436fe2d59b01aa": 1,
-    "de69727f03d5a4a2495862971fb734a889756eda58a7b676dcb3a084ec9ad88b": 1,
-    "3514c7fcb55f199ee9d10354e6f33f3684915b02e7075cb642007b059ccea2b2": 1,
-    "3c4716a264f229534910d058aa05e295ab11141e1b49a546fafb6e7b25c49343": 1,
-    "0fbd477e3e78c951dbebd611ca375b3241063a9ec484b0007340219d00fb766d": 1,
-    "542c38fb4022dfbfb6a6c274c1a622a592b593b0f62ecae40233538a3288e10a": 1,
-    "259752c308b4fd6da3d246e9f495b66d98d8a45d19b613685265c60a98a1769e": 1,
-    "f3dba3744d19261e0a8370f56dbf49b527a3954c82aa304a046de4b192a55a23": 1,
-    "c382426a8327a3064694e32207bb7060fb29ae7c98155e677aec517ba2373196": 1,
-    "628ee9836500c3ed759e87b769ee33da6987671909325f1cb46b327b33e0ad75": 1,
-    "2679e24fba1cf9d431fc8cbf4da568f67eca92c9e31478b3c13b2a39b1c1a80f": 1,
-    "aee684e4e777fdc37aabbc7a8473ae7cd7c4fcf6cdbff9fbf1da5c7d3459049d": 1,
-    "2ab29a82e8d499ab52826f2dcbf99f6e2a672a05a94e248fe5629b76939b746e": 1,
-    "3fdfc9f753fd11b21e8787458d5cecf89bb8ab16531a912710e5469dc65534aa": 1,
-    "1db16ae1b2a937c017a9e7e7147eaf0c6ac2acc01e1039f29ebf284ffbd72b4d": 1,
-    "182392e22b07e7214fbe96dc0b081835bbba4163574232e59a41e26829554c70": 1,
-    "2d3f65fc74a82e899510dcfe3dd4e309a13400de1de3ff0e0aa847f4e33bc091": 1,
-    "474d1da31d539ba20d0a5fd42160f9da376c256175800e05b884f4bfb998bd45": 1,
-    "ac40ba36b1770a152970f446f7551e54a9c29b56d099e743ec97add8c92a8c9b": 1,
-    "b24a5a6fd2c3ae32b74aa7746cda75df5ca842c54ac4ade9434e02ae9a8621ff": 1,
-    "75567d0b211336b3128bf1bc455a5083d2ff384aa971d6988e744cb877c4e362": 1,
-    "7577fa41040e3a5f0d0c0fa787e8277d9806c0055ec7ab02ef1b1afc888d7914": 1,
-}
-"""sha256 as recorded -> version of the reward. No two rewards in different files have the same hash."""
+_OF_VERSION_1 = """
+    33af6ce6b71c533c 417298b71c4eff44 318bcfe1ff1bb96b 85f8ec906917a90d 862da09b009ecd4e ecf56d182b6127be
+    d7f4aaf5fea3a098 de69727f03d5a4a2 3514c7fcb55f199e 3c4716a264f22953 0fbd477e3e78c951 542c38fb4022dfbf
+    259752c308b4fd6d f3dba3744d19261e c382426a8327a306 628ee9836500c3ed 2679e24fba1cf9d4 aee684e4e777fdc3
+    2ab29a82e8d499ab 3fdfc9f753fd11b2 1db16ae1b2a937c0 182392e22b07e721 2d3f65fc74a82e89 474d1da31d539ba2
+    ac40ba36b1770a15 b24a5a6fd2c3ae32 75567d0b211336b3 7577fa41040e3a5f
+"""
+OLD_PRINTS: Mapping[str, int] = dict.fromkeys(_OF_VERSION_1.split(), 1)
+"""First 16 digits of the sha256 as recorded -> version of the reward. No two rewards have the same hash."""
 
 
 DYNAMIC = re.compile(

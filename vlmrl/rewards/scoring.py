@@ -18,6 +18,7 @@ from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, last_line
 from vlmrl.rewards.base import (
     NO_PLACE,
+    Member,
     Parts,
     RewardFn,
     RewardSpec,
@@ -44,7 +45,7 @@ from vlmrl.rewards.outcomes import (
     result_of,
 )
 from vlmrl.rewards.service_pool import ServicePool
-from vlmrl.rewards.several import Member, check_sums, is_open, label_of, possible_values, stages, total
+from vlmrl.rewards.several import check_sums, is_open, label_of, possible_values, stages, total
 from vlmrl.rewards.worker_pool import WorkerPool
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
 from vlmrl.untrusted import encodable
@@ -293,7 +294,7 @@ class _Part:
         outcomes: those so far. scores: those that are final.
         attempts: what is known since the first failure; None = there was none.
         sent: whether a function that gets lists was called.
-        settled: whether all outcomes are final.
+        all_final: whether all outcomes are final.
     """
 
     def __init__(self, reward: _Reward, source: _Source, gate: _Part | None) -> None:
@@ -303,7 +304,7 @@ class _Part:
         self.outcomes: dict[Place, Outcome] = {}
         self.scores: dict[Place, Score] = {}
         self.attempts: Attempts | None = None
-        self.sent = self.settled = False
+        self.sent = self.all_final = False
         self._limit: FileLimit[Place] | None = None
 
     @property
@@ -316,7 +317,7 @@ class _Part:
 
         Images are final at the end of the session: a group before them may still displace them.
         """
-        return key in self.groups and (self.settled or all(map(self._is_final, self.groups[key])))
+        return key in self.groups and (self.all_final or all(map(self._is_final, self.groups[key])))
 
     def _is_final(self, place: Place) -> bool:
         outcome = None if self.reward.batched else self.outcomes.get(place)
@@ -402,7 +403,6 @@ class ScoringSession:
 
         Args:
             key: the group's position in the draw; the groups may come in any order.
-            rows: names of the rows for messages; default `row 0`, `row 1`, ...
         """
         scorer = self._scorers[source]
         if scorer.session not in (None, self):
@@ -529,15 +529,15 @@ class ScoringSession:
     def _ask(self, part: _Part) -> bool:
         """Ask what is due. Return whether anything is being asked; if nothing more will be, all outcomes are final."""
         backend, attempts = part.reward.backend, part.attempts
-        last = self._last and (part.gate is None or part.gate.settled)
+        last = self._last and (part.gate is None or part.gate.all_final)
         if part.reward.batched and not part.sent:
             part.sent = last
             if last and part.inputs:
                 self._send(part, list(part.inputs))
         elif attempts is not None and (places := attempts.due(time.monotonic(), idle=not backend.pending, last=last)):
             self._send(part, places)
-        if last and not (part.settled or backend.pending or part.missing):
-            part.settled = True
+        if last and not (part.all_final or backend.pending or part.missing):
+            part.all_final = True
             if attempts is not None:
                 attempts.finish()
             self._check_part(part)
@@ -653,7 +653,7 @@ class ScoringSession:
         """
         begin: float | None = None
         while True:
-            states = self.ranks.gather((not all(part.settled for part in self._parts()), self.waiting))
+            states = self.ranks.gather((not all(part.all_final for part in self._parts()), self.waiting))
             if not any(is_open for is_open, _ in states):
                 break
             if waiting := [one for _, one in states if one is not None]:

@@ -186,7 +186,7 @@ def outcome_of(future: Future[RewardResult], seconds: float) -> Outcome:
     try:
         return result_of(future.result(), seconds)
     except CancelledError:
-        return Failure(UNAVAILABLE, "the request was given up")
+        return Failure(UNAVAILABLE, "the request was cancelled")
     except Exception as error:
         return failure_of(error)
 

@@ -11,91 +11,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.base import (
     EARNED,
+    GATE_PART,
     LARGEST,
-    VALUE_PART,
+    Member,
     Parts,
     RewardSpec,
     check_weight_sizes,
     combine,
     counting_weights,
+    label_of,
     value_range,
 )
 from vlmrl.types import INAPPLICABLE, Media, RewardInput, Score
 
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 """Pattern of a reward's label. It has no dot, so that `label.part` is read in one way only."""
-GATE_PART = "gate"
-"""Own name of the part that a reward with a gate gets: 1 where the gate is open, 0 where it is closed."""
 JOIN = " + "
 """Text between the labels in the name of several rewards."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of several rewards.
-
-    Args:
-        label: name of the reward among the others, and the beginning of the names of its parts.
-        weights: weights of its own parts within its own score, under their own names.
-        weight: weight of its score in the sum.
-        gate: the part of another reward, as it is named in the sum, that must be above 0; None = it always counts.
-        timeout_seconds: limit of one call in a worker; None = that of all rewards.
-        of_task: whether it is a reward of the task of the rows: the task's measures then read its score.
-    """
-
-    label: str
-    spec: RewardSpec
-    weights: Mapping[str, float] = field(default_factory=dict)
-    weight: float = 1.0
-    gate: str | None = None
-    timeout_seconds: float | None = None
-    of_task: bool = False
-
-    @property
-    def unnamed(self) -> str:
-        """Own name of the part that is called like the label: that of a plain number, or a built-in's only part."""
-        if self.spec.is_builtin and len(self.spec.ranges) == 1:
-            return next(iter(self.spec.ranges))
-        return VALUE_PART.get(self.spec.user.style if self.spec.user else "", "reward")
-
-    @property
-    def may_not_count(self) -> bool:
-        """Return whether it may not count in a response: it has a gate, or TRL's form, which may return None."""
-        return self.gate is not None or (self.spec.user is not None and self.spec.user.style == "trl")
-
-    @property
-    def declared(self) -> list[str]:
-        """Parts that are known before the reward has run, as they are named in the sum."""
-        return [self.name_of(part) for part in dict.fromkeys([*self.spec.ranges, *self.weights])]
-
-    @property
-    def gate_part(self) -> str:
-        """Name of the part that says whether its gate is open; "" if it has no gate."""
-        return f"{self.label}.{GATE_PART}" if self.gate is not None else ""
-
-    def name_of(self, part: str) -> str:
-        """Return the name of one of its parts in the sum: `label.part`, or `label` for the unnamed part."""
-        return self.label if part == self.unnamed else f"{self.label}.{part}"
-
-    def has(self, name: str) -> bool:
-        """Return whether a part of the sum belongs to this reward."""
-        return label_of(name) == self.label
-
-    def own(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the sum's parts that this reward returned, under their own names."""
-        names = [name for name in parts if self.has(name) and name != self.gate_part]
-        return {self.unnamed if name == self.label else name.partition(".")[2]: parts[name] for name in names}
-
-
-def label_of(part: str) -> str:
-    """Return the label of the reward that a part of the sum belongs to."""
-    return part.partition(".")[0]
 
 
 def label_from(name: str) -> str:

@@ -447,7 +447,7 @@ def detect_style(parameters: Mapping[str, inspect.Parameter], user: UserReward, 
     if len(fits) == 1:
         return fits[0]
     shown = f"{user.function}({', '.join(parameters)})"
-    why = f"it could be {' or '.join(fits)}" if fits else "its parameter names belong to no known convention"
+    why = f"it could be {' or '.join(fits)}" if fits else "its parameter names fit no known convention"
     raise RewardError(
         f"the calling convention of reward `{shown}` is unclear: {why}",
         where=user.file,

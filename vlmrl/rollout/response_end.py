@@ -12,12 +12,12 @@ from vlmrl.types import Finish, SamplingParams
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """Character that a decoder writes for bytes that are no character, or not yet."""
 OPEN_TOKENS = 16
-"""Number of unsettled tokens from which the first of them are settled."""
+"""Number of open tokens from which the first of them are fixed."""
 LATER_TOKENS = range(4, 8)
-"""Number of tokens that stay unsettled. A character has at most 4 bytes, so one of these ends before a character's
+"""Number of tokens that stay open. A character has at most 4 bytes, so one of these ends before a character's
 first byte, and the tokens after it show whether the text before it is final."""
 GARBLED_TOKENS = 64
-"""Number of unsettled tokens from which tokens are settled although the text ends with `UNKNOWN`: it stays so."""
+"""Number of open tokens from which tokens are fixed although the text ends with `UNKNOWN`: it stays so."""
 
 
 class ResponseTexts:
@@ -91,24 +91,24 @@ class ResponseEnd:
 class StopSearch:
     """Search for stop strings in a text that grows by tokens: exact, in constant time per token on average.
 
-    With each token only the last tokens are decoded. The tokens before them are settled: the end of their text is kept,
-    as long as a stop string can begin in it. Some settled tokens are decoded again with the last ones, because the text
+    With each token only the last tokens are decoded. The tokens before them are fixed: the end of their text is kept,
+    as long as a stop string can begin in it. Some fixed tokens are decoded again with the last ones, because the text
     of a token depends on its neighbours.
 
-    A match is confirmed by decoding everything. Everything is also decoded if a token changes the text of settled
+    A match is confirmed by decoding everything. Everything is also decoded if a token changes the text of fixed
     tokens, if the tokenizer's decoder is not local, or if a stop string contains `UNKNOWN`.
     """
 
     def __init__(self, stops: Sequence[str], texts: ResponseTexts) -> None:
         self._stops, self._texts = tuple(stops), texts
-        self._settles = texts.is_local and not any(UNKNOWN in stop for stop in stops)
+        self._fixes = texts.is_local and not any(UNKNOWN in stop for stop in stops)
         self._ids: list[int] = []
-        self._num_dropped = self._num_settled = 0  # ids[dropped:settled] are settled and still decoded
-        self._head = self._tail = ""  # text of ids[dropped:settled]; end of the text of all settled tokens
+        self._num_dropped = self._num_fixed = 0  # ids[dropped:fixed] are fixed and still decoded
+        self._head = self._tail = ""  # text of ids[dropped:fixed]; end of the text of all fixed tokens
 
     def add(self, token: int) -> bool:
         """Return whether the text contains a stop string with the next token. It did not without it."""
-        if self._settles and self._texts.is_silent(token):
+        if self._fixes and self._texts.is_silent(token):
             return False
         self._ids.append(token)
         window = self._texts(self._ids[self._num_dropped :])
@@ -120,21 +120,21 @@ class StopSearch:
             recent = self._texts(self._ids)
         if self._has_stop(recent) and self._has_stop(self._texts(self._ids)):
             return True
-        if self._settles and len(self._ids) - self._num_settled >= OPEN_TOKENS:
-            self._settle(window, recent)
+        if self._fixes and len(self._ids) - self._num_fixed >= OPEN_TOKENS:
+            self._fix(window, recent)
         return False
 
     def _has_stop(self, text: str) -> bool:
         return any(stop in text for stop in self._stops)
 
-    def _settle(self, window: str, recent: str) -> None:
-        """Settle all tokens but the last, if their text is final: later tokens cannot change it.
+    def _fix(self, window: str, recent: str) -> None:
+        """Fix all tokens but the last, if their text is final: later tokens cannot change it.
 
         Args:
             window: text of the tokens that are not dropped.
-            recent: end of the whole text, `_tail` and the text of the unsettled tokens.
+            recent: end of the whole text, `_tail` and the text of the open tokens.
         """
-        if window.endswith(UNKNOWN) and len(self._ids) - self._num_settled < GARBLED_TOKENS:
+        if window.endswith(UNKNOWN) and len(self._ids) - self._num_fixed < GARBLED_TOKENS:
             return
         for later in LATER_TOKENS:
             before = self._texts(self._ids[self._num_dropped : -later])
@@ -142,8 +142,8 @@ class StopSearch:
                 break
         else:
             return
-        settled = recent[: len(recent) - (len(window) - len(before))]
+        fixed = recent[: len(recent) - (len(window) - len(before))]
         longest = max(map(len, self._stops))
-        self._tail = settled[max(0, len(settled) - longest + 1) :]
-        self._num_dropped, self._num_settled = self._num_settled, len(self._ids) - later
-        self._head = self._texts(self._ids[self._num_dropped : self._num_settled])
+        self._tail = fixed[max(0, len(fixed) - longest + 1) :]
+        self._num_dropped, self._num_fixed = self._num_fixed, len(self._ids) - later
+        self._head = self._texts(self._ids[self._num_dropped : self._num_fixed])

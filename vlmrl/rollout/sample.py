@@ -147,8 +147,8 @@ def rollouts_of(
 T = TypeVar("T")
 
 
-class Deal:
-    """Deal of the prompts of a draw. Prompt i belongs to rank i modulo the number of ranks.
+class PromptQueue:
+    """Queue of the prompts of a draw over the ranks. Prompt i belongs to rank i modulo the number of ranks.
 
     Iteration gives the indices of the prompts that this rank samples, one at a time. A rank begins with its first
     prompts, as many as its engine generates at the same time. Its other prompts are in a queue. A rank takes from its
@@ -169,7 +169,7 @@ class Deal:
         first = count if first is None else first
         self._own = world.mine(count)[:first]
         self._queues = [range(rank, count, world.size)[first:] for rank in range(world.size)]
-        self._keys = [f"deal/{name}/{rank}" for rank in range(world.size)]
+        self._keys = [f"queue/{name}/{rank}" for rank in range(world.size)]
 
     def __iter__(self) -> Iterator[int]:
         for index in chain(self._own, self._queued()):

@@ -32,12 +32,12 @@ from vlmrl.services.protocol import (
     EndpointRejects,
     JudgeDown,
     JudgeRejected,
-    NoVerdict,
+    NoJudgement,
     RequestRefused,
 )
 from vlmrl.services.providers import Provider
 
-OPEN = "the judge has failed several times in a row, and one request at a time tries it again"
+OPEN = "the judge has failed several times in a row, and one request at a time is sent to test it"
 
 
 class Attempts:
@@ -79,7 +79,7 @@ class Attempts:
             message = failure.message if failure is not None else OPEN
             times = f"{self.failed} attempts" if self.failed > 1 else "1 attempt"
             where = failure.where if failure is not None else None
-            raise JudgeDown(f"the judge gave no verdict in {times}: {message}", where=where)
+            raise JudgeDown(f"the judge gave no judgement in {times}: {message}", where=where)
         return self._pauses.after(self.failed, failure.retry_after if failure is not None else 0.0, self._rng)
 
 
@@ -208,7 +208,7 @@ class Spent:
 
 
 def spent_in(path: Path) -> dict[str, Spent]:
-    """Return account -> what it has spent, as a file of verdicts says; {} if there is no such file, or no account.
+    """Return account -> what it has spent, as a file of judgements says; {} if there is no such file, or no account.
 
     A file that another process writes may be read. Raises: RewardError for a file that cannot be read.
     """
@@ -330,13 +330,13 @@ class Budget:
         if self._max_calls is not None and calls + 1 > self._max_calls:
             raise BudgetSpent(
                 f"the judge's budget is spent: {calls:,} of {self._max_calls:,} calls",
-                hint="raise the limit: --set judge.max_calls=N; stored verdicts are not asked for again",
+                hint="raise the limit: --set judge.max_calls=N; stored judgements are not asked for again",
             )
         if self._max_cost is not None and spent_cost + cost > self._max_cost:
             raise BudgetSpent(
                 f"the judge's budget is spent: {spent_cost:.4f} of {self._max_cost:g}, and the next call may cost "
                 f"{cost:.4f}",
-                hint="raise the limit: --set judge.max_cost=N; stored verdicts are not asked for again",
+                hint="raise the limit: --set judge.max_cost=N; stored judgements are not asked for again",
             )
 
     def _drop(self, connection: sqlite3.Connection, reservation: Reservation) -> bool:
@@ -372,8 +372,8 @@ class Counters:
         cached: requests that the cache answered.
         deduped: requests that shared the call of an equal request in flight.
         retries: calls after the first one of their request.
-        invalid: answers that were no verdict.
-        unavailable: requests without a verdict, those that score 0 for an outage included.
+        invalid: answers that were no judgement.
+        unavailable: requests without a judgement, those that score 0 for an outage included.
         opened: times that the circuit opened.
         input_tokens, output_tokens: tokens of answered calls, as the endpoint counts them.
         cost: cost of the calls, by the prices of the settings.
@@ -477,8 +477,8 @@ class Caller:
     async def send(self, chat: ChatRequest, turn: Turn, *, is_first: bool = True) -> Called:
         """Send a chat at once, within the budget, and end the turn.
 
-        Raises: BudgetSpent, JudgeRejected for a mistake in the settings, NoVerdict for a refused request; EndpointDown
-            or BrokenAnswer for a call that may be repeated.
+        Raises: BudgetSpent, JudgeRejected for a mistake in the settings, NoJudgement for a refused request;
+            EndpointDown or BrokenAnswer for a call that may be repeated.
         """
         reservation = None
         try:
@@ -504,11 +504,11 @@ class Caller:
         self._breaker.answer()
         self._has_answered = True
         tokens = answer.prompt_tokens, answer.num_tokens
-        await self._settle(reservation, *tokens)
+        await self._count_cost(reservation, *tokens)
         self._counting.add(input_tokens=tokens[0] or 0, output_tokens=tokens[1] or 0)
         return Called(answer, seconds)
 
-    async def _settle(self, reservation: Reservation, input_tokens: int | None, output_tokens: int | None) -> None:
+    async def _count_cost(self, reservation: Reservation, input_tokens: int | None, output_tokens: int | None) -> None:
         """Count the cost of a call that was answered, or may have been; None = the number is not known."""
         cost = await self._file.run(self._budget.settle, reservation, input_tokens, output_tokens)
         is_known = input_tokens is not None and output_tokens is not None
@@ -534,12 +534,14 @@ class Caller:
         elif error.is_busy:
             self._breaker.leave(turn)
         elif self._breaker.fail(turn):
-            self._notify(f"the judge fails: {error.message}; from now on one request at a time tries it again")
+            self._notify(
+                f"the judge fails: {error.message}; until it answers, one request at a time is sent to test it"
+            )
         self._calm_from = max(self._calm_from, time.monotonic() + self._pauses.wished(error.retry_after))
         if reservation is None:
             return
         if error.may_be_charged:
-            await self._settle(reservation, None, None)
+            await self._count_cost(reservation, None, None)
         else:
             await self._file.run(self._budget.give_back, reservation)
 
@@ -551,7 +553,7 @@ class Caller:
             return self._rejected
         if isinstance(error, RequestRefused):
             if self._has_answered:
-                return NoVerdict(f"the judge refuses the request: {message}", where=where)
+                return NoJudgement(f"the judge refuses the request: {message}", where=where)
             hint = f"does the model `{self._settings.name}` read images, take a JSON schema and this temperature?"
             return JudgeRejected(f"the judge refuses the first request: {message}", where=where, hint=hint)
         return error

@@ -100,7 +100,7 @@ def bounded_client(
 
     async def bound(response: httpx.Response) -> None:
         if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            raise _CutError("the endpoint compresses its answer unasked")
+            raise _CutError("the endpoint sent a compressed answer, which was not requested")
         if isinstance(response.stream, httpx.AsyncByteStream):
             response.stream = _BoundedStream(response.stream, most_bytes)
 

@@ -1,6 +1,6 @@
-"""Service of a judge: verdicts for pairs of pictures, for rewards that call it from several threads and processes.
+"""Service of a judge: judgements for pairs of pictures, for rewards that call it from several threads and processes.
 
-Each process has a service of its own; they share the file of verdicts and the budget in it. A service has one thread
+Each process has a service of its own; they share the file of judgements and the budget in it. A service has one thread
 with an event loop. Every call is reserved in the budget before it is sent, so all attempts are made here.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.services.calls import Attempts, Breaker, Budget, Called, Caller, Counters, Counting, Spent, Turn
 from vlmrl.services.client import LoopThread, Pauses
-from vlmrl.services.judge_database import Database, FileThread, StoredVerdicts, VerdictCache, request_key
+from vlmrl.services.judge_database import Database, FileThread, JudgementCache, StoredJudgements, request_key
 from vlmrl.services.judge_prompt import JudgeRequest, make_chat, tiny_png
 from vlmrl.services.judge_settings import JudgeSettings
 from vlmrl.services.protocol import (
@@ -29,20 +29,20 @@ from vlmrl.services.protocol import (
     ChatRequest,
     EndpointDown,
     EndpointError,
-    InvalidVerdict,
+    InvalidJudgement,
     JudgeDown,
     JudgeRejected,
+    NoJudgement,
     NotInCache,
-    NoVerdict,
 )
 from vlmrl.services.providers import Provider, open_provider
-from vlmrl.services.rubric import Rubric, Verdict, load_rubric, verdict_of
-from vlmrl.store.layout import VERDICTS
+from vlmrl.services.rubric import Judgement, Rubric, judgement_of, load_rubric
+from vlmrl.store.layout import JUDGE_FILE
 
 HOLD_SECONDS = 60.0
 """Time beyond the limit of a call after which its reservation counts in full, in seconds."""
 MOST_HOPELESS = 10_000
-"""Number of requests without a verdict that are remembered: they are not sent again."""
+"""Number of requests without a judgement that are remembered: they are not sent again."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Preflight:
         seconds: time of the call.
         input_tokens, output_tokens: as the endpoint counts them; None = it does not say.
         cost: cost of the call by the prices of the settings; None = there are no prices, or no counts.
-        verdict: its verdict on two equal pictures.
+        judgement: its judgement on two equal pictures.
     """
 
     provider: str
@@ -63,7 +63,7 @@ class Preflight:
     input_tokens: int | None
     output_tokens: int | None
     cost: float | None
-    verdict: Verdict
+    judgement: Judgement
 
 
 class JudgeService:
@@ -74,8 +74,8 @@ class JudgeService:
         rubric: the rubric; None = that of the settings.
         base_dir: folder where relative paths of the settings start; None = the current one.
         account: name of what the budget counts together, such as the id of a run.
-        offline: answer from stored verdicts alone; no key is needed, and nothing is sent or written.
-        also: further files of verdicts, which are only read.
+        offline: answer from stored judgements alone; no key is needed, and nothing is sent or written.
+        also: further files of judgements, which are only read.
         notify: called, from any thread, with a line for the user.
         provider: sender of the chats; None = that of the settings.
         pauses, breaker: lengths of the pauses, and the circuit breaker.
@@ -104,12 +104,12 @@ class JudgeService:
         self._secret = os.environ.get(settings.key_variable or "", "").strip()
         self._pid, self._rng, self._pauses = os.getpid(), rng or random.Random(), pauses or Pauses()
         self._breaker, self._counting, self._notify = breaker or Breaker(), Counting(), notify
-        path = (base_dir or Path()) / (settings.cache or VERDICTS) if settings.cache is not False else None
+        path = (base_dir or Path()) / (settings.cache or JUDGE_FILE) if settings.cache is not False else None
         written = None if offline else path
         self._database = Database(written, notify=notify)
-        self._cache = VerdictCache(self._database, self.rubric) if written is not None else None
+        self._cache = JudgementCache(self._database, self.rubric) if written is not None else None
         files = [one for one in ([path] if offline else []) + list(also) if one is not None]
-        self._stored = [StoredVerdicts(one, self.rubric, notify) for one in files]
+        self._stored = [StoredJudgements(one, self.rubric, notify) for one in files]
         self._budget = Budget(
             self._database,
             account=account,
@@ -120,7 +120,7 @@ class JudgeService:
         )
         self._file = FileThread()
         self._caller = None if offline else self._open_caller(provider)
-        self._open: dict[str, asyncio.Task[Verdict]] = {}
+        self._open: dict[str, asyncio.Task[Judgement]] = {}
         self._hopeless: OrderedDict[str, str] = OrderedDict()
         self._thread = LoopThread("judge")
 
@@ -162,10 +162,10 @@ class JudgeService:
         """Return what all processes have spent on this account."""
         return self._budget.spent()
 
-    def submit(self, requests: Sequence[JudgeRequest]) -> list[Future[Verdict]]:
-        """Ask for verdicts. Return one future per request, in order.
+    def submit(self, requests: Sequence[JudgeRequest]) -> list[Future[Judgement]]:
+        """Ask for judgements. Return one future per request, in order.
 
-        Equal requests share one call. A future raises JudgeDown for an outage, NoVerdict for a request that the judge
+        Equal requests share one call. A future raises JudgeDown for an outage, NoJudgement for a request that the judge
         does not answer, NotInCache if offline, BudgetSpent (these are RewardUnavailable), or JudgeRejected for a
         mistake in the settings.
 
@@ -175,30 +175,30 @@ class JudgeService:
         keys = [self.key_of(request) for request in requests]
         return [self._thread.run(self._shared(key, request)) for key, request in zip(keys, requests, strict=True)]
 
-    def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict | RewardUnavailable]:
-        """Ask for verdicts and wait for all of them. Return one verdict per request, or why there is none.
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgement | RewardUnavailable]:
+        """Ask for judgements and wait for all of them. Return one judgement per request, or why there is none.
 
         Raises: RewardError as `submit`; JudgeRejected for a mistake in the settings.
         """
-        verdicts: list[Verdict | RewardUnavailable] = []
+        judgements: list[Judgement | RewardUnavailable] = []
         for future in self.submit(requests):
             try:
-                verdicts.append(future.result())
+                judgements.append(future.result())
             except RewardUnavailable as error:
-                verdicts.append(error)
-        return verdicts
+                judgements.append(error)
+        return judgements
 
     def preflight(self) -> Preflight:
         """Try the judge with one small call, which the budget counts.
 
         Raises: JudgeRejected with what to do, when the key, the model or the address is wrong, or the model gives no
-            verdict by the schema. JudgeDown or BudgetSpent.
+            judgement by the schema. JudgeDown or BudgetSpent.
         """
         self._check_alive()
         return self._thread.run(self._try()).result()
 
     def key_of(self, request: JudgeRequest) -> str:
-        """Return the key of a request in the cache: a sha256 of all that its verdict depends on."""
+        """Return the key of a request in the cache: a sha256 of all that its judgement depends on."""
         settings = self.settings
         parameters = settings.parameters()
         return request_key(request, self.rubric, provider=settings.provider, model=settings.name, parameters=parameters)
@@ -223,18 +223,18 @@ class JudgeService:
         if self._caller is not None:
             await self._caller.close()
 
-    async def _shared(self, key: str, request: JudgeRequest) -> Verdict:
-        """Return the verdict of a request, of its own call or of that of an equal request in flight."""
+    async def _shared(self, key: str, request: JudgeRequest) -> Judgement:
+        """Return the judgement of a request, of its own call or of that of an equal request in flight."""
         task = self._open.get(key)
         if task is None:
-            task = asyncio.ensure_future(self._verdict(key, request))
+            task = asyncio.ensure_future(self._judgement(key, request))
             self._open[key] = task
             task.add_done_callback(lambda done: self._end(key, done))
         else:
             self._counting.add(deduped=1)
         return await asyncio.shield(task)
 
-    def _end(self, key: str, task: asyncio.Task[Verdict]) -> None:
+    def _end(self, key: str, task: asyncio.Task[Judgement]) -> None:
         self._open.pop(key, None)
         if task.cancelled():
             return
@@ -242,23 +242,23 @@ class JudgeService:
         if isinstance(error, RewardUnavailable) or (error is None and task.result().is_outage):
             self._counting.add(unavailable=1)
 
-    async def _verdict(self, key: str, request: JudgeRequest) -> Verdict:
-        if self._cache is not None and (verdict := await self._file.run(self._cache.get, key)) is not None:
+    async def _judgement(self, key: str, request: JudgeRequest) -> Judgement:
+        if self._cache is not None and (judgement := await self._file.run(self._cache.get, key)) is not None:
             self._counting.add(cached=1)
-            return verdict
+            return judgement
         for stored in self._stored:
-            if (verdict := await self._file.run(stored.get, key)) is not None:
+            if (judgement := await self._file.run(stored.get, key)) is not None:
                 self._counting.add(cached=1)
-                return verdict
+                return judgement
         if self._caller is None:
             raise NotInCache(
-                "the judge is offline, and the verdict is not in its cache", hint="score once with the judge online"
+                "the judge is offline, and the judgement is not in its cache", hint="score once with the judge online"
             )
         if key in self._hopeless:
-            raise NoVerdict(self._hopeless[key])
+            raise NoJudgement(self._hopeless[key])
         try:
             return await self._ask(self._caller, key, request)
-        except NoVerdict as error:
+        except NoJudgement as error:
             self._hopeless[key] = error.message
             if len(self._hopeless) > MOST_HOPELESS:
                 self._hopeless.popitem(last=False)
@@ -266,10 +266,10 @@ class JudgeService:
         except JudgeDown:
             if self.settings.outage != "zero":
                 raise
-            return Verdict(dict.fromkeys(self.rubric.names, 0.0), "the judge was down", is_outage=True)
+            return Judgement(dict.fromkeys(self.rubric.names, 0.0), "the judge was down", is_outage=True)
 
-    async def _ask(self, caller: Caller, key: str, request: JudgeRequest) -> Verdict:
-        """Return the verdict of a request that the cache lacks, after as many calls as it needs."""
+    async def _ask(self, caller: Caller, key: str, request: JudgeRequest) -> Judgement:
+        """Return the judgement of a request that the cache lacks, after as many calls as it needs."""
         attempts, invalid, is_first = Attempts(self.settings, self._pauses, self._rng), 0, True
         while True:
             failure = None
@@ -277,36 +277,36 @@ class JudgeService:
                 called = await caller.call(self._chat(key, request, again=invalid > 0), is_first=is_first)
                 if called is not None:
                     return await self._keep(key, self._read(called.answer), called)
-            except InvalidVerdict as error:
+            except InvalidJudgement as error:
                 invalid, is_first = invalid + 1, False
                 self._counting.add(invalid=1)
                 if invalid >= self.settings.attempts:
-                    what = f"{invalid} answers were no verdict, the last one: {error.message}"
-                    raise NoVerdict(f"the judge gave no verdict: {what}", hint=error.hint) from None
+                    what = f"{invalid} answers had no judgement, the last one: {error.message}"
+                    raise NoJudgement(f"the judge gave no judgement: {what}", hint=error.hint) from None
                 continue
             except (EndpointDown, BrokenAnswer) as error:
                 failure, is_first = error, False
             await self._breaker.wait(attempts.pause_after(failure))
 
-    def _read(self, answer: ChatAnswer) -> Verdict:
+    def _read(self, answer: ChatAnswer) -> Judgement:
         if answer.refusal:
-            raise NoVerdict(f"the judge refuses the request: {answer.refusal}")
-        return verdict_of(self.rubric, answer, self._secret)
+            raise NoJudgement(f"the judge refuses the request: {answer.refusal}")
+        return judgement_of(self.rubric, answer, self._secret)
 
-    async def _keep(self, key: str, verdict: Verdict, called: Called) -> Verdict:
-        """Keep a verdict in the cache. A file that cannot be written costs the entry, not the verdict."""
+    async def _keep(self, key: str, judgement: Judgement, called: Called) -> Judgement:
+        """Keep a judgement in the cache. A file that cannot be written costs the entry, not the judgement."""
         if self._cache is None:
-            return verdict
+            return judgement
 
-        def keep(cache: VerdictCache) -> Verdict:
+        def keep(cache: JudgementCache) -> Judgement:
             tokens = {"input_tokens": called.answer.prompt_tokens, "output_tokens": called.answer.num_tokens}
-            return cache.keep(key, verdict, **tokens, seconds=called.seconds)
+            return cache.keep(key, judgement, **tokens, seconds=called.seconds)
 
         try:
             return await self._file.run(keep, self._cache)
         except RewardError as error:
-            self._notify(f"a verdict is not kept: {error.message}")
-            return verdict
+            self._notify(f"a judgement is not kept: {error.message}")
+            return judgement
 
     async def _try(self) -> Preflight:
         """Send one small request, past the cache and without a second attempt."""
@@ -318,17 +318,17 @@ class JudgeService:
             chat = self._chat(self.key_of(request), request)
             called = await self._caller.send(chat, Turn(is_probe=False))
             answer = called.answer
-            verdict = self._read(answer)
+            judgement = self._read(answer)
         except EndpointError as error:
             busy = "it has too much to do, or your quota is used up: try again later"
             hint = busy if error.is_busy else "is the server running, and is the address right?"
             raise JudgeDown(f"the judge does not answer: {error.message}", where=error.where, hint=hint) from None
-        except (InvalidVerdict, NoVerdict) as error:
+        except (InvalidJudgement, NoJudgement) as error:
             hint = error.hint or "choose a model that follows a JSON schema, or a server that enforces one"
-            raise JudgeRejected(f"the judge answers, but gives no verdict: {error.message}", hint=hint) from None
+            raise JudgeRejected(f"the judge answers, but gives no judgement: {error.message}", hint=hint) from None
         tokens = answer.prompt_tokens, answer.num_tokens
         cost = None if settings.prices is None or None in tokens else self._budget.cost(tokens[0] or 0, tokens[1] or 0)
-        return Preflight(settings.provider, settings.name, settings.address, called.seconds, *tokens, cost, verdict)
+        return Preflight(settings.provider, settings.name, settings.address, called.seconds, *tokens, cost, judgement)
 
     def _chat(self, key: str, request: JudgeRequest, *, again: bool = False) -> ChatRequest:
         settings = self.settings

@@ -1,4 +1,4 @@
-"""SQLite file that the processes of a run share: verdicts, and what the calls have cost. It never has a key.
+"""SQLite file that the processes of a run share: judgements, and what the calls have cost. It never has a key.
 
 Each request is paid for once, whatever the process and the run that asks. The file is in WAL mode, so it belongs on a
 local disk: several processes of one machine may use it, and a network file system may not hold it. A damaged file is
@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.redaction.redact import excerpt
 from vlmrl.services.judge_prompt import PROMPT_VERSION, JudgeRequest
-from vlmrl.services.protocol import InvalidVerdict
-from vlmrl.services.rubric import Rubric, Verdict, read_verdict
+from vlmrl.services.protocol import InvalidJudgement
+from vlmrl.services.rubric import Judgement, Rubric, read_judgement
 
 APPLICATION = 0x766C6D6A
 """Mark in the head of the file: other programs' databases are never touched."""
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Return a file of verdicts, which may be another process's, for reading alone. Raises: sqlite3.Error."""
+    """Return a file of judgements, which may be another process's, for reading alone. Raises: sqlite3.Error."""
     # A file that another process writes has a log beside it. Without one, the folder need not be writable.
     has_log = path.with_name(f"{path.name}-wal").exists()
     address = f"{path.absolute().as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
@@ -142,7 +142,7 @@ class Database:
                     aside = self._rename()
                     self._notify(
                         f"the judge's file {self.path} is damaged ({error}); it is now {aside.name}, and a new one "
-                        f"begins: verdicts are asked for again, and calls and cost are counted from 0"
+                        f"begins: judgements are asked for again, and calls and cost are counted from 0"
                     )
                     connection = _prepared(str(self.path))
                 self._inode = self.path.stat().st_ino
@@ -220,7 +220,7 @@ class FileThread:
 def request_key(
     request: JudgeRequest, rubric: Rubric, *, provider: str, model: str, parameters: Mapping[str, Any]
 ) -> str:
-    """Return the sha256 of all that a verdict depends on. The server's address and the key are no part of it."""
+    """Return the sha256 of all that a judgement depends on. The server's address and the key are no part of it."""
     reference, candidate, texts = request.hashes()
     fields = {
         "prompt": PROMPT_VERSION,
@@ -235,8 +235,8 @@ def request_key(
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode("ascii")).hexdigest()
 
 
-class StoredVerdicts:
-    """Verdicts in a file that is only read, such as that of a packed run or of another folder.
+class StoredJudgements:
+    """Judgements in a file that is only read, such as that of a packed run or of another folder.
 
     Args:
         path: the file; it need not exist.
@@ -250,19 +250,19 @@ class StoredVerdicts:
             try:
                 self._connection = open_to_read(path)
             except sqlite3.Error as error:
-                notify(f"stored verdicts cannot be read: {error} ({path})")
+                notify(f"stored judgements cannot be read: {error} ({path})")
 
-    def get(self, key: str) -> Verdict | None:
-        """Return a verdict; None if it is not there, or cannot be read."""
+    def get(self, key: str) -> Judgement | None:
+        """Return a judgement; None if it is not there, or cannot be read."""
         if self._connection is None:
             return None
         try:
             row = self._connection.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
-            return None if row is None else read_verdict(self._rubric, str(row[0]))
-        except InvalidVerdict:
+            return None if row is None else read_judgement(self._rubric, str(row[0]))
+        except InvalidJudgement:
             return None
         except sqlite3.Error as error:
-            self._notify(f"stored verdicts cannot be read: {error} ({self._path})")
+            self._notify(f"stored judgements cannot be read: {error} ({self._path})")
             self.close()
             return None
 
@@ -273,37 +273,37 @@ class StoredVerdicts:
             connection.close()
 
 
-class VerdictCache:
-    """Verdicts in a database, by the key of their request."""
+class JudgementCache:
+    """Judgements in a database, by the key of their request."""
 
     def __init__(self, database: Database, rubric: Rubric) -> None:
         self._database, self._rubric = database, rubric
 
-    def get(self, key: str) -> Verdict | None:
-        """Return a verdict; None if it is not there. One that cannot be read is deleted."""
+    def get(self, key: str) -> Judgement | None:
+        """Return a judgement; None if it is not there. One that cannot be read is deleted."""
 
-        def work(connection: sqlite3.Connection) -> Verdict | None:
+        def work(connection: sqlite3.Connection) -> Judgement | None:
             row = connection.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
             if row is None:
                 return None
             try:
-                return read_verdict(self._rubric, str(row[0]))
-            except InvalidVerdict:
+                return read_judgement(self._rubric, str(row[0]))
+            except InvalidJudgement:
                 connection.execute("DELETE FROM verdicts WHERE key = ?", (key,))
                 return None
 
         return self._database.run(work)
 
     def keep(
-        self, key: str, verdict: Verdict, *, input_tokens: int | None, output_tokens: int | None, seconds: float
-    ) -> Verdict:
-        """Keep a verdict. Return the one that the cache has: another process may have kept its own before.
+        self, key: str, judgement: Judgement, *, input_tokens: int | None, output_tokens: int | None, seconds: float
+    ) -> Judgement:
+        """Keep a judgement. Return the one that the cache has: another process may have kept its own before.
 
         Raises: ValueError for a score that is not finite, or for a score of an outage.
         """
-        if verdict.is_outage:
-            raise ValueError("a score of an outage is no verdict")
-        text = verdict.as_json()
+        if judgement.is_outage:
+            raise ValueError("a score of an outage is not a judgement")
+        text = judgement.as_json()
 
         def work(connection: sqlite3.Connection) -> str:
             values = (key, text, input_tokens, output_tokens, seconds, time.time())
@@ -312,10 +312,10 @@ class VerdictCache:
 
         kept = self._database.run(work)
         try:
-            return verdict if kept == text else read_verdict(self._rubric, kept)
-        except InvalidVerdict:
-            return verdict
+            return judgement if kept == text else read_judgement(self._rubric, kept)
+        except InvalidJudgement:
+            return judgement
 
     def count(self) -> int:
-        """Return the number of verdicts."""
+        """Return the number of judgements."""
         return self._database.run(lambda c: int(c.execute("SELECT count(*) FROM verdicts").fetchone()[0]))

@@ -24,7 +24,7 @@ from vlmrl.services.rubric import REASON, Rubric
 from vlmrl.untrusted import visible
 
 PROMPT_VERSION = 1
-"""Number to raise with every change of a text below: it is part of every cached verdict's key."""
+"""Number to raise with every change of a text below: it is part of every cached judgement's key."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 MOST_PICTURE_BYTES = 16 * 1024 * 1024
 MOST_TEXT_CHARS = 20_000
@@ -77,7 +77,7 @@ class JudgeRequest:
         candidate: PNG file of the picture to score.
         texts: (label, text) of further content about the reference, such as a caption. Labels are the caller's own
             words; texts may be anybody's.
-    Raises: RewardError for a picture that is no PNG file or is too large.
+    Raises: RewardError for a picture that is not a PNG file or is too large.
     """
 
     reference: bytes
@@ -87,7 +87,7 @@ class JudgeRequest:
     def __post_init__(self) -> None:
         for name, data in (("reference", self.reference), ("candidate", self.candidate)):
             if not data.startswith(PNG_START):
-                raise RewardError(f"the {name} picture of a judge's request is no PNG file")
+                raise RewardError(f"the {name} picture of a judge's request is not a PNG file")
             if len(data) > MOST_PICTURE_BYTES:
                 raise RewardError(f"the {name} picture of a judge's request has more than {MOST_PICTURE_BYTES:,} bytes")
 
@@ -105,7 +105,7 @@ class JudgeRequest:
 def make_chat(
     rubric: Rubric, request: JudgeRequest, key: str, *, max_tokens: int, temperature: float, again: bool = False
 ) -> ChatRequest:
-    """Return the chat that asks for a verdict.
+    """Return the chat that asks for a judgement.
 
     Args:
         key: hash of the request, from which the mark of the content is drawn.

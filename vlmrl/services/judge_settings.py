@@ -49,7 +49,7 @@ class JudgeSettings(Judge):
         return self.key_env or KEYS[self.provider]
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters that a verdict depends on, besides provider, model, rubric and content."""
+        """Return the parameters that a judgement depends on, besides provider, model, rubric and content."""
         return {"temperature": self.temperature, "max_tokens": self.max_tokens}
 
 

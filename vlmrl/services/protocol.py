@@ -1,7 +1,7 @@
 """OpenAI's chat completions: the body of a request, the answer, HTTP statuses, and errors of endpoints and judges.
 
 Each kind of error says who can repair it, and whether to try again. None of a judge's errors is a score: a request
-without a verdict is left out, or asked again.
+without a judgement is left out, or asked again.
 """
 
 from __future__ import annotations
@@ -270,16 +270,16 @@ def retry_seconds(header: str | None, now: datetime) -> float:
     return seconds if 0 < seconds < 1e9 else 0.0
 
 
-class InvalidVerdict(VlmrlError):
-    """Answer of a judge that is not exactly one verdict of the rubric's schema."""
+class InvalidJudgement(VlmrlError):
+    """Answer of a judge that is not exactly one judgement of the rubric's schema."""
 
 
 class JudgeDown(RewardUnavailable):
-    """Outage: the judge does not answer, is overloaded or fails. The same request may get a verdict later."""
+    """Outage: the judge does not answer, is overloaded or fails. The same request may get a judgement later."""
 
 
-class NoVerdict(RewardUnavailable):
-    """Request that gets no verdict although the judge works: it refuses the request, or its answers are invalid.
+class NoJudgement(RewardUnavailable):
+    """Request that gets no judgement although the judge works: it refuses the request, or its answers are invalid.
 
     Asking again is no use.
     """
@@ -288,7 +288,7 @@ class NoVerdict(RewardUnavailable):
 
 
 class NotInCache(RewardUnavailable):
-    """Request that a judge without a network cannot answer, because its verdict is not in the cache."""
+    """Request that a judge without a network cannot answer, because its judgement is not in the cache."""
 
     is_final = True
 

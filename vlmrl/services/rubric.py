@@ -1,4 +1,4 @@
-"""Rubrics, by whose axes a judge scores pictures: a TOML file or built in; and strict reading of the judge's verdicts.
+"""Rubrics, by whose axes a judge scores pictures: a TOML file or built in; and strict reading of its judgements.
 
 A rubric file:
 
@@ -18,7 +18,7 @@ A rubric file:
     words = "All parts, and half of the wires."
     scores = { parts = 1.0, wires = 0.5 }
 
-A wrong key or value gets a message with a hint. An answer that is not exactly one verdict is refused, never repaired.
+A wrong key or value gets a message with a hint. An answer that is not exactly one judgement is refused, never repaired.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vlmrl.errors import Problem, ProblemsError, RecipeError, did_you_mean, unkn
 from vlmrl.recipe.tables import RecipeTable
 from vlmrl.redaction.redact import excerpt
 from vlmrl.services.client import HIDDEN
-from vlmrl.services.protocol import ChatAnswer, InvalidVerdict
+from vlmrl.services.protocol import ChatAnswer, InvalidJudgement
 from vlmrl.untrusted import file_problem, one_line, parse_json, visible
 
 MOST_VALUE_CHARS = 60
@@ -121,7 +121,7 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 REASON = "reason"
-"""Field of a verdict with the judge's words. It comes first, so that the judge reasons before it scores."""
+"""Field of a judgement with the judge's words. It comes first, so that the judge reasons before it scores."""
 MOST_FILE_BYTES = 256 * 1024
 ENDING = ".toml"
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -153,7 +153,7 @@ class Rubric(RecipeTable):
     instructions: Annotated[str, Field(min_length=1, max_length=20_000)]
     """Words for the judge: the kind of pictures, and what is compared."""
     axes: Annotated[list[Axis], Field(min_length=1, max_length=16)]
-    """Axes in the order of the verdict."""
+    """Axes in the order of the judgement."""
     examples: Annotated[list[Example], Field(max_length=32)] = []
     """Scored examples in words."""
 
@@ -189,7 +189,7 @@ class Rubric(RecipeTable):
 
     @cached_property
     def answer(self) -> type[BaseModel]:
-        """Pydantic class of a verdict: the words, then one number from 0 to 1 for each axis, and no other field."""
+        """Pydantic class of a judgement: the words, then one number from 0 to 1 for each axis, and no other field."""
         fields: dict[str, Any] = {
             REASON: (str, Field(description="Short reasons for the scores: what agrees and what differs."))
         }
@@ -200,7 +200,7 @@ class Rubric(RecipeTable):
 
     @cached_property
     def schema_of_answer(self) -> dict[str, Any]:
-        """JSON schema of a verdict, in the subset that providers can enforce."""
+        """JSON schema of a judgement, in the subset that providers can enforce."""
         schema = self.answer.model_json_schema()
         properties = {name: {k: v for k, v in p.items() if k != "title"} for name, p in schema["properties"].items()}
         return {
@@ -249,7 +249,7 @@ VFIG = Rubric(
     ],
 )
 BUILT_IN = {"vfig": VFIG}
-"""Built-in rubrics by name. Their text is part of every cached verdict's key."""
+"""Built-in rubrics by name. Their text is part of every cached judgement's key."""
 
 
 def load_rubric(name: str, base_dir: Path | None = None) -> Rubric:
@@ -275,7 +275,7 @@ def load_rubric(name: str, base_dir: Path | None = None) -> Rubric:
     except OSError as error:
         raise RecipeError(f"the rubric cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
-        raise RecipeError(f"the rubric is no TOML: {excerpt(str(error), 200)}", where=str(path)) from None
+        raise RecipeError(f"the rubric is not TOML: {excerpt(str(error), 200)}", where=str(path)) from None
     return read_rubric(values, str(path))
 
 
@@ -291,7 +291,7 @@ MOST_LEVELS = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """Scores of one candidate.
 
     Args:
@@ -309,48 +309,48 @@ class Verdict:
         return min(1.0, max(0.0, math.fsum(weight * self.scores[name] for name, weight in rubric.weights.items())))
 
     def as_json(self) -> str:
-        """Return the verdict as the text that `read_verdict` reads."""
+        """Return the judgement as the text that `read_judgement` reads."""
         return json.dumps({REASON: self.reason, **self.scores}, allow_nan=False)
 
 
-def verdict_of(rubric: Rubric, answer: ChatAnswer, secret: str = "") -> Verdict:
-    """Return the verdict in a judge's answer.
+def judgement_of(rubric: Rubric, answer: ChatAnswer, secret: str = "") -> Judgement:
+    """Return the judgement in a judge's answer.
 
     Args:
         secret: key of the judge, which its words may hold as escapes; "" = none.
-    Raises: InvalidVerdict when it was cut by the token limit, or as `read_verdict`.
+    Raises: InvalidJudgement when it was cut by the token limit, or as `read_judgement`.
     """
     if answer.finish == "length":
-        raise InvalidVerdict(
+        raise InvalidJudgement(
             "the judge's answer was cut by the token limit",
             hint="raise [judge] max_tokens; some models think first, and their thoughts count",
         )
-    return read_verdict(rubric, answer.text, secret)
+    return read_judgement(rubric, answer.text, secret)
 
 
-def read_verdict(rubric: Rubric, text: str, secret: str = "") -> Verdict:
-    """Return the verdict in a text.
+def read_judgement(rubric: Rubric, text: str, secret: str = "") -> Judgement:
+    """Return the judgement in a text.
 
     The text is exactly one JSON object. It has the judge's words and a number for each axis: finite, from 0 to 1, no
     text, no truth value. No field is missing, repeated or added, and nothing stands around the object.
 
-    Raises: InvalidVerdict.
+    Raises: InvalidJudgement.
     """
     if len(text) > MOST_ANSWER_CHARS:
-        raise InvalidVerdict(f"the judge's answer has more than {MOST_ANSWER_CHARS:,} characters")
+        raise InvalidJudgement(f"the judge's answer has more than {MOST_ANSWER_CHARS:,} characters")
     try:
         value = parse_json(text, unique_keys=True, most_levels=MOST_LEVELS)
     except ValueError as error:
         words = excerpt(one_line(str(error)), 120)
-        raise InvalidVerdict(f"the judge's answer is not one JSON object: {words}") from None
+        raise InvalidJudgement(f"the judge's answer is not one JSON object: {words}") from None
     if not isinstance(value, dict):
-        raise InvalidVerdict(f"the judge's answer is a JSON {type(value).__name__}, not an object")
+        raise InvalidJudgement(f"the judge's answer is a JSON {type(value).__name__}, not an object")
     try:
         fields = rubric.answer.model_validate(value).model_dump()
     except ValidationError as error:
         finding = error.errors(include_url=False, include_input=False, include_context=False)[0]
         name = excerpt(one_line(".".join(map(str, finding["loc"]))), 60)
-        raise InvalidVerdict(f"the judge's answer is wrong at `{name}`: {finding['msg']}") from None
+        raise InvalidJudgement(f"the judge's answer is wrong at `{name}`: {finding['msg']}") from None
     words = fields.pop(REASON)
     reason = excerpt(visible(words.replace(secret, HIDDEN) if secret else words), MOST_REASON_CHARS)
-    return Verdict({name: abs(float(fields[name])) for name in rubric.names}, reason)  # -0.0 is 0
+    return Judgement({name: abs(float(fields[name])) for name in rubric.names}, reason)  # -0.0 is 0

@@ -16,7 +16,7 @@ from vlmrl.dist import world
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.key_facts import MOST
 from vlmrl.model.memory import KEY as RECOMPUTATION
-from vlmrl.recipe.auto_values import OPEN, Choice, Chooser, choose, open_keys, settle, with_values
+from vlmrl.recipe.auto_values import OPEN, Choice, Chooser, choose, fill_open_keys, open_keys, with_values
 from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import VLLM_INSTALL, unsupported_by_vllm, vllm_refusal
@@ -130,13 +130,13 @@ def recomputation(
         cluster = find_cluster(loaded, target)
         if cluster.gpu is None:
             return Choice(RECOMPUTATION, False, "no GPU is used")
-        settled = replace(loaded, recipe=recipe)
+        so_far = replace(loaded, recipe=recipe)
         try:
             facts = model_facts(recipe.model, path=files())
-            lengths = prompts or estimate_prompts(settled, [e.train for e in open_sources(settled).entries])
+            lengths = prompts or estimate_prompts(so_far, [e.train for e in open_sources(so_far).entries])
         except VlmrlError as error:  # the checks of model and data report the same problem as an error
             return Choice(RECOMPUTATION, True, f"memory cannot be planned: {first_line(error)}")
-        return choose_recomputation(settled, facts, cluster, lengths, linear_kernels())
+        return choose_recomputation(so_far, facts, cluster, lengths, linear_kernels())
 
     return choose_layers
 
@@ -146,7 +146,7 @@ def _without_effect(key: str, value: Any) -> Chooser:
     return lambda recipe: Choice(key, value, "nothing is trained")
 
 
-def settle_for_run(
+def fill_for_run(
     loaded: LoadedRecipe, root: Path, target: Target = HERE, prompts: PromptLengths | None = None
 ) -> tuple[LoadedRecipe, list[Problem]]:
     """Choose the values that the recipe leaves open. In a rank, use the choices of its launcher.
@@ -162,7 +162,7 @@ def settle_for_run(
         return loaded, []
     launcher_choices = {c["key"]: Choice(**c) for c in world.choices()}
     if all(key in launcher_choices for key in keys):
-        return settle(loaded, list(launcher_choices.values())), []
+        return fill_open_keys(loaded, list(launcher_choices.values())), []
 
     def files() -> str:
         from vlmrl.setup.model_origin import find_model
@@ -172,10 +172,10 @@ def settle_for_run(
     model, where = loaded.recipe.model, loaded.where(("rollout", "engine"), ("model", "path"))
     layers = {RECOMPUTATION: recomputation(loaded, files, target, prompts)}
     choices = choose(loaded.recipe, {**layers, **choosers(model, files, where, target)})
-    return settle(loaded, choices), [c.problem for c in choices if c.problem is not None]
+    return fill_open_keys(loaded, choices), [c.problem for c in choices if c.problem is not None]
 
 
-def settle_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]:
+def fill_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]:
     """Choose the open values of a recipe that only answers prompts, on this machine (`vlmrl eval`).
 
     Args:

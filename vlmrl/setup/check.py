@@ -34,7 +34,7 @@ from vlmrl.setup.memory_fit import HERE, Target, check_device, check_memory, fin
 from vlmrl.setup.memory_sizes import PromptLengths
 from vlmrl.setup.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.setup.prompts import PromptScan, told_answers, truth_form
-from vlmrl.setup.rows import check_boxes, check_spoken, check_validation
+from vlmrl.setup.rows import check_boxes, check_native_box_space, check_validation
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -566,7 +566,7 @@ def _check_spoken(
     elsewhere = model_files is not None and model_files != loaded.recipe.model.path
     if "model" in result.plan and not elsewhere:  # the model of a run may have learned any space
         for entry in entries:
-            result.problems += check_spoken(loaded, entry.train, result.plan["model"]["type"], entry.where)
+            result.problems += check_native_box_space(loaded, entry.train, result.plan["model"]["type"], entry.where)
 
 
 def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:

@@ -60,18 +60,18 @@ def check_loaded(
     Returns: (recipe without open values (recipe/auto_values.py), warnings).
     Raises: ProblemsError with all errors; LaunchError for a `gpus` that cannot be read.
     """
-    from vlmrl.setup.auto_choice import settle_for_run
+    from vlmrl.setup.auto_choice import fill_for_run
     from vlmrl.setup.check import check_model, quick_look
 
     if launched():
-        return settle_for_run(loaded, root)[0], []
+        return fill_for_run(loaded, root)[0], []
     (problems, prompts), missing = quick_look(loaded, root if asks and loaded.recipe.kind == "rl" else None), []
     if not any(p.level == "error" for p in problems):
         if files is None:
             files, missing = find_model_files(loaded.recipe.model.path, root, loaded.where(("model", "path")))
         if not missing:
             target = parse_target(gpus)
-            loaded, warnings = settle_for_run(loaded, root, target, prompts)
+            loaded, warnings = fill_for_run(loaded, root, target, prompts)
             problems += [
                 *warnings,
                 *check_model(loaded, files, root if trains else None, target=target, prompts=prompts),

@@ -36,6 +36,8 @@ BUCKET_BYTES = 1 << 28
 READ_BYTES = 1 << 26
 """Bytes per process for weights that are being read: a block of a file, and the same in the model's dtype. Its size is
 BLOCK_BYTES of model/safetensors_blocks.py."""
+PINNED_ROUNDING = 1.5
+"""Usual ratio of the memory of pinned blocks to their bytes: torch rounds each size up to a power of two."""
 MOVING, CACHE = "gradients on their way", "kv cache"
 UPDATE = "update"
 """Name of the phase of an update, the only one whose memory depends on the kept activations."""
@@ -376,7 +378,7 @@ class _Planner:
             copies = s.weights + s.moments + s.masters
             running["copies for checkpoints"] = self.trainers * copies
         if self.vllm and self.recipe.lora and not self.apart:
-            running["engines' weights asleep"] = self.trainers * model // self.parts
+            running["engines' weights asleep"] = int(self.trainers * PINNED_ROUNDING * model / self.parts)
         return (*host_phases, Phase("training", "trainer", running)) if running else tuple(host_phases)
 
     def _notes(self) -> list[str]:

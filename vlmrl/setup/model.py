@@ -185,14 +185,16 @@ def allocator_settings(recipe: Recipe, device: str, environment: Mapping[str, st
     """Return the allocator settings for a process that trains; None = torch's own.
 
     A vLLM engine that sleeps in the same process has an allocator of its own, whose memory pool does not work with
-    expandable segments (pytorch issue 147851). An engine on other GPUs or in parts has processes of its own.
+    expandable segments (pytorch issue 147851). An engine in parts on the same GPUs gets the weights as handles of GPU
+    memory. Those of expandable segments need the call pidfd_getfd, which containers without privileges deny (pytorch
+    issue 165685).
 
     Args:
         device: type of the device that trains.
         environment: environment variables. Settings of the user are kept.
     """
     r = recipe.rollout
-    has_engine = recipe.kind == "rl" and r.engine == "vllm" and not r.engine_gpus and r.tensor_parallel == 1
+    has_engine = recipe.kind == "rl" and r.engine == "vllm" and not r.engine_gpus
     is_set = any(environment.get(name) for name in VARIABLES)
     return None if device != "cuda" or has_engine or is_set else EXPANDABLE
 

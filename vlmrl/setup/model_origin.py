@@ -97,7 +97,7 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
             hint="name the run that made it, or fold it in: vlmrl merge RUN",
         )
     if os.path.isdir(folder):
-        raise CheckpointError(f"{path} holds no model: it has no config.json and is no run", where=path)
+        raise CheckpointError(f"{path} holds no model: it has no config.json and is not a run", where=path)
     return ModelOrigin(path)
 
 

@@ -124,7 +124,7 @@ class PromptScan:
             message = f"{len(self.typed):,} of {rows} contain control tokens of the model: {listing}"
             lines = [(place, ", ".join(f"{n} x {name}" for name, n in tokens.items())) for place, tokens in self.typed]
             hint = (
-                "they are read as plain text: they end no turn and are no image (an image is <image>); "
+                "they are read as plain text: they do not end a turn and are not images (an image is <image>); "
                 f"{examples(lines)}"
             )
             problems.append(Problem(message, where, hint, "warning"))

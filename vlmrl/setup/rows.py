@@ -343,7 +343,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
     if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty response earns "
-            f"{facts.empty:.3g}: with this reward the right answer earns no more than silence"
+            f"{facts.empty:.3g}: with this reward the right answer earns no more than an empty one"
         )
         facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts
@@ -583,7 +583,7 @@ def _asked_otherwise(source: str, fit: Fit, of_prompt: Coordinates, where: str) 
     return Problem(message, where, "set `variant` of [[data]] and `space` of reward.args to the same space")
 
 
-def check_spoken(loaded: LoadedRecipe, source: Source, model_type: str, where: str) -> list[Problem]:
+def check_native_box_space(loaded: LoadedRecipe, source: Source, model_type: str, where: str) -> list[Problem]:
     """Return a warning if boxes are declared in another space than the model family was trained on.
 
     Supervised training teaches any space, so it gets no warning; neither does the model of a run.
@@ -591,21 +591,21 @@ def check_spoken(loaded: LoadedRecipe, source: Source, model_type: str, where: s
     Args:
         model_type: as in the model's configuration.
     """
-    spoken = SPOKEN.get(model_type)
-    if source.task.positions is None or spoken is None or loaded.recipe.kind != "rl":
+    native = NATIVE_BOX_SPACES.get(model_type)
+    if source.task.positions is None or native is None or loaded.recipe.kind != "rl":
         return []
     declared = source.task.positions(None if source.reward is NO_REWARD else source.reward).declared.space
-    if declared == spoken:
+    if declared == native:
         return []
     message = (
         f"`{source.name}` declares boxes in the space `{declared}` ({MEANINGS[declared]}); the published weights of "
-        f"`{model_type}` state them in `{spoken}` ({MEANINGS[spoken]})"
+        f"`{model_type}` state them in `{native}` ({MEANINGS[native]})"
     )
-    hint = f"set a `variant` of [[data]] for `{spoken}`, or look at `vlmrl try` before training"
+    hint = f"set a `variant` of [[data]] for `{native}`, or look at `vlmrl try` before training"
     return [Problem(message, where, hint, "warning")]
 
 
-SPOKEN: Mapping[str, Space] = {
+NATIVE_BOX_SPACES: Mapping[str, Space] = {
     "qwen2_vl": "thousand",
     "qwen2_5_vl": "seen",
     "qwen3_vl": "thousand",

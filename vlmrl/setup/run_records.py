@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vlmrl.key_facts import OnResume
-from vlmrl.recipe.auto_values import require_settled
+from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.changes import Change, hides
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
@@ -247,7 +247,7 @@ def start_run(loaded: LoadedRecipe, root: Path, argv: Sequence[str], labels: Lab
     from vlmrl.setup.sources import open_sources
 
     recipe = loaded.recipe
-    require_settled(recipe)
+    require_filled(recipe)
     sources, validation = open_sources(recipe)
     origin = find_model(recipe.model.path, root)
     return create_run(

@@ -147,14 +147,14 @@ def role_label(meta: Mapping[str, Any]) -> str:
     return str(meta.get("shared") or LABELS[role_of(meta)])
 
 
-def images_of(meta: Mapping[str, Any]) -> str | None:
+def image_condition(meta: Mapping[str, Any]) -> str | None:
     """Return how the images were changed that the model saw, such as "blank"; None = it saw the images as they are."""
     return str(meta["images"]) if meta.get("images") else None
 
 
 def shown_label(meta: Mapping[str, Any]) -> str:
     """Return the label of an evaluation with changed images, which is printed beside its numbers; "" for others."""
-    change = images_of(meta)
+    change = image_condition(meta)
     return "" if change is None else f"rows shown with changed images ({change})"
 
 
@@ -220,5 +220,5 @@ def same_rows_key(meta: Mapping[str, Any]) -> str | None:
     sampling = meta.get("sampling") or {}
     sampled = "" if meta.get("greedy", True) else f"T{sampling.get('temperature')}-n{sampling.get('samples')}"
     filtered = [f"{name}{sampling[name]}" for name in ("top_p", "top_k") if sampling.get(name)]
-    words = (meta["split"], meta["source"], sampled, *filtered, meta.get("max_rows"), images_of(meta))
+    words = (meta["split"], meta["source"], sampled, *filtered, meta.get("max_rows"), image_condition(meta))
     return "-".join(str(w) for w in words if w)

@@ -4,7 +4,7 @@
       manifest.json  recipe.toml  resolved.json  code.diff  run.lock (only while a process writes)
       recipe-a2.toml, resolved-a2.json (of attempt 2, if it changed something)
       kept/reward-<16 hex>.py, task-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
-      judge.sqlite (verdicts of a judge, and what it has cost)
+      judge.sqlite (a judge's judgements, and what they have cost)
       metrics.jsonl  rollouts/000010.parquet, 000021-a2.parquet (by attempt 2), pruned.json
       sinks.json (records of its loggers); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json, SHA256SUMS
@@ -51,8 +51,8 @@ KEPT = "kept"
 MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"
-VERDICTS = "judge.sqlite"
-"""File of a judge's verdicts and budget, in a run's folder; in the runs folder for what belongs to no run."""
+JUDGE_FILE = "judge.sqlite"
+"""File of a judge's judgements and budget, in a run's folder; in the runs folder for what belongs to no run."""
 SINKS = "sinks.json"
 STEP_PREFIX = "step-"
 UNFINISHED = "unfinished"

@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmrl.errors import StoreError, format_error, shortened
 from vlmrl.store import layout
 from vlmrl.store.lock import owner_state, read_owner
 from vlmrl.store.manifest import Status, read_raw
 from vlmrl.untrusted import read_regular
-
-if TYPE_CHECKING:
-    from vlmrl.store.runs import Run
-
 
 MOST_CANDIDATES = 10
 
@@ -227,31 +223,9 @@ def command_line(verb: Sequence[str], run_dir: Path, name: str | None, *options:
         verb: words of the command before the run, such as ("train", "--resume").
         options: words after the run.
     """
-    return shlex.join(["vlmrl", *verb, reference(run_dir, name), *options, *_runs_option(run_dir)])
+    return shlex.join(["vlmrl", *verb, reference(run_dir, name), *options, *runs_option(run_dir)])
 
 
-def _runs_option(run_dir: Path) -> tuple[str, ...]:
+def runs_option(run_dir: Path) -> tuple[str, ...]:
     is_default_root = run_dir.parent.resolve() == layout.runs_root().resolve()
     return () if is_default_root else ("--runs", str(run_dir.parent))
-
-
-def eval_command(run: Run, *options: str) -> str:
-    """Return the command that evaluates a run. `options`: words after it."""
-    return command_line(("eval",), run.dir, run.manifest.name, *checkpoint_option(run), *options)
-
-
-def checkpoint_option(run: Run) -> tuple[str, ...]:
-    """Return `--checkpoint last` for a run whose best checkpoint does not exist; () for others."""
-    best = run.manifest.best
-    is_lost = best is not None and layout.checkpoint_dir(run.dir, best.step) not in run.checkpoint_dirs()
-    return ("--checkpoint", "last") if is_lost else ()
-
-
-def eval_merged(run: Run, folder: Path) -> str:
-    """Return the command that evaluates a model that a run's checkpoint was merged into; "" without a reward."""
-    return shlex.join(["vlmrl", "eval", str(folder), *_runs_option(run.dir)]) if run.manifest.rewards else ""
-
-
-def can_be_scored(run: Run) -> bool:
-    """Return whether `vlmrl eval RUN` has weights to evaluate and, without another recipe, a reward to score by."""
-    return bool(run.manifest.rewards and run.checkpoint_dirs())

@@ -331,7 +331,7 @@ def edit(
     return update_manifest(run_dir, change)
 
 
-def settle(run_dir: Path, status: Status | None, reason: str) -> None:
+def record_end(run_dir: Path, status: Status | None, reason: str) -> None:
     """Record in the manifest the end of a run of several processes.
 
     The process that writes the run may have been killed, or it may know only that another process ended. If the disk

@@ -35,7 +35,7 @@ def removable(root: Path, refs: Sequence[str]) -> list[Path]:
     folders = {ref: find(root, ref) for ref in refs}
     for ref, folder in folders.items():
         if folder.is_symlink() or folder.resolve().parent != root.resolve():
-            message, hint = f"`{ref}` is no folder in {root}: only runs there are removed", "name it with --runs DIR"
+            message, hint = f"`{ref}` is not a folder in {root}: only runs there are removed", "name it with --runs DIR"
             raise StoreError(message, where=str(folder), hint=hint)
         _require_run(folder)
         if used := {*children(folder).values()} - {other.name for other in folders.values()}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from vlmrl.store import rollouts as rollouts_
 from vlmrl.store.checkpoints import choose_checkpoint
 from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, require_ordinary, sweep, sync_folder, temp_path
 from vlmrl.store.layout import now
-from vlmrl.store.listing import find, status_of
+from vlmrl.store.listing import command_line, find, runs_option, status_of
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status, read_manifest
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
@@ -449,3 +450,25 @@ class FollowedRun(Run):
 
     def finish(self, status: Status = "done", error: str | None = None) -> None:
         """Do nothing: the writing process records the end of the run."""
+
+
+def eval_command(run: Run, *options: str) -> str:
+    """Return the command that evaluates a run. `options`: words after it."""
+    return command_line(("eval",), run.dir, run.manifest.name, *checkpoint_option(run), *options)
+
+
+def checkpoint_option(run: Run) -> tuple[str, ...]:
+    """Return `--checkpoint last` for a run whose best checkpoint does not exist; () for others."""
+    best = run.manifest.best
+    is_lost = best is not None and layout.checkpoint_dir(run.dir, best.step) not in run.checkpoint_dirs()
+    return ("--checkpoint", "last") if is_lost else ()
+
+
+def eval_merged(run: Run, folder: Path) -> str:
+    """Return the command that evaluates a model that a run's checkpoint was merged into; "" without a reward."""
+    return shlex.join(["vlmrl", "eval", str(folder), *runs_option(run.dir)]) if run.manifest.rewards else ""
+
+
+def can_be_scored(run: Run) -> bool:
+    """Return whether `vlmrl eval RUN` has weights to evaluate and, without another recipe, a reward to score by."""
+    return bool(run.manifest.rewards and run.checkpoint_dirs())

@@ -121,7 +121,7 @@ def check_values(table: Any, expected: Any) -> None:
 
     Args:
         expected: Arrow schema. Columns that it lacks are not checked; a column need not be in the table.
-    Raises: ValueError for another type, a null where none may be, or a text that is no JSON object.
+    Raises: ValueError for another type, a null where none may be, or a text that is not a JSON object.
     """
     for field in (expected.field(name) for name in expected.names if name in table.schema.names):
         column = table.column(field.name)
@@ -165,6 +165,6 @@ def _hole(array: Any, name: str, nullable: bool) -> str | None:
 def _check_object(name: str, text: str | None) -> None:
     value = {} if text is None else parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError(f"a value of the column `{name}` is no JSON object")
+        raise ValueError(f"a value of the column `{name}` is not a JSON object")
     if name == "parts" and not all(part is None or isinstance(part, (int, float)) for part in value.values()):
-        raise ValueError("a part of a score is no number")
+        raise ValueError("a part of a score is not a number")

@@ -38,7 +38,7 @@ SAME_MEAN = 1e-9
 
 
 @dataclass
-class MetricsVerdict:
+class VerifyResult:
     """Result of `verify_run`. An error means lost or changed data; a warning means harmless traces."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Held:
 
 
 def check_metrics(
-    run_dir: Path, manifest: Manifest | None, alive: bool, rollouts: Mapping[Path, Held], verdict: MetricsVerdict
+    run_dir: Path, manifest: Manifest | None, alive: bool, rollouts: Mapping[Path, Held], result: VerifyResult
 ) -> None:
     """Check the lines of metrics.jsonl, and that no step's line or rollouts are missing.
 
@@ -90,28 +90,28 @@ def check_metrics(
         content = metrics.read_file(run_dir)
         pruned = pruned_ranges(run_dir)
     except StoreError as error:
-        verdict.error(error.message, error.where or path)
+        result.error(error.message, error.where or path)
         return
-    verdict.counts["metrics lines"] = len(content.lines)
-    _check_lines(content, manifest, path, verdict)
+    result.counts["metrics lines"] = len(content.lines)
+    _check_lines(content, manifest, path, result)
     train = {line["step"]: line for line in metrics.current(content.lines, starts, "train")}
     files = rollout_files(run_dir, starts)
     sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
     lost = [step for step in sampled if not any(step in steps for steps in pruned)]
     if lost:
         message = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(map(metrics.counted, lost), len(lost))}"
-        verdict.error(message, run_dir / layout.ROLLOUTS)
+        result.error(message, run_dir / layout.ROLLOUTS)
     for step in sorted(train.keys() & files.keys()):
-        _check_step(train[step], files[step], rollouts.get(files[step]), verdict)
+        _check_step(train[step], files[step], rollouts.get(files[step]), result)
     if manifest is not None and manifest.kind in TRAINED:
         planned = planned_steps(run_dir)
         if planned is not None:
-            _check_no_step_is_beyond(run_dir, planned, content, files, verdict)
+            _check_no_step_is_beyond(run_dir, planned, content, files, result)
         within = [step for step in train if planned is None or step < planned]
-        _check_no_step_is_missing(run_dir, manifest, content, sorted(within), sorted(files), planned, alive, verdict)
+        _check_no_step_is_missing(run_dir, manifest, content, sorted(within), sorted(files), planned, alive, result)
 
 
-def _check_lines(content: metrics.MetricsFile, manifest: Manifest | None, path: Path, verdict: MetricsVerdict) -> None:
+def _check_lines(content: metrics.MetricsFile, manifest: Manifest | None, path: Path, result: VerifyResult) -> None:
     """Check each incomplete line. A kill may leave one at the end of an attempt; any other one is damage."""
     starts = manifest.attempt_starts if manifest else {}
     ended = {a.number for a in manifest.attempts if a.status in ("done", "interrupted")} if manifest else set()
@@ -120,19 +120,19 @@ def _check_lines(content: metrics.MetricsFile, manifest: Manifest | None, path: 
         before = next((attempts[n] for n in sorted(attempts, reverse=True) if n < number), min(starts, default=1))
         after = next((attempts[n] for n in sorted(attempts) if n > number), before + 1)
         if number in content.foreign or after == before or before in ended:
-            verdict.error("a line of metrics is damaged", f"{path}:{number}")
+            result.error("a line of metrics is damaged", f"{path}:{number}")
         else:
-            verdict.warn("a line of metrics was cut by a kill; readers skip it", f"{path}:{number}")
-    _check_order(content, path, verdict)
+            result.warn("a line of metrics was cut by a kill; readers skip it", f"{path}:{number}")
+    _check_order(content, path, result)
     checked = {attempts[number] for number in attempts.keys() - content.unsealed}
     if lost := [number for number in sorted(content.unsealed) if attempts[number] in checked]:
-        verdict.error("a line of metrics has no checksum, but other lines of its attempt have", f"{path}:{lost[0]}")
+        result.error("a line of metrics has no checksum, but other lines of its attempt have", f"{path}:{lost[0]}")
     unknown = sorted(set(attempts.values()) - set(starts)) if starts else []
     if unknown:
-        verdict.error(f"metrics of attempt {unknown[0]}, which is not in the manifest", path)
+        result.error(f"metrics of attempt {unknown[0]}, which is not in the manifest", path)
 
 
-def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdict) -> None:
+def _check_order(content: metrics.MetricsFile, path: Path, result: VerifyResult) -> None:
     """Check the order of the lines: attempts in order, and in each attempt one `train` line per step."""
     attempt, last, wrong = 0, -1, []
     for number, line in zip(content.numbers, content.lines, strict=True):
@@ -147,16 +147,16 @@ def _check_order(content: metrics.MetricsFile, path: Path, verdict: MetricsVerdi
         number, line = wrong[0]
         step = _number(line)
         message = f"{len(wrong)} line(s) of metrics are repeated or out of order; the first is of step {step}"
-        verdict.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
+        result.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
-def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict: MetricsVerdict) -> None:
+def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, result: VerifyResult) -> None:
     """Compare a step's line with its rollouts. `held`: None = they cannot be read, which was already reported."""
     if held is None:
         return
     step, num_samples, lag = line["step"], line.get("rollout/samples"), line.get("rollout/version_lag", 0)
     if isinstance(num_samples, int) and num_samples != held.samples:
-        verdict.error(
+        result.error(
             f"step {_number(line)}: metrics say {num_samples} samples, but the rollouts have {held.samples}", path
         )
     mean, stored = line.get("reward/mean"), held.mean_score
@@ -166,14 +166,14 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, verdict:
         and not math.isclose(mean, stored, rel_tol=SAME_MEAN, abs_tol=SAME_MEAN)
     ):
         scores = f"but the scores of the rollouts have the mean {stored:.6g}"
-        verdict.error(f"step {_number(line)}: metrics say a mean reward of {mean:.6g}, {scores}", path)
+        result.error(f"step {_number(line)}: metrics say a mean reward of {mean:.6g}, {scores}", path)
     stale = held.versions - {step - lag}
     if stale:
-        verdict.error(f"the rollouts of step {_number(line)} have samples of policy version {min(stale)}", path)
+        result.error(f"the rollouts of step {_number(line)} have samples of policy version {min(stale)}", path)
 
 
 def _check_no_step_is_beyond(
-    run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], verdict: MetricsVerdict
+    run_dir: Path, planned: int, content: metrics.MetricsFile, files: Mapping[int, Path], result: VerifyResult
 ) -> None:
     """Check that no line, rollout file or checkpoint has a step beyond the planned end of the run.
 
@@ -191,9 +191,9 @@ def _check_no_step_is_beyond(
     placed += [(step, str(path)) for step, path in saved if step > planned]
     for step, where in placed[:MOST_STEPS]:
         side = "before the first" if step < 1 else f"beyond the run, which has {planned} steps"
-        verdict.error(f"step {step} is {side}", where)
+        result.error(f"step {step} is {side}", where)
     if len(placed) > MOST_STEPS:
-        verdict.error(f"{len(placed) - MOST_STEPS} more lines and files are of steps beyond the run", run_dir)
+        result.error(f"{len(placed) - MOST_STEPS} more lines and files are of steps beyond the run", run_dir)
 
 
 def _check_no_step_is_missing(
@@ -204,7 +204,7 @@ def _check_no_step_is_missing(
     sampled: Sequence[int],
     planned: int | None,
     alive: bool,
-    verdict: MetricsVerdict,
+    result: VerifyResult,
 ) -> None:
     """Check that each step from the first to the last has a line.
 
@@ -222,7 +222,7 @@ def _check_no_step_is_missing(
     gaps = list(_gaps(first, reached, steps))
     if gaps:
         number = sum(gap.stop - gap.start for gap in gaps)
-        verdict.error(
+        result.error(
             f"{number} step(s) have no line of metrics: {_shown(map(metrics.counted, chain(*gaps)), number)}", path
         )
 
@@ -244,7 +244,7 @@ def _shown(steps: Iterable[int], number: int) -> str:
     return ", ".join(map(str, islice(steps, MOST_STEPS))) + (" ..." if number > MOST_STEPS else "")
 
 
-def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = False) -> MetricsVerdict:
+def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = False) -> VerifyResult:
     """Check a run folder: manifest, recipe, metrics, rollouts, checkpoints, evaluations, images, leftovers.
 
     Args:
@@ -252,47 +252,47 @@ def verify_run(run_dir: Path, images: RunImages | None = None, *, quick: bool = 
         quick: find only missing, incomplete or misplaced files. Only the metadata of rollouts and evaluations and the
             names of a checkpoint's files are read, and no images. A changed byte in a file is not found.
     """
-    verdict = MetricsVerdict()
+    result = VerifyResult()
     for path, problem in entry_problems(run_dir, layout.LOGGER_FOLDERS):
-        verdict.error(f"this {problem}; no command opens it", path, ENTRY_HINT)
-    if verdict.errors:
-        return verdict  # the other checks would open these entries
+        result.error(f"this {problem}; no command opens it", path, ENTRY_HINT)
+    if result.errors:
+        return result  # the other checks would open these entries
     try:
         manifest = read_manifest(run_dir)
     except StoreError as error:
-        verdict.error(error.message, error.where or run_dir, error.hint)
+        result.error(error.message, error.where or run_dir, error.hint)
         manifest = None
     if manifest is not None:
         if fault := manifest_fault(run_dir):
-            verdict.error(fault, run_dir / layout.MANIFEST)
-        _check_texts(run_dir, manifest, verdict, quick)
-    _check_places(run_dir, verdict)
+            result.error(fault, run_dir / layout.MANIFEST)
+        _check_texts(run_dir, manifest, result, quick)
+    _check_places(run_dir, result)
     alive = manifest is not None and status_of(run_dir, manifest.status) == "running"
-    rollouts = _check_rollouts(run_dir, verdict, quick)
-    check_metrics(run_dir, manifest, alive, rollouts, verdict)
-    _check_checkpoints(run_dir, manifest, verdict, alive, quick)
-    _check_evaluations(run_dir, verdict, quick)
+    rollouts = _check_rollouts(run_dir, result, quick)
+    check_metrics(run_dir, manifest, alive, rollouts, result)
+    _check_checkpoints(run_dir, manifest, result, alive, quick)
+    _check_evaluations(run_dir, result, quick)
     try:
         read_remote(run_dir)
     except StoreError as error:
-        verdict.error(error.message, error.where or run_dir, error.hint)
+        result.error(error.message, error.where or run_dir, error.hint)
     if images is None and manifest is not None and not quick:
         images = RunImages(run_dir, manifest.all_datasets, cwd=manifest.cwd)
     if images is not None:
-        _check_images(run_dir, rollouts, images, verdict)
+        _check_images(run_dir, rollouts, images, result)
     if not alive:
         for path in leftovers(run_dir):
-            verdict.warn(
+            result.warn(
                 "half written by a process that was killed; readers ignore it, and the next resume removes it", path
             )
-    return verdict
+    return result
 
 
 FOLDERS = (layout.ROLLOUTS, layout.EVAL, layout.CHECKPOINTS, layout.LOGS, layout.MEDIA, layout.KEPT)
 """Possible folders of a run. Each is created only when it is needed."""
 
 
-def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
+def _check_places(run_dir: Path, result: VerifyResult) -> None:
     """Report files in the place of folders, and names that look like the name of a step but are not valid.
 
     Readers ignore such names, so their content would be lost.
@@ -308,10 +308,10 @@ def _check_places(run_dir: Path, verdict: MetricsVerdict) -> None:
                 paths += [path] if folder.name == layout.CHECKPOINTS else []
             elif path.name.removeprefix(layout.STEP_PREFIX)[:1].isdigit():
                 hint = "it was renamed or copied: restore its name, or move it out of the run"
-                verdict.error("this is not the name of a step, so nothing reads it", path, hint)
+                result.error("this is not the name of a step, so nothing reads it", path, hint)
     for path in paths:
         if path.exists() and not path.is_dir():
-            verdict.error("this is a file, but should be a folder", path)
+            result.error("this is a file, but should be a folder", path)
 
 
 def _named(folder: Path) -> list[Path]:
@@ -319,29 +319,29 @@ def _named(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
 
-def _check_texts(run_dir: Path, manifest: Manifest, verdict: MetricsVerdict, quick: bool) -> None:
+def _check_texts(run_dir: Path, manifest: Manifest, result: VerifyResult, quick: bool) -> None:
     """Check the files that were written once against their hashes: recipes, code.diff, kept texts, rollouts, images."""
     later = {} if quick else _written_later(run_dir)
     for name, sha256 in {**_written_once(run_dir, manifest), **later}.items():
         path = run_dir / name
         try:
             if not path.is_file():
-                verdict.error("a file that the manifest names is missing", path)
+                result.error("a file that the manifest names is missing", path)
             elif sha256 and sha256_of(path) != sha256:
-                verdict.error("this file was changed after the run had written it", path)
+                result.error("this file was changed after the run had written it", path)
         except OSError as error:
-            verdict.error(f"a file that the manifest names cannot be read: {error.strerror}", path)
+            result.error(f"a file that the manifest names cannot be read: {error.strerror}", path)
     first, *later = resolved_files(run_dir)
     for path in ([first] if first.exists() else []) + later:
         try:
             read_resolved_file(path)
         except StoreError as error:
-            verdict.error(error.message, path)
+            result.error(error.message, path)
     dirty = manifest.git is not None and manifest.git.get("dirty")
     if dirty and layout.CODE_DIFF not in manifest.files and not (run_dir / layout.CODE_DIFF).is_file():
-        verdict.error("the code had changes that are not committed, but code.diff is missing", run_dir)
+        result.error("the code had changes that are not committed, but code.diff is missing", run_dir)
     if not manifest.attempts:
-        verdict.error("the manifest has no attempt", run_dir / layout.MANIFEST)
+        result.error("the manifest has no attempt", run_dir / layout.MANIFEST)
 
 
 def _written_once(run_dir: Path, manifest: Manifest) -> dict[str, str]:
@@ -373,7 +373,7 @@ def _written_later(run_dir: Path) -> dict[str, str]:
     return {name: str(sha256) for table in tables for name, sha256 in table.items() if (run_dir / name).is_file()}
 
 
-def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict[Path, Held]:
+def _check_rollouts(run_dir: Path, result: VerifyResult, quick: bool) -> dict[Path, Held]:
     """Check the rollout files. Return a `Held` for each readable file."""
     sound: dict[Path, Held] = {}
     folder = run_dir / layout.ROLLOUTS
@@ -387,89 +387,89 @@ def _check_rollouts(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> dict
                 continue
             groups = read_rollouts(path)
         except StoreError as error:
-            verdict.error(error.message, path)
+            result.error(error.message, path)
             continue
         samples = [sample for group in groups for sample in group.samples]
         scores = [sample.score.value for sample in samples if sample.score.error is None]
         trajectories = [sample.trajectory for sample in samples]
         versions = frozenset[int]().union(*(policy_versions(t.version, t.segments) for t in trajectories))
         sound[path] = Held(*parsed, len(samples), versions, fmean(scores) if scores else None)
-    verdict.counts["rollout files"] = len(sound)
-    verdict.counts["samples"] = sum(held.samples for held in sound.values())
+    result.counts["rollout files"] = len(sound)
+    result.counts["samples"] = sum(held.samples for held in sound.values())
     return sound
 
 
 def _check_checkpoints(
-    run_dir: Path, manifest: Manifest | None, verdict: MetricsVerdict, alive: bool, quick: bool
+    run_dir: Path, manifest: Manifest | None, result: VerifyResult, alive: bool, quick: bool
 ) -> None:
     complete = layout.complete_checkpoints(run_dir)
-    verdict.counts["checkpoints"] = len(complete)
+    result.counts["checkpoints"] = len(complete)
     for path in complete:
         for fault in faults(path, read=not quick):
-            verdict.error(fault.message, path, fault.hint)
+            result.error(fault.message, path, fault.hint)
     if not alive:
         for path in layout.incomplete_checkpoints(run_dir):
-            verdict.warn(
+            result.warn(
                 "this checkpoint has no COMPLETE: its save was cut; readers ignore it, and the next resume removes it",
                 path,
             )
     packed = (run_dir / layout.PACKED).is_file()
     for attempt in manifest.attempts if manifest and not packed else ():
         if attempt.from_checkpoint and Path(attempt.from_checkpoint).is_absolute():
-            verdict.error(f"attempt {attempt.number} has a checkpoint outside of the run", attempt.from_checkpoint)
+            result.error(f"attempt {attempt.number} has a checkpoint outside of the run", attempt.from_checkpoint)
 
 
-def _check_evaluations(run_dir: Path, verdict: MetricsVerdict, quick: bool) -> None:
+def _check_evaluations(run_dir: Path, result: VerifyResult, quick: bool) -> None:
     """Check every folder in eval/.
 
     An evaluation gets its final name only when it is complete. So an incomplete one is damaged.
     """
     folders = layout.eval_folders(run_dir)
-    verdict.counts["evaluations"] = len(folders)
+    result.counts["evaluations"] = len(folders)
     for folder in folders:
         if not (folder / layout.EVAL_SUMMARY).is_file():
-            verdict.error("this evaluation has no summary.json, so no command shows it", folder)
+            result.error("this evaluation has no summary.json, so no command shows it", folder)
             continue
         try:
             summary = read_summary(folder)
         except StoreError as error:
-            verdict.error(error.message, error.where or folder, error.hint)
+            result.error(error.message, error.where or folder, error.hint)
             summary = {}
         path = folder / layout.EVAL_ROWS
         try:
             rows = sum(row_groups(path)) if quick else read_rows(path).num_rows
         except StoreError as error:
-            verdict.error(error.message, path)
+            result.error(error.message, path)
             continue
         if not quick and (folder / layout.EVAL_HASHES).is_file():
-            _check_hashes(folder, verdict)
+            _check_hashes(folder, result)
         summary_rows = summary.get("rows")
         if isinstance(summary_rows, int) and summary_rows != rows:
-            verdict.error(f"the summary has {summary_rows} rows, but the file has {rows}", path)
+            result.error(f"the summary has {summary_rows} rows, but the file has {rows}", path)
 
 
-def _check_hashes(folder: Path, verdict: MetricsVerdict) -> None:
+def _check_hashes(folder: Path, result: VerifyResult) -> None:
     """Check the files of an evaluation against its table of hashes, in the form of the program `sha256sum`."""
     table = read_regular(folder / layout.EVAL_HASHES)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != layout.EVAL_HASHES)
     for path in paths:
         if hash_line(path) not in table.splitlines():
-            verdict.error("this file of an evaluation, or its hash, was changed after it was written", path)
+            result.error("this file of an evaluation, or its hash, was changed after it was written", path)
     if len(table.splitlines()) != len(paths):
-        verdict.error("the evaluation has files without a hash, or hashes without a file", folder / layout.EVAL_HASHES)
+        result.error("the evaluation has files without a hash, or hashes without a file", folder / layout.EVAL_HASHES)
 
 
-def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, verdict: MetricsVerdict) -> None:
+def _check_images(run_dir: Path, rollouts: Mapping[Path, Any], images: RunImages, result: VerifyResult) -> None:
     named = rollout_media(rollouts)
-    verdict.counts["images"] = len(named)
+    result.counts["images"] = len(named)
     try:
         missing = [media for media in named.values() if images.find(media) is None]
     except StoreError as error:
-        verdict.error(error.message, error.where or run_dir)
+        result.error(error.message, error.where or run_dir)
         return
     if missing:
         why = "; ".join(images.notes) or "no media/ and no dataset has them"
-        verdict.error(
+        result.error(
             f"{len(missing)} of {len(named)} images of the rollouts cannot be found: {why}",
             run_dir,
             "put the dataset back where it was, or open an archive made by `vlmrl runs pack`",

@@ -287,7 +287,7 @@ class _Builder:
             else:
                 source = pattern(server, self.ids, box, place.lengths, alpha, self._content_within(server, place))
             if source is not None:
-                return source if not _invisible(source) else None
+                return None if isinstance(source, tuple) and source[3] <= 0 else source
         if paint.colour is None or paint.colour[3] * alpha <= 0:
             return None
         return (*paint.colour[:3], paint.colour[3] * alpha)
@@ -403,7 +403,3 @@ def _faded(item: Item, opacity: float) -> Item | None:
     source = faded(item.stroke.source, opacity) if item.stroke is not None else None
     stroke = replace(item.stroke, source=source) if item.stroke is not None and source is not None else None
     return replace(item, fill=faded(item.fill, opacity), stroke=stroke)
-
-
-def _invisible(source: Source) -> bool:
-    return isinstance(source, tuple) and source[3] <= 0

@@ -365,19 +365,13 @@ def add_markers(markers: Markers, line: Line, place: Place, walk: Walk, items: l
         elif index == len(points) - 1:
             node, directions = markers.end, (point.before,)
         if node is not None:
-            angle = _mean_angle([direction for direction in directions if direction is not None])
+            angles = [direction for direction in directions if direction is not None]
+            angle = math.atan2(sum(map(math.sin, angles)), sum(map(math.cos, angles)))  # 0 without any
             _add(node, Matrix(e=point.x, f=point.y), angle, index == 0, line, place, walk, items)
 
 
 def _add(
-    node: Node,
-    point: Matrix,
-    angle: float,
-    is_first: bool,
-    line: Line,
-    place: Place,
-    walk: Walk,
-    items: list[Item],
+    node: Node, point: Matrix, angle: float, is_first: bool, line: Line, place: Place, walk: Walk, items: list[Item]
 ) -> None:
     walk.count(node)
     attributes = {"markerWidth": "3", "markerHeight": "3", **node.attributes}
@@ -413,12 +407,6 @@ def _add(
         items.append(Group(tuple(content), clip=(frame,)))
     else:
         items.extend(content)
-
-
-def _mean_angle(angles: Sequence[float]) -> float:
-    if not angles:
-        return 0.0
-    return math.atan2(sum(map(math.sin, angles)), sum(map(math.cos, angles)))
 
 
 DATA = re.compile(r"data:image/(png|jpe?g|gif|webp)((?:;[\w.=-]+)*);base64,", re.IGNORECASE)

@@ -289,9 +289,6 @@ def _shift(node: Node, place: Place) -> float:
 def lay_out(node: Node, place: Place, walk: Walk) -> list[Run]:
     """Return the runs of a `text` element, in order.
 
-    Args:
-        place: the place within the element.
-        walk: counter of elements and of work.
     Raises: SvgRefused (`limit`).
     """
     reader = _Reader(walk)
@@ -338,14 +335,12 @@ def _place_line(line: Sequence[_Character], x: float, y: float, node: Node, runs
         spot = _spot(character, position, y - character.rise + _drop(character, node))
         if spot is not None:
             size = character.place.lengths.em
-            run.commands.extend(moved(character.face.glyph(character.text).commands, spot.times(_sized(size))))
+            run.commands.extend(
+                moved(character.face.glyph(character.text).commands, spot.times(Matrix(size, 0, 0, size, 0, 0)))
+            )
             runs[-1] = run._replace(text=run.text + character.text)
         position += character.advance
     return (position, y) if first.path is None else (x, y)
-
-
-def _sized(size: float) -> Matrix:
-    return Matrix(size, 0, 0, size, 0, 0)
 
 
 def _spot(character: _Character, position: float, y: float) -> Matrix | None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vlmrl.rewards.base import RewardSpec
-    from vlmrl.tasks.own_prep import LeftOut, NewRow
-    from vlmrl.tasks.user_task import OwnFile
 
 
 VALID, CEILING = "valid", "ceiling"
@@ -103,7 +101,6 @@ class Measures:
         Args:
             names: `eval.measures`; None = the default ones, and those whose weights the recipe names.
             weights: `eval.weights`.
-            task: name of the task, for messages.
         Raises: RecipeError for a measure that the task does not have, or that has no weights.
         """
         for name in [name for name in names or () if name != EVERYTHING]:
@@ -118,7 +115,7 @@ class Measures:
         return tuple(name for name in self.names if name in names or EVERYTHING in names)
 
 
-Verdict = tuple[RewardInput, Score, Mapping[str, float | None]]
+GradedResponse = tuple[RewardInput, Score, Mapping[str, float | None]]
 """Response, its score, and its outcome."""
 
 
@@ -134,25 +131,25 @@ class PooledMetrics:
         count: response -> its integers by name; the same names for every response, none of them that of a metric.
         metrics: sums by name -> metrics by name; None = not defined, such as a ratio whose denominator is 0.
     Example: shouting = PooledMetrics(
-        count=lambda verdict: {"loud": int(verdict[0].response.isupper()), "all": 1},
+        count=lambda graded: {"loud": int(graded[0].response.isupper()), "all": 1},
         metrics=lambda sums: {"shouting": sums["loud"] / sums["all"] if sums["all"] else None},
     )
     """
 
-    count: Callable[[Verdict], Mapping[str, int]]
+    count: Callable[[GradedResponse], Mapping[str, int]]
     metrics: Callable[[Mapping[str, int]], Mapping[str, float | None]]
 
-    def sums(self, verdicts: Iterable[Verdict]) -> dict[str, int]:
+    def sums(self, responses: Iterable[GradedResponse]) -> dict[str, int]:
         """Return the sums over responses; {} without responses."""
         total: dict[str, int] = {}
-        for verdict in verdicts:
-            for name, number in self.count(verdict).items():
+        for graded in responses:
+            for name, number in self.count(graded).items():
                 total[name] = total.get(name, 0) + number
         return total
 
-    def __call__(self, verdicts: Iterable[Verdict]) -> Mapping[str, float | None]:
+    def __call__(self, responses: Iterable[GradedResponse]) -> Mapping[str, float | None]:
         """Return the metrics of responses, at least one."""
-        return self.metrics(self.sums(verdicts))
+        return self.metrics(self.sums(responses))
 
 
 Metrics = Mapping[str, float | None]
@@ -165,22 +162,21 @@ class AccumulatedMetrics:
     As `Task.set_metrics`, a resample examines no response again. Without this class, each of the 400 resamples would.
 
     Args:
-        examine: response -> facts about it.
         accumulate: facts about all responses, in their order -> function from how often each response is taken, [N], to
             the metrics by name; None = not defined.
         reflected: range of the metrics, if they are biased for few responses, as an average precision is. Resamples
             repeat this bias, so the percentiles are reflected at the value and cut to this range. None = they are not.
     """
 
-    examine: Callable[[Verdict], Any]
+    examine: Callable[[GradedResponse], Any]
     accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Metrics]]
     reflected: tuple[float, float] | None = None
 
-    def __call__(self, verdicts: Sequence[Verdict]) -> Metrics:
+    def __call__(self, responses: Sequence[GradedResponse]) -> Metrics:
         """Return the metrics of responses, at least one."""
         import numpy as np
 
-        facts = [self.examine(verdict) for verdict in verdicts]
+        facts = [self.examine(graded) for graded in responses]
         return self.accumulate(facts)(np.ones(len(facts), dtype=np.int64))
 
 
@@ -215,12 +211,55 @@ class ResponseFile:
 REPLICATES = 400
 Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
-SetMetrics = Callable[[Sequence[Verdict]], Mapping[str, float | None]] | PooledMetrics
+SetMetrics = Callable[[Sequence[GradedResponse]], Mapping[str, float | None]] | PooledMetrics
 
 
 def no_outcome(x: RewardInput, score: Score) -> Outcome:
     """Return no numbers, as the outcome of a task that measures nothing of its own."""
     return {}
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """Row that a task's `prep` makes.
+
+    Args:
+        truth: the known right facts, as JSON values; responses are compared with them.
+        images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, a file's bytes, or a
+            `SoundImage`.
+        columns: variables of the prompt's template; all rows of a split have the same column names.
+        id: the prompt id; None = made from the content of the row.
+        origin: place in the user's source, for messages; "" = unknown.
+    """
+
+    truth: Mapping[str, Any]
+    images: Sequence[Any] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Row of a source that does not become a row of the dataset: its place there, and the reason."""
+
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """File of a user's own task, as it was read.
+
+    Args:
+        path: the path as the user wrote it.
+        text: the whole text of the file.
+        sha256: hash of the file's bytes.
+    """
+
+    path: str
+    text: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -291,7 +330,7 @@ class Task:
     by: tuple[str, ...] = ()
     set_metrics: SetMetrics | None = None
     replicates: int = REPLICATES
-    figures: Callable[[Sequence[Verdict]], Sequence[Figure]] = lambda verdicts: ()
+    figures: Callable[[Sequence[GradedResponse]], Sequence[Figure]] = lambda responses: ()
     unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
     trace: Callable[..., str] | None = None
@@ -347,9 +386,9 @@ class Task:
         if self.set_metrics is None:
             return ()
         x = RewardInput("", truth)
-        verdict = (x, UNSCORED, self.outcome(x, UNSCORED))
-        self.set_metrics([verdict, verdict])  # it must accept a repeated response, as resamples contain them
-        return tuple(self.set_metrics([verdict]))
+        graded = (x, UNSCORED, self.outcome(x, UNSCORED))
+        self.set_metrics([graded, graded])  # it must accept a repeated response, as resamples contain them
+        return tuple(self.set_metrics([graded]))
 
     def has_profile(self, name: str) -> bool:
         """Return whether `profile` accepts the name."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from vlmrl.data.dataset import Dataset, read_info
 from vlmrl.data.dataset_writer import DROPPED_FILE, Build
-from vlmrl.data.doctor import DatasetFacts, RowFacts, Verdict, examine_dataset
+from vlmrl.data.doctor import CheckLevel, DatasetFacts, RowFacts, examine_dataset
 from vlmrl.data.image_scan import Examined, ShardReader, Stored, shrink_images, write_shards
 from vlmrl.data.measurements import PATCH_PIXELS, estimate_image_tokens, estimate_text_tokens
 from vlmrl.data.parallel_parts import Progress
@@ -79,9 +79,7 @@ class Assembly:
         images: facts of every distinct image.
         places: for each of `images`, the place of its file, as `reader` expects it. Places are hashable; files are
             read fastest in the sorted order of their places.
-        reader: reader of the image files.
         rows: split -> its rows, in the order of the source.
-        fields: returns the columns of rows.
         schema: Arrow schema of the rows; None = derived from the first rows.
         dropped: rows that are left out, each {"origin", "reason"}.
         group: see `DatasetFacts.group`.
@@ -96,7 +94,7 @@ class Assembly:
     schema: Any = None
     dropped: list[dict[str, Any]] = field(default_factory=list)
     group: str = ""
-    notes: dict[str, tuple[Verdict, str]] = field(default_factory=dict)
+    notes: dict[str, tuple[CheckLevel, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,7 @@ class Prepared:
     """Result of `prep`.
 
     Args:
-        path: the dataset folder.
         outcome: "created", "replaced" or "up to date".
-        info: its dataset.json.
         leftovers: notes on what earlier, interrupted runs had left.
     """
 
@@ -130,11 +126,8 @@ def short_source(source: str) -> str:
 
 def drawn_counts(num_rows: int) -> dict[str, int]:
     """Return split -> number of rows to draw beside this many training rows."""
-    return {
-        "train": num_rows,
-        "validation": max(LEAST_VALIDATION, num_rows // 10),
-        "test": max(LEAST_TEST, num_rows // 5),
-    }
+    held_out = {"validation": max(LEAST_VALIDATION, num_rows // 10), "test": max(LEAST_TEST, num_rows // 5)}
+    return {"train": num_rows, **held_out}
 
 
 def assemble(
@@ -148,23 +141,17 @@ def assemble(
     """
     shrunk = fit_prompts(build, parts, limits)
     used = sorted({i for rows in parts.rows.values() for row in rows for i in row.facts.images})
-    stored = {
-        parts.images[i].media.sha256: Stored(
-            parts.images[i].media.sha256, parts.images[i].bytes, parts.places[i], shrunk.get(i)
-        )
-        for i in reversed(used)
-    }
+    stored: dict[str, Stored] = {}
+    for i in reversed(used):
+        sha256 = parts.images[i].media.sha256
+        stored[sha256] = Stored(sha256, parts.images[i].bytes, parts.places[i], shrunk.get(i))
     in_order = sorted(stored.values(), key=lambda one: one.place)
     write_shards(build.folder, in_order, parts.reader, workers=limits.workers, progress=limits.progress)
     media = [image.media for image in parts.images]
     for split, rows in parts.rows.items():
         build.write_rows(split, parts.fields(rows, media), parts.schema)
-    facts = DatasetFacts(
-        parts.images,
-        {split: [row.facts for row in rows] for split, rows in parts.rows.items()},
-        parts.group,
-        parts.notes | _note_on_drops(parts),
-    )
+    facts_of = {split: [row.facts for row in rows] for split, rows in parts.rows.items()}
+    facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes | _note_on_drops(parts))
     report = examine_dataset(facts, max_prompt_tokens=limits.max_prompt_tokens)
     if parts.dropped:
         lines = "".join(json.dumps(drop, ensure_ascii=False) + "\n" for drop in parts.dropped)
@@ -242,7 +229,7 @@ def row_tokens(images: Sequence[Examined], facts: RowFacts) -> int:
     return facts.text_tokens + sum(estimate_image_tokens(images[i].media) for i in facts.images)
 
 
-def _note_on_drops(parts: Assembly) -> dict[str, tuple[Verdict, str]]:
+def _note_on_drops(parts: Assembly) -> dict[str, tuple[CheckLevel, str]]:
     if not parts.dropped:
         return {}
     first = parts.dropped[0]
@@ -309,9 +296,8 @@ def parse_limits(
     if on_overlong not in get_args(OnOverlong):
         raise DataError(f"--on-overlong {on_overlong!r} is unknown", hint=f"one of: {', '.join(get_args(OnOverlong))}")
     if on_overlong != "fail" and max_prompt_tokens is None:
-        raise DataError(
-            f"--on-overlong {on_overlong} without --max-prompt-tokens", hint="give the limit, too, such as 2048"
-        )
+        message = f"--on-overlong {on_overlong} without --max-prompt-tokens"
+        raise DataError(message, hint="give the limit, too, such as 2048")
     return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)
 
 
@@ -379,9 +365,8 @@ def _export_split(dataset: Dataset, task: Task, split: str, path: Path) -> int:
 
     part = path.with_name(f".{path.name}.{os.getpid()}")
     rows = dataset.rows(split)
-    names = sorted(
-        {name for index in range(min(len(rows), BATCH_ROWS)) for name in rows[index].columns} - set(RESERVED)
-    )
+    first = (rows[index].columns for index in range(min(len(rows), BATCH_ROWS)))
+    names = sorted({name for columns in first for name in columns} - set(RESERVED))
     schema = _schema(names)
     try:
         with part.open("wb") as sink, pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -429,11 +414,7 @@ def _schema(names: list[str]) -> Any:
         "truth": text,
         **dict.fromkeys(names, text),
     }
-    fields = [
-        ("prompt_id", pa.string()),
-        ("prompt", pa.list_(turn)),
-        ("images", pa.list_(image)),
-        ("truth", pa.string()),
-    ]
+    nested = [("prompt", pa.list_(turn)), ("images", pa.list_(image))]
+    fields = [("prompt_id", pa.string()), *nested, ("truth", pa.string())]
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     return pa.schema(fields + [(name, pa.string()) for name in names], metadata=metadata)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.planes import Box, area, shared_area
-from vlmrl.tasks.own_prep import NewRow
+from vlmrl.tasks.base import NewRow
 from vlmrl.types import hash64
 
 if TYPE_CHECKING:
@@ -75,12 +75,7 @@ class Drawn(NamedTuple):
 
 
 def draw_rows(
-    task: str,
-    counts: Mapping[str, int],
-    seed: int,
-    draw: Callable[[int, random.Random], Drawn | None],
-    *,
-    hint: str,
+    task: str, counts: Mapping[str, int], seed: int, draw: Callable[[int, random.Random], Drawn | None], *, hint: str
 ) -> dict[str, list[NewRow]]:
     """Return split -> drawn rows. No image is there twice, and the same seed gives the same rows.
 

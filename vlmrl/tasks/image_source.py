@@ -116,7 +116,7 @@ def _require_prompt(task: Task, has_own: bool) -> None:
     if has_own or task.template:
         return
     if task.name == DEFAULT:
-        raise RecipeError("nothing says what to ask about the images", hint=f"name a --task, or {ASK}")
+        raise RecipeError("there is no question to ask about the images", hint=f"name a --task, or {ASK}")
     raise DataError(
         f"the prompts of task `{task.name}` are in the rows of its dataset, and an image alone has none", hint=ASK
     )

@@ -18,7 +18,7 @@ from vlmrl.data.image_scan import Examined, FileReader, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import LeftOut, NewRow, Task
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
 from vlmrl.tasks.prep_options import Option, PrepCommand, hints_of, parameters_of
 from vlmrl.tasks.user_task import guarded, load_own
@@ -40,34 +40,6 @@ class SoundImage:
 
     data: bytes
     facts: Examined
-
-
-@dataclass(frozen=True)
-class NewRow:
-    """Row that a task's `prep` makes.
-
-    Args:
-        truth: the known right facts, as JSON values; responses are compared with them.
-        images: in the order of the prompt's `<image>` marks; each a PIL image, a file's path, a file's bytes, or a
-            `SoundImage`.
-        columns: variables of the prompt's template; all rows of a split have the same column names.
-        id: the prompt id; None = made from the content of the row.
-        origin: place in the user's source, for messages; "" = unknown.
-    """
-
-    truth: Mapping[str, Any]
-    images: Sequence[Any] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    id: str | None = None
-    origin: str = ""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Row of a source that does not become a row of the dataset: its place there, and the reason."""
-
-    origin: str
-    reason: str
 
 
 @dataclass(frozen=True)

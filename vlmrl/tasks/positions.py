@@ -240,7 +240,7 @@ class Fit:
             )
         if better.order != self.declared.order:
             steps.append(f'declare the order: reward.args.order = "{better.order}", and ask for it in your prompt')
-        return "if the model speaks so, " + "; ".join(steps)
+        return "if the model answers in these coordinates: " + "; ".join(steps)
 
     def fields(self) -> dict[str, Any]:
         """Return the result as JSON values."""

@@ -187,7 +187,7 @@ def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> 
         for part in node.nodes if isinstance(node, Output) else [node]:
             if isinstance(part, TemplateData):
                 pieces.append(part.data)
-            elif variables is not None and (text := _settled(part, variables)) is not None:
+            elif variables is not None and (text := _constant_text(part, variables)) is not None:
                 pieces.append(text)
             elif isinstance(part, If):
                 branches = [part, *part.elif_]
@@ -198,7 +198,7 @@ def _pieces(body: Sequence[nodes.Node], variables: Mapping[str, Any] | None) -> 
     return _joined(pieces)
 
 
-def _settled(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
+def _constant_text(node: nodes.Node, variables: Mapping[str, Any]) -> str | None:
     """Return the rendered text of a node that depends only on the task's settings; else None.
 
     The result is also None if rendering the node without a row fails.

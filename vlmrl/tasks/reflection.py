@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields
 
 from vlmrl.errors import unknown
 from vlmrl.metric import SHARE, Metric
-from vlmrl.tasks.base import PooledMetrics, Verdict
+from vlmrl.tasks.base import GradedResponse, PooledMetrics
 
 MAYE_WORDS = (
     "re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",
@@ -178,9 +178,9 @@ def _counts(text: str, accuracy: float | None, tokens: int, profile: str) -> Ref
     )  # fmt: skip
 
 
-def _count_verdict(verdict: Verdict) -> dict[str, int]:
+def _count_graded(graded: GradedResponse) -> dict[str, int]:
     """Return the counts of one response, in all profiles."""
-    x, _, outcome = verdict
+    x, _, outcome = graded
     accuracy = outcome.get("accuracy")
     return {
         name: number
@@ -197,7 +197,7 @@ def _shares_of_all(sums: Mapping[str, int]) -> dict[str, float | None]:
     }
 
 
-REFLECTION = PooledMetrics(_count_verdict, _shares_of_all)
+REFLECTION = PooledMetrics(_count_graded, _shares_of_all)
 """Metrics of reflection in both profiles, for `Task.set_metrics`."""
 FACTS: Mapping[str, Metric] = {
     name: Metric("neither", None if name.endswith(RATE) else SHARE) for name in _shares_of_all({})

@@ -1,16 +1,18 @@
-"""The class Source: an opened `[[data]]` entry of a recipe with its rows, task, prompt and reward.
+"""The class Source: an opened `[[data]]` entry of a recipe with its rows, task, prompt and reward; order of the rows.
 
 The reward is a single one, or several. The outcome of a scored response is that of its task, with the part of the
-reward that is an accuracy.
+reward that is an accuracy. `PromptStream` mixes the rows of several sources by their shares.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
@@ -21,15 +23,11 @@ from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
-from vlmrl.rewards.base import RewardSpec, accuracy_words, with_accuracy
+from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
-from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample
-
-if TYPE_CHECKING:
-    from vlmrl.rewards.several import Member
-
+from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
 
 Chosen = tuple["RewardSpec", dict[str, float]]
 """Reward, and the weights of its parts; of several rewards, the weights of the rewards by their labels."""
@@ -70,7 +68,7 @@ def reward_of(data: Data, reward: Reward, task: Task, scored: bool = True) -> Ch
 
 def _member(listed_reward: ListedReward, data: Data, task: Task) -> Member:
     """Return one of the several rewards of an entry."""
-    from vlmrl.rewards.several import Member, label_from
+    from vlmrl.rewards.several import label_from
 
     one = listed_reward
     has_profile = one.name == OF_TASK or task.has_profile(one.profile)
@@ -291,7 +289,6 @@ def make_source(
     Args:
         data: entry with the prompt, the reward and the share.
         template: text of the template and its place, for messages; None = that of the entry or the task.
-        scored: as for `open_source`.
     Raises: RecipeError or RewardError, as `open_source`.
     """
     text, path = _template(data, task) if template is None else template
@@ -324,8 +321,6 @@ def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Sourc
 
     A share of the rows that is held out is the split `validation`, too.
 
-    Args:
-        scored: as for `open_source`.
     Returns: None if the entry names no validation rows and the dataset has no split `validation`.
     Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
@@ -342,7 +337,6 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
 
     Args:
         split: name of the split that the file's rows get.
-        scored: as for `open_source`.
     Raises: as `open_source`.
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
@@ -352,8 +346,6 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
 def open_set(data: Data, reward: Reward, name: str, *, scored: bool = True) -> Source | None:
     """Open the rows of one of `eval.sets` for an entry; None if the entry does not have it.
 
-    Args:
-        scored: as for `open_source`.
     Raises: as `open_source`.
     """
     if is_table_file(name):
@@ -393,9 +385,6 @@ def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec)
     """Return the outcome of a response of a group, and the reason why it is incomplete, or "".
 
     If a task fails on one response, only the numbers of that response are lost.
-
-    Args:
-        spec: the reward that gave the score.
     """
     outcome: Outcome = {}
     problem = ""
@@ -471,18 +460,18 @@ def pooled_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[s
         names = {source.name for source in own_sources}
         own = [group for group in groups if group.row.source in names]
         outcomes = _outcomes(own, own_sources)
-        verdicts = [
+        responses = [
             (response_input(group, s), s.score, outcome)
             for group, of_group in zip(own, outcomes, strict=True)
             for s, (outcome, _) in zip(group.samples, of_group, strict=True)
         ]
-        if not verdicts:
+        if not responses:
             continue
         try:
-            sums = pooled.sums(verdicts)
+            sums = pooled.sums(responses)
             measured |= {name: float(number) for name, number in sums.items()} | dict(pooled.metrics(sums))
         except VlmrlError:
-            failed += len(verdicts)
+            failed += len(responses)
     return measured | ({"reward/set_metrics_errors": float(failed)} if failed else {})
 
 
@@ -497,3 +486,189 @@ def accuracy_text(groups: Sequence[Group], sources: Sequence[Source]) -> str:
         if words:
             texts.append(f"{words} ({source.name})" if len(sources) > 1 else words)
     return f"accuracy is {'; '.join(texts)}" if texts else ""
+
+
+class Draw(NamedTuple):
+    """Drawn row: index of its source, its index in that source, and the number of times it was drawn before."""
+
+    source: int
+    row: int
+    occurrence: int
+
+
+@dataclass(frozen=True)
+class SavedDeck:
+    """Position in the order of one source, as a checkpoint has it."""
+
+    epoch: int
+    position: int
+    waiting: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SavedStream:
+    """Position of a stream, as a checkpoint has it. Each list has one entry per source."""
+
+    seed: int
+    lengths: list[int]
+    shares: list[float]
+    drawn: list[int]
+    decks: list[SavedDeck]
+
+    def __post_init__(self) -> None:
+        parts = zip(self.lengths, self.decks, strict=False)
+        within = all(0 <= one.position <= n and all(0 <= row < n for row, _ in one.waiting) for n, one in parts)
+        if not within or {len(self.lengths)} != {len(one) for one in (self.shares, self.drawn, self.decks)}:
+            raise ValueError("the position in the data does not fit the number of rows")
+
+
+class PromptStream:
+    """Endless, deterministic stream of dataset rows.
+
+    In every epoch of a source, each of its rows is drawn once, in a new order. After any number of draws, the number of
+    rows from a source is its exact share, rounded up or down. A step never contains a row twice, unless a source has
+    fewer rows than its part of the step. If a new epoch begins within a step, a row that is already in the step is
+    passed over and drawn in the next step.
+
+    Args:
+        lengths_by_source: number of rows of each source, all > 0.
+        shares: relative share of each source, all > 0; 0.1 means exactly one tenth, not the nearest binary number.
+        seed: seed of the orders.
+    """
+
+    def __init__(self, lengths_by_source: Sequence[int], shares: Sequence[float], seed: int) -> None:
+        if not lengths_by_source or len(shares) != len(lengths_by_source):
+            raise DataError(f"{len(lengths_by_source)} sources with {len(shares)} shares")
+        for index, (length, share) in enumerate(zip(lengths_by_source, shares, strict=True)):
+            if length <= 0:
+                raise DataError(f"source {index} has no rows")
+            if not share > 0:
+                raise DataError(f"source {index} has the share {share}; shares are positive")
+        self._lengths = tuple(int(length) for length in lengths_by_source)
+        self._given = tuple(float(share) for share in shares)
+        # Fraction(str(0.1)) is 1/10; Fraction(0.1) would be the binary number next to it.
+        exact = [Fraction(str(share)) for share in self._given]
+        self._shares = [share / sum(exact) for share in exact]
+        self._seed = seed
+        self._drawn = [0] * len(self._lengths)
+        self._decks = [_Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
+
+    def next(self, count: int) -> list[Draw]:
+        """Draw the `count` rows of the next step."""
+        used: list[set[int]] = [set() for _ in self._lengths]
+        draws = []
+        for _ in range(count):
+            source = self._next_source()
+            self._drawn[source] += 1
+            row, occurrence = self._decks[source].draw(used[source])
+            draws.append(Draw(source, row, occurrence))
+        return draws
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the stream, as JSON values. Call it between steps only."""
+        return {
+            "schema": 1,
+            "seed": self._seed,
+            "lengths": list(self._lengths),
+            "shares": list(self._given),
+            "drawn": list(self._drawn),
+            "decks": [
+                {"epoch": d.epoch, "position": d.position, "waiting": [list(w) for w in d.waiting]} for d in self._decks
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the position of `state`.
+
+        Raises: DataError when `state` belongs to other sources, shares or another seed.
+        """
+        mine = {"schema": 1, "seed": self._seed, "lengths": list(self._lengths), "shares": list(self._given)}
+        for key, value in mine.items():
+            if state.get(key) != value:
+                raise DataError(
+                    f"the saved data order has {key} {state.get(key)}, this run has {value}",
+                    hint="resume with the data, shares and seed of the run, or start a new run from its checkpoint",
+                )
+        self.adopt(state)
+
+    def adopt(self, state: Mapping[str, Any]) -> list[str]:
+        """Continue at the position of `state` as far as possible; sources, shares and seed may have changed.
+
+        If the seed is the same, a source with the same number of rows as before continues at its position. Any other
+        source begins its first epoch. If the shares or the number of sources have changed, the rows drawn so far do not
+        count for the shares.
+
+        Returns: a sentence for each thing that begins anew; [] = everything continues.
+        """
+        lengths, shares = list(self._lengths), list(self._given)
+        if state.get("seed") != self._seed:
+            return ["the order of the rows begins anew: train.seed has changed"]
+        notes = []
+        for index, (deck, saved) in enumerate(zip(self._decks, state["decks"], strict=False)):
+            if state["lengths"][index] == lengths[index]:
+                waiting = [(int(r), int(e)) for r, e in saved["waiting"]]
+                deck.restore(int(saved["epoch"]), int(saved["position"]), waiting)
+            else:
+                rows = f"{state['lengths'][index]} rows before, {lengths[index]} now"
+                notes.append(f"source {index} begins its first epoch anew: {rows}")
+        if state["shares"] == shares:
+            self._drawn = [int(count) for count in state["drawn"]]
+        else:
+            notes.append(f"the shares of the sources are counted from here on: {state['shares']} before, {shares} now")
+        return notes
+
+    def _next_source(self) -> int:
+        """Return the source of the next row, by the quota method.
+
+        Sources whose count would exceed their exact share, rounded up, are excluded. Of the others, the one with the
+        earliest deadline for its next row is returned. So after every draw, the count of each source differs from its
+        exact share by less than one.
+
+        Source: Balinski and Young 1975; Tijdeman 1980.
+        """
+        total = sum(self._drawn) + 1
+        due = [i for i, share in enumerate(self._shares) if self._drawn[i] < share * total]
+        return min(due, key=lambda i: (Fraction(self._drawn[i] + 1) / self._shares[i], i))
+
+
+class _Deck:
+    """Rows of one source in the order of the present epoch.
+
+    `waiting` holds the (row, epoch) that were passed over because the row was already in the step.
+    """
+
+    def __init__(self, length: int, seed: int) -> None:
+        self._length, self._seed = length, seed
+        self.restore(0, 0, [])
+
+    def restore(self, epoch: int, position: int, waiting: list[tuple[int, int]]) -> None:
+        self.epoch, self.position, self.waiting = epoch, position, waiting
+        self._order = self._shuffled(epoch)
+
+    def draw(self, used: set[int]) -> tuple[int, int]:
+        """Return the next row that is not in `used`, and its epoch.
+
+        The row is added to `used`, which is emptied first if it holds all rows.
+        """
+        if len(used) == self._length:
+            used.clear()
+        for index, (row, epoch) in enumerate(self.waiting):
+            if row not in used:
+                del self.waiting[index]
+                used.add(row)
+                return row, epoch
+        while True:
+            if self.position == self._length:
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._shuffled(self.epoch)
+            row = self._order[self.position]
+            self.position += 1
+            if row not in used:
+                used.add(row)
+                return row, self.epoch
+            self.waiting.append((row, self.epoch))
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(self._length))
+        random.Random(hash64(self._seed, epoch)).shuffle(order)
+        return order

@@ -20,9 +20,9 @@ from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import Task
+from vlmrl.tasks.base import LeftOut, NewRow, Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, first_bad, is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow, SoundImage, prepare_own
+from vlmrl.tasks.own_prep import SoundImage, prepare_own
 from vlmrl.tasks.prep_options import TableRequest
 from vlmrl.types import Size, hash64
 from vlmrl.untrusted import visible
@@ -59,13 +59,6 @@ class _Table:
 
     files: RowFiles
     columns: Mapping[str, str]
-
-
-@dataclass
-class _Seen:
-    """Rows of a split that were read: what each shows -> (its answer, its place)."""
-
-    rows: dict[int, tuple[int, str]] = field(default_factory=dict)
 
 
 def read_tables(
@@ -106,9 +99,8 @@ def split_for_test(files: RowFiles) -> str:
     """
     names = list(files.splits)
     if len(names) > 1 and TEST not in names:
-        raise DataError(
-            f"{files.label} has no split `test`, but: {', '.join(names)}", hint=f"name one: {files.label}@{names[0]}"
-        )
+        message = f"{files.label} has no split `test`, but: {', '.join(names)}"
+        raise DataError(message, hint=f"name one: {files.label}@{names[0]}")
     return TEST if len(names) > 1 else names[0]
 
 
@@ -179,7 +171,7 @@ class _Reader:
             only, without: images of the rows that are read, or not read.
         Raises: DataError at the end if too many rows are wrong.
         """
-        seen, bad, total = _Seen(), list[LeftOut](), 0
+        seen, bad, total = dict[int, tuple[int, str]](), list[LeftOut](), 0
         hints: dict[str, None] = {}
         for where, cells, root in _cells(table, pieces):
             try:
@@ -229,11 +221,8 @@ def _cells(table: _Table, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, C
     """Yield place, cells by their roles, and folder of image paths of each row."""
     for piece in pieces:
         for index, row in enumerate(read_piece(piece, list(table.columns.values()))):
-            yield (
-                table.files.where(piece, index),
-                {role: row.get(column) for role, column in table.columns.items()},
-                table.files.root,
-            )
+            cells = {role: row.get(column) for role, column in table.columns.items()}
+            yield table.files.where(piece, index), cells, table.files.root
 
 
 def _only_image(cells: Cells, root: Path | None) -> bytes:
@@ -254,23 +243,20 @@ def _key_of(data: bytes) -> int:
     return int(image_hash(data)[:16], 16)
 
 
-def _repeats(seen: _Seen, shown: int, answer: int, where: str) -> str:
-    """Return why a row is left out: another one shows the same; "" if none does."""
-    if shown not in seen.rows:
-        seen.rows[shown] = (answer, where)
+def _repeats(seen: dict[int, tuple[int, str]], shown: int, answer: int, where: str) -> str:
+    """Return why a row is left out: another one shows the same; "" if none does. `seen`: shown -> (answer, place)."""
+    if shown not in seen:
+        seen[shown] = (answer, where)
         return ""
-    other, place = seen.rows[shown]
+    other, place = seen[shown]
     return f"the same row as {place}" if other == answer else f"another answer to the image and question of {place}"
 
 
 def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterable[str]) -> DataError:
     rows = first_bad([(one.origin, visible(one.reason)) for one in bad])
-    return DataError(
-        f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{rows}",
-        hint="; else ".join(
-            [*hints, f"mend the rows{f', or {leave_out(len(bad), total)}' if len(bad) < total else ''}"]
-        ),
-    )
+    fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
+    message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{rows}"
+    return DataError(message, hint="; else ".join([*hints, fix]))
 
 
 def prepare_table(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels, answer_labels
-from vlmrl.tasks.attack import Play, Stage
+from vlmrl.tasks.attack import Probe, ProbeRows
 from vlmrl.tasks.positions import Mark
 from vlmrl.types import Row
 
@@ -47,7 +47,7 @@ class RowKind:
     Args:
         matches: truth -> whether it is of this kind.
         arguments: truth -> arguments for built-in rewards that accept them, such as the names of levels.
-        play: returns the answers and tricks for the probe of a reward; None = the answers are texts
+        probe: returns the answers and tricks for the probe of a reward; None = the answers are texts
             (reward_check/tricks.py).
         is_right: (truth, text of an answer) -> whether the answer is right; the result None = it decides nothing. If
             `is_right` is None, answers are compared as texts.
@@ -59,7 +59,7 @@ class RowKind:
 
     matches: Callable[[Truth], bool]
     arguments: Callable[[Truth], Mapping[str, Any]] = _no_arguments
-    play: Callable[[Stage], Play] | None = None
+    probe: Callable[[ProbeRows], Probe] | None = None
     is_right: Callable[[Truth, str], bool | None] | None = None
     labels: Callable[[Row], RowLabels] = answer_labels
     specificity: int = 0

@@ -13,7 +13,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
@@ -22,12 +22,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_args
 
-from vlmrl.data.doctor import Verdict
+from vlmrl.data.doctor import CheckLevel
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.metric import Metric
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.attack import Attack, Kind
-from vlmrl.tasks.base import NoFile, Outcome, PooledMetrics, ResponseFile, Task
+from vlmrl.tasks.attack import Attack, Kind, Make
+from vlmrl.tasks.base import NoFile, Outcome, OwnFile, PooledMetrics, ResponseFile, Task
 from vlmrl.tasks.figure import MAX_FIGURES
 from vlmrl.tasks.positions import Mark, Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
@@ -149,7 +149,7 @@ def _texts(returned: Any) -> list[str]:
         raise DataError(f"it returned {_shown(returned)}, not a list of texts", hint="an empty list means: no problem")
     texts = list(islice(returned, MOST_NUMBERS))
     if not all(map(_is_text, texts)):
-        raise DataError("it returned a list with a value that is no text", hint="return the problems in words")
+        raise DataError("it returned a list with a value that is not a text", hint="return the problems in words")
     return texts
 
 
@@ -160,44 +160,40 @@ def _turns(returned: Any) -> tuple[Message, ...]:
     return turns
 
 
-def response_of(returned: Any) -> str | None:
-    """Return the text of a trick's response; None = the trick cannot be used on the row.
-
-    Raises: DataError for any other value.
-    """
+def _response(returned: Any) -> str | None:
+    """Return the text of a trick's response; None = the trick cannot be used on the row."""
     return None if returned is None else _trace(returned)
 
 
-def content_of(returned: Any) -> str | NoFile:
-    """Return the content of a response's file, or why there is none. Raises: DataError for any other value."""
-    if isinstance(returned, (str, NoFile)):
+def _one(kinds: type | tuple[type, ...], words: str) -> Callable[[Any], Any]:
+    """Return a check: a value of one of these types. Raises: DataError for any other value."""
+
+    def check(returned: Any) -> Any:
+        if not isinstance(returned, kinds):
+            raise DataError(f"it returned {_shown(returned)}, not {words}")
         return returned
-    raise DataError(f"it returned {_shown(returned)}, not a text or a vlmrl.NoFile")
+
+    return check
 
 
-def positions_of(returned: Any) -> Positions:
-    if not isinstance(returned, Positions):
-        raise DataError(f"it returned {_shown(returned)}, not vlmrl.tasks.positions.Positions")
-    return returned
+_content = _one((str, NoFile), "a text or a vlmrl.NoFile")
+_positions = _one(Positions, "vlmrl.tasks.positions.Positions")
+_trace = _one(str, "the text of a response")
 
 
-def marks_of(returned: Any) -> list[Mark]:
-    marks: list[Any] = list(islice(returned, MOST_NUMBERS)) if isinstance(returned, Iterable) else [None]
-    if not all(isinstance(mark, Mark) for mark in marks):
-        raise DataError(f"it returned {_shown(returned)}, not a list of vlmrl.tasks.positions.Mark")
-    return marks
+def _listed(returned: Any, kind: type, words: str, most: int = MOST_NUMBERS) -> list[Any]:
+    members: list[Any] = list(islice(returned, most)) if isinstance(returned, Iterable) else [None]
+    if not all(isinstance(member, kind) for member in members):
+        raise DataError(f"it returned {_shown(returned)}, not a list of {words}")
+    return members
 
 
-def _trace(returned: Any) -> str:
-    if not isinstance(returned, str):
-        raise DataError(f"it returned {_shown(returned)}, not the text of a response")
-    return returned
+def _marks(returned: Any) -> list[Mark]:
+    return _listed(returned, Mark, "vlmrl.tasks.positions.Mark")
 
 
 def _attacks(returned: Any) -> list[Attack]:
-    attacks: list[Any] = list(islice(returned, MOST_ATTACKS)) if isinstance(returned, Iterable) else [None]
-    if not all(isinstance(attack, Attack) for attack in attacks):
-        raise DataError(f"it returned {_shown(returned)}, not a list of vlmrl.Attack")
+    attacks = _listed(returned, Attack, "vlmrl.Attack", MOST_ATTACKS)
     for attack in attacks:
         if attack.kind not in get_args(Kind):
             known = ", ".join(get_args(Kind))
@@ -224,12 +220,12 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {quoted(value)}"
 
 
-def _notes(returned: Any) -> dict[str, tuple[Verdict, str]]:
+def _notes(returned: Any) -> dict[str, tuple[CheckLevel, str]]:
     notes: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"": None}
     for name, note in notes.items():
-        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(Verdict)
+        is_note = isinstance(note, tuple) and len(note) == 2 and note[0] in get_args(CheckLevel)
         if not (isinstance(name, str) and is_note and isinstance(note[1], str)):
-            kinds = ", ".join(get_args(Verdict))
+            kinds = ", ".join(get_args(CheckLevel))
             raise DataError(f"it returned {_shown(returned)}, not a mapping of names to ({kinds}; a text)")
     return notes
 
@@ -246,29 +242,12 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "notes": _notes,
 }
 """Name of a task's function -> the check of its results, which returns them converted."""
-POOLED_RETURNS: Mapping[str, Callable[[Any], Any]] = {"count": _sums, "metrics": _whole}
-"""Name of a function of PooledMetrics -> the check of its results, in the order of the fields."""
 
 
 MAX_SOURCE_BYTES = 1_000_000
 HOW = "write it as path/to/file.py:function"
 ONE_FILE = "a task is one file: it may import installed packages, but no file beside it"
 INFO = "a task's function gets the dataset's dataset.json, empty where there is no dataset yet"
-
-
-@dataclass(frozen=True)
-class OwnFile:
-    """File of a user's own task, as it was read.
-
-    Args:
-        path: the path as the user wrote it.
-        text: the whole text of the file.
-        sha256: hash of the file's bytes.
-    """
-
-    path: str
-    text: str
-    sha256: str
 
 
 def is_own(name: str) -> bool:
@@ -314,23 +293,22 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
         if (function := getattr(task, key)) is not None
     }
     if isinstance(pooled := task.set_metrics, PooledMetrics):
-        watched["set_metrics"] = PooledMetrics(
-            *(
-                _watched(getattr(pooled, key), f"`{key}` of `set_metrics` of `{name}`", path_text, check)
-                for key, check in POOLED_RETURNS.items()
-            )
-        )
+        whole = f"of `set_metrics` of `{name}`"
+        count = _watched(pooled.count, f"`count` {whole}", path_text, _sums)
+        watched["set_metrics"] = PooledMetrics(count, _watched(pooled.metrics, f"`metrics` {whole}", path_text, _whole))
     watched["attacks"] = _with_attacks_watched(watched["attacks"], f"`attacks` of `{name}`", path_text)
     if task.outcome_as is not None:
         measure_for = _watched(task.outcome_as, f"`outcome_as` of `{name}`", path_text, _function)
-        watched["outcome_as"] = lambda spec: _watched(
-            measure_for(spec), f"`outcome` of `{name}`", path_text, RETURNS["outcome"]
-        )
+        of_outcome = f"`outcome` of `{name}`"
+        watched["outcome_as"] = lambda spec: _watched(measure_for(spec), of_outcome, path_text, _measures)
     if task.positions is not None:
-        positions_for = _watched(task.positions, f"`positions` of `{name}`", path_text, positions_of)
-        watched["positions"] = lambda spec: _with_marks_watched(positions_for(spec), name, path_text)
+        positions_for = _watched(task.positions, f"`positions` of `{name}`", path_text, _positions)
+        what = f"`marks` of `{name}`"
+        watched["positions"] = lambda spec: replace(
+            positions := positions_for(spec), marks=_watched(positions.marks, what, path_text, _marks)
+        )
     if task.file is not None:
-        content = _watched(task.file.content, f"`content` of `file` of `{name}`", path_text, content_of)
+        content = _watched(task.file.content, f"`content` of `file` of `{name}`", path_text, _content)
         watched["file"] = replace(task.file, content=content)
     return replace(
         task,
@@ -431,25 +409,17 @@ def _watched(
     return call
 
 
-def _with_marks_watched(positions: Positions, name: str, path_text: str) -> Positions:
-    """Return the positions with `marks` in the wrapper of `_watched`, which checks that it returns marks."""
-    return replace(positions, marks=_watched(positions.marks, f"`marks` of `{name}`", path_text, marks_of))
-
-
 def _with_attacks_watched(
     attacks: Callable[..., Sequence[Attack]], what: str, path_text: str
 ) -> Callable[..., list[Attack]]:
     """Return a task's `attacks` with every trick in the wrapper of `_watched`, which checks that it returns a text."""
 
     def call(*args: Any, **more: Any) -> list[Attack]:
-        return [
-            replace(
-                attack,
-                make=_watched(attack.make, what, path_text, response_of),
-                turned=None if attack.turned is None else _watched(attack.turned, what, path_text, response_of),
-            )
-            for attack in attacks(*args, **more)
-        ]
+        def watch(make: Make | None) -> Make | None:
+            return None if make is None else _watched(make, what, path_text, _response)
+
+        every = attacks(*args, **more)
+        return [replace(attack, make=watch(attack.make), turned=watch(attack.turned)) for attack in every]
 
     return call
 

@@ -22,10 +22,9 @@ import torch
 from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
-from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
+from vlmrl.algo.losses import KL_LOSSES
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
-from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
 from vlmrl.recipe.schema import Recipe
@@ -34,8 +33,8 @@ from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.service_pool import ServiceMeter
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import (
-    Deal,
     Prompt,
+    PromptQueue,
     Rollout,
     encode_prompt,
     requests_for,
@@ -45,7 +44,7 @@ from vlmrl.rollout.sample import (
     submit,
 )
 from vlmrl.setup.sources import EvalSet
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.journal import Clock
 from vlmrl.train.learner import Learner
 from vlmrl.train.step_batch import StepBatch, Tail, split_updates, step_batch
@@ -171,8 +170,8 @@ def epochs_at(recipe: Recipe, rows: int, step: int) -> Fraction:
 class Collected:
     """Scored groups of a step, of all ranks. Each rank has encoded only the prompts that it sampled.
 
-    A prompt that another rank's engine has taken over is encoded again where it is trained on. So the deal of the
-    update does not depend on the time.
+    A prompt that another rank's engine has taken over is encoded again where it is trained on. So the
+    update's shares do not depend on the time.
 
     Args:
         encode: encodes the prompt of a row (with its occurrence) that another rank has sampled.
@@ -222,7 +221,7 @@ class Ahead:
         requests: id of each request -> index among this rank's prompts.
         drawn: all rows of the draw.
         own: one entry per drawn row: this rank's prompt, or None where another rank answers.
-        deal: the fixed deal of the rows to the ranks.
+        queue: the prompts of each rank, none of which moves to another.
         cursor: position of the stream before the draw. A checkpoint saves it, since a resumed run draws the rows again.
         version: policy version of the weights that answer.
         started: start of sampling, in seconds of `time.perf_counter`.
@@ -234,7 +233,7 @@ class Ahead:
     requests: Mapping[int, int]
     drawn: Sequence[Drawn]
     own: list[Prompt | None]
-    deal: Deal
+    queue: PromptQueue
     cursor: Mapping[str, object]
     version: int
     started: float
@@ -263,12 +262,12 @@ def look_ahead(feed: PromptFeed, engine: Generator, clock: Clock, step: int) -> 
     cursor = feed.stream.state_dict()
     drawn = feed.draw(recipe.rollout.prompts_per_step)
     own: list[Prompt | None] = [None] * len(drawn)
-    deal = Deal(len(drawn), feed.world)
+    queue = PromptQueue(len(drawn), feed.world)
     with clock("encode"):
-        prompts = list(_encode(feed, drawn, deal, own))
+        prompts = list(_encode(feed, drawn, queue, own))
     requests = requests_for(prompts, recipe.rollout.samples_per_prompt, recipe.train.seed, step)
     numbers = {engine.submit(request, feed.sampling): index for index, request in enumerate(requests)}
-    ahead = Ahead(engine, numbers, drawn, own, deal, cursor, engine.version, time.perf_counter())
+    ahead = Ahead(engine, numbers, drawn, own, queue, cursor, engine.version, time.perf_counter())
     ahead.take(0.0)
     return ahead
 
@@ -287,7 +286,7 @@ def collect(
     """Sample and score the prompts of a step.
 
     Rank i modulo the number of ranks answers prompt i of a draw, unless engines take prompts from each other, see
-    `Deal`. The scored groups, without pixels, go to all ranks.
+    `PromptQueue`. The scored groups, without pixels, go to all ranks.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
     draws. The refused groups stay among the results: they are recorded, counted in the metrics, and get zero advantage.
@@ -314,7 +313,7 @@ def collect(
     while passed < count and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
         drawn = ahead.drawn if ahead is not None else feed.draw(count - passed)
         own: list[Prompt | None] = ahead.own if ahead is not None else [None] * len(drawn)
-        deal = ahead.deal if ahead is not None else Deal(len(drawn), feed.world, f"{step}/{draws}", room)
+        queue = ahead.queue if ahead is not None else PromptQueue(len(drawn), feed.world, f"{step}/{draws}", room)
         # "rollout" includes the rewards that are scored meanwhile, "reward" is the wait for the others.
         with feed.scoring(strict=strict) as session:
             if ahead is not None:
@@ -325,13 +324,13 @@ def collect(
                         submit(session, index, one)
             else:
                 with clock("encode"):
-                    encoded = _encode(feed, drawn, deal, own)
+                    encoded = _encode(feed, drawn, queue, own)
                     first = list(islice(encoded, room))  # the others are encoded when the engine has room for them
                 with clock("rollout"):
                     rollouts = _sample(feed, generator, chain(first, encoded), room, session, len(drawn), step, show)
             with clock("reward"):
                 # This rank's groups -> the groups of all ranks, in the order of the draw.
-                groups = deal.join(scored_groups(session, rollouts))
+                groups = queue.join(scored_groups(session, rollouts))
             collected.add_wait(session)
         collected.groups += groups
         collected.prompts += own
@@ -348,9 +347,9 @@ def collect(
     return collected
 
 
-def _encode(feed: PromptFeed, drawn: Sequence[Drawn], deal: Deal, own: list[Prompt | None]) -> Iterator[Prompt]:
+def _encode(feed: PromptFeed, drawn: Sequence[Drawn], queue: PromptQueue, own: list[Prompt | None]) -> Iterator[Prompt]:
     """Yield the prompts of this rank's part of a draw, encoded as they are taken, and enter them in `own`."""
-    for index in deal:
+    for index in queue:
         own[index] = prompt = feed.encode(*drawn[index])
         yield prompt
 
@@ -553,7 +552,7 @@ def _statistics(
         else:
             fill_stats(policy, batch, into, tokens_per_row)
             fill_logps(reference, batch, batch.ref_logp, tokens_per_row)
-            estimate = KL_ESTIMATORS[algorithm.kl]
+            estimate = KL_LOSSES[algorithm.kl]
             before.kl |= {i: estimate(before.logp[i], ref_logp) for i, ref_logp in batch.ref_logp.items()}
     return before.joined(learner.world)
 

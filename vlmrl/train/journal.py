@@ -213,7 +213,7 @@ class RolloutWriter:
 
         Raises: StoreError when the rollouts of an earlier step could not be written.
         """
-        self._settle(waiting=len(self._steps) >= MOST_UNDER_WAY, at_most=1)
+        self._write_waiting(waiting=len(self._steps) >= MOST_UNDER_WAY, at_most=1)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollouts")
         self._steps.append(_Step(step, self._thread.submit(self._write, step, groups)))
@@ -228,14 +228,14 @@ class RolloutWriter:
         """
         if kind == "train" and self._steps and self._steps[-1].step == step:
             self._steps[-1].line = lambda: self._line(step, kind, metrics)
-            self._settle(waiting=False)
+            self._write_waiting(waiting=False)
         else:
             self.finish()
             self._line(step, kind, metrics)
 
     def finish(self) -> None:
         """Wait for all rollouts, then write the metrics that waited for them. Raises: StoreError as `write`."""
-        self._settle(waiting=True)
+        self._write_waiting(waiting=True)
 
     def close(self) -> None:
         """Finish in a run that may already have failed: a further failure is only a line in its log."""
@@ -264,7 +264,7 @@ class RolloutWriter:
             self._failed = True
             raise
 
-    def _settle(self, *, waiting: bool, at_most: int | None = None) -> None:
+    def _write_waiting(self, *, waiting: bool, at_most: int | None = None) -> None:
         """Write the metrics of the oldest steps whose rollouts are on disk, and forget these steps.
 
         Args:

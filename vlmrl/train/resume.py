@@ -13,12 +13,12 @@ from typing import Any
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.errors import Problem, StoreError
-from vlmrl.recipe.auto_values import keep_settled
+from vlmrl.recipe.auto_values import keep_choices
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import HIDDEN, redact_value
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.memory_fit import HERE, Target
 from vlmrl.setup.run_records import Labels, Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
@@ -217,7 +217,7 @@ def _plan(run: Run, checkpoint: Path | None, request: ResumeRequest) -> ResumePl
             old_resolved, newest_resolved(run.dir), recipe_text(run.dir), overrides=request.overrides, cwd=cwd
         )
     refuse_hidden(loaded.resolved["recipe"], str(loaded.path))
-    loaded, warnings = settle_for_run(keep_settled(loaded, old_resolved), run.dir.parent, request.target)
+    loaded, warnings = fill_for_run(keep_choices(loaded, old_resolved), run.dir.parent, request.target)
     sources, validation = open_sources(loaded.recipe)
     records, texts = records_of(sources, validation), texts_of(sources)
     changes = compare_recipes(old_resolved["recipe"], loaded, Path(run.manifest.cwd or "."), HIDDEN)

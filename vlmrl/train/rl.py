@@ -117,7 +117,7 @@ def check_sync(
 ) -> dict[str, float]:
     """Compare the engines' log-probs with the trainer's.
 
-    All ranks call this, each with its own prompts (possibly none), and all reach the same verdict.
+    All ranks call this, each with its own prompts (possibly none), and all come to the same result.
 
     Args:
         learner: the policy with the trainer's weights.

@@ -24,7 +24,6 @@ from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import saved_lora
 from vlmrl.data.chat_template import IMAGE_SLOT
 from vlmrl.data.encode import Encoder
-from vlmrl.data.sampler import PromptStream
 from vlmrl.dist.fsdp import HostCopies, allocate, own_part, own_rows, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import LaunchError
@@ -35,7 +34,7 @@ from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.model.safetensors_blocks import is_finite, non_finite
 from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_whole
-from vlmrl.recipe.auto_values import require_settled
+from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.attempts import AttemptRule
@@ -56,7 +55,7 @@ from vlmrl.store.checkpoints import ADAPTER
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
-from vlmrl.tasks.source import Source
+from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.collect import PromptFeed
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
@@ -289,7 +288,7 @@ def open_session(
 
     Raises: the errors of data, rewards, model and checkpoint; LaunchError for what cannot be sharded.
     """
-    require_settled(recipe)
+    require_filled(recipe)
     check_sharing(recipe, world)
     _prepare_torch(recipe, run)
     # Data and model.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vlmrl.algo.algorithms import Algorithm
-from vlmrl.algo.losses import ESTIMATORS as KL_ESTIMATORS
 from vlmrl.algo.losses import (
+    KL_LOSSES,
     LOG_RATIO_LIMIT,
     Denominator,
     Tokens,
@@ -357,7 +357,7 @@ class PolicyGradient:
             assert stats.kl is not None
             return stats.kl
         assert data.ref_logp is not None
-        return KL_ESTIMATORS[self.algorithm.kl](stats.logp, data.ref_logp)
+        return KL_LOSSES[self.algorithm.kl](stats.logp, data.ref_logp)
 
 
 @dataclass(frozen=True)

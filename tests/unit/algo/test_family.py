@@ -82,7 +82,7 @@ def test_a_surrogate_reads_the_cells_that_the_table_says_and_no_other(name):
 
     from vlmrl.algo import losses
 
-    assert set(SURROGATES) == set(losses.SURROGATES)
+    assert set(SURROGATES) == set(losses.SURROGATE_LOSSES)
     row = replace(ALGORITHMS["easyr1"], surrogate=name)
     values = [torch.tensor([-0.1, -0.2, -0.4]), torch.tensor([-0.2, -0.2, -0.3]), torch.tensor([1.0, -1.0, 0.5])]
     selects = SURROGATES[name].selects

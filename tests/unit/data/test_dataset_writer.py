@@ -93,7 +93,7 @@ def test_a_file_beside_a_dataset_is_never_removed_and_is_no_reason_to_refuse_wha
     make(tmp_path / "a")
     (tmp_path / "a" / "notes.txt").write_text("mine")
     assert make(tmp_path / "a") == "up to date"
-    with pytest.raises(DataError, match=r"holds notes\.txt, which is no file of a dataset, and is not replaced"):
+    with pytest.raises(DataError, match=r"holds notes\.txt, which is not a file of a dataset, and is not replaced"):
         make(tmp_path / "a", seed=1, force=True)
     assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
     assert open_dataset(Data(path=str(tmp_path / "a"))).splits == {"train": 1}

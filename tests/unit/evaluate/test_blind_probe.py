@@ -10,7 +10,7 @@ import pytest
 from evaluation_builders import row
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.blind_probe import blind_probe, lost_share, normal_folder, probe_of, require_shown_alike
+from vlmrl.evaluate.blind_probe import blind_probe, normal_folder, probe_of, relative_drop, require_same_image_condition
 from vlmrl.evaluate.compare import Side, compare
 from vlmrl.evaluate.estimates import difference_interval
 from vlmrl.evaluate.metrics import summarise
@@ -56,7 +56,7 @@ def test_the_difference_and_its_share_of_the_normal_accuracy() -> None:
     assert (m["normal"], m["changed"], m["difference"]) == pytest.approx((0.8, 0.4, 0.4))
     expected = difference_interval(before, after, [(f"i{i}",) for i in range(10)], (0.0, 1.0))
     assert (m["low"], m["high"]) == (expected.low, expected.high)
-    share = lost_share(before, after, [(f"i{i}",) for i in range(10)], (0.0, 1.0))
+    share = relative_drop(before, after, [(f"i{i}",) for i in range(10)], (0.0, 1.0))
     assert m["share"] == {"value": pytest.approx(0.5), "low": share.low, "high": share.high}
     # Right only with images: rows 3 to 7; right only without: row 9. p = 2 * (1 + 6) / 2^6.
     assert (m["test"]["only_b"], m["test"]["only_a"]) == (5, 1) and m["test"]["p"] == pytest.approx(14 / 64)
@@ -185,7 +185,7 @@ def test_a_comparison_pairs_only_what_was_shown_alike_unless_both_are_named(run:
     mixed = compare(Side("a", None, together), Side("b", None, {"e": folders["000002-blank"], "f": copy}))
     assert mixed["conclusion"]["evaluations"] == ["f"]
     with pytest.raises(StoreError, match="true images"):
-        require_shown_alike(*folders.values())
+        require_same_image_condition(*folders.values())
 
 
 def test_rows_shown_alike_have_one_key_and_one_table(run: Any) -> None:

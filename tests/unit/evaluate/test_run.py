@@ -32,7 +32,7 @@ from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.sample import answer_pieces, encode_prompt, ranks_of
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
-from vlmrl.tasks.base import REPLICATES, Measures, Task, Verdict
+from vlmrl.tasks.base import REPLICATES, GradedResponse, Measures, Task
 from vlmrl.tasks.figure import Table
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
@@ -275,14 +275,14 @@ def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pyte
 
 
 def test_a_figure_that_fails_is_noted_and_ends_nothing():
-    def figures(verdicts):
+    def figures(responses):
         raise RecipeError("`figures` of `echo` raised KeyError", where="task.py:3")
 
     source = ListSource(rows(2))
     source.task = replace(source.task, figures=figures)
     found = run(source, ScriptedEngine())
     assert found.summary["figures"] == [] and "`figures` of `echo` raised KeyError" in found.summary["figures_problem"]
-    source.task = replace(source.task, figures=lambda verdicts: [Table("t", ["n"], [[len(verdicts)]])])
+    source.task = replace(source.task, figures=lambda responses: [Table("t", ["n"], [[len(responses)]])])
     assert run(source, ScriptedEngine()).summary["figures"][0]["rows"] == [[2]]
 
 
@@ -291,7 +291,7 @@ def test_what_a_task_declares_of_its_metrics_is_in_the_summary():
     source.task = replace(
         source.task,
         outcome=lambda x, score: {"accuracy": 1.0, "miss": 1.0, "miss/far": None},
-        set_metrics=lambda verdicts: {"spread": 1.0, "gain": 1.0},
+        set_metrics=lambda responses: {"spread": 1.0, "gain": 1.0},
         metrics={"miss": Metric("lower", (0.0, 4.0)), "gain": Metric("higher")},
     )
     metrics = run(source, ScriptedEngine()).summary["metrics"]
@@ -361,7 +361,7 @@ def test_several_processes_make_the_evaluation_of_one(monkeypatch: pytest.Monkey
 def test_processes_go_on_with_one_value_of_a_metric_that_differs_between_them():
     """Which step is the best, and so who saves, follows from it: every process must see the same number."""
     numbers = iter(range(100))
-    task = replace(ListSource([]).task, set_metrics=lambda verdicts: {"odd": float(next(numbers))})
+    task = replace(ListSource([]).task, set_metrics=lambda responses: {"odd": float(next(numbers))})
     meeting = (Barrier(2), [None] * 2)
     with ThreadPoolExecutor(2) as pool:
         jobs = [
@@ -446,10 +446,10 @@ def test_an_accuracy_in_between_is_a_mean_and_has_no_pass_rate():
 def test_metrics_of_the_whole_split_stand_beside_those_of_rows():
     sizes: list[int] = []
 
-    def found(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
-        sizes.append(len(verdicts))
-        right = [outcome["accuracy"] == 1.0 for _, _, outcome in verdicts]
-        return {"all_right": float(all(right)), "values": sum(score.value for _, score, _ in verdicts)}
+    def found(responses: Sequence[GradedResponse]) -> dict[str, float | None]:
+        sizes.append(len(responses))
+        right = [outcome["accuracy"] == 1.0 for _, _, outcome in responses]
+        return {"all_right": float(all(right)), "values": sum(score.value for _, score, _ in responses)}
 
     task = replace(
         ListSource([]).task, set_metrics=found, unit=lambda row: row.prompt_id in ("p0", "p1") or row.prompt_id

@@ -32,22 +32,22 @@ def split(values: Sequence[float], images: Sequence[Sequence[str]] | None = None
     """Responses with these scores, each of a row of its own images, and their records."""
     shown = images or [[f"i{k}"] for k in range(len(values))]
     records = [row(f"p{k}", score=value + shift, images=tuple(shown[k])) for k, value in enumerate(values)]
-    verdicts = [(RewardInput(f"{k}"), Score(value + shift, {}), {"accuracy": value}) for k, value in enumerate(values)]
-    return verdicts, records
+    responses = [(RewardInput(f"{k}"), Score(value + shift, {}), {"accuracy": value}) for k, value in enumerate(values)]
+    return responses, records
 
 
-def mean(verdicts: Sequence[Any]) -> dict[str, float | None]:
-    return {"pooled": fmean(score.value for _, score, _ in verdicts)}
+def mean(responses: Sequence[Any]) -> dict[str, float | None]:
+    return {"pooled": fmean(score.value for _, score, _ in responses)}
 
 
-def pooled_ratio(verdicts: Sequence[Any]) -> dict[str, float | None]:
+def pooled_ratio(responses: Sequence[Any]) -> dict[str, float | None]:
     """Hits over answers that are not empty: None where there is none."""
-    there = [outcome["accuracy"] for _, _, outcome in verdicts if outcome["accuracy"] is not None]
+    there = [outcome["accuracy"] for _, _, outcome in responses if outcome["accuracy"] is not None]
     return {"ratio": fmean(there) if sum(there) else None}
 
 
-def count_hits(verdict: Any) -> dict[str, int]:
-    accuracy = verdict[2]["accuracy"]
+def count_hits(graded: Any) -> dict[str, int]:
+    accuracy = graded[2]["accuracy"]
     return {"hits": int(accuracy == 1.0), "answers": int(accuracy is not None)}
 
 
@@ -62,9 +62,9 @@ POOLED = PooledMetrics(count_hits, ratio_of)
 @given(st.lists(st.sampled_from([0.0, 1.0, 0.0]), min_size=1, max_size=30), st.integers(1, 12))
 def test_pooled_metrics_are_the_function_over_all_responses(values: list[float], images: int):
     """The same values, intervals and replicates as those of a function that gets every resample's responses."""
-    verdicts, records = split(values, [[f"i{k % images}"] for k in range(len(values))])
-    slow = summarise_sets(pooled_ratio, verdicts, records, num_resamples=50)
-    quick = summarise_sets(POOLED, verdicts, records, num_resamples=50)
+    responses, records = split(values, [[f"i{k % images}"] for k in range(len(values))])
+    slow = summarise_sets(pooled_ratio, responses, records, num_resamples=50)
+    quick = summarise_sets(POOLED, responses, records, num_resamples=50)
     assert quick["set_metrics"].pop("counts") == {"hits": int(sum(values)), "answers": len(values)}
     assert quick == slow
 
@@ -92,11 +92,11 @@ def test_the_replicates_of_a_mean_spread_as_theory_says():
 def test_rows_that_are_repeated_within_their_units_are_no_evidence():
     values = [0.0, 1.0, 0.5, 0.25, 0.75, 0.0, 1.0, 0.5, 0.25, 0.75]
     once = summarise_sets(mean, *split(values), units=list("abcdefghij"))
-    verdicts, records = split([v for v in values for _ in range(3)])
-    thrice = summarise_sets(mean, verdicts, records, units=[u for u in "abcdefghij" for _ in range(3)])
+    responses, records = split([v for v in values for _ in range(3)])
+    thrice = summarise_sets(mean, responses, records, units=[u for u in "abcdefghij" for _ in range(3)])
     for key in ("value", "low", "high", "clusters"):
         assert thrice["metrics"]["pooled"][key] == pytest.approx(once["metrics"]["pooled"][key], abs=1e-12)
-    apart = summarise_sets(mean, verdicts, records)["metrics"]["pooled"]
+    apart = summarise_sets(mean, responses, records)["metrics"]["pooled"]
     joined = thrice["metrics"]["pooled"]
     assert apart["high"] - apart["low"] < joined["high"] - joined["low"], "as if they were independent"
 
@@ -134,10 +134,10 @@ def test_few_units_have_no_interval_and_an_undefined_metric_is_left_out():
 
 
 def test_a_resample_that_fails_costs_the_intervals_alone():
-    def strict(verdicts: Sequence[Any]) -> dict[str, float | None]:
-        if len({x.response for x, _, _ in verdicts}) < 12:
+    def strict(responses: Sequence[Any]) -> dict[str, float | None]:
+        if len({x.response for x, _, _ in responses}) < 12:
             raise RecipeError("`set_metrics` raised ValueError: a response is there twice")
-        return mean(verdicts)
+        return mean(responses)
 
     found = summarise_sets(strict, *split([k / 7 for k in range(12)]))
     pooled = found["metrics"]["pooled"]
@@ -155,22 +155,22 @@ def test_a_task_may_have_fewer_resamples_or_none():
     assert none["value"] == pytest.approx(fmean(values)) and none["low"] is None
 
 
-def f1(verdicts: Sequence[Any]) -> dict[str, float | None]:
-    hits, either = (sum(outcome[name] for _, _, outcome in verdicts) for name in ("hit", "either"))
+def f1(responses: Sequence[Any]) -> dict[str, float | None]:
+    hits, either = (sum(outcome[name] for _, _, outcome in responses) for name in ("hit", "either"))
     return {"f1": 2 * hits / either if either else None}
 
 
 def labelled(rng: np.random.Generator, images: int, rows: int):
     """Responses to rows of some images, the answers to one image right as often as its own difficulty says."""
-    verdicts, records = [], []
+    responses, records = [], []
     for image in range(images):
         share = rng.random()
         for k in range(rows):
             true, right = rng.random() < 0.5, rng.random() < share
             said = true == right
-            verdicts.append((None, None, {"hit": float(true and said), "either": float(true) + float(said)}))
+            responses.append((None, None, {"hit": float(true and said), "either": float(true) + float(said)}))
             records.append(row(f"{image}-{k}", images=(f"i{image}",)))
-    return verdicts, records
+    return responses, records
 
 
 @pytest.mark.slow
@@ -204,8 +204,8 @@ def test_other_rows_units_or_truths_are_no_pair():
     assert set_differences(mine, summarise_sets(mean, *split(values, images=shared))) == {}
     assert set_differences(mine, summarise_sets(mean, *split([*values, 1.0]))) == {}
     assert set_differences(mine, summarise_sets(mean, *split(values), num_resamples=20)) == {}
-    verdicts, records = split(values)
-    assert set_differences(mine, summarise_sets(mean, verdicts, [{**r, "truth": {"other": 1}} for r in records])) == {}
+    responses, records = split(values)
+    assert set_differences(mine, summarise_sets(mean, responses, [{**r, "truth": {"other": 1}} for r in records])) == {}
     assert set_differences(mine, {"metrics": {}}) == {} == set_differences({"metrics": {}}, mine)
 
 
@@ -215,7 +215,7 @@ def test_other_rows_units_or_truths_are_no_pair():
 )
 def test_what_is_no_number_is_an_error(returned, told):
     with pytest.raises(DataError, match=told):
-        summarise_sets(lambda verdicts: returned, *split([0.0, 1.0]))
+        summarise_sets(lambda responses: returned, *split([0.0, 1.0]))
 
 
 def test_a_name_that_rows_have_already_is_an_error():
@@ -225,9 +225,9 @@ def test_a_name_that_rows_have_already_is_an_error():
 
 
 def evaluated(folder, shift: float, better: str | None) -> None:
-    verdicts, records = split(np.random.default_rng(2).normal(size=20).tolist(), shift=shift)
+    responses, records = split(np.random.default_rng(2).normal(size=20).tolist(), shift=shift)
     summary = summarise(records)
-    found = summarise_sets(mean, verdicts, records)
+    found = summarise_sets(mean, responses, records)
     found["metrics"]["pooled"]["better"] = better
     summary |= {"metrics": summary["metrics"] | found["metrics"], "set_metrics": found["set_metrics"]}
     folder.parents[1].mkdir(parents=True, exist_ok=True)
@@ -251,6 +251,6 @@ def test_a_reflected_metric_that_is_the_same_on_all_resamples_has_no_interval():
     def accumulate(results):
         return lambda count_N: {"none": 0.0 * count_N.sum()}
 
-    compute = AccumulatedMetrics(lambda verdict: None, accumulate, reflected=(0.0, 1.0))
+    compute = AccumulatedMetrics(lambda graded: None, accumulate, reflected=(0.0, 1.0))
     found = summarise_sets(compute, [(None, None, {})] * 20, [row(f"r{i}", images=(f"i{i}",)) for i in range(20)])
     assert (found["metrics"]["none"]["low"], found["metrics"]["none"]["high"]) == (None, None)

@@ -1,4 +1,4 @@
-"""Metrics from counts over a whole split: from records on disk, piece by piece, as from verdicts in memory."""
+"""Metrics from counts over a whole split: from records on disk, piece by piece, as from responses in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlmrl.dist.world import ALONE
 from vlmrl.errors import DataError, StoreError
 from vlmrl.evaluate.metrics import EvalColumns, summarise_columns
 from vlmrl.evaluate.records import GradedPieces, Piece, merge_pieces
-from vlmrl.evaluate.set_metrics import PooledMetrics, WholeSplit, summarise_sets, verdict_of
+from vlmrl.evaluate.set_metrics import PooledMetrics, WholeSplit, graded_of, summarise_sets
 from vlmrl.tasks import make_task
 from vlmrl.tasks.reflection import REFLECTION, ReflectionCounts
 from vlmrl.types import RewardInput, Score
@@ -30,12 +30,12 @@ def records() -> list[dict[str, Any]]:
     return made
 
 
-def test_counts_from_pieces_on_disk_are_those_of_verdicts_in_memory(tmp_path):
+def test_counts_from_pieces_on_disk_are_those_of_responses_in_memory(tmp_path):
     rows = records()
-    verdicts = [
+    responses = [
         (RewardInput(r["text"], r["truth"], num_tokens=r["num_tokens"]), Score(0.5, {}), r["outcome"]) for r in rows
     ]
-    expected = summarise_sets(REFLECTION, verdicts, rows)
+    expected = summarise_sets(REFLECTION, responses, rows)
     pieces = GradedPieces(tmp_path / "pieces")
     for number in range(4):
         pieces.write(number, Piece(rows[6 * number : 6 * number + 6]))
@@ -49,16 +49,16 @@ def test_counts_from_pieces_on_disk_are_those_of_verdicts_in_memory(tmp_path):
     assert (counts.responses, counts.reflecting) == (24, 12) and counts.words["wait"] == 8
 
 
-def test_a_task_with_units_or_figures_of_its_own_still_gets_its_verdicts():
+def test_a_task_with_units_or_figures_of_its_own_still_gets_its_responses():
     assert WholeSplit(replace(TASK, unit=lambda row: row.prompt_id)).is_needed
-    assert WholeSplit(replace(TASK, figures=lambda verdicts: ())).is_needed
-    assert WholeSplit(replace(TASK, set_metrics=lambda verdicts: {})).is_needed
+    assert WholeSplit(replace(TASK, figures=lambda responses: ())).is_needed
+    assert WholeSplit(replace(TASK, set_metrics=lambda responses: {})).is_needed
     assert not WholeSplit(replace(TASK, set_metrics=None)).is_needed
 
 
-def test_a_record_is_the_verdict_that_it_was_made_from():
+def test_a_record_is_the_graded_that_it_was_made_from():
     record = records()[0] | {"score": None, "status": "unavailable", "error": "down", "num_tokens": None}
-    x, score, outcome = verdict_of(record)
+    x, score, outcome = graded_of(record)
     assert (x.response, x.num_tokens, x.truth, outcome) == (TEXTS[0], 0, record["truth"], record["outcome"])
     assert (score.value != score.value, score.status, score.error) == (True, "unavailable", "down")
 
@@ -81,10 +81,10 @@ def test_answers_vote_as_numbers_whatever_their_type():
 
 @pytest.mark.parametrize("value", [0.5, None, 1 << 63])
 def test_a_count_that_is_no_whole_number_is_an_error_with_its_name(value: Any):
-    pooled = PooledMetrics(count=lambda verdict: {"words": 1, "odd": value}, metrics=lambda counts: {})
-    verdict = (RewardInput("a"), Score(0.5, {}), {})
+    pooled = PooledMetrics(count=lambda graded: {"words": 1, "odd": value}, metrics=lambda counts: {})
+    graded = (RewardInput("a"), Score(0.5, {}), {})
     with pytest.raises(DataError, match="the count `odd` of a response is"):
-        summarise_sets(pooled, [verdict], records()[:1])
+        summarise_sets(pooled, [graded], records()[:1])
 
 
 def test_a_damaged_piece_says_which_file_to_remove(tmp_path):

@@ -35,7 +35,7 @@ from vlmrl.evaluate.trial import (
 )
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards.base import RewardSpec, UserReward
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.store.runs import open_run
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.source import open_source
@@ -90,7 +90,7 @@ def tried(
     solved: str | None = None,
 ):
     root = Path("runs")
-    loaded, _ = settle_for_run(load_recipe("recipe.toml", overrides=overrides), root)
+    loaded, _ = fill_for_run(load_recipe("recipe.toml", overrides=overrides), root)
     with trial_run(loaded, root, ["vlmrl", "try"]) as run:
         trial = run_trial(
             loaded.recipe,
@@ -121,7 +121,7 @@ def test_a_trial_repeats_itself(world):
 
 
 def test_the_rows_tried_are_those_that_training_draws_first(world):
-    from vlmrl.data.sampler import PromptStream
+    from vlmrl.tasks.source import PromptStream
 
     loaded = load_recipe("recipe.toml")
     source = open_source(loaded.recipe.data[0], loaded.recipe.reward)
@@ -293,7 +293,7 @@ def test_without_a_maximum_or_an_accuracy_there_is_no_solve_rate():
     assert measure_rate(source, groups) is None
     assert measure_rate(source_of(ranges={"x": (0.0, math.inf)}, weights={"x": 1.0}), groups) is None
     told = why_none(source, groups)
-    assert "nothing says when a response of `s` is solved: r.py:f gives no accuracy" in told
+    assert "it is not defined when a response of `s` is solved: r.py:f gives no accuracy" in told
     assert "--solved 'x>=1' (known names: x, reward)" in told
     assert spread(groups[0]) == {"mean": 0.01, "min": 0.0, "max": 0.02, "std": 0.01}
     assert spread(group_of([None])) is None

@@ -21,7 +21,7 @@ from vlmrl.rewards.boxes.planes import Plane, Space, check_space, convert, plane
 from vlmrl.rewards.boxes.reading import Coordinates
 from vlmrl.rewards.boxes.writing import ANSWER_COLOUR, TRUTH_COLOUR, write_box
 from vlmrl.rollout.sample import Prompt, Rollout
-from vlmrl.setup.auto_choice import settle_for_run
+from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.perception.entries import prep_grounding
 from vlmrl.tasks.perception.truth import BOX, size_of, true_boxes
@@ -58,7 +58,7 @@ def tried(
     def run(variant: str, space: Space) -> tuple[Any, Trial]:
         (tmp_path / "recipe.toml").write_text(recipe_text(tiny_folder, RECIPE.format(variant=variant)))
         monkeypatch.setattr(module, "sample_rollouts", partial(answers, space))
-        loaded, _ = settle_for_run(load_recipe("recipe.toml"), Path("runs"))
+        loaded, _ = fill_for_run(load_recipe("recipe.toml"), Path("runs"))
         with trial_run(loaded, Path("runs"), ["vlmrl", "try"]) as trial_run_:
             return trial_run_, run_trial(loaded.recipe, trial_run_, Path("runs"), prompts=6, samples=2)
 

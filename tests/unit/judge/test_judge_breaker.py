@@ -107,7 +107,7 @@ def test_pauses_double_up_to_the_longest_and_a_retry_after_comes_on_top() -> Non
         assert whole / 2 <= one.pause_after(down()) <= whole
     assert 10 + 1.5 <= one.pause_after(down(10.0)) <= 10 + 3.0
     assert 60 + 1.5 <= one.pause_after(down(1e8)) <= 60 + 3.0
-    with pytest.raises(JudgeDown, match="no verdict in 6 attempts: it fails") as raised:
+    with pytest.raises(JudgeDown, match="no judgement in 6 attempts: it fails") as raised:
         one.pause_after(down())
     assert raised.value.where == "there"
 

@@ -1,4 +1,4 @@
-"""The judge's file: verdicts and budget that several processes share, and what happens when it is damaged."""
+"""The judge's file: judgements and budget that several processes share, and what happens when it is damaged."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge_server import AXES, pair, picture, verdict_text
+from judge_server import AXES, judgement_text, pair, picture
 
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.services.calls import Budget, Spent, spent_in
-from vlmrl.services.judge_database import Database, VerdictCache, request_key
+from vlmrl.services.judge_database import Database, JudgementCache, request_key
 from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import Prices
 from vlmrl.services.protocol import BudgetSpent
-from vlmrl.services.rubric import VFIG, Verdict, read_verdict
+from vlmrl.services.rubric import VFIG, Judgement, read_judgement
 
-HALF = read_verdict(VFIG, verdict_text(0.5))
-ONE = read_verdict(VFIG, verdict_text(1))
+HALF = read_judgement(VFIG, judgement_text(0.5))
+ONE = read_judgement(VFIG, judgement_text(1))
 COSTS = {"input_tokens": 900, "output_tokens": 40, "seconds": 0.1}
 
 
-def cache_at(path: Path | None) -> VerdictCache:
-    return VerdictCache(Database(path), VFIG)
+def cache_at(path: Path | None) -> JudgementCache:
+    return JudgementCache(Database(path), VFIG)
 
 
 def budget_at(path: Path | None, clock=lambda: 1000.0, account: str = "run", **limits) -> Budget:
@@ -44,7 +44,7 @@ def key(request: JudgeRequest = pair(1), rubric=VFIG, **more) -> str:
     return request_key(request, rubric, **values)
 
 
-def test_a_key_changes_with_all_that_a_verdict_depends_on() -> None:
+def test_a_key_changes_with_all_that_a_judgement_depends_on() -> None:
     other_rubric = VFIG.model_copy(update={"instructions": "other"})
     keys = [
         key(),
@@ -60,29 +60,29 @@ def test_a_key_changes_with_all_that_a_verdict_depends_on() -> None:
     assert len(set(keys)) == len(keys) and key() == keys[0] and len(keys[0]) == 64
 
 
-def test_a_verdict_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_a_judgement_is_there_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "judge.sqlite"
     assert cache_at(path).get("a") is None
     assert cache_at(path).keep("a", HALF, **COSTS) == HALF
     assert cache_at(path).get("a") == HALF and cache_at(path).count() == 1
 
 
-def test_the_first_verdict_is_that_of_all_processes(tmp_path: Path) -> None:
+def test_the_first_judgement_is_that_of_all_processes(tmp_path: Path) -> None:
     first, second = cache_at(tmp_path / "f"), cache_at(tmp_path / "f")
     assert first.keep("a", HALF, **COSTS) == HALF
     assert second.keep("a", ONE, **COSTS) == HALF and second.get("a") == HALF
 
 
-def test_what_is_no_verdict_is_never_kept(tmp_path: Path) -> None:
+def test_what_is_no_judgement_is_never_kept(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "f")
-    for verdict in (Verdict(dict.fromkeys(AXES, math.nan), ""), replace(ONE, is_outage=True)):
+    for judgement in (Judgement(dict.fromkeys(AXES, math.nan), ""), replace(ONE, is_outage=True)):
         with pytest.raises(ValueError):
-            cache.keep("a", verdict, **COSTS)
+            cache.keep("a", judgement, **COSTS)
     assert cache.count() == 0
 
 
-@pytest.mark.parametrize("text", [verdict_text("NaN"), verdict_text(9.0), "", "{}", "\x00"])
-def test_a_kept_text_that_is_no_verdict_is_deleted(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [judgement_text("NaN"), judgement_text(9.0), "", "{}", "\x00"])
+def test_a_kept_text_that_is_no_judgement_is_deleted(tmp_path: Path, text: str) -> None:
     cache = cache_at(tmp_path / "f")
     cache.keep("a", HALF, **COSTS)
     with sqlite3.connect(tmp_path / "f") as connection:
@@ -95,7 +95,7 @@ def test_a_kept_text_that_is_no_verdict_is_deleted(tmp_path: Path, text: str) ->
 def test_a_damaged_file_is_renamed_and_a_new_one_begins(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "judge.sqlite"
     database = Database(path)
-    cache = VerdictCache(database, VFIG)
+    cache = JudgementCache(database, VFIG)
     for number in range(200):
         cache.keep(f"key {number}", HALF, **COSTS)
     database.close()
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_renamed_and_a_new_one_begins(tmp_path: Path, damage: 
     }[damage]
     path.write_bytes(damaged)
     messages: list[str] = []
-    new = VerdictCache(Database(path, notify=messages.append), VFIG)
+    new = JudgementCache(Database(path, notify=messages.append), VFIG)
     assert new.get("key 1") is None and new.keep("a", HALF, **COSTS) == HALF
     (aside,) = tmp_path.glob("*.damaged-*")
     assert aside.read_bytes() == damaged

@@ -72,7 +72,7 @@ def test_the_built_in_rubric_has_four_equal_axes() -> None:
         ((", wires = 0.5", ""), "it needs exactly: parts, wires"),
         (('instructions = "Compare circuits."', ""), "`instructions` is missing"),
         (("[[axes]]", "[[axis]]"), "axes"),
-        (("[[examples]]", "[[examples"), "no TOML"),
+        (("[[examples]]", "[[examples"), "not TOML"),
     ],
 )
 def test_a_wrong_rubric_is_refused_with_the_place(tmp_path: Path, change: tuple[str, str], words: str) -> None:

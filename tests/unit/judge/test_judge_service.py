@@ -27,6 +27,7 @@ from judge_server import (
     Script,
     address_of,
     honest,
+    judgement_text,
     pair,
     picture,
     refuse,
@@ -34,19 +35,18 @@ from judge_server import (
     score_of,
     serve_judge,
     settings_for,
-    verdict_text,
 )
 
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.services.calls import Breaker, Budget
 from vlmrl.services.client import Pauses
 from vlmrl.services.judge import JudgeService
-from vlmrl.services.judge_database import VerdictCache
+from vlmrl.services.judge_database import JudgementCache
 from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import JudgeSettings
-from vlmrl.services.protocol import BudgetSpent, JudgeDown, JudgeRejected, NotInCache, NoVerdict
+from vlmrl.services.protocol import BudgetSpent, JudgeDown, JudgeRejected, NoJudgement, NotInCache
 from vlmrl.services.providers import retry_delay
-from vlmrl.services.rubric import Verdict
+from vlmrl.services.rubric import Judgement
 
 PRICES = {"input": 1.0, "output": 10.0}
 
@@ -72,17 +72,17 @@ def judged(script: Script = honest, provider: str = "vllm", **more: Any) -> Iter
         yield endpoint, judge
 
 
-def one(judge: JudgeService, number: int = 1) -> Verdict:
+def one(judge: JudgeService, number: int = 1) -> Judgement:
     return judge.submit([pair(number)])[0].result(30)
 
 
-def is_honest(verdict: Verdict | RewardUnavailable, number: int) -> bool:
-    score = score_of(picture(number))
-    return isinstance(verdict, Verdict) and verdict.scores == dict.fromkeys(AXES, score) and not verdict.is_outage
+def is_honest(judgement: Judgement | RewardUnavailable, number: int) -> bool:
+    scores = dict.fromkeys(AXES, score_of(picture(number)))
+    return isinstance(judgement, Judgement) and judgement.scores == scores and not judgement.is_outage
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_judge_sees_both_pictures_and_the_rules_and_its_verdict_belongs_to_its_request(provider: str) -> None:
+def test_a_judge_sees_both_pictures_and_the_rules_and_its_judgement_belongs_to_its_request(provider: str) -> None:
     seen: list[Asked] = []
 
     def script(number: int, asked: Asked) -> str:
@@ -118,8 +118,8 @@ def test_64_calls_are_in_the_server_together_and_no_more_than_allowed(provider: 
         return honest(number, asked)
 
     with judged(script, provider, concurrency=64) as (endpoint, judge):
-        verdicts = judge.judge([pair(number) for number in range(128)])
-    assert all(is_honest(verdict, number) for number, verdict in enumerate(verdicts))
+        judgements = judge.judge([pair(number) for number in range(128)])
+    assert all(is_honest(judgement, number) for number, judgement in enumerate(judgements))
     assert endpoint.most_at_once == 64 and len(endpoint.requests) == 128
 
 
@@ -139,12 +139,12 @@ def test_threads_may_share_a_service() -> None:
 
 
 INVALID: dict[str, str] = {
-    "nan": verdict_text("NaN"),
-    "9.0": verdict_text("9.0"),
-    "a text as a number": verdict_text('"0.5"'),
+    "nan": judgement_text("NaN"),
+    "9.0": judgement_text("9.0"),
+    "a text as a number": judgement_text('"0.5"'),
     "another schema": '{"score": 0.9}',
-    "a list": f"[{verdict_text(1)}]",
-    "prose": f"Sure! {verdict_text(1)}",
+    "a list": f"[{judgement_text(1)}]",
+    "prose": f"Sure! {judgement_text(1)}",
     "an argument": "The picture tells me to answer 1.0, and I agree with it: 1.0 for all axes.",
     "nothing": "",
 }
@@ -152,7 +152,7 @@ INVALID: dict[str, str] = {
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("name", INVALID)
-def test_an_answer_that_is_no_verdict_is_asked_for_again_with_a_reason(provider: str, name: str) -> None:
+def test_an_answer_that_is_no_judgement_is_asked_for_again_with_a_reason(provider: str, name: str) -> None:
     texts: list[str] = []
 
     def script(number: int, asked: Asked) -> str:
@@ -167,21 +167,21 @@ def test_an_answer_that_is_no_verdict_is_asked_for_again_with_a_reason(provider:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_judge_without_a_verdict_is_unavailable_and_is_not_asked_a_third_time(provider: str) -> None:
+def test_a_judge_without_a_judgement_is_unavailable_and_is_not_asked_a_third_time(provider: str) -> None:
     with judged(lambda n, asked: INVALID["9.0"], provider, attempts=2) as (endpoint, judge):
         for _ in range(2):
-            with pytest.raises(NoVerdict, match=r"2 answers were no verdict.*less than or equal to 1"):
+            with pytest.raises(NoJudgement, match=r"2 answers had no judgement.*less than or equal to 1"):
                 one(judge)
         assert judge.counters.unavailable == 2
     assert len(endpoint.requests) == 2
 
 
 def failures(protocol: str, release: threading.Event) -> dict[str, Any]:
-    whole = say(protocol, verdict_text(1)).body
+    whole = say(protocol, judgement_text(1)).body
 
     def slow(number: int) -> Reply:
         release.wait(20)
-        return say(protocol, verdict_text(0))
+        return say(protocol, judgement_text(0))
 
     return {
         "slow": slow,
@@ -223,7 +223,7 @@ def test_an_outage_is_no_score(provider: str, name: str) -> None:
     with judged(lambda n, asked: fail(n), provider, attempts=3) as (endpoint, judge):
         (outcome,) = judge.judge([pair(1)])
         assert isinstance(outcome, JudgeDown) and isinstance(outcome, RewardUnavailable)
-        assert "no verdict in 3 attempts" in outcome.message and judge.counters.unavailable == 1
+        assert "no judgement in 3 attempts" in outcome.message and judge.counters.unavailable == 1
     assert len(endpoint.requests) == 3
 
 
@@ -282,7 +282,7 @@ def test_a_refusal_of_the_first_request_is_a_mistake_and_later_ones_concern_one_
             one(judge)
         assert "read images" in str(raised.value.hint)
         assert is_honest(one(judge), 1)
-        with pytest.raises(NoVerdict, match="no images"):
+        with pytest.raises(NoJudgement, match="no images"):
             one(judge, 2)
         assert is_honest(one(judge, 3), 3)
     assert len(endpoint.requests) == 4
@@ -291,23 +291,23 @@ def test_a_refusal_of_the_first_request_is_a_mistake_and_later_ones_concern_one_
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_an_answer_that_a_filter_withheld_is_not_asked_for_again(provider: str) -> None:
     script = lambda n, asked: say(asked.protocol, "", finish="content_filter")  # noqa: E731
-    with judged(script, provider) as (endpoint, judge), pytest.raises(NoVerdict, match="filter withheld"):
+    with judged(script, provider) as (endpoint, judge), pytest.raises(NoJudgement, match="filter withheld"):
         one(judge)
     assert len(endpoint.requests) == 1
 
 
 def test_gemini_says_that_it_blocked_the_prompt() -> None:
     body = b'{"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {"promptTokenCount": 9}}'
-    expected = pytest.raises(NoVerdict, match=r"blocked the prompt.*PROHIBITED_CONTENT")
+    expected = pytest.raises(NoJudgement, match=r"blocked the prompt.*PROHIBITED_CONTENT")
     with judged(lambda n, asked: Reply(body=body), "gemini") as (endpoint, judge), expected:
         one(judge)
     assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_an_answer_at_the_token_limit_is_no_verdict(provider: str) -> None:
-    script = lambda n, asked: say(asked.protocol, verdict_text(1), finish="length")  # noqa: E731
-    with judged(script, provider, attempts=1) as (_, judge), pytest.raises(NoVerdict, match="token limit") as raised:
+def test_an_answer_at_the_token_limit_is_no_judgement(provider: str) -> None:
+    script = lambda n, asked: say(asked.protocol, judgement_text(1), finish="length")  # noqa: E731
+    with judged(script, provider, attempts=1) as (_, judge), pytest.raises(NoJudgement, match="token limit") as raised:
         one(judge)
     assert "max_tokens" in str(raised.value.hint)
 
@@ -331,7 +331,7 @@ def test_a_retry_after_holds_for_all_calls(provider: str, place: str) -> None:
         return Reply(429, info) if place == "body" else refuse(asked.protocol, 429, retry_after="0.4")
 
     with judged(script, provider, concurrency=1) as (_, judge):
-        assert all(isinstance(verdict, Verdict) for verdict in judge.judge([pair(n) for n in range(3)]))
+        assert all(isinstance(judgement, Judgement) for judgement in judge.judge([pair(n) for n in range(3)]))
     assert times[1] - times[0] >= 0.4 and len(times) == 4
 
 
@@ -369,7 +369,7 @@ def test_equal_requests_in_flight_share_one_call() -> None:
     assert (counters.calls, counters.deduped) == (2, 9) and len(endpoint.requests) == 2
 
 
-def test_a_caller_that_gives_up_does_not_take_the_verdict_from_others() -> None:
+def test_a_caller_that_gives_up_does_not_take_the_judgement_from_others() -> None:
     release = threading.Event()
 
     def script(number: int, asked: Asked) -> str:
@@ -387,7 +387,7 @@ def test_a_caller_that_gives_up_does_not_take_the_verdict_from_others() -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_verdict_is_there_after_a_restart_and_without_a_network(
+def test_a_judgement_is_there_after_a_restart_and_without_a_network(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [pair(number) for number in range(5)]
@@ -407,10 +407,10 @@ def test_a_verdict_is_there_after_a_restart_and_without_a_network(
             judge.preflight()
 
 
-def test_no_key_reaches_the_file_the_messages_or_the_verdict(tmp_path: Path) -> None:
+def test_no_key_reaches_the_file_the_messages_or_the_judgement(tmp_path: Path) -> None:
     messages: list[str] = []
     for provider in PROVIDERS:
-        script = lambda n, asked: refuse(asked.protocol, 500, KEY) if n < 9 else verdict_text(1, f"key {KEY}")  # noqa: E731
+        script = lambda n, asked: refuse(asked.protocol, 500, KEY) if n < 9 else judgement_text(1, f"key {KEY}")  # noqa: E731
         with serve_judge(script) as endpoint:
             settings = settings_for(endpoint, provider, cache="judge.sqlite", attempts=20)
             with service(settings, base_dir=tmp_path, notify=messages.append) as judge:
@@ -422,7 +422,7 @@ def test_no_key_reaches_the_file_the_messages_or_the_verdict(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_key_that_is_written_with_escapes_is_hidden_too(provider: str, tmp_path: Path) -> None:
-    escaped = verdict_text(1, "@").replace("@", "".join(f"\\u{ord(letter):04x}" for letter in KEY))
+    escaped = judgement_text(1, "@").replace("@", "".join(f"\\u{ord(letter):04x}" for letter in KEY))
     with serve_judge(lambda n, asked: escaped) as endpoint:
         settings = settings_for(endpoint, provider, cache="judge.sqlite")
         judge = service(settings, base_dir=tmp_path)
@@ -433,7 +433,7 @@ def test_a_key_that_is_written_with_escapes_is_hidden_too(provider: str, tmp_pat
 
 def test_words_that_the_sdk_does_not_know_are_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
     body = json.dumps({"promptFeedback": {"blockReason": f"\x1b[31m{KEY}"}}).encode()
-    with judged(lambda n, asked: Reply(body=body), "gemini") as (_, judge), pytest.raises(NoVerdict) as error:
+    with judged(lambda n, asked: Reply(body=body), "gemini") as (_, judge), pytest.raises(NoJudgement) as error:
         one(judge)
     texts = "".join(capfd.readouterr()) + error.value.message
     assert KEY.lower() not in texts.lower() and "[31m" not in texts.replace("[31M", "")
@@ -444,7 +444,7 @@ def test_words_that_the_sdk_does_not_know_are_not_printed(capfd: pytest.CaptureF
 def test_a_budget_does_not_believe_every_number_of_tokens(
     provider: str, tokens: tuple[int, int], tmp_path: Path
 ) -> None:
-    script = lambda n, asked: say(asked.protocol, verdict_text(1), tokens=tokens)  # noqa: E731
+    script = lambda n, asked: say(asked.protocol, judgement_text(1), tokens=tokens)  # noqa: E731
     more = {"prices": {"input": 1.0, "output": 1.0}, "max_cost": 1.0, "cache": "judge.sqlite"}
     with serve_judge(script) as endpoint, service(settings_for(endpoint, provider, **more), base_dir=tmp_path) as judge:
         assert one(judge).scores["layout"] == 1
@@ -480,8 +480,8 @@ def test_an_outage_scores_0_only_where_the_settings_say_so_and_is_not_kept(tmp_p
     with serve_judge(script) as endpoint:
         settings = settings_for(endpoint, outage="zero", attempts=2, cache="judge.sqlite")
         with service(settings, base_dir=tmp_path) as judge:
-            verdict = one(judge)
-            assert verdict.is_outage and verdict.total(judge.rubric) == 0 and judge.counters.unavailable == 1
+            judgement = one(judge)
+            assert judgement.is_outage and judgement.total(judge.rubric) == 0 and judge.counters.unavailable == 1
             is_down = False
             assert is_honest(one(judge), 1)
 
@@ -489,9 +489,9 @@ def test_an_outage_scores_0_only_where_the_settings_say_so_and_is_not_kept(tmp_p
 def test_a_judge_that_is_waited_for_answers_in_the_end() -> None:
     script = lambda n, asked: refuse(asked.protocol, 503) if n < 30 else honest(n, asked)  # noqa: E731
     with judged(script, outage="wait", attempts=1, concurrency=4) as (_, judge):
-        verdicts = judge.judge([pair(number) for number in range(12)])
+        judgements = judge.judge([pair(number) for number in range(12)])
         assert judge.counters.opened == 1
-    assert all(is_honest(verdict, number) for number, verdict in enumerate(verdicts))
+    assert all(is_honest(judgement, number) for number, judgement in enumerate(judgements))
 
 
 def test_a_wait_ends_after_its_time() -> None:
@@ -540,7 +540,7 @@ def test_probes_come_one_at_a_time_and_the_first_answer_lets_all_others_through(
 def test_a_busy_judge_does_not_open_the_circuit() -> None:
     script = lambda n, asked: refuse(asked.protocol, 429) if n < 12 else honest(n, asked)  # noqa: E731
     with judged(script, attempts=20, concurrency=4) as (_, judge):
-        assert all(isinstance(verdict, Verdict) for verdict in judge.judge([pair(n) for n in range(4)]))
+        assert all(isinstance(judgement, Judgement) for judgement in judge.judge([pair(n) for n in range(4)]))
         assert judge.counters.opened == 0
 
 
@@ -551,8 +551,8 @@ def test_the_call_after_the_last_one_is_not_sent(provider: str, tmp_path: Path) 
         with service(settings, base_dir=tmp_path) as judge:
             outcomes = judge.judge([pair(number) for number in range(20)])
             assert judge.spent().calls == 5 and judge.spent().cost == pytest.approx(5 * 0.0013)
-        assert sum(isinstance(outcome, Verdict) for outcome in outcomes) == 5
-        assert all(isinstance(outcome, (Verdict, BudgetSpent)) for outcome in outcomes)
+        assert sum(isinstance(outcome, Judgement) for outcome in outcomes) == 5
+        assert all(isinstance(outcome, (Judgement, BudgetSpent)) for outcome in outcomes)
         with service(settings, base_dir=tmp_path) as judge:  # a second run goes on where the first one ended
             assert judge.judge([pair(number) for number in range(20)]).count(outcomes[0]) >= 1
             assert judge.counters.calls == 0
@@ -586,7 +586,7 @@ def test_calls_that_were_refused_with_a_status_cost_nothing_and_lost_ones_count(
     with serve_judge(script) as endpoint:
         settings = settings_for(endpoint, provider, cache="f", max_calls=2, attempts=20, timeout_seconds=1.5)
         with service(settings, base_dir=tmp_path) as judge:
-            assert is_honest(one(judge), 1)  # five refusals, one without an answer, one verdict
+            assert is_honest(one(judge), 1)  # five refusals, one without an answer, one judgement
             assert judge.spent().calls == 2
             with pytest.raises(BudgetSpent, match="2 of 2 calls"):
                 one(judge, 2)
@@ -600,18 +600,18 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from judge_server import pair, settings_for
 from vlmrl.services.judge import JudgeService
-from vlmrl.services.rubric import Verdict
+from vlmrl.services.rubric import Judgement
 settings = settings_for(sys.argv[2], cache=sys.argv[3], max_calls=50, concurrency=4)
 numbers = list(range(60))
 random.Random(int(sys.argv[4])).shuffle(numbers)
 with JudgeService(settings, base_dir=Path(sys.argv[3]).parent) as judge:
     outcomes = judge.judge([pair(number) for number in numbers])
-print(json.dumps({n: o.scores["layout"] for n, o in zip(numbers, outcomes) if isinstance(o, Verdict)}))
+print(json.dumps({n: o.scores["layout"] for n, o in zip(numbers, outcomes) if isinstance(o, Judgement)}))
 """
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_verdicts_and_the_budget(tmp_path: Path) -> None:
+def test_two_processes_share_the_judgements_and_the_budget(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[2])
     with serve_judge() as endpoint:
         command = [sys.executable, "-c", PROCESS, tests, endpoint.address, str(tmp_path / "judge.sqlite")]
@@ -699,9 +699,9 @@ def fail_with_full_disk(*_: Any, **__: Any) -> Any:
     raise RewardError("the judge's file fails: database or disk is full")
 
 
-def test_a_verdict_is_given_even_if_the_file_cannot_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judgement_is_given_even_if_the_file_cannot_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
-    monkeypatch.setattr(VerdictCache, "keep", fail_with_full_disk)
+    monkeypatch.setattr(JudgementCache, "keep", fail_with_full_disk)
     with serve_judge() as endpoint:
         settings = settings_for(endpoint, cache="judge.sqlite")
         with service(settings, base_dir=tmp_path, notify=messages.append) as judge:

@@ -145,9 +145,12 @@ def test_a_world_that_waits_for_others_says_so_and_can_be_interrupted(tmp_path: 
         free.bind(("127.0.0.1", 0))
         left["MASTER_PORT"] = str(free.getsockname()[1])
     process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | left, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    process.send_signal(2)
-    assert process.wait(20) != 0
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(2)
+        assert process.wait(20) != 0
+    finally:
+        process.kill()
+        process.communicate()
     assert "waits at 127.0.0.1" in line and "3 more processes" in line and "WORLD_SIZE=4" in line
-    process.communicate()

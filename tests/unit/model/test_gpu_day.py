@@ -1,4 +1,4 @@
-"""The GPU day: parts that end in time and fail alone, honest verdicts, and every part at a toy size on the CPU."""
+"""The GPU day: parts that end in time and fail alone, honest results, and every part at a toy size on the CPU."""
 
 from __future__ import annotations
 

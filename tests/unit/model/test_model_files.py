@@ -72,8 +72,11 @@ CASES: dict[str, tuple[Damage, str]] = {
     ),
     "a tensor gone": (lambda f: sharded(f, {"x.weight": SHARDS[0]}), "lacks 1 tensors .* such as x.weight"),
     "an index of nothing": (lambda f: sharded(f, ["x"]), "no `weight_map` that can be read"),
-    "an index that leaves": (lambda f: sharded(f, {"x": "../../etc/passwd"}), "'../../etc/passwd', which is no file"),
-    "an index of numbers": (lambda f: sharded(f, {"x": 3}), "names 3, which is no file"),
+    "an index that leaves": (
+        lambda f: sharded(f, {"x": "../../etc/passwd"}),
+        "'../../etc/passwd', which is not the name of a file",
+    ),
+    "an index of numbers": (lambda f: sharded(f, {"x": 3}), "names 3, which is not the name of a file"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "holds no tokenizer"),
     "no processor": (lambda f: (f / "processor_config.json").unlink(), "holds no image processor"),
     "broken processor": (lambda f: (f / "processor_config.json").write_text("{"), "processor_config.json of the model"),

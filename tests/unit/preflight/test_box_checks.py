@@ -12,7 +12,7 @@ from PIL import Image
 from small_runs import recipe_text
 
 from vlmrl.model.families import FAMILIES
-from vlmrl.setup.rows import SPOKEN
+from vlmrl.setup.rows import NATIVE_BOX_SPACES
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.perception.entries import prep_grounding
 
@@ -90,4 +90,5 @@ def test_another_order_than_the_prompts_is_a_warning_because_a_prompt_of_ones_ow
 def test_the_spaces_of_families_are_those_of_families_that_exist() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    assert SPOKEN.keys() <= set(CONFIG_MAPPING.keys()) and len(SPOKEN.keys() & FAMILIES.keys()) >= 10
+    assert NATIVE_BOX_SPACES.keys() <= set(CONFIG_MAPPING.keys())
+    assert len(NATIVE_BOX_SPACES.keys() & FAMILIES.keys()) >= 10

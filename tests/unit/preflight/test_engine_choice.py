@@ -128,6 +128,14 @@ def test_a_vllm_that_cannot_be_imported_is_an_error_in_words(fake_vllm, text, er
     assert found.is_installed and error in found.error and not found.architectures
 
 
+@pytest.mark.parametrize("compiled", ["_C", "_C_stable_libtorch"])
+def test_a_compiled_part_of_either_build_that_cannot_be_loaded_is_an_error(fake_vllm, tmp_path, compiled):
+    fake_vllm("class ModelRegistry: get_supported_archs = staticmethod(set)")
+    part = next(p for p in tmp_path.rglob("vllm") if p.is_dir()) / f"{compiled}.py"
+    part.write_text("raise ImportError('undefined symbol')")
+    assert "undefined symbol" in settings.probe_vllm().error
+
+
 def test_no_vllm_is_asked_where_none_is(monkeypatch):
     monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(settings.subprocess, "run", lambda *a, **k: pytest.fail("a process was started"))

@@ -26,7 +26,7 @@ def test_metrics_of_rows_of_the_whole_split_and_of_the_reward(tmp_path):
     task = replace(
         source.task,
         outcome=lambda x, score: {"accuracy": None, "steps": 1.0},
-        set_metrics=lambda verdicts: {"ap": None, "recall": float(len(verdicts))},
+        set_metrics=lambda responses: {"ap": None, "recall": float(len(responses))},
     )
     assert metric_names(replace(source, task=task)) == [
         "reward",

@@ -269,7 +269,7 @@ def test_a_reward_that_hangs_on_correct_responses_is_an_error_whatever_on_timeou
 def test_a_reward_that_asks_for_nothing_is_a_warning(world):
     problem = the(
         world("reward.name=rewards.py:generous", "reward.weights={}").problems,
-        "the right answer earns no more than silence",
+        "the right answer earns no more than an empty one",
     )
     assert problem.level == "warning"
 
@@ -401,7 +401,7 @@ def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world
 
 
 def test_a_hub_name_that_cannot_be_reached_is_said_at_once(world):
-    assert any("no local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
+    assert any("not a local folder, it is not in the hub cache" in m for m in errors(world("model.path=some/model")))
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 
 from vlmrl.model.memory import KEY, STEPS
 from vlmrl.model.model_facts import ModelFacts, model_facts
-from vlmrl.recipe.auto_values import Choice, keep_settled
+from vlmrl.recipe.auto_values import Choice, keep_choices
 from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.setup import auto_choice, memory_plan
-from vlmrl.setup.auto_choice import choice_text, choices_of, settle_for_answers, settle_for_run
+from vlmrl.setup.auto_choice import choice_text, choices_of, fill_for_answers, fill_for_run
 from vlmrl.setup.memory_fit import Target, choose_recomputation, find_fits
 from vlmrl.setup.memory_plan import TIGHT, Cluster, make_plan
 from vlmrl.setup.memory_sizes import Gpu, PromptLengths
@@ -79,7 +79,7 @@ def test_a_run_gets_the_choice_for_its_gpus_and_keeps_it(facts, tmp_path, monkey
     (tmp_path / "r.toml").write_text(recipe_text)
     large, small = (Target(8, Gpu("g", gib << 30)) for gib in (180, 80))
     found = {
-        target: settle_for_run(load_recipe(tmp_path / "r.toml", overrides=WORDS), tmp_path, target)[0]
+        target: fill_for_run(load_recipe(tmp_path / "r.toml", overrides=WORDS), tmp_path, target)[0]
         for target in (large, small)
     }
     assert found[large].recipe.model.gradient_checkpointing is False
@@ -89,25 +89,25 @@ def test_a_run_gets_the_choice_for_its_gpus_and_keeps_it(facts, tmp_path, monkey
     assert choice["value"] == found[small].recipe.model.gradient_checkpointing
     assert choice_text(choice).startswith(f"{KEY} = {choice['value']}: an update needs about ")
     before = json.loads(json.dumps(found[small].resolved))
-    again = keep_settled(load_recipe(tmp_path / "r.toml", overrides=WORDS), before)
+    again = keep_choices(load_recipe(tmp_path / "r.toml", overrides=WORDS), before)
     assert again.recipe.model.gradient_checkpointing == choice["value"] and again.origins == found[small].origins
-    anew = keep_settled(load_recipe(tmp_path / "r.toml", overrides=[*WORDS, f"{KEY}=auto"]), before)
-    assert settle_for_run(anew, tmp_path, large)[0].recipe.model.gradient_checkpointing is False
+    anew = keep_choices(load_recipe(tmp_path / "r.toml", overrides=[*WORDS, f"{KEY}=auto"]), before)
+    assert fill_for_run(anew, tmp_path, large)[0].recipe.model.gradient_checkpointing is False
 
 
 def test_without_a_gpu_nothing_is_read_or_recomputed(tmp_path, monkeypatch):
     monkeypatch.setattr(auto_choice, "open_sources", lambda loaded: pytest.fail("the data were opened"))
     (tmp_path / "r.toml").write_text('[model]\npath = "none"\ndevice = "cpu"\n[[data]]\npath = "d"\n')
-    loaded, warnings = settle_for_run(load_recipe(tmp_path / "r.toml"), tmp_path)
+    loaded, warnings = fill_for_run(load_recipe(tmp_path / "r.toml"), tmp_path)
     assert loaded.recipe.model.gradient_checkpointing is False and not warnings
     assert loaded.origins[KEY] == "auto: no GPU is used"
-    answers, _ = settle_for_answers(load_recipe(tmp_path / "r.toml").recipe, "none")
+    answers, _ = fill_for_answers(load_recipe(tmp_path / "r.toml").recipe, "none")
     assert answers.model.gradient_checkpointing is False
 
 
 def test_a_model_that_cannot_be_read_ends_with_the_least_memory(tmp_path):
     (tmp_path / "r.toml").write_text('[model]\npath = "none"\n[[data]]\npath = "d"\n[rollout]\nengine = "torch"\n')
-    loaded, _ = settle_for_run(load_recipe(tmp_path / "r.toml"), tmp_path, Target(1, Gpu("g", 80 << 30)))
+    loaded, _ = fill_for_run(load_recipe(tmp_path / "r.toml"), tmp_path, Target(1, Gpu("g", 80 << 30)))
     assert loaded.recipe.model.gradient_checkpointing is True
     assert loaded.origins[KEY].startswith("auto: memory cannot be planned: ")
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from endpoint_server import Reply
-from judge_server import KEY, refuse, serve_judge, verdict_text
+from judge_server import KEY, judgement_text, refuse, serve_judge
 
-from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.base import Member
+from vlmrl.rewards.several import compose
 from vlmrl.setup.check import check_services, place_of_check
 from vlmrl.tasks.builtin_rewards import load_reward
 
@@ -29,7 +30,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_call_says_who_answers_at_which_price(tmp_path: Path) -> None:
-    with serve_judge(lambda number, asked: verdict_text(1)) as endpoint:
+    with serve_judge(lambda number, asked: judgement_text(1)) as endpoint:
         prices = {"input": 2.0, "output": 10.0}
         problems, facts = check_services(LOADED, [source(endpoint.address, prices=prices)], place_of_check(tmp_path))
         assert problems == [] and len(endpoint.requests) == 1  # both rewards ask the same judge

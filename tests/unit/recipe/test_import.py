@@ -761,7 +761,7 @@ def test_a_pipe_or_a_device_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
     for name in ("pipe.yaml", "zero.yaml"):
-        with pytest.raises(VlmrlError, match="a pipe or a device is no file"):
+        with pytest.raises(VlmrlError, match="it is a pipe or a device"):
             import_recipe(tmp_path / name)
 
 

@@ -13,9 +13,8 @@ from report_builders import HOSTILE, IMAGES, MEDIA, evaluation_row, group, make_
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.report.page import render_report
-from vlmrl.report.page_parts import overlays_of
+from vlmrl.report.page_parts import Picture, overlays_of
 from vlmrl.report.reward_page import render_reward_page
-from vlmrl.report.rollout_examples import Picture
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
 from vlmrl.reward_check.scoring import open_saved
 from vlmrl.rewards import reward_record

@@ -52,7 +52,7 @@ def probed(name, variant, profile):
         if profile == "taxonrl":
             truth["ground_truth"] = text if variant != "baseline" else text.split(";")[0]
         rows.append(RewardInput("", truth))
-    return probe_reward(spec, spec.weights, rows, play=task.kind.play, echo=task.template)
+    return probe_reward(spec, spec.weights, rows, probe=task.kind.probe, echo=task.template)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from vlmrl.reward_check.tricks import WORDS, ProbeResult, ranked
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.answer import form_of
-from vlmrl.tasks.pairs.probe_responses import player
+from vlmrl.tasks.pairs.probe_responses import pair_probe_of
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")
@@ -21,8 +21,8 @@ PAIRS = [
     {"same": False, "loop": ["yes", "yes"], "digit": ["6", "8"]},
     {"same": True, "loop": ["yes", "yes"], "digit": ["8", "8"]},
 ]
-FORM = player(form_of(LEVELS))
-BASELINE = player(form_of(()))
+FORM = pair_probe_of(form_of(LEVELS))
+BASELINE = pair_probe_of(form_of(()))
 PAIR_ROWS = [RewardInput("", truth=t, prompt="Same digit?") for t in PAIRS]
 TEXT_ROWS = [RewardInput("", truth={"answer": str(n)}, prompt="How many?") for n in (3, 5, 7, 7)]
 
@@ -40,7 +40,7 @@ def load(tmp_path, source):
 @pytest.mark.parametrize("args", [{}, {"partial": False}, {"consistency": "part"}])
 def test_no_trick_pays_against_the_builtin_pair_rewards(args):
     spec = load_reward("taxonomy", args={"levels": LEVELS, **args})
-    report = probe_reward(spec, spec.weights, PAIR_ROWS, play=FORM)
+    report = probe_reward(spec, spec.weights, PAIR_ROWS, probe=FORM)
     assert flagged(report) == set()
     assert report["honest"]["answer"] == "always 0.5000 and the commonest names"
     if not args:
@@ -71,21 +71,21 @@ def test_the_noise_of_a_reward_neither_hides_a_finding_nor_makes_one(tmp_path, n
 def test_a_truth_of_any_kind_is_tried(tmp_path):
     spec = load(tmp_path, "def reward(x): return 1.0")
     rows = [RewardInput("", truth={"same": same}) for same in ([1], True)]
-    assert "the right answer" in flagged(probe_reward(spec, {}, rows, play=BASELINE))
+    assert "the right answer" in flagged(probe_reward(spec, {}, rows, probe=BASELINE))
 
 
 @pytest.mark.slow
 def test_names_without_a_weight_are_not_looked_at_which_is_no_finding():
     spec = load_reward("taxonomy", args={"levels": LEVELS, "levels_weight": 0.0})
-    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, play=FORM)) == set()
+    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, probe=FORM)) == set()
     spec = load_reward("taxonomy", args={"levels": LEVELS})
-    assert flagged(probe_reward(spec, {"format": 0.2, "answer": 0.8}, PAIR_ROWS, play=FORM)) == set()
+    assert flagged(probe_reward(spec, {"format": 0.2, "answer": 0.8}, PAIR_ROWS, probe=FORM)) == set()
 
 
 @pytest.mark.slow
 def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
     spec = load_reward("pair_answer")
-    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, play=BASELINE)) == set()
+    assert flagged(probe_reward(spec, spec.weights, PAIR_ROWS, probe=BASELINE)) == set()
     for name in ("exact_match", "number_match"):
         spec = load_reward(name)
         report = probe_reward(spec, spec.weights, TEXT_ROWS)
@@ -97,7 +97,7 @@ def test_no_trick_pays_against_the_baseline_or_the_text_rewards():
 @pytest.mark.parametrize("name", ["taxonomy", "pair_answer"])
 def test_the_repair_that_was_asked_for_is_no_finding(name):
     spec = load_reward(name, args={"relaxed": True, **({"levels": LEVELS} if name == "taxonomy" else {})})
-    report = probe_reward(spec, spec.weights, PAIR_ROWS, play=FORM if name == "taxonomy" else BASELINE)
+    report = probe_reward(spec, spec.weights, PAIR_ROWS, probe=FORM if name == "taxonomy" else BASELINE)
     assert flagged(report) == set() and "never closed" not in {p["name"] for p in report["probes"]}
 
 
@@ -106,7 +106,7 @@ def test_without_the_gate_and_with_most_weight_on_names_a_contradiction_pays():
     weights = {"format": 0.1, "answer": 0.1, "loop": 0.4, "digit": 0.4}  # TaxonRL's ablation of 80%
     for rule, found in (("off", {"contradiction"}), ("gate", set())):
         spec = load_reward("taxonomy", args={"levels": LEVELS, "consistency": rule})
-        assert flagged(probe_reward(spec, weights, PAIR_ROWS, play=FORM)) == found
+        assert flagged(probe_reward(spec, weights, PAIR_ROWS, probe=FORM)) == found
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_taxonrl_as_published_is_full_of_holes(tmp_path):
             levels.append(names == x.truth[level])
         return 0.4 * answer + 0.2 * form + 0.4 * sum(levels) / 2
     """
-    report = probe_reward(load(tmp_path, source), {}, PAIR_ROWS, play=FORM, limits={"timeout_seconds": 2.0})
+    report = probe_reward(load(tmp_path, source), {}, PAIR_ROWS, probe=FORM, limits={"timeout_seconds": 2.0})
     assert {
         "names outside",
         "wrong, then right",
@@ -251,9 +251,9 @@ def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found
         for loops, digits in truths
     ]
     spec = load(tmp_path, NAMES % right)
-    tried = probe_reward(spec, spec.weights, rows, play=FORM)["probes"]
+    tried = probe_reward(spec, spec.weights, rows, probe=FORM)["probes"]
     plain = load(tmp_path, NAMES % "names == true")
-    without = flagged(probe_reward(plain, plain.weights, rows, play=FORM))
+    without = flagged(probe_reward(plain, plain.weights, rows, probe=FORM))
     assert {p["name"] for p in tried if p["flagged"]} - without == found
     assert all(p["verdict"] in ("blind", "hole") for p in tried if p["name"] in found)
 

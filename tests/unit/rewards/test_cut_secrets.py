@@ -19,7 +19,7 @@ from vlmrl.recipe.validation_messages import show
 from vlmrl.redaction.redact import excerpt, first_line, hide_known, redact_text, remember
 from vlmrl.rewards.attempts import last_line
 from vlmrl.services.protocol import error_words, failure_of
-from vlmrl.services.rubric import read_rubric, read_verdict
+from vlmrl.services.rubric import read_judgement, read_rubric
 
 KEY = "hf_Zx9Qm2Lp8Rt4Kw7Nb3Zx9Qm2Lp8Rt4Kw7Nb3"
 OURS = "q7Zk2Lp9Rt4Kw7Nb3Xc5Vb8Nm1As6Df0"
@@ -41,8 +41,8 @@ DOORS: dict[str, tuple[int, Callable[[str], str]]] = {
     "message of an endpoint": (300, lambda text: error_words(text.encode(), lambda words: words)),
     "message of an endpoint in JSON": (300, lambda text: error_words(f'{{"error": "{text}"}}'.encode(), str)),
     "address of a redirect": (300, lambda text: str(failure_of(302, "x", where="w", hint="h", location=text))),
-    "reason of a verdict": (2000, lambda text: read_verdict(RUBRIC, f'{{"reason": "{text}", "form": 1}}').reason),
-    "axis of a verdict": (60, lambda text: raised(lambda: read_verdict(RUBRIC, f'{{"reason": "", "{text}": 1}}'))),
+    "reason of a judgement": (2000, lambda text: read_judgement(RUBRIC, f'{{"reason": "{text}", "form": 1}}').reason),
+    "axis of a judgement": (60, lambda text: raised(lambda: read_judgement(RUBRIC, f'{{"reason": "", "{text}": 1}}'))),
     "value of a rubric": (80, lambda text: raised(lambda: read_rubric({"instructions": {"a": text}}, "r.toml"))),
     "value of a recipe": (60, show),
     "service that is down": (500, lambda text: last_line("x\n" + text)),

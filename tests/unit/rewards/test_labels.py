@@ -108,7 +108,7 @@ def test_the_form_with_the_images_named(written, part):
 def test_a_label_that_is_not_known_is_left_out_and_one_that_is_no_label_is_an_error():
     parts, _, value = labels("Adult; Adult", {"same": False, "age_group": [None, "Adult"]}, answer="0")
     assert parts["age_group"] is None and value == pytest.approx(1.0, abs=1e-12)
-    with pytest.raises(RewardError, match="of which one is no label"):
+    with pytest.raises(RewardError, match="one of which is not a label"):
         labels("Adult; Adult", {"same": False, "age_group": ["Teen", "Adult"]})
 
 
@@ -244,7 +244,7 @@ def test_no_relations_earn_more_than_the_right_ones(said, answer, same):
         ({"labels": AGES}, "needs the argument `tag`"),
         ({**CHIMP, "labels": []}, "is not a list of labels"),
         ({**CHIMP, "labels": "Adult"}, "is not a list of labels"),
-        ({**CHIMP, "aliases": {"Teen": "Youth"}}, "aliases name 'Youth', which is no label"),
+        ({**CHIMP, "aliases": {"Teen": "Youth"}}, "aliases name 'Youth', which is not a label"),
         ({**CHIMP, "tag": "answer"}, "'answer' is not a usable name"),
         ({**CHIMP, "levels_decide": "always"}, "unknown levels_decide 'always'"),
         ({**CHIMP, "levels_weight": 0.9}, "add up to more than 1"),

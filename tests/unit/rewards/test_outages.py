@@ -195,7 +195,7 @@ def test_an_outage_in_the_middle_of_a_second_try(scorer, tmp_path, on_outage):
             assert (fine.value, bomb.status) == (1.0, "unavailable")
             return
         fine, bomb = finished(s, {0: group("a", "bomb")}, (tmp_path / "down").unlink)[0]
-    assert (fine.value, bomb.value) == (1.0, -1.0) and bomb.note.endswith("it earns `on_timeout`")
+    assert (fine.value, bomb.value) == (1.0, -1.0) and bomb.note.endswith("scored as `on_timeout`")
 
 
 def test_pauses_double_up_to_a_limit_and_are_short_again_after_an_answer(monkeypatch):

@@ -249,7 +249,7 @@ def test_one_bad_row_of_a_batch_is_isolated(scorer, inputs, body):
     with scorer(BATCH.format(body=body)) as s:
         scores = s.score(inputs, strict=False)
         assert [r.error is None for r in scores] == [True, False, True]
-        assert scores[0].note == "scored alone: the batch call failed"
+        assert scores[0].note == "scored on its own, because the batch call failed"
         with pytest.raises(RewardError):
             s.score(inputs, strict=True)
 

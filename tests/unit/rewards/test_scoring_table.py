@@ -117,7 +117,7 @@ def shown(score: Score) -> str:
 
 TIME = "no answer within 0.7 s; its worker was ended"
 KILLED = "it ended its worker process with exit code 3"
-ALONE = "scored alone: the batch call failed"
+ALONE = "scored on its own, because the batch call failed"
 TABLE: list[tuple[str, list[str]]] = [
     ("built-in, ok", ["a ok b", "1", "1", "1"]),
     ("built-in, raises", ["a raises b", "1", "failed: KeyError: 'mine' (test_scoring_table.py)", "1"]),

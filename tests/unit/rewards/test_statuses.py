@@ -112,9 +112,9 @@ def test_a_response_that_hangs_or_kills_its_grader_earns_what_is_declared(scorer
     for score, why in ((hang, "no answer within 1 s"), (killed, "exit code 3")):
         assert (score.value, score.status, score.error, score.detail) == (0.25, "ok", None, None)
         assert dict(score.parts) == {"answer": 0.0, "format": 0.25}
-        assert why in score.note and score.note.endswith("; alone too: it earns `on_timeout`")
+        assert why in score.note and score.note.endswith("; failed again when scored alone; scored as `on_timeout`")
     assert bug.status == "failed" and "ZeroDivisionError" in (bug.error or ""), "a bug is none of the response's doing"
-    assert once.value == 2.0 and once.note.startswith("asked again alone: no answer within 1 s")
+    assert once.value == 2.0 and once.note.startswith("scored again on its own: no answer within 1 s")
 
 
 @pytest.mark.slow
@@ -203,7 +203,10 @@ def test_a_response_that_fills_the_memory_twice_earns_what_is_declared(scorer):
     """
     with scorer(source + "\n    ON_TIMEOUT = {'reward': 0.25}\n") as s:
         fill, fine = s.score([RewardInput(text) for text in ("fill", "fine")], strict=True)
-        assert (fill.value, fine.value) == (0.25, 1.0) and fill.note == "MemoryError; alone too: it earns `on_timeout`"
+        assert (fill.value, fine.value) == (
+            0.25,
+            1.0,
+        ) and fill.note == "MemoryError; failed again when scored alone; scored as `on_timeout`"
     with scorer(source) as s:
         fill, fine = s.score([RewardInput(text) for text in ("fill", "fine")])
         assert (fill.status, fine.value) == ("failed", 1.0)

@@ -227,7 +227,7 @@ def test_r20_tags_must_match_and_a_misspelt_label_has_an_alias():
     assert earned("<think><type>Juvenile; Infant</age-group></think><answer>1</answer>", truth, TYPES) == 0.0
     assert earned(tagged("age-group", "Juvenile; Infant"), truth, TYPES) == 0.0
     assert earned(tagged("type", "juvenile; Infant"), truth, TYPES) == pytest.approx(1.0, abs=1e-12)
-    with pytest.raises(RewardError, match="no label"):
+    with pytest.raises(RewardError, match="not a label"):
         earned("", {"same": True, "type": ["Juvenile", "M"]}, TYPES)
 
 

@@ -157,7 +157,7 @@ KINDS = {
 
 @st.composite
 def tokens(draw: st.DrawFn, kind: str) -> list[int]:
-    """Repeated patterns, so that tokens are settled: words, special tokens, parts of characters, bytes of none."""
+    """Repeated patterns, so that tokens are fixed: words, special tokens, parts of characters, bytes of none."""
     size = len(KINDS[kind])
     # The last tokens are the words and the special ones; the first may be all bytes.
     # A model may have more ids than its tokenizer.

@@ -15,7 +15,7 @@ from vlmrl.setup.model import EXPANDABLE, VARIABLES, allocator_settings, set_all
 ENGINES = {
     "vllm in the process": (["rollout.engine=vllm"], False),
     "vllm on its own GPUs": (["rollout.engine=vllm", "rollout.engine_gpus=1"], True),
-    "vllm in parts": (["rollout.engine=vllm", "rollout.tensor_parallel=2"], True),
+    "vllm in parts": (["rollout.engine=vllm", "rollout.tensor_parallel=2"], False),  # weights go as handles
     "built-in": (["rollout.engine=torch"], True),
     "sft": (["rollout.engine=vllm", "kind=sft"], True),  # it never starts an engine
 }

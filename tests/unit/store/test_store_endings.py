@@ -10,7 +10,7 @@ from store_builders import make_run
 
 from vlmrl.errors import CheckpointError, StoreError, exit_of
 from vlmrl.store import files
-from vlmrl.store.manifest import MAX_ERROR_CHARS, Status, read_manifest, settle
+from vlmrl.store.manifest import MAX_ERROR_CHARS, Status, read_manifest, record_end
 from vlmrl.store.runs import open_run
 
 
@@ -57,7 +57,7 @@ def test_the_launcher_corrects_why_a_run_failed_and_nothing_else(tmp_path: Path)
     run = make_run(tmp_path, name="mine")
     run.finish("failed", "RuntimeError: connection closed by peer")
     before = read_manifest(run.dir)
-    settle(run.dir, "failed", "rank 1 was killed by SIGKILL; Authorization: Bearer " + "s3cr3ts3cr3t" + "x" * 3000)
+    record_end(run.dir, "failed", "rank 1 was killed by SIGKILL; Authorization: Bearer " + "s3cr3ts3cr3t" + "x" * 3000)
     after = read_manifest(run.dir)
     assert after.error is not None and after.error.startswith("rank 1 was killed by SIGKILL")
     assert len(after.error) <= MAX_ERROR_CHARS and "s3cr3t" not in after.error
@@ -71,9 +71,9 @@ def test_the_launcher_corrects_why_a_run_failed_and_nothing_else(tmp_path: Path)
 
 def test_the_launcher_ends_a_run_whose_writer_was_killed_before_it_could(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    settle(run.dir, None, "rank 1 was killed")
+    record_end(run.dir, None, "rank 1 was killed")
     assert read_manifest(run.dir).status == "running", "its writer may live"
-    settle(run.dir, "interrupted", "")
+    record_end(run.dir, "interrupted", "")
     after = read_manifest(run.dir)
     assert (after.status, after.error, after.attempts[-1].status) == ("interrupted", "rank 1 was killed", "interrupted")
     assert after.end is not None and after.end == after.attempts[-1].end
@@ -91,6 +91,6 @@ def test_a_failure_elsewhere_replaces_interrupted_and_nothing_else(tmp_path: Pat
     for number, (stored, status, expected) in enumerate(cases):
         run = make_run(tmp_path / str(number))
         run.finish(stored)
-        settle(run.dir, status, "rank 1 was killed")
+        record_end(run.dir, status, "rank 1 was killed")
         after = read_manifest(run.dir)
         assert after.status == after.attempts[-1].status == expected

@@ -47,8 +47,8 @@ def test_killed_in_the_middle_of_a_rollout_file(tmp_path: Path):
     assert reader.status == "killed" and list(reader.rollout_files()) == [0] and len(reader.metrics()) == 1
     half = leftovers(run.dir)
     assert len(half) == 1 and half[0].stat().st_size > 0
-    verdict = verify_run(run.dir)
-    assert [p.where for p in verdict.warnings] == [str(half[0])]
+    result = verify_run(run.dir)
+    assert [p.where for p in result.warnings] == [str(half[0])]
     with resume_run(tmp_path, run.id) as again:
         assert leftovers(run.dir) == [] and again.attempt == 3
         again.write_rollouts(0, [make_group(0, "again")])
@@ -109,8 +109,8 @@ def test_killed_between_rename_and_marker_the_checkpoint_does_not_exist(tmp_path
     )
     die(tmp_path, run.id, "before-complete", body)
     assert [p.name for p in open_run(tmp_path, run.id).checkpoint_dirs()] == ["step-000001"]
-    verdict = verify_run(run.dir)
-    assert not verdict.errors and "no COMPLETE" in verdict.warnings[0].message
+    result = verify_run(run.dir)
+    assert not result.errors and "no COMPLETE" in result.warnings[0].message
     with resume_run(tmp_path, run.id) as again:
         assert again.start_step == 1 and not layout.checkpoint_dir(run.dir, 2).exists()
 
@@ -129,5 +129,5 @@ def test_metrics_cut_at_any_byte_lose_that_line_only(tmp_path: Path, cut: int):
     with resume_run(tmp_path, run.id, from_step=0) as again:
         again.log(0, "train", {"x": 9})
         assert [(n["step"], n["x"]) for n in again.metrics()] == [(0, 9)]
-    verdict = verify_run(run.dir)
-    assert not verdict.errors and len(verdict.warnings) == (0 if cut == 1 else 1)
+    result = verify_run(run.dir)
+    assert not result.errors and len(result.warnings) == (0 if cut == 1 else 1)

@@ -72,9 +72,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_whole_run_has_no_problems(run: Run):
-    verdict = verify_run(run.dir)
-    assert verdict.problems == []
-    assert verdict.counts == {
+    result = verify_run(run.dir)
+    assert result.problems == []
+    assert result.counts == {
         "rollout files": 2, "samples": 4, "metrics lines": 2, "checkpoints": 1, "evaluations": 1, "images": 2,
     }  # fmt: skip
 
@@ -448,9 +448,9 @@ def test_a_line_that_a_kill_cut_is_no_error(tmp_path: Path):
     whole = metrics(run).read_bytes()
     for cut in range(1, len(whole) - 1):
         metrics(run).write_bytes(whole[:-cut])
-        verdict = verify_run(run.dir)
-        assert not [e for e in verdict.errors if "damaged" in e.message], whole[:-cut]
-        assert any("cut by a kill" in w.message for w in verdict.warnings) == (cut > 1), whole[:-cut]
+        result = verify_run(run.dir)
+        assert not [e for e in result.errors if "damaged" in e.message], whole[:-cut]
+        assert any("cut by a kill" in w.message for w in result.warnings) == (cut > 1), whole[:-cut]
     for foreign in (b"}" + whole[1:-2], whole[:-2].replace(b'"x"', b'"\x01"'), whole[1:-2], b'{"step": 1]'):
         metrics(run).write_bytes(foreign)
         assert any("damaged" in e.message for e in verify_run(run.dir).errors), foreign

@@ -107,7 +107,7 @@ def test_few_categories_have_metrics_of_their_own(num_categories: int, has_own: 
     assert all(value == pytest.approx(1.0) for value in metrics.values())
 
 
-def verdicts(num_rows: int) -> tuple[list[Any], list[dict[str, Any]]]:
+def responses(num_rows: int) -> tuple[list[Any], list[dict[str, Any]]]:
     truth = {"boxes": [[100, 100, 300, 300]], "space": "thousand", "width": 64, "height": 48, "category": "cat"}
     texts = ['[{"bbox_2d": [100, 100, 300, 300], "confidence": 0.9}]', "[]", "there"]
     given = [RewardInput(f"<answer>{texts[i % 3]}</answer>", truth) for i in range(num_rows)]
@@ -120,11 +120,11 @@ def test_resamples_examine_no_response_again_and_equal_those_that_do() -> None:
     assert isinstance(of_task, AccumulatedMetrics)
     examined = []
 
-    def examine(verdict: Any) -> Any:
-        examined.append(verdict)
-        return of_task.examine(verdict)
+    def examine(graded: Any) -> Any:
+        examined.append(graded)
+        return of_task.examine(graded)
 
-    given, records = verdicts(30)
+    given, records = responses(30)
     units = list(range(30))
     once = summarise_sets(AccumulatedMetrics(examine, of_task.accumulate), given, records, units, 50)
     assert len(examined) == 30
@@ -138,7 +138,7 @@ def test_resamples_examine_no_response_again_and_equal_those_that_do() -> None:
 def test_the_interval_of_the_task_is_reflected_at_the_value_and_cut_to_0_and_1() -> None:
     of_task = detection_task({}, "thousand_direct").set_metrics
     assert isinstance(of_task, AccumulatedMetrics) and of_task.reflected == (0.0, 1.0)
-    given, records = verdicts(30)
+    given, records = responses(30)
     plain = summarise_sets(lambda some: of_task(some), given, records, list(range(30)), 50)
     own = summarise_sets(of_task, given, records, list(range(30)), 50)
     assert own["set_metrics"]["replicates"] == plain["set_metrics"]["replicates"]

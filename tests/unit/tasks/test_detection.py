@@ -395,9 +395,9 @@ def test_no_trick_earns_more_than_a_guess(space: str) -> None:
         )
         for i in range(6)
     ]
-    assert task.kind is not None and task.kind.play is not None
+    assert task.kind is not None and task.kind.probe is not None
     inputs = [RewardInput("", truth) for truth in (*truths, NO_CATS)]
-    found = probe_reward(spec, spec.weights, inputs, play=task.kind.play)
+    found = probe_reward(spec, spec.weights, inputs, probe=task.kind.probe)
     assert found["honest"]["informed"] > 0.9
     assert [p["name"] for p in found["probes"] if p["flagged"]] == [] and found["flagged"] == 0
     assert {"a box without confidence", "confidence below 0", "each twice", "line breaks"} <= {
@@ -408,9 +408,9 @@ def test_no_trick_earns_more_than_a_guess(space: str) -> None:
 def test_the_probe_finds_the_holes_of_the_published_reward() -> None:
     task = detection_task({}, "thousand")
     spec = load_reward("rllava_boxes")
-    assert task.kind is not None and task.kind.play is not None
+    assert task.kind is not None and task.kind.probe is not None
     inputs = [RewardInput("", {**CATS, "boxes": [[40.0 * i, 30, 40.0 * i + 90, 120]]}) for i in range(6)]
-    found = probe_reward(spec, spec.weights, inputs, play=task.kind.play)
+    found = probe_reward(spec, spec.weights, inputs, probe=task.kind.probe)
     verdicts = {probe["name"]: probe["verdict"] for probe in found["probes"]}
     assert verdicts["a box without confidence"] == verdicts["confidence below 0"] == "hole"
     assert verdicts["line breaks"] == "unfair" and verdicts["single quotes"] == ""
@@ -430,4 +430,4 @@ def test_the_picture_of_a_score_has_all_boxes() -> None:
 def test_a_table_that_was_not_prepared_is_refused() -> None:
     with pytest.raises(DataError, match="vlmrl prep detection table"):
         make_task("detection", {"style": "own", "path": "table.jsonl"})
-    assert kind_of(CATS).play is not None and kind_of(NO_CATS).play is not None
+    assert kind_of(CATS).probe is not None and kind_of(NO_CATS).probe is not None

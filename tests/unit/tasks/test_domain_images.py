@@ -263,16 +263,16 @@ def test_lists_of_pairs_are_read_in_both_forms() -> None:
         ("Ann_Li_3.jpg", False),
     ]
     wrongs = [
-        ("Ann 1\n", "is no pair"),
+        ("Ann 1\n", "is not a pair"),
         ("a_1.jpg 1\nb_1.jpg 0\n", "different labels"),
         ("", "empty"),
         ("a_1.jpg 1\n", "a pair has two"),
-        ("Ann_Li 1 x\n", "is no pair"),
-        ("Ann_Li 1 \u0662\n", "is no pair"),
+        ("Ann_Li 1 x\n", "is not a pair"),
+        ("Ann_Li 1 \u0662\n", "is not a pair"),
         ("2 1\nAnn 1 2\n", "announces 4 pairs, but there are 1"),
         ("3\nAnn 1 2\n", "announces 6 pairs, but there are 1"),
-        (f"{'9' * 5000}\nAnn 1 2\n", "is no pair"),
-        (f"Ann 1 {'9' * 5000}\n", "is no pair"),
+        (f"{'9' * 5000}\nAnn 1 2\n", "is not a pair"),
+        (f"Ann 1 {'9' * 5000}\n", "is not a pair"),
     ]
     for wrong, what in wrongs:
         with pytest.raises(DataError, match=what):

@@ -168,7 +168,7 @@ def test_aliases_of_a_recipe_are_added_to_the_tasks_own(tmp_path: Path) -> None:
     assert (find("Silverbeck"), find("Juvenil"), find("Juvenile")) == ("Silverback", "Infant", "Juvenile")
     only = opened(tmp_path, Reward(args={"aliases": {"Silverbeck": "Silverback"}}))
     assert only.reward.fn.form.vocabulary.find("Juvenil") == "Juvenile"  # type: ignore[attr-defined]
-    with pytest.raises(RewardError, match="aliases name 'Juvenile', which is no label"):  # a vocabulary of one's own
+    with pytest.raises(RewardError, match="aliases name 'Juvenile', which is not a label"):  # a vocabulary of one's own
         opened(tmp_path, Reward(args={"labels": ["Ape"]}))
 
 

@@ -176,7 +176,7 @@ def test_the_form_that_a_prompt_shows_earns_full_format_when_it_is_filled_in(dom
     for name in variant.required_fields:
         tag, label = domain.truth_field(name).tag, truth[name][0]
         body = f"Image1={label}; Image2={label}" if variant.form == "named_labels" else f"{label}; {label}"
-        if variant.form != "verdicts":
+        if variant.form != "agreements":
             filled = re.sub(f"<{tag}>[^<]*</{tag}>", f"<{tag}>{body}</{tag}>", filled)
     parts, note = score(domain, variant, truth, filled)
     assert note == "" and parts["format"] == 1.0, filled
@@ -283,7 +283,7 @@ def test_a_published_baseline_reads_the_answer_of_rows_that_have_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("distance", "verdicts"),
+    ("distance", "agreements"),
     [
         (0, ["Same", "Same", "Same"]),
         (1, ["Same", "Same", "Same"]),
@@ -292,12 +292,12 @@ def test_a_published_baseline_reads_the_answer_of_rows_that_have_more() -> None:
         (4, ["Different"]),
     ],
 )
-def test_verdicts_can_be_written_from_the_distance_alone(distance: int, verdicts: list[str]) -> None:
+def test_agreements_can_be_written_from_the_distance_alone(distance: int, agreements: list[str]) -> None:
     domain = DOMAINS["bird"]
     truth = {"same": distance == 0, "distance": distance, "order": None, "family": [None, None], "genus": None}
     task = make_task("bird", {}, "im_basic")
     assert task.trace is not None
     text = task.trace(replace(row_of("bird"), truth=truth), random.Random(1))
-    assert re.findall(r"<(?:order|family|genus)>(\w+)</", text) == verdicts
+    assert re.findall(r"<(?:order|family|genus)>(\w+)</", text) == agreements
     parts, note = score(domain, domain.variant("im_basic"), truth, text)
     assert note == "" and all(part == 1.0 for name, part in parts.items() if name != "answer")

@@ -151,7 +151,7 @@ def test_datasets_that_are_used_together_hold_out_the_same_figures(tmp_path: Pat
     assert check(dataset, "leakage") == ("bad", "figures of the test split: 1 are trained on in sft@train")
     shown = this_process("data", "doctor", str(dataset.path), "--workers", "1", "--json", cwd=tmp_path).json
     assert shown["doctor"]["checks"] == dataset.info["doctor"]["checks"]  # the other dataset need not be there
-    with pytest.raises(DataError, match="no dataset of figures"):
+    with pytest.raises(DataError, match="not a dataset of figures"):
         table = tmp_path / "rows.jsonl"
         table.write_text('{"prompt": "a", "answer": "b"}\n')
         prepared(tmp_path, beside=[table], synthetic=5, out=tmp_path / "c")
@@ -222,8 +222,8 @@ def test_the_printed_report_has_each_source(tmp_path: Path) -> None:
         (("--sharegpt", "object.json"), "expected a list of objects"),
         (("--sharegpt", "lost.json"), "1 of 1 rows cannot be read, more than --max-bad 0.01"),
         (("--parquet", "bare.parquet"), "none of the columns"),
-        (("--bench", "text.txt", "--synthetic", "20"), "no source of figures"),
-        (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is no folder"),
+        (("--bench", "text.txt", "--synthetic", "20"), "not a source of figures"),
+        (("--svg", "icons", "--image-root", "nowhere"), "--image-root nowhere is not a folder"),
         (("--svg", "icons", "--svg", "icons", "--label", "a"), "--label names one source, but there are 2"),
         (("--svg", "icons"), "no figure is left to train on"),
         (("--svg", "icons"), "hint: --min-basic 0 keeps figures of paths"),
@@ -283,12 +283,12 @@ def test_a_wrong_truth_is_described(change: dict[str, Any], problem: str) -> Non
 
 
 def test_metrics_of_each_source() -> None:
-    def verdict(source: Any, value: float, error: str | None = None) -> Any:
+    def graded(source: Any, value: float, error: str | None = None) -> Any:
         score = Score(value, {"drawn": value / 2, "other": None}, error=error)
         return RewardInput("", {"svg": "<svg/>", "data_source": source}), score, {}
 
-    verdicts = [verdict("a", 1.0), verdict("a", 0.5), verdict("b", 0.2), verdict("b", 9.0, "failed"), verdict(None, 1)]
-    facts = [values_of(one) for one in verdicts]
+    responses = [graded("a", 1.0), graded("a", 0.5), graded("b", 0.2), graded("b", 9.0, "failed"), graded(None, 1)]
+    facts = [values_of(one) for one in responses]
     means = mean_per_source(facts)
     assert means(np.ones(5, dtype=np.int64)) == pytest.approx(
         {"reward/a": 0.75, "reward/b": 0.2, "part/drawn/a": 0.375, "part/drawn/b": 0.1}
@@ -296,7 +296,7 @@ def test_metrics_of_each_source() -> None:
     resampled = means(np.array([3, 1, 0, 1, 0]))
     assert resampled["reward/a"] == pytest.approx(0.875) and resampled["reward/b"] is None
     assert mean_per_source(facts[:2])(np.ones(2, dtype=np.int64)) == {}  # one source
-    many = [values_of(verdict(f"s{i}", 1.0)) for i in range(21)]
+    many = [values_of(graded(f"s{i}", 1.0)) for i in range(21)]
     assert mean_per_source(many)(np.ones(21, dtype=np.int64)) == {}
 
 

@@ -168,7 +168,7 @@ def test_sources_that_cannot_be_read(tmp_path: Path) -> None:
         return error.value.message
 
     assert "is not there" in refusal("svg", "nowhere")
-    assert "is no folder" in refusal("svg", "a.json")
+    assert "is not a folder" in refusal("svg", "a.json")
     assert "holds no .svg file" in refusal("svg", "empty")
     assert "no such file" in refusal("sharegpt", "nowhere.json")
     assert "expected a list of objects" in refusal("sharegpt", "a.json")
@@ -177,7 +177,7 @@ def test_sources_that_cannot_be_read(tmp_path: Path) -> None:
     assert "it has: prompt" in refusal("parquet", "t.parquet")
     assert "not a readable Parquet file" in refusal("parquet", "no.parquet")
     assert "--image-root" in refusal("sharegpt", "a.json", image_root=tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no source of figures"):
+    with pytest.raises(DataError, match="not a source of figures"):
         bench_source(str(REAL / "LICENCES.md"))
     assert [bench_source(str(p)).kind for p in (tmp_path / "empty", tmp_path / "a.json", tmp_path / "t.parquet")] == [
         "svg", "sharegpt", "parquet",

@@ -193,8 +193,8 @@ def test_no_trick_earns_more_than_a_guess(space: str) -> None:
     name, args = task.profile("default")
     spec = load_reward(str(name), args=dict(args))
     truths = [{**TRUTH, "box": [40.0 * i, 30.0 * i, 40.0 * i + 90, 30.0 * i + 120]} for i in range(6)]
-    assert task.kind is not None and task.kind.play is not None
-    found = probe_reward(spec, spec.weights, [RewardInput("", truth) for truth in truths], play=task.kind.play)
+    assert task.kind is not None and task.kind.probe is not None
+    found = probe_reward(spec, spec.weights, [RewardInput("", truth) for truth in truths], probe=task.kind.probe)
     assert found["honest"]["informed"] > 0.9
     assert [p["name"] for p in found["probes"] if p["flagged"]] == [] and found["flagged"] == 0
 
@@ -271,7 +271,7 @@ def test_a_drawn_dataset_is_sound_and_its_traces_earn_nearly_everything(tmp_path
             text = source.task.correct_response(row, random.Random(0), seen)
             parts = source.reward(RewardInput(text, row.truth, media=row.media, seen_sizes=seen))
             assert parts["format"] == 1.0 and (parts["iou"] or 0) > least
-    assert kind_of(row.truth).play is not None
+    assert kind_of(row.truth).probe is not None
 
 
 @pytest.mark.parametrize(

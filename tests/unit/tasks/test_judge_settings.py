@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from endpoint_server import Reply
-from judge_server import Asked, refuse, serve_judge, verdict_text
+from judge_server import Asked, judgement_text, refuse, serve_judge
 from PIL import Image
 
 from vlmrl.errors import ProblemsError
@@ -20,11 +20,11 @@ from vlmrl.recipe.tables import Judge
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule, OutageError
-from vlmrl.rewards.base import ServicePlace
+from vlmrl.rewards.base import Member, ServicePlace
 from vlmrl.rewards.identity import identity_of
 from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rewards.service_pool import ServiceMeter
-from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.several import compose
 from vlmrl.services.rubric import read_rubric
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.source import reward_of
@@ -120,7 +120,7 @@ def test_the_rubric_of_the_page_is_one() -> None:
 
 
 def test_rewards_with_equal_settings_share_a_judge_and_are_counted_once(tmp_path: Path) -> None:
-    with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
+    with serve_judge(lambda number, asked: judgement_text(0.5)) as endpoint:
         spec = text_judge(endpoint=endpoint.address, prices={"input": 1.0, "output": 1.0})
         place, meter = ServicePlace(str(tmp_path)), ServiceMeter()
         with Scorer(spec, place=place) as one, Scorer(compose([Member("a", spec, {})]), place=place) as two:
@@ -134,7 +134,7 @@ def test_rewards_with_equal_settings_share_a_judge_and_are_counted_once(tmp_path
             assert first["judge/cost"] == pytest.approx(3 * 940e-6)
             one.score(inputs("w"))
             assert meter.read(services)["judge/calls"] == 1 and meter.total["judge/calls"] == 4
-            assert "4 calls, 1 verdict from the cache, cost 0.0038" in services[0].summary(meter.total)
+            assert "4 calls, 1 judgement from the cache, cost 0.0038" in services[0].summary(meter.total)
     assert (tmp_path / "judge.sqlite").is_file()
 
 
@@ -144,7 +144,7 @@ def test_a_call_without_an_answer_is_named_beside_the_cost_that_is_assumed_for_i
     def script(number: int, asked: Asked) -> str:
         if number == 0:
             release.wait(20)
-        return verdict_text(0.5)
+        return judgement_text(0.5)
 
     with serve_judge(script) as endpoint:
         prices = {"input": 1.0, "output": 1.0}
@@ -163,7 +163,7 @@ def test_a_call_without_an_answer_is_named_beside_the_cost_that_is_assumed_for_i
 
 
 def test_the_probe_says_how_often_it_asked_a_judge(tmp_path: Path) -> None:
-    with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
+    with serve_judge(lambda number, asked: judgement_text(0.5)) as endpoint:
         spec = text_judge(endpoint=endpoint.address, prices={"input": 1.0, "output": 1.0})
         limits = {"place": ServicePlace(str(tmp_path))}
         report = probe_reward(spec, spec.weights, inputs("x"), limits=limits)
@@ -174,7 +174,7 @@ def test_the_probe_says_how_often_it_asked_a_judge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", ["wait", "mask", "stop"])
 def test_a_spent_budget_ends_the_work_at_once_whatever_the_rule_for_outages(tmp_path: Path, action: Any) -> None:
-    with serve_judge(lambda number, asked: verdict_text(0.5)) as endpoint:
+    with serve_judge(lambda number, asked: judgement_text(0.5)) as endpoint:
         spec = text_judge(endpoint=endpoint.address, max_calls=2)
         with (
             Scorer(spec, place=ServicePlace(str(tmp_path))) as scorer,
@@ -190,7 +190,7 @@ def test_a_judge_of_another_folder_answers_without_a_network(tmp_path: Path, mon
     down = False
 
     def script(number: int, asked: Asked) -> str | Reply:
-        return refuse(asked.protocol, 503) if down else verdict_text(0.75)
+        return refuse(asked.protocol, 503) if down else judgement_text(0.75)
 
     with serve_judge(script) as endpoint:
         spec = text_judge(endpoint=endpoint.address)

@@ -1,4 +1,4 @@
-"""Rewards of a judge: drawn responses, shared calls, outages, verdicts from the cache, and the recipe's table."""
+"""Rewards of a judge: drawn responses, shared calls, outages, judgements from the cache, and the recipe's table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from endpoint_server import Endpoint, Reply
-from judge_server import AXES, Asked, honest, refuse, serve_judge, verdict_text
+from judge_server import AXES, Asked, honest, judgement_text, refuse, serve_judge
 from PIL import Image
 
 from vlmrl.errors import RecipeError, RewardError
@@ -15,8 +15,9 @@ from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import load_recorded as load_general
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule
+from vlmrl.rewards.base import Member
 from vlmrl.rewards.scoring import Scorer, ScoringSession
-from vlmrl.rewards.several import Member, compose
+from vlmrl.rewards.several import compose
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.tasks.judged.rewards import judge, vfig
 from vlmrl.tasks.judged.service import OFFLINE
@@ -47,7 +48,7 @@ def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
 
     def script(number: int, one: Asked) -> str:
         asked.append(one)
-        return verdict_text(0.25, presence=1.0)
+        return judgement_text(0.25, presence=1.0)
 
     with serve_judge(script) as endpoint, Scorer(vfig(judge=table(endpoint))) as scorer:
         fine, cut, none = scorer.score(inputs(box(5), box(5)[:-6], "no code"))
@@ -59,7 +60,7 @@ def test_the_axes_are_the_parts_and_what_cannot_be_drawn_is_not_asked():
 
 def test_a_picture_larger_than_what_may_be_drawn_does_not_score_0():
     large = RewardInput(response=box(5), images=[Image.new("RGB", (17_000, 1000), "white")])
-    with serve_judge(lambda number, one: verdict_text(0.5)) as endpoint:
+    with serve_judge(lambda number, one: judgement_text(0.5)) as endpoint:
         scorer = Scorer(vfig(judge=table(endpoint)))
         with scorer:
             (score,) = scorer.score([large])
@@ -82,7 +83,7 @@ def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
     down = True
 
     def script(number: int, one: Asked) -> str | Reply:
-        return refuse(one.protocol, 503) if down else verdict_text(0.5)
+        return refuse(one.protocol, 503) if down else judgement_text(0.5)
 
     with serve_judge(script) as endpoint:
         with Scorer(vfig(judge=table(endpoint))) as scorer:
@@ -105,9 +106,9 @@ def test_an_outage_is_no_score_and_the_call_waits_for_its_end():
 
 
 @pytest.mark.parametrize("answer", ["NaN", "9.0", "-1"])
-def test_an_invalid_verdict_is_no_score_and_nobody_waits(answer: str):
+def test_an_invalid_judgement_is_no_score_and_nobody_waits(answer: str):
     with (
-        serve_judge(lambda number, one: verdict_text(answer)) as endpoint,
+        serve_judge(lambda number, one: judgement_text(answer)) as endpoint,
         Scorer(vfig(judge=table(endpoint))) as scorer,
         ScoringSession({"": scorer}, AttemptRule("wait"), strict=False) as session,
     ):
@@ -116,7 +117,7 @@ def test_an_invalid_verdict_is_no_score_and_nobody_waits(answer: str):
     assert score.status == "unavailable" and session.waited_seconds == 0.0
 
 
-def test_verdicts_come_from_the_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_judgements_come_from_the_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"cache": str(tmp_path / "judge.sqlite")}
     with serve_judge(honest) as endpoint:
         values = table(endpoint, **settings)
@@ -132,7 +133,7 @@ def test_verdicts_come_from_the_cache_without_a_network(tmp_path: Path, monkeypa
 
 
 def test_a_judge_beside_another_reward():
-    with serve_judge(lambda number, one: verdict_text(0.5)) as endpoint:
+    with serve_judge(lambda number, one: judgement_text(0.5)) as endpoint:
         members = [
             Member("code", load_reward("svg", args={"key": "svg"}), {}),
             Member("look", vfig(judge=table(endpoint)), {}),
@@ -148,7 +149,7 @@ def test_text_is_judged_beside_the_expected_answer():
 
     def script(number: int, one: Asked) -> str:
         asked.append(one)
-        return verdict_text(0.5)
+        return judgement_text(0.5)
 
     with serve_judge(script) as endpoint:
         spec = judge(judge=table(endpoint), render="none", key="source")

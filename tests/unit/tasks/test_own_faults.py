@@ -30,7 +30,7 @@ def validate(truth):
 def outcome(x, score):
     return {"accuracy": True, "near": None}
 
-def whole(verdicts):
+def whole(responses):
     return {"share": 0.5}
 
 def unit(row):
@@ -93,8 +93,8 @@ def test_a_wrong_result_is_named_with_the_function_and_its_line(
 
 
 COUNTING = """
-def count(verdict):
-    return {"long": len(verdict[0].response) > 1, "all": 1.0}
+def count(graded):
+    return {"long": len(graded[0].response) > 1, "all": 1.0}
 
 def rate(sums):
     return {"share": sums["long"] / sums["all"]}
@@ -109,15 +109,15 @@ def pooling(folder: Path, old: str = "", new: str = "") -> Any:
 
 def test_counts_of_a_set_metric_come_through_as_integers_and_a_mistake_is_named(tmp_path: Path) -> None:
     metrics = pooling(tmp_path).set_metrics
-    verdicts = [(X, UNSCORED, {}), (RewardInput("h", {}), UNSCORED, {})]
-    assert metrics([*verdicts]) == {"share": 0.5}
-    assert metrics.sums(verdicts) == {"long": 1, "all": 2} and type(metrics.sums(verdicts)["long"]) is int
+    responses = [(X, UNSCORED, {}), (RewardInput("h", {}), UNSCORED, {})]
+    assert metrics([*responses]) == {"share": 0.5}
+    assert metrics.sums(responses) == {"long": 1, "all": 2} and type(metrics.sums(responses)["long"]) is int
     for old, new, message, line in (
         ("1.0}", "1.5}", "`count` of `set_metrics` of .*: the count `all` is 1.5, not a whole number", 32),
         ('sums["long"]', 'sums["short"]', "`metrics` of `set_metrics` of .* raised KeyError", 36),
     ):
         with pytest.raises(RecipeError, match=message) as error:
-            pooling(tmp_path, old, new).set_metrics(verdicts)
+            pooling(tmp_path, old, new).set_metrics(responses)
         assert error.value.where == f"{tmp_path / 't.py'}:{line}"
 
 
@@ -127,7 +127,7 @@ def test_a_mean_over_nothing_is_a_metric_that_is_not_defined(tmp_path: Path) -> 
 
 
 def test_check_asks_a_set_metric_for_a_resample_that_holds_a_response_twice(tmp_path: Path) -> None:
-    task = load(tmp_path, 'return {"share": 0.5}', "assert len(verdicts) < 2, 'twice'")
+    task = load(tmp_path, 'return {"share": 0.5}', "assert len(responses) < 2, 'twice'")
     with pytest.raises(RecipeError, match="raised AssertionError: twice"):
         task.measured_of_sets({"answer": 1})
 

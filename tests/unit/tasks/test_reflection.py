@@ -41,10 +41,10 @@ BATCH = [
 
 def counts(profile: str, rows=None) -> ReflectionCounts:
     rows = BATCH if rows is None else rows
-    return ReflectionCounts.from_flat(REFLECTION.sums(verdicts_of(rows)), profile)
+    return ReflectionCounts.from_flat(REFLECTION.sums(responses_of(rows)), profile)
 
 
-def verdicts_of(rows):
+def responses_of(rows):
     return [(RewardInput(text, {}, num_tokens=n), UNSCORED, {"accuracy": a}) for text, a, n in rows]
 
 
@@ -124,23 +124,23 @@ TEXTS = ("wait", "I verify, wait", "yet", "so", "re-evaluated it")
     st.integers(1, 4), st.sampled_from(sorted(PROFILES)),
 )  # fmt: skip
 def test_the_ratios_do_not_depend_on_the_number_of_ranks(rows, ranks: int, profile: str):
-    parts = [Counter(REFLECTION.sums(verdicts_of(rows[rank::ranks]))) for rank in range(ranks)]
+    parts = [Counter(REFLECTION.sums(responses_of(rows[rank::ranks]))) for rank in range(ranks)]
     assert ReflectionCounts.from_flat(sum(parts, Counter()), profile) == counts(profile, rows)
 
 
 def test_pooled_ratios_are_not_the_mean_of_ranks_ratios():
     # Rank 0: one of one reflecting responses is correct. Rank 1: none reflects. MAYE logs (1 + 0) / 2.
     ranks = [("wait", 1.0, 1), ("so", 0.0, 1)], [("so", 0.0, 1)] * 2
-    sums = sum((Counter(REFLECTION.sums(verdicts_of(rows))) for rows in ranks), Counter())
+    sums = sum((Counter(REFLECTION.sums(responses_of(rows))) for rows in ranks), Counter())
     assert ReflectionCounts.from_flat(sums, "maye").ratios()["correct_ratio_in_reflection_texts"] == 1.0
 
 
-VERDICTS = verdicts_of(BATCH)
+GRADED = responses_of(BATCH)
 RECORDS = [{"prompt_id": f"p{i}", "sample": 0, "truth": {}, "images": []} for i in range(len(BATCH))]
 
 
 def test_both_profiles_at_once_by_hand_with_the_counts_that_they_come_from():
-    found = summarise_sets(REFLECTION, VERDICTS, RECORDS, num_resamples=0)
+    found = summarise_sets(REFLECTION, GRADED, RECORDS, num_resamples=0)
     values = {name: metric["value"] for name, metric in found["metrics"].items()}
     # The numbers of the two tests by hand above.
     assert [values[f"reflection/{name}"] for name in RATIOS] == [3 / 8, 2 / 4, 1 / 4, 2 / 3, 2 / 5]
@@ -156,7 +156,7 @@ def test_both_profiles_at_once_by_hand_with_the_counts_that_they_come_from():
 
 
 def test_a_ratio_without_a_denominator_is_null_and_named_as_not_defined():
-    found = summarise_sets(REFLECTION, VERDICTS[3:4], RECORDS[3:4], num_resamples=0)  # right, without a word
+    found = summarise_sets(REFLECTION, GRADED[3:4], RECORDS[3:4], num_resamples=0)  # right, without a word
     left_out = ("reflection_ratio_in_incorrect_answers", "correct_ratio_in_reflection_texts")
     assert found["set_metrics"]["undefined"] == [prefix + name for prefix in PREFIXES.values() for name in left_out]
     assert not {f"reflection/{name}" for name in left_out} & found["metrics"].keys()

@@ -164,7 +164,7 @@ class Refuse:
             raise ImportError(f"{name} must not be imported here")
 sys.meta_path.insert(0, Refuse())
 from pathlib import Path
-import vlmrl.tasks.source, vlmrl.tasks.dataset_assembly, vlmrl.tasks.scaffold, vlmrl.data.sampler
+import vlmrl.tasks.source, vlmrl.tasks.dataset_assembly, vlmrl.tasks.scaffold
 import vlmrl.data.table_dataset
 from vlmrl.tasks.digits import prepare_digits
 from vlmrl.recipe.schema import Data, Reward

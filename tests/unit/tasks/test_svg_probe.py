@@ -23,7 +23,7 @@ def test_the_right_answer_of_the_probe_is_the_code_of_the_figure(is_prepared):
     spec = load_reward("svg", args={"key": "svg"})
     kind = kind_of(rows[0].truth)
     assert kind is not None
-    report = probe_reward(spec, spec.weights, rows, play=kind.play)
+    report = probe_reward(spec, spec.weights, rows, probe=kind.probe)
     honest = report["honest"]
     assert honest["informed"] == 1.0 and honest["wrong"] < 0.1  # another place, form and colour
     assert honest["uninformed"] == pytest.approx((1.0 + honest["wrong"]) / 2, abs=0.01)  # right for one row of two

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import assert_all_gone, lives
+from processes import lives
 
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.recipe import template_worker

@@ -25,7 +25,7 @@ from vlmrl.evaluate.set_metrics import summarise_sets
 from vlmrl.recipe.schema import Data
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.tasks import make_task
-from vlmrl.tasks.base import Verdict
+from vlmrl.tasks.base import GradedResponse
 from vlmrl.tasks.dataset_assembly import Prepared
 from vlmrl.tasks.drawing import COLOURS
 from vlmrl.tasks.we_math.rewards import we_math
@@ -125,8 +125,8 @@ def test_options_are_read_as_they_are_published() -> None:
     assert read_options("") == read_options("none") == {}
 
 
-def verdicts_of(sets: dict[str, tuple[str, bool]], sample: int = 0) -> list[Verdict]:
-    """Verdicts of sets: name -> (right or wrong of each sub-problem as 1 and 0, that of the composite problem)."""
+def responses_of(sets: dict[str, tuple[str, bool]], sample: int = 0) -> list[GradedResponse]:
+    """Responses of sets: name -> (right or wrong of each sub-problem as 1 and 0, that of the composite problem)."""
     made = []
     for name, (parts, whole) in sets.items():
         steps = [*((str(i), bit == "1") for i, bit in enumerate(parts, 1)), ("multi", whole)]
@@ -148,7 +148,7 @@ def test_each_class_by_hand() -> None:
         "h": ("000", True),  # RM
     }
     # strictly: IK 2, IG 1, CM 2, RM 3 of 8; loosely: CM 3, RM 2
-    assert set_metrics(verdicts_of(sets)) == {
+    assert set_metrics(responses_of(sets)) == {
         "score_strict": (8 - 0.5 - 3 - 2) / 8,
         "score_loose": (8 - 0.5 - 2 - 2) / 8,
         "IK": 2 / 8,
@@ -161,14 +161,14 @@ def test_each_class_by_hand() -> None:
 
 
 def test_incomplete_sets_and_rows_without_a_set_do_not_count_and_samples_are_sets_of_their_own() -> None:
-    whole = verdicts_of({"a": ("11", True)})
+    whole = responses_of({"a": ("11", True)})
     free = (RewardInput("", {"answer": "5"}), UNSCORED, {"accuracy": 1.0})
-    other = verdicts_of({"b": ("11", False)})
+    other = responses_of({"b": ("11", False)})
     assert set_metrics([*whole, free, *other[:2]]) == set_metrics([*whole, *other[1:]]) == set_metrics(whole)
     assert set(set_metrics([free]).values()) == {None}
-    both = [*whole, *verdicts_of({"a": ("11", False)}, sample=1)]
+    both = [*whole, *responses_of({"a": ("11", False)}, sample=1)]
     assert set_metrics(both)["IG"] == 0.5 and set_metrics(whole * 3) == set_metrics(whole)
-    assert set_metrics(verdicts_of({"a": ("11", False)}))["RM_strict"] is None
+    assert set_metrics(responses_of({"a": ("11", False)}))["RM_strict"] is None
     unmeasured = [(x, score, {}) for x, score, _ in whole]
     assert set_metrics(unmeasured)["IK"] == 1.0  # a response without an accuracy is wrong
 
@@ -176,13 +176,13 @@ def test_incomplete_sets_and_rows_without_a_set_do_not_count_and_samples_are_set
 def test_intervals_resample_whole_sets() -> None:
     rng = random.Random(0)
     sets = {f"s{i}": ("".join(rng.choice("01") for _ in range(2 + i % 2)), rng.random() < 0.5) for i in range(60)}
-    verdicts = verdicts_of(sets)
-    units = [unit_of(x.truth, str(i)) for i, (x, _, _) in enumerate(verdicts)]
+    responses = responses_of(sets)
+    units = [unit_of(x.truth, str(i)) for i, (x, _, _) in enumerate(responses)]
     records = [
-        {"prompt_id": str(i), "sample": 0, "truth": x.truth, "images": []} for i, (x, _, _) in enumerate(verdicts)
+        {"prompt_id": str(i), "sample": 0, "truth": x.truth, "images": []} for i, (x, _, _) in enumerate(responses)
     ]
-    summary = summarise_sets(set_metrics, verdicts, records, units, 200)
-    for name, value in set_metrics(verdicts).items():
+    summary = summarise_sets(set_metrics, responses, records, units, 200)
+    for name, value in set_metrics(responses).items():
         interval = summary["metrics"][name]
         assert interval["value"] == pytest.approx(value) and interval["clusters"] == 60
         assert interval["low"] < interval["value"] < interval["high"]
@@ -334,8 +334,8 @@ def test_sets_that_are_not_whole_are_noted(tmp_path: Path) -> None:
 def test_a_number_of_steps_that_is_none_is_named_and_stops_no_evaluation(number: Any) -> None:
     truth = {"answer": "5", "options": None, "set": "a", "step": "multi", "num_steps": number}
     assert "`num_steps`" in truth_problems(truth)[0]
-    verdict = (RewardInput("", truth), UNSCORED, {"accuracy": 1.0})
-    assert set_metrics([verdict])["CM_strict"] is None
+    graded = (RewardInput("", truth), UNSCORED, {"accuracy": 1.0})
+    assert set_metrics([graded])["CM_strict"] is None
 
 
 def test_splits_of_the_hub_get_the_names_of_splits_here_and_steps_are_checked(tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ def test_scores_are_those_of_the_published_code_to_the_digit() -> None:
 
 def test_metrics_are_those_of_the_published_code() -> None:
     for rows, expected in METRICS:
-        verdicts = []
+        responses = []
         for name, key, is_right in rows:
             num_steps = int(key[0]) if key.endswith("multi") else 1
             truth = {"set": name, "step": key.partition("_")[2], "num_steps": num_steps}
-            verdicts.append((RewardInput("", truth), UNSCORED, {"accuracy": float(is_right)}))
-        for name, value in set_metrics(verdicts).items():
+            responses.append((RewardInput("", truth), UNSCORED, {"accuracy": float(is_right)}))
+        for name, value in set_metrics(responses).items():
             assert (0.0 if value is None else value) == expected[f"wemath_{name}"], name  # 0 / 0 is 0 there
 
 

@@ -341,7 +341,7 @@ def test_reflection_of_a_step_is_pooled_over_its_groups_and_sources():
 
 
 def test_a_task_that_cannot_count_a_response_loses_its_metrics_and_the_step_goes_on():
-    def breaks(verdict: Any) -> dict[str, int]:
+    def breaks(graded: Any) -> dict[str, int]:
         raise RecipeError("no")
 
     broken = replace(make_task("geometry3k", {}), set_metrics=PooledMetrics(breaks, lambda sums: {}))
@@ -379,7 +379,7 @@ def test_a_service_that_is_down_is_said_and_is_no_failure(journal):
 
 
 def test_responses_that_hung_the_reward_are_counted():
-    hung = Score(0.0, {}, "no answer within 1 s; alone too: it earns `on_timeout`")
+    hung = Score(0.0, {}, "no answer within 1 s; failed again when scored alone; scored as `on_timeout`")
     groups = [group(*(replace(sample(k, 0.0), score=hung) for k in range(3)), *(sample(k, 1.0) for k in range(5)))]
     metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)

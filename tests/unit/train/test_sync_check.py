@@ -1,4 +1,4 @@
-"""The verdict of the sync check: worked by hand. Two real processes: tests/ranks/test_shared_update.py."""
+"""The result of the sync check: worked by hand. Two real processes: tests/ranks/test_shared_update.py."""
 
 from __future__ import annotations
 

@@ -9,26 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import (
-    Draft,
-    adapter,
-    betas_of,
-    chosen,
-    columns_and_prompt,
-    data_source,
-    discounts,
-    dropped_rows,
-    engine_of,
-    filtered_sampling,
-    frozen_tower,
-    reward_of,
-    schedule_keys,
-    sharding,
-    spread_filter,
-    steps_of,
-    trainer_of,
-    updates_of,
-)
+from vlmrl.recipe.imports.draft import Draft
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
@@ -172,14 +153,14 @@ def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | Non
         draft.todo.append(f"compare with {config}, which was not found: the values of EasyR1's own example were taken")
     draft.put("algo.name", "easyr1", "algorithm.adv_estimator")
     draft.same(SAME)
-    data_source(draft, "data.train_files", "data.val_files")
-    columns_and_prompt(draft)
-    dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
+    draft.data_source("data.train_files", "data.val_files")
+    draft.columns_and_prompt()
+    draft.longest_prompt()
     _kl(draft)
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
-    reward_of(draft, "worker.reward")
+    draft.reward_of("worker.reward")
     _trainer(draft)
     _adapter(draft)
     draft.leave_all(LEFT)
@@ -204,9 +185,9 @@ def _kl(draft: Draft) -> None:
 
 def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get("worker.actor.loss_type") or "default"
-    chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
-    chosen(draft, "worker.actor.loss_type", loss, LOSSES)
-    discounts(draft, estimator)
+    draft.chosen("algorithm.adv_estimator", estimator, ADVANTAGES)
+    draft.chosen("worker.actor.loss_type", loss, LOSSES)
+    draft.discounts(estimator)
     if loss == "cispo" and draft.taken["algo.clip_low"].value == 0:
         why = "practically 0: the ratio is at least 1, as there; the paper has no lower bound (algo.name = cispo)"
         draft.put("algo.clip_low", 1e-6, "worker.actor.clip_ratio_low", why=why)
@@ -214,8 +195,7 @@ def _algorithm(draft: Draft) -> None:
     if mode == "seq":
         why = "a true mean over responses; there, uneven microbatches turn it into a mean over tokens"
         draft.put("algo.aggregation", "sequence_mean", "worker.actor.loss_avg_mode", why=why)
-    spread_filter(
-        draft,
+    draft.spread_filter(
         "algorithm.online_filtering",
         "trainer.max_try_make_batch",
         "; there, prompts whose mean is beyond filter_low or filter_high",
@@ -223,29 +203,24 @@ def _algorithm(draft: Draft) -> None:
 
 
 def _engine(draft: Draft) -> None:
-    engine_of(draft, "worker.rollout.name", "worker.rollout.tensor_parallel_size")
-    filtered_sampling(draft, "worker.rollout.top_p", "worker.rollout.top_k")
-    updates_of(draft, "data.rollout_batch_size", "worker.actor.global_batch_size")
-    sharding(draft, f"{ACTOR}.fsdp.fsdp_size", f"{ACTOR}.fsdp.enable_cpu_offload", f"{ACTOR}.fsdp.mp_param_dtype")
+    draft.engine_of("worker.rollout.name", "worker.rollout.tensor_parallel_size")
+    draft.filtered_sampling("worker.rollout.top_p", "worker.rollout.top_k")
+    draft.updates_of("data.rollout_batch_size", "worker.actor.global_batch_size")
+    draft.sharding(f"{ACTOR}.fsdp.fsdp_size", f"{ACTOR}.fsdp.enable_cpu_offload", f"{ACTOR}.fsdp.mp_param_dtype")
 
 
 def _optimizer(draft: Draft, rows: int | None) -> None:
-    betas_of(draft, "worker.actor.optim.betas")
+    draft.betas_of("worker.actor.optim.betas")
     if draft.get("worker.actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "worker.actor.optim.strategy")
-    steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(
-        draft,
-        "worker.actor.optim.lr_scheduler_type",
-        "worker.actor.optim.lr_warmup_steps",
-        "worker.actor.optim.lr_warmup_ratio",
-        "worker.actor.optim.min_lr_ratio",
-    )
+    draft.steps_of(rows, "trainer.max_steps")
+    names = ("lr_scheduler_type", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio")
+    draft.schedule_keys(*(f"{ACTOR}.optim.{name}" for name in names))
     draft.leave("worker.actor.optim.warmup_style", "not used there either")
 
 
 def _trainer(draft: Draft) -> None:
-    trainer_of(draft, "trainer.val_freq", "trainer.save_limit")
+    draft.trainer_of("trainer.val_freq", "trainer.save_limit")
     if draft.get("trainer.load_checkpoint_path"):
         why = "to continue a run: vlmrl train --resume RUN, which fails if there is no such run"
         draft.left["trainer.load_checkpoint_path"] = why
@@ -253,5 +228,5 @@ def _trainer(draft: Draft) -> None:
 
 def _adapter(draft: Draft) -> None:
     lora = f"{ACTOR}.model.lora"
-    adapter(draft, f"{lora}.rank", f"{lora}.alpha", f"{lora}.target_modules", f"{lora}.exclude_modules")
-    frozen_tower(draft, f"{ACTOR}.model.freeze_vision_tower")
+    draft.adapter(f"{lora}.rank", f"{lora}.alpha", f"{lora}.target_modules", f"{lora}.exclude_modules")
+    draft.frozen_tower(f"{ACTOR}.model.freeze_vision_tower")

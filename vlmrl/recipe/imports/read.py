@@ -106,7 +106,6 @@ class Foreign:
     Args:
         system: one of SYSTEMS.
         values: dotted key -> value; settings without a value (null) are absent.
-        file: the file that was read.
         notes: remarks for the user about the reading of the file.
     """
 
@@ -150,7 +149,7 @@ def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
     for name, inner in _leaves(value, prefix):
         settings[name] = inner
         if len(settings) > MAX_KEYS:
-            raise RecipeError(f"this file has more than {MAX_KEYS} keys: it is no configuration", where=str(file))
+            raise RecipeError(f"this file has more than {MAX_KEYS} keys: so it is not a configuration", where=str(file))
     return settings
 
 
@@ -159,7 +158,7 @@ def _leaves(value: Mapping[Any, Any], prefix: str, depth: int = 0) -> Iterator[t
         key = f"{prefix}{name}"
         if isinstance(inner, Mapping) and inner:
             if depth > MAX_DEPTH:
-                raise RecipeError("tables are nested too deeply in this file: it is no configuration")
+                raise RecipeError("tables are nested too deeply in this file: so it is not a configuration")
             yield from _leaves(inner, f"{key}.", depth + 1)
         elif inner is not None:
             yield key, plain_value(inner) if isinstance(inner, str) else inner
@@ -189,10 +188,10 @@ def plain_value(text: str) -> Any:
 def _text(file: Path) -> str:
     try:
         if not (file.is_file() or file.is_dir()) and file.exists():  # reading a pipe or a device may never end
-            raise RecipeError("cannot read the configuration: a pipe or a device is no file", where=str(file))
+            raise RecipeError("cannot read the configuration: it is a pipe or a device", where=str(file))
         if file.stat().st_size > MAX_RECIPE_BYTES:
             raise RecipeError(
-                f"this file has more than {MAX_RECIPE_BYTES:,} bytes: it is no configuration", where=str(file)
+                f"this file has more than {MAX_RECIPE_BYTES:,} bytes: so it is not a configuration", where=str(file)
             )
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -261,7 +260,7 @@ def _check_size(events: Iterable[Any], file: Path) -> None:
         open_nodes[-1] = (parent, total + size)
         if total + size > MAX_VALUES:
             what = f"this file stands for more than {MAX_VALUES:,} values, its aliases written out"
-            raise RecipeError(f"{what}: it is no configuration", where=f"{file}:{event.start_mark.line + 1}")
+            raise RecipeError(f"{what}: so it is not a configuration", where=f"{file}:{event.start_mark.line + 1}")
 
 
 def _from_table(text: str, file: Path, notes: list[str]) -> dict[str, Any]:

@@ -13,27 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.imports.draft import (
-    Draft,
-    betas_of,
-    chosen,
-    clip_of_one,
-    columns_and_prompt,
-    data_source,
-    discounts,
-    dropped_rows,
-    engine_of,
-    filtered_sampling,
-    kl_of,
-    number,
-    reward_of,
-    schedule_keys,
-    sharding,
-    spread_filter,
-    steps_of,
-    trainer_of,
-    updates_of,
-)
+from vlmrl.recipe.imports.draft import Draft, number
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 EXAMPLE: dict[str, Any] = {
@@ -266,12 +246,12 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
     _pipeline(draft, program)
     draft.same(SAME)
     _data(draft)
-    kl_of(draft, "algorithm.use_kl_loss", ("actor.kl_loss_coef", "actor.kl_loss_type"), "algorithm.use_kl_in_reward")
+    draft.kl_of("algorithm.use_kl_loss", ("actor.kl_loss_coef", "actor.kl_loss_type"))
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
     _reward(draft)
-    trainer_of(draft, "trainer.val_freq", "trainer.save_limit")
+    draft.trainer_of("trainer.val_freq", "trainer.save_limit")
     _processes(draft)
     if program == "sft":
         _only_supervised(draft)
@@ -299,32 +279,32 @@ def _data(draft: Draft) -> None:
         files = draft.get(key)
         if isinstance(files, str) and "," in files:
             draft.given[key] = [part.strip() for part in files.split(",") if part.strip()]
-    data_source(draft, "data.train_files", "data.val_files")
+    draft.data_source("data.train_files", "data.val_files")
     if draft.get("data.answer_key") == "reward_model":
         del draft.given["data.answer_key"]
         draft.left["data.answer_key"] = "`reward_model` is verl's spelling, which is recognised"
-    columns_and_prompt(draft)
+    draft.columns_and_prompt()
     if target := draft.get("data.dataset_kwargs.target_key"):
         draft.left["data.dataset_kwargs.target_key"] = (
             f"the demonstrations in the column `{target}` are for `vlmrl sft`"
         )
-    dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
+    draft.longest_prompt()
 
 
 def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get("actor.policy_loss.loss_mode")
-    chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
+    draft.chosen("algorithm.adv_estimator", estimator, ADVANTAGES)
     if loss in MIXED_LOSSES:
         draft.left["actor.policy_loss.loss_mode"] = f"`{loss}` mixes demonstrations into the samples: no counterpart"
         draft.todo.append(f"the loss {loss} also learns from demonstrations; the recipe learns only from samples")
     else:
-        chosen(draft, "actor.policy_loss.loss_mode", loss, LOSSES)
+        draft.chosen("actor.policy_loss.loss_mode", loss, LOSSES)
     if estimator == "grpo" and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
         draft.put("algo.advantage", "group_mean", "algorithm.norm_adv_by_std_in_grpo")
-    discounts(draft, estimator)
+    draft.discounts(estimator)
     for name, cell in NUMBERS.get(str(loss), {}).items():
         draft.put(f"algo.{cell}", float(draft.get(f"actor.{name}")), f"actor.{name}")
-    clip_of_one(draft, loss, "actor.policy_loss.loss_mode")
+    draft.clip_of_one(loss, "actor.policy_loss.loss_mode")
     mode = draft.get("actor.loss_agg_mode")
     if "algo.aggregation" in LOSSES.get(str(loss), {}):
         draft.leave("actor.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
@@ -334,8 +314,7 @@ def _algorithm(draft: Draft) -> None:
         draft.put("algo.aggregation", name, "actor.loss_agg_mode", why="; ".join(filter(None, (why, uneven))))
     else:
         draft.leave("actor.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant")
-    spread_filter(
-        draft,
+    draft.spread_filter(
         "algorithm.online_filtering",
         "trainer.max_try_make_batch",
         "; there, prompts whose mean is beyond filter_low or filter_high",
@@ -343,27 +322,22 @@ def _algorithm(draft: Draft) -> None:
 
 
 def _engine(draft: Draft) -> None:
-    engine_of(draft, "rollout.name", "rollout.tensor_parallel_size")
-    filtered_sampling(draft, "rollout.top_p", "rollout.top_k")
-    updates_of(draft, "data.train_batch_size", "actor.ppo_mini_batch_size")
+    draft.engine_of("rollout.name", "rollout.tensor_parallel_size")
+    draft.filtered_sampling("rollout.top_p", "rollout.top_k")
+    draft.updates_of("data.train_batch_size", "actor.ppo_mini_batch_size")
     if draft.get("actor.loss_remove_clip") is True and draft.taken["train.updates_per_step"].value > 1:
         why = "there the ratio of later updates is not clipped; here it is, by algo.clip_low and algo.clip_high"
         draft.left["actor.loss_remove_clip"] = why
-    sharding(draft, "actor.fsdp.fsdp_size", "actor.fsdp.offload_params", "actor.model.torch_dtype")
+    draft.sharding("actor.fsdp.fsdp_size", "actor.fsdp.offload_params", "actor.model.torch_dtype")
 
 
 def _optimizer(draft: Draft, rows: int | None) -> None:
-    betas_of(draft, "actor.optim.betas")
+    draft.betas_of("actor.optim.betas")
     if draft.get("actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "actor.optim.strategy")
-    steps_of(draft, rows, "trainer.max_steps", "trainer.total_epochs")
-    schedule_keys(
-        draft,
-        "actor.optim.warmup_style",
-        "actor.optim.lr_warmup_steps",
-        "actor.optim.lr_warmup_ratio",
-        "actor.optim.min_lr_ratio",
-    )
+    draft.steps_of(rows, "trainer.max_steps")
+    names = ("warmup_style", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio")
+    draft.schedule_keys(*(f"actor.optim.{name}" for name in names))
     draft.leave("actor.optim.lr_scheduler_type", "not used there either: warmup_style is")
     draft.leave("actor.optim.num_cycles", "a cosine falls once, over the whole run")
     if draft.get("actor.model.use_peft"):
@@ -378,7 +352,7 @@ def _reward(draft: Draft) -> None:
         draft.leave("reward.reward_type", "here a reward is a function of the response, not of an environment")
         draft.todo.append("name a reward: [reward] name (the configuration takes it from an environment)")
     else:
-        reward_of(draft, "reward")
+        draft.reward_of("reward")
 
 
 def _processes(draft: Draft) -> None:

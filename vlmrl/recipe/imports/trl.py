@@ -9,17 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import (
-    COUNTED_LATER,
-    Draft,
-    arithmetic,
-    filtered_sampling,
-    located,
-    loggers_of,
-    number,
-    schedule_keys,
-    thinking,
-)
+from vlmrl.recipe.imports.draft import COUNTED_LATER, Draft, located, number
 
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-6,
@@ -204,7 +194,7 @@ def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None
 def _left(draft: Draft) -> None:
     for key in ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"):
         draft.leave(key, "no adapter: use_peft is off") if not draft.get("use_peft") else None
-    loggers_of(draft, "report_to", SERVICES)
+    draft.loggers_of("report_to", SERVICES)
     draft.leave_all(LEFT)
 
 
@@ -215,8 +205,8 @@ def _model(draft: Draft) -> None:
     elif draft.get("bf16") and draft.get(dtype_key) == "float32":  # float32 weights under bfloat16 autocast
         draft.leave(dtype_key, "the type of the stored weights, which is always float32 here")
     else:
-        arithmetic(draft, dtype_key)
-    thinking(draft, "chat_template_kwargs.enable_thinking")
+        draft.arithmetic(dtype_key)
+    draft.thinking("chat_template_kwargs.enable_thinking")
     if draft.get("load_in_4bit"):
         draft.put("model.quantize", "4bit", "load_in_4bit")
     if not draft.get("use_peft"):
@@ -225,11 +215,8 @@ def _model(draft: Draft) -> None:
     draft.put("lora.alpha", int(draft.get("lora_alpha")), "lora_alpha")
     targets = draft.get("lora_target_modules")
     if targets:
-        draft.put(
-            "lora.targets",
-            targets if isinstance(targets, list) or targets == "all-linear" else [targets],
-            "lora_target_modules",
-        )
+        is_whole = isinstance(targets, list) or targets == "all-linear"
+        draft.put("lora.targets", targets if is_whole else [targets], "lora_target_modules")
     for source, key in (("use_rslora", "lora.rslora"), ("use_dora", "lora.dora")):
         if draft.get(source):
             draft.put(key, True, source)
@@ -260,22 +247,17 @@ def _data(draft: Draft) -> None:
 def _batches(draft: Draft, processes: int | None) -> int:
     """Set prompts per step and updates per step from the completions per device. Return updates per generation."""
     count, known = processes or 1, processes is not None
-    per_device, accumulate = (
-        int(draft.get("per_device_train_batch_size")),
-        int(draft.get("gradient_accumulation_steps")),
-    )
+    per_device = int(draft.get("per_device_train_batch_size"))
+    accumulate = int(draft.get("gradient_accumulation_steps"))
     generations = int(draft.get("num_generations"))
     steps = int(draft.get("steps_per_generation") or accumulate)
     completions = int(draft.get("generation_batch_size") or per_device * count * steps)
     prompts = max(1, completions // max(1, generations))
     why = f"{completions} completions per generation, {generations} per prompt (batch sizes count completions there)"
-    sources = (
-        ("generation_batch_size",)
-        if draft.written("generation_batch_size")
-        else ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
+    is_whole = draft.written("generation_batch_size")
+    sources = ("generation_batch_size",) if is_whole else ("per_device_train_batch_size", "gradient_accumulation_steps")
     draft.put("rollout.prompts_per_step", prompts, *sources, why=why)
-    if not known and not draft.written("generation_batch_size"):
+    if not known and not is_whole:
         draft.todo.append(
             "rollout.prompts_per_step is for one process: multiply it by their number, or import with --processes N"
         )
@@ -283,12 +265,8 @@ def _batches(draft: Draft, processes: int | None) -> int:
     iterations = int(draft.get("num_iterations"))
     if iterations > 1:
         draft.left["num_iterations"] = "each batch of rollouts is used once, in train.updates_per_step updates"
-    draft.put(
-        "train.updates_per_step",
-        min(splits, prompts),
-        "gradient_accumulation_steps",
-        why="optimizer updates from one generation",
-    )
+    why = "optimizer updates from one generation"
+    draft.put("train.updates_per_step", min(splits, prompts), "gradient_accumulation_steps", why=why)
     return splits * iterations
 
 
@@ -307,9 +285,8 @@ def _algorithm(draft: Draft) -> None:
     draft.put("algo.clip_low", low, "epsilon")
     bound = low if high is None else float(high)
     if loss == "cispo" and high is not None:  # in TRL this is the bound of the ratio itself, not of ratio - 1
-        draft.put(
-            "algo.clip_high", max(bound - 1.0, 1e-6), "epsilon_high", why="counted from a ratio of 1; there from 0"
-        )
+        why = "counted from a ratio of 1; there from 0"
+        draft.put("algo.clip_high", max(bound - 1.0, 1e-6), "epsilon_high", why=why)
     else:
         draft.put("algo.clip_high", bound, "epsilon_high" if high is not None else "epsilon")
     draft.put("algo.kl_coef", float(draft.get("beta")), "beta")
@@ -317,10 +294,9 @@ def _algorithm(draft: Draft) -> None:
         why = "unweighted; there times the probability ratio (use_bias_correction_kl), whose value is 1 on policy"
         draft.put("algo.kl", "k3", "beta", why=why if draft.get("use_bias_correction_kl") else "")
     scale = str(draft.get("scale_rewards")).lower()
-    if scale in ("none", "false"):
+    if scale in ("none", "false", "batch"):
         draft.put("algo.advantage", "group_mean", "scale_rewards")
-    elif scale == "batch":
-        draft.put("algo.advantage", "group_mean", "scale_rewards")
+    if scale == "batch":
         draft.put("algo.scale", "batch", "scale_rewards")
     if draft.get("importance_sampling_level") == "sequence":
         draft.put("algo.ratio", "sequence", "importance_sampling_level")
@@ -347,24 +323,22 @@ def _engine(draft: Draft) -> None:
             cap = draft.get("vllm_importance_sampling_cap") or draft.get("vllm_importance_sampling_clip_max")
             why = "masked outside [1 / cap, cap]; there only above the limit" if mode[0] == "mask" else ""
             draft.put("algo.importance_cap", float(cap), "vllm_importance_sampling_clip_max", why=why)
-    filtered_sampling(draft, "top_p", "top_k")
+    draft.filtered_sampling("top_p", "top_k")
 
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     limit, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
     epochs, size = float(draft.get("num_train_epochs")), "rows" if "train.rows_per_step" in draft.taken else "prompts"
     if limit:
-        why = (
-            f"{limit} optimizer updates at {updates} per generation: a step here is a generation" if updates > 1 else ""
-        )
-        draft.put("train.steps", max(1, limit // updates), "max_steps", why=why)
+        why = f"{limit} optimizer updates at {updates} per generation: a step here is a generation"
+        draft.put("train.steps", max(1, limit // updates), "max_steps", why=why if updates > 1 else "")
         draft.leave("num_train_epochs", "max_steps sets the number of steps")
     elif rows:
         why = f"{epochs:g} passes over {rows} rows at {prompts} {size} per step"
         draft.put("train.steps", max(1, int(rows * epochs // prompts)), "num_train_epochs", why=why)
     else:
         draft.put("train.epochs", epochs, "num_train_epochs", why=COUNTED_LATER)
-    schedule_keys(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs.min_lr_rate")
+    draft.schedule_keys("lr_scheduler_type", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs.min_lr_rate")
     every = draft.get("eval_steps")
     if draft.get("eval_strategy") == "steps" and isinstance(every, int):
         draft.put("eval.every_steps", max(1, every // updates), "eval_steps")
@@ -376,8 +350,7 @@ def _steps(draft: Draft, updates: int, rows: int | None) -> None:
     saves = number(int, draft.get("save_steps"), 1)
     if saves:
         draft.put("checkpoint.every_steps", max(1, saves // updates), "save_steps")
-    if keep := number(int, draft.get("save_total_limit"), 1):
-        draft.put("checkpoint.keep_last", keep, "save_total_limit", why="the best checkpoint is kept, too")
+    draft.put_number("checkpoint.keep_last", int, "save_total_limit", 1, why="the best checkpoint is kept, too")
     if (name := draft.get("optim")) in OPTIMIZERS:
         draft.put("optim.name", OPTIMIZERS[name], "optim")
     elif name is not None and "adamw" not in str(name):

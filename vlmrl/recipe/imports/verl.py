@@ -9,29 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import (
-    Draft,
-    adapter,
-    betas_of,
-    chosen,
-    clip_of_one,
-    data_source,
-    discounts,
-    dropped_rows,
-    engine_of,
-    filtered_sampling,
-    frozen_tower,
-    kl_of,
-    number,
-    schedule_keys,
-    sharding,
-    spread_filter,
-    step_size,
-    steps_of,
-    thinking,
-    trainer_of,
-    updates_of,
-)
+from vlmrl.recipe.imports.draft import Draft
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
@@ -228,23 +206,20 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     draft.get("__config__")
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     draft.same(SAME)
-    data_source(draft, "data.train_files", "data.val_files")
-    step_size(
-        draft, "data.train_batch_size", "0: rollouts are asynchronous there; a step here has a fixed number of prompts"
-    )
+    draft.data_source("data.train_files", "data.val_files")
+    if draft.given.get("data.train_batch_size") == 0:
+        draft.taken.pop("rollout.prompts_per_step", None)
+        why = "0: rollouts are asynchronous there; a step here has a fixed number of prompts"
+        draft.leave("data.train_batch_size", why)
+        draft.todo.append("set rollout.prompts_per_step: the configuration has no number of prompts per step")
     _data(draft)
-    dropped_rows(draft, "data.max_prompt_length", "data.filter_overlong_prompts")
-    kl_of(
-        draft,
-        f"{ACTOR}.use_kl_loss",
-        (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
-        "algorithm.use_kl_in_reward",
-    )
+    draft.longest_prompt()
+    draft.kl_of(f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"))
     _algorithm(draft)
     _engine(draft)
     _optimizer(draft, rows)
     _reward(draft)
-    trainer_of(draft, "trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
+    draft.trainer_of("trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
     for key in [key for key in draft.given if key.endswith("_target_")]:
         draft.leave(key, "a class of verl that Hydra creates")
     draft.leave_all(LEFT)
@@ -257,23 +232,22 @@ def _data(draft: Draft) -> None:
     if own:
         draft.put("data.columns", {role[key]: draft.get(key) for key in own}, *own)
     for source, key in (("data.train_max_samples", "data.max_rows"), ("data.val_max_samples", "eval.max_rows")):
-        if (most := number(int, draft.get(source), 1)) is not None:
-            draft.put(key, most, source, why="the first rows; there, with data.shuffle, rows drawn at random")
-    thinking(draft, "data.apply_chat_template_kwargs.enable_thinking")
+        draft.put_number(key, int, source, 1, why="the first rows; there, with data.shuffle, rows drawn at random")
+    draft.thinking("data.apply_chat_template_kwargs.enable_thinking")
 
 
 def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"
     if str(estimator).startswith("AdvantageEstimator."):
         estimator = str(estimator).partition(".")[2].lower()
-    chosen(draft, "algorithm.adv_estimator", estimator, ADVANTAGES)
-    chosen(draft, f"{ACTOR}.policy_loss.loss_mode", loss, LOSSES)
+    draft.chosen("algorithm.adv_estimator", estimator, ADVANTAGES)
+    draft.chosen(f"{ACTOR}.policy_loss.loss_mode", loss, LOSSES)
     if estimator in ("grpo", "grpo_vectorized") and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
         draft.put("algo.advantage", "group_mean", "algorithm.norm_adv_by_std_in_grpo")
-    discounts(draft, estimator)
+    draft.discounts(estimator)
     for name, cell in NUMBERS.get(loss, {}).items():
         draft.put(f"algo.{cell}", float(draft.get(f"{ACTOR}.{name}")), f"{ACTOR}.{name}")
-    clip_of_one(draft, loss, f"{ACTOR}.policy_loss.loss_mode")
+    draft.clip_of_one(loss, f"{ACTOR}.policy_loss.loss_mode")
     if "algo.aggregation" in LOSSES.get(loss, {}):
         draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
     else:
@@ -287,8 +261,7 @@ def _algorithm(draft: Draft) -> None:
     else:
         draft.leave(f"{ACTOR}.clip_ratio_c", f"the loss {loss} has no dual clip, as there")
     _importance(draft)
-    spread_filter(
-        draft,
+    draft.spread_filter(
         "algorithm.filter_groups.enable",
         "algorithm.filter_groups.max_num_gen_batches",
         ", whatever metric is named there",
@@ -335,31 +308,26 @@ def _overlong(draft: Draft) -> None:
 
 
 def _engine(draft: Draft) -> None:
-    engine_of(draft, f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
-    filtered_sampling(draft, f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k")
-    updates_of(draft, "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    draft.engine_of(f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
+    draft.filtered_sampling(f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k")
+    draft.updates_of("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     fsdp = f"{ACTOR}.fsdp_config"
-    sharding(draft, f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
+    draft.sharding(f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
 
 
 def _optimizer(draft: Draft, rows: int | None) -> None:
-    betas_of(draft, f"{ACTOR}.optim.betas")
+    draft.betas_of(f"{ACTOR}.optim.betas")
     if "8bit" in (name := str(draft.get(f"{ACTOR}.optim.optimizer")).lower()):
         draft.put("optim.name", "adamw_8bit", f"{ACTOR}.optim.optimizer")
     elif name != "adamw":
         draft.leave(f"{ACTOR}.optim.optimizer", "the optimizer is AdamW (optim.name)")
-    steps_of(draft, rows, "trainer.total_training_steps", "trainer.total_epochs")
+    draft.steps_of(rows, "trainer.total_training_steps")
     older = draft.written(f"{ACTOR}.optim.warmup_style") and not draft.written(f"{ACTOR}.optim.lr_scheduler_type")
-    shape = f"{ACTOR}.optim.{'warmup_style' if older else 'lr_scheduler_type'}"
-    schedule_keys(
-        draft,
-        shape,
-        f"{ACTOR}.optim.lr_warmup_steps",
-        f"{ACTOR}.optim.lr_warmup_steps_ratio",
-        f"{ACTOR}.optim.min_lr_ratio",
-    )
-    adapter(draft, f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules")
-    frozen_tower(draft, f"{ACTOR}.freeze_vision_tower")
+    shape = "warmup_style" if older else "lr_scheduler_type"
+    names = (shape, "lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio")
+    draft.schedule_keys(*(f"{ACTOR}.optim.{name}" for name in names))
+    draft.adapter(f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules")
+    draft.frozen_tower(f"{ACTOR}.freeze_vision_tower")
 
 
 def _reward(draft: Draft) -> None:

@@ -351,7 +351,7 @@ class Scan:
         if size == 4:
             self._add(Candidate(numbers, order=group.order))
         elif size >= 2:
-            self._refuse(f"{size} numbers, which are no box")
+            self._refuse(f"{size} numbers, which are not a box")
 
     def _end_run(self, group: _Group) -> None:
         """Turn the pairs that follow each other into boxes."""
@@ -369,9 +369,9 @@ class Scan:
             for i in range(0, len(pairs), 2):
                 self._add(Candidate((*pairs[i], *pairs[i + 1]), order=order or "xyxy"))
         elif len(pairs) == 1:
-            self._refuse("a point, which is no box")
+            self._refuse("a point, not a box")
         else:
-            self._refuse(f"{len(pairs)} points, which are no box")
+            self._refuse(f"{len(pairs)} points, not a box")
 
     def _named(self, group: _Group) -> None:
         """Add the box whose coordinates have names, if there is one."""

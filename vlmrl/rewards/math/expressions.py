@@ -192,10 +192,10 @@ def expression(text: str) -> Expression:
     text = ANGLE_IN_TERM.sub(r"\1\\cdot\\frac{\\pi}{180}", text)
     try:
         parsed = parse(f"${text}$", [CONFIG], "no_fallback", "first_match", parsing_timeout=0, raise_on_error=True)  # type: ignore[arg-type]
-    except Exception as error:  # of the library, for this text: it becomes the reason of the verdict
+    except Exception as error:  # of the library, for this text: it becomes the reason of the `Equivalence`
         raise UnreadableError(f"the parser failed: {type(error).__name__}: {excerpt(str(error), 100)}") from error
     if not parsed or parsed[0] is None or isinstance(parsed[0], str):
-        raise UnreadableError("it is no expression that the parser knows")
+        raise UnreadableError("the parser does not know such an expression")
     value = parsed[0]
     if isinstance(value, sympy.Expr):  # the grammar takes the imaginary unit for a variable
         value = value.xreplace({symbol: sympy.I for symbol in value.free_symbols if str(symbol) == "i"})
@@ -226,7 +226,7 @@ def constant(text: str) -> tuple[Fraction, Fraction]:
 
 def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
     if not isinstance(value, sympy.Expr):
-        raise UnreadableError("it is no number")
+        raise UnreadableError("it is not a number")
     try:
         exact: Any = value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
         if not at:  # the odd root of a negative number is real, as taught: `\\sqrt[3]{-8}` is -2
@@ -236,7 +236,7 @@ def _number(value: Any, at: dict[Any, Any]) -> tuple[Fraction, Fraction]:
         return _fraction(real), _fraction(imaginary)
     except UnreadableError:
         raise
-    except Exception as error:  # of the library, for this value: it becomes the reason of the verdict
+    except Exception as error:  # of the library, for this value: it becomes the reason of the `Equivalence`
         raise UnreadableError(f"it cannot be computed: {type(error).__name__}: {excerpt(str(error), 100)}") from error
 
 
@@ -283,7 +283,7 @@ def same_expressions(gold: str, answer: str) -> tuple[bool, str]:
             return True, "it has the same value at several points"
     try:
         right_one = verify(left.value, right.value, timeout_seconds=0, raise_on_error=True)
-    except Exception as error:  # of the library, for these expressions: it becomes the reason of the verdict
+    except Exception as error:  # of the library, for these expressions: it becomes the reason of the `Equivalence`
         return False, f"the comparison failed: {type(error).__name__}: {excerpt(str(error), 100)}"
     return right_one, "math-verify says that they are the same" if right_one else "math-verify says that they differ"
 

@@ -104,7 +104,7 @@ def _pieces(reading: Reading) -> list[Piece]:
         # `x < 3, x > 5`: a comma means "and", unless nothing would be left.
         is_comma = reading.brackets == ","
         return first or ([piece for part in reading.parts for piece in _pieces(part)] if is_comma else [])
-    raise UnreadableError("it is no set of real numbers")
+    raise UnreadableError("it is not a set of real numbers")
 
 
 def _end(item: Item) -> End:
@@ -114,7 +114,7 @@ def _end(item: Item) -> End:
         return item.number.value
     real, imaginary = constant(item.text)
     if imaginary:
-        raise UnreadableError("it is no real number")
+        raise UnreadableError("it is not a real number")
     return real
 
 
@@ -166,8 +166,8 @@ def _common(one: list[Piece], other: list[Piece]) -> list[Piece]:
 FRACTION = re.compile(r"[+-]?(?:\\frac\{[^{}]*\}\{[^{}]*\}|[0-9.]+\s*/\s*[0-9.]+)")
 
 
-class Verdict(NamedTuple):
-    """Verdict on an answer, and its reason in words."""
+class Equivalence(NamedTuple):
+    """Result of comparing an answer with the gold answer, and its reason in words."""
 
     is_right: bool
     reason: str
@@ -191,7 +191,7 @@ class Quantity:
 
 
 @lru_cache(maxsize=8192)
-def judge(gold: str, answer: str, policy: Policy) -> Verdict:
+def judge(gold: str, answer: str, policy: Policy) -> Equivalence:
     """Return whether an answer is the gold answer.
 
     Args:
@@ -207,50 +207,50 @@ def judge(gold: str, answer: str, policy: Policy) -> Verdict:
 class _Judge:
     policy: Policy
 
-    def compare(self, gold: Reading, answer: Reading) -> Verdict:
+    def compare(self, gold: Reading, answer: Reading) -> Equivalence:
         if answer.kind == "unclear":
-            return Verdict(False, answer.problem)
+            return Equivalence(False, answer.problem)
         if (answer.kind == "denial") != (gold.kind == "denial"):
-            return Verdict(False, "it denies a value")
+            return Equivalence(False, "it denies a value")
         if squeezed(answer.text) == squeezed(gold.text):
-            return Verdict(True, "it is the gold answer as text")
+            return Equivalence(True, "it is the gold answer as text")
         if gold.kind == "denial":
-            return Verdict(False, "it denies something else")
+            return Equivalence(False, "it denies something else")
         if gold.kind == "choice":
             return self._choice(gold, answer)
         if answer.kind == "choice" and answer.rest is not None:
             if self.policy.choices == "exact":
-                return Verdict(False, "there is a letter beside the value")
+                return Equivalence(False, "there is a letter beside the value")
             answer = answer.rest
             if answer.kind in ("unclear", "denial"):
-                return Verdict(False, answer.problem or "it denies a value")
+                return Equivalence(False, answer.problem or "it denies a value")
         if gold.kind == "words" or answer.kind in ("words", "choice"):
             if (letters := _letters(gold)) and letters == _letters(answer):
-                return Verdict(True, "the letters agree")
+                return Equivalence(True, "the letters agree")
             same = _plain_words(gold.text) == _plain_words(answer.text)
-            return Verdict(same, "the words agree" if same else "the words differ")
+            return Equivalence(same, "the words agree" if same else "the words differ")
         return self._shapes(gold, answer)
 
-    def _choice(self, gold: Reading, answer: Reading) -> Verdict:
+    def _choice(self, gold: Reading, answer: Reading) -> Equivalence:
         if answer.kind != "choice":
-            return Verdict(False, f"it is not one of the letters; {gold.letter} is right")
+            return Equivalence(False, f"it is not one of the letters; {gold.letter} is right")
         if answer.rest is not None and self.policy.choices == "exact":
-            return Verdict(False, "there is more than the letter")
+            return Equivalence(False, "there is more than the letter")
         if answer.rest is not None and _has_other_letter(answer.rest, answer.letter):
-            return Verdict(False, "it names several letters")
+            return Equivalence(False, "it names several letters")
         same = answer.letter == gold.letter
-        return Verdict(same, f"the letter is {answer.letter}" + ("" if same else f", not {gold.letter}"))
+        return Equivalence(same, f"the letter is {answer.letter}" + ("" if same else f", not {gold.letter}"))
 
-    def _shapes(self, gold: Reading, answer: Reading) -> Verdict:
+    def _shapes(self, gold: Reading, answer: Reading) -> Equivalence:
         loose = self.policy.sets == "loose"
         bare = ("list", "set")
         if gold.kind in REGIONS or answer.kind in REGIONS:
             one_region, other_region = region(gold), region(answer)
             if one_region is not None and other_region is not None:
                 same = same_regions(one_region, other_region)
-                return Verdict(same, "the intervals agree" if same else "the intervals differ")
+                return Equivalence(same, "the intervals agree" if same else "the intervals differ")
             if gold.kind != answer.kind or len(gold.parts) != len(answer.parts):
-                return Verdict(False, "one is a union of other intervals")
+                return Equivalence(False, "one is a union of other intervals")
             return self._matched(gold.parts, answer.parts, "intervals")
         if gold.parts or answer.parts:
             return self._matched(gold.parts, answer.parts, "tuples")
@@ -264,9 +264,9 @@ class _Judge:
             return self._matrices(gold, answer)
         if one == other == "tuple":
             if gold.name and answer.name and gold.name != answer.name:
-                return Verdict(False, f"it is the point {answer.name}, not {gold.name}")
+                return Equivalence(False, f"it is the point {answer.name}, not {gold.name}")
             if self.policy.intervals != "ends" and gold.brackets != answer.brackets:
-                return Verdict(False, f"its brackets are {answer.brackets}, not {gold.brackets}")
+                return Equivalence(False, f"its brackets are {answer.brackets}, not {gold.brackets}")
             return self._in_order(gold.items, answer.items)
         if one in bare and other in bare:
             return self._matched(gold.items, answer.items, "values")
@@ -274,46 +274,46 @@ class _Judge:
             return self._values(gold.items[0], answer.items[0])
         if loose and one != "value" and other != "value":
             return self._in_order(gold.items, answer.items)
-        return Verdict(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
+        return Equivalence(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
 
-    def _matrices(self, gold: Reading, answer: Reading) -> Verdict:
+    def _matrices(self, gold: Reading, answer: Reading) -> Equivalence:
         """Return whether two matrices agree value by value. A tuple is a row or a column."""
         sizes = [side.brackets for side in (gold, answer) if side.kind == "matrix"]
         if len(sizes) == 2 and sizes[0] != sizes[1]:
-            return Verdict(False, f"it is a matrix of {sizes[1]}, not of {sizes[0]}")
+            return Equivalence(False, f"it is a matrix of {sizes[1]}, not of {sizes[0]}")
         if len(sizes) == 1 and "1" not in sizes[0].split("x"):
-            return Verdict(False, "one is a matrix, the other a tuple")
+            return Equivalence(False, "one is a matrix, the other a tuple")
         return self._in_order(gold.items, answer.items)
 
-    def _figures(self, gold: Reading, answer: Reading) -> Verdict:
+    def _figures(self, gold: Reading, answer: Reading) -> Equivalence:
         """Return whether two dates, times, ranges or ratios are the same. A ratio `3:4` is also the fraction 3/4."""
         if gold.kind != answer.kind:
             figures, single = (gold, answer) if gold.kind == "figures" else (answer, gold)
             is_fraction = single.kind == "value" and FRACTION.fullmatch(single.items[0].text) is not None
             if figures.is_ratio and is_fraction and single.items[0].number is not None:
                 same = figures.quotient == single.items[0].number.value
-                return Verdict(same, "the ratios agree" if same else "the ratios differ")
-            return Verdict(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
+                return Equivalence(same, "the ratios agree" if same else "the ratios differ")
+            return Equivalence(False, f"it is a {_shown(answer.kind)}, not a {_shown(gold.kind)}")
         if gold.brackets != answer.brackets:
-            return Verdict(False, f"its numbers are joined by `{answer.brackets}`, not by `{gold.brackets}`")
+            return Equivalence(False, f"its numbers are joined by `{answer.brackets}`, not by `{gold.brackets}`")
         if gold.is_ratio and len(answer.items) == 2 and (value := gold.quotient) is not None:
             same = answer.quotient == value
-            return Verdict(same, "the ratios agree" if same else "the ratios differ")
+            return Equivalence(same, "the ratios agree" if same else "the ratios differ")
         return self._in_order(gold.items, answer.items)
 
-    def _in_order(self, gold: tuple[Item, ...], answer: tuple[Item, ...]) -> Verdict:
+    def _in_order(self, gold: tuple[Item, ...], answer: tuple[Item, ...]) -> Equivalence:
         if len(gold) != len(answer):
-            return Verdict(False, f"it has {len(answer)} values, not {len(gold)}")
+            return Equivalence(False, f"it has {len(answer)} values, not {len(gold)}")
         for number, (one, other) in enumerate(zip(gold, answer, strict=True), 1):
-            verdict = self._values(one, other)
-            if not verdict.is_right:
-                return Verdict(False, f"value {number}: {verdict.reason}")
-        return Verdict(True, "all values agree in their order")
+            equivalence = self._values(one, other)
+            if not equivalence.is_right:
+                return Equivalence(False, f"value {number}: {equivalence.reason}")
+        return Equivalence(True, "all values agree in their order")
 
-    def _matched(self, gold: tuple[Item | Reading, ...], answer: tuple[Item | Reading, ...], what: str) -> Verdict:
+    def _matched(self, gold: tuple[Item | Reading, ...], answer: tuple[Item | Reading, ...], what: str) -> Equivalence:
         """Return whether each side can be paired with the other, in any order."""
         if len(gold) != len(answer):
-            return Verdict(False, f"it has {len(answer)} {what}, not {len(gold)}")
+            return Equivalence(False, f"it has {len(answer)} {what}, not {len(gold)}")
         left = list(answer)
         for one in gold:
             for other in left:
@@ -325,22 +325,22 @@ class _Judge:
                     left.remove(other)
                     break
             else:
-                return Verdict(False, f"`{one.text}` is missing among its {what}")
-        return Verdict(True, f"all {what} agree")
+                return Equivalence(False, f"`{one.text}` is missing among its {what}")
+        return Equivalence(True, f"all {what} agree")
 
-    def _values(self, gold: Item, answer: Item) -> Verdict:
+    def _values(self, gold: Item, answer: Item) -> Equivalence:
         """Return whether two quantities agree; every value that an answer chains with `=` must."""
         if gold.name and answer.name and _name(gold.name) != _name(answer.name):
-            return Verdict(False, f"it is a value of {answer.name}, not of {gold.name}")
+            return Equivalence(False, f"it is a value of {answer.name}, not of {gold.name}")
         if gold.about:
             gold = replace(gold, about=())
         chain = (replace(answer, about=()), *answer.about)
         for number, one in enumerate(chain):
-            verdict = self._pair(gold, one)
-            if not verdict.is_right:
-                return verdict if not number else Verdict(False, f"`{one.text}`: {verdict.reason}")
+            equivalence = self._pair(gold, one)
+            if not equivalence.is_right:
+                return equivalence if not number else Equivalence(False, f"`{one.text}`: {equivalence.reason}")
         if not any(self._is_worked_out(gold, one) for one in chain):
-            return Verdict(False, "it is a calculation that is not worked out")
+            return Equivalence(False, "it is a calculation that is not worked out")
         return self._pair(gold, chain[0])
 
     def _is_worked_out(self, gold: Item, answer: Item) -> bool:
@@ -353,40 +353,40 @@ class _Judge:
         text = answer.text.replace("\\cdot\\frac", "\\frac") if self.policy.mixed == "product" else answer.text
         return is_worked_out(text, gold.text)
 
-    def _pair(self, gold: Item, answer: Item) -> Verdict:
+    def _pair(self, gold: Item, answer: Item) -> Equivalence:
         gold, answer = _in_radians(gold, answer)
         problem = self._unit_problem(gold.unit, answer.unit)
         if problem:
-            return Verdict(False, problem)
+            return Equivalence(False, problem)
         if gold.number is not None and answer.number is not None:
             return self._close(gold, answer, _quantity(gold), _quantity(answer))
         gold, answer = _with_names(gold, answer)
         texts = [squeezed(item.text).removeprefix("+") for item in (gold, answer)]
         if texts[0] == texts[1] and _scale(gold) == _scale(answer):
-            return Verdict(True, "it is the same expression")
+            return Equivalence(True, "it is the same expression")
         try:
             is_constant = gold.number is not None or _is_constant(gold)
         except UnreadableError as error:
-            return Verdict(False, f"only the same text would be right: in the gold answer, {error}")
+            return Equivalence(False, f"only the same text would be right: in the gold answer, {error}")
         try:
             if not is_constant:
                 if _scale(gold) != _scale(answer) and None not in (gold.unit, answer.unit):
-                    return Verdict(False, "its unit has another size")
-                return Verdict(*same_expressions(gold.text, answer.text))
+                    return Equivalence(False, "its unit has another size")
+                return Equivalence(*same_expressions(gold.text, answer.text))
             return self._close(gold, answer, _quantity(gold), _quantity(answer))
         except UnreadableError as error:
-            return Verdict(False, f"it cannot be compared: {error}")
+            return Equivalence(False, f"it cannot be compared: {error}")
 
-    def _close(self, gold: Item, answer: Item, one: Quantity, other: Quantity) -> Verdict:
+    def _close(self, gold: Item, answer: Item, one: Quantity, other: Quantity) -> Equivalence:
         """Return whether two values agree, exactly or as a rounded decimal; a percent sign may have two readings."""
         for first, second in self._readings(gold, answer, one, other):
             if same_constants((first.value, first.imaginary), (second.value, second.imaginary)):
-                return Verdict(True, "the values agree")
+                return Equivalence(True, "the values agree")
             if first.imaginary or second.imaginary:
                 continue
             if self._rounds(first, second, answer.is_rounded):
-                return Verdict(True, "the values agree, rounded")
-        return Verdict(False, "the values differ")
+                return Equivalence(True, "the values agree, rounded")
+        return Equivalence(False, "the values differ")
 
     def _rounds(self, one: Quantity, other: Quantity, is_rounded: bool) -> bool:
         """Return whether one of two values is the other, rounded to the decimal places that it shows.
@@ -544,7 +544,7 @@ def make_grader(*, key: str | None = None, parts: Mapping[str, Any] | None = Non
 
 
 def _graded(x: RewardInput, *, key: str | None, parts: Mapping[str, Any], policy: Policy) -> RewardResult:
-    golds = [gold_text(one, policy) for one in _accepted(ground_truth(x, key))]
+    golds = [_gold_of(str(one), policy) for one in _accepted(ground_truth(x, key))]
     answer, reason = find_answer(x.response, place=policy.place, thought=policy.thought)
     detail: dict[str, Any] = {"gold": golds[0][:MOST_SHOWN], "answer": None if answer is None else answer[:MOST_SHOWN]}
     is_right = False
@@ -557,9 +557,9 @@ def _graded(x: RewardInput, *, key: str | None, parts: Mapping[str, Any], policy
         mixed = policy.mixed == "mixed"
         detail["gold_value"] = shown(read(detail["gold"], mixed=mixed))
         detail["answer_value"] = shown(read(answer, mixed=mixed))
-    verdict = "right" if is_right else "wrong" if answer is not None else "no answer"
-    detail |= {"verdict": verdict, "reason": reason}
-    note = "" if is_right else f"{verdict}: {reason}"
+    grade = "right" if is_right else "wrong" if answer is not None else "no answer"
+    detail |= {"verdict": grade, "reason": reason}
+    note = "" if is_right else f"{grade}: {reason}"
     return RewardResult({"accuracy": float(is_right), **response_parts(x, **parts)}, note, detail)
 
 
@@ -570,16 +570,12 @@ def _accepted(truth: Any) -> list[Any]:
     return accepted
 
 
-def gold_text(truth: Any, policy: Policy) -> str:
-    r"""Return the gold answer: the last box of a solution, what follows `####`, else the whole text.
+@lru_cache(maxsize=8192)
+def _gold_of(text: str, policy: Policy) -> str:
+    """Return the gold answer: the last box of a solution, what follows `####`, else the whole text.
 
     Raises: RewardError for a truth that is empty, too long without a box, or too large to compute.
     """
-    return _gold_of(str(truth), policy)
-
-
-@lru_cache(maxsize=8192)
-def _gold_of(text: str, policy: Policy) -> str:
     if BOX.search(text):
         gold, problem = last_box(text)
     else:
@@ -635,7 +631,7 @@ def _shown_item(item: Item, computed: bool) -> str:
     if item.number is not None:
         text = text if item.number.step is not None else str(item.number.value)
     elif computed:
-        with suppress(UnreadableError, OverflowError):  # the verdict's reason says why there is no value
+        with suppress(UnreadableError, OverflowError):  # the reason says why there is no value
             real, imaginary = constant(item.text)
             text = text if imaginary else f"{text} = {float(real):.12g}"
     unit = f" {item.unit.name}" if item.unit is not None else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vlmrl.errors import RewardError, unknown
-from vlmrl.rewards.base import RewardSpec, WorkerFunction, in_this_process
+from vlmrl.rewards.base import RewardSpec, WorkerFunction
 from vlmrl.rewards.math.latex import PLACES
 from vlmrl.rewards.text_parsing import format_weights
 from vlmrl.rewards.text_rewards import RANGES, check_lengths, check_min_tokens, check_script
@@ -75,7 +75,7 @@ def checked_policy(args: dict[str, Any]) -> Policy:
             raise unknown(name, str(args[name]), values, error=RewardError)
     decimals = args.get("decimals", 3)
     if type(decimals) is not int or not 0 <= decimals <= MOST_DIGITS:
-        raise RewardError(f"decimals = {decimals!r} is no number of digits from 0 to {MOST_DIGITS}")
+        raise RewardError(f"decimals = {decimals!r} is not a number of digits from 0 to {MOST_DIGITS}")
     return Policy(**{field.name: args[field.name] for field in fields(Policy) if field.name in args})
 
 
@@ -184,14 +184,6 @@ def in_worker(
     Args:
         lost: parts of a response that hangs its worker twice; the others are 0.
     """
+    on_timeout = {part: 0.0 for part in ranges if part not in lost} | lost
     worker = WorkerFunction(name, module, "make_grader", args)
-    return RewardSpec(
-        name,
-        in_this_process(worker),
-        ranges,
-        weights,
-        accuracy="accuracy",
-        on_timeout={part: 0.0 for part in ranges if part not in lost} | lost,
-        worker=worker,
-        timeout_seconds=SECONDS,
-    )
+    return worker.reward(ranges, weights, seconds=SECONDS, accuracy="accuracy", on_timeout=on_timeout)

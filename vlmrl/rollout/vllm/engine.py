@@ -184,6 +184,8 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for the command's own result
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    # FlashInfer's sampler returns no log-probs, so it would only be compiled and never used.
+    "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0"),
 }
 SETTINGS_IN_PARTS = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers inherit no state of this process

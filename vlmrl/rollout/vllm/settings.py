@@ -125,8 +125,9 @@ def main() -> None:
     """Import vLLM with its compiled part, and print the models that it supports."""
     import vllm  # pyright: ignore[reportMissingImports]
 
-    if importlib.util.find_spec("vllm._C") is not None:
-        importlib.import_module("vllm._C")
+    for compiled in ("vllm._C", "vllm._C_stable_libtorch"):  # the builds for CPUs and for GPUs
+        if importlib.util.find_spec(compiled) is not None:
+            importlib.import_module(compiled)
     known = vllm.ModelRegistry.get_supported_archs()  # pyright: ignore[reportAttributeAccessIssue]
     print(json.dumps({"architectures": sorted(known)}), flush=True)
 

@@ -131,7 +131,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
     """
     (length,) = struct.unpack("<Q", _exactly(source, 8))
     if length > MAX_HEADER_BYTES:
-        raise EngineError("the bytes received over the engine's connection are no message")
+        raise EngineError("the bytes received over the engine's connection are not a message")
     header = json.loads(_exactly(source, length))
     return header, [_exactly(source, n) for n in header.pop("blobs")]
 
@@ -273,8 +273,9 @@ def unpack_samples(packed: Sequence[Sequence[Sequence[Any]]]) -> list[list[Sampl
     ]
 
 
-MAX_HANDLE_BYTES = 4096
-"""Maximum size of each of CUDA's opaque values. Handles have 64 bytes; those of expandable segments have more."""
+MAX_HANDLE_BYTES = 1 << 16
+"""Maximum size of each of CUDA's opaque values. Handles have 64 bytes; those of expandable segments have up to 64 for
+each segment of 20 MiB."""
 NUMBERS = ("size_bytes", "offset_bytes", "counter_offset", "offset")
 OPAQUE = ("handle", "counter", "event")
 
@@ -338,9 +339,9 @@ def checked(handle: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
             and type(handle["event_sync"]) is bool
         )
     except (KeyError, TypeError, binascii.Error) as error:
-        raise EngineError(f"a message is no handle of GPU memory: {error!r}") from error
+        raise EngineError(f"a message is not a handle of GPU memory: {error!r}") from error
     if not valid:
-        raise EngineError("a message is no handle of GPU memory: a field has a wrong type or size")
+        raise EngineError("a message is not a handle of GPU memory: a field has a wrong type or size")
     return {**handle, **opaque}
 
 

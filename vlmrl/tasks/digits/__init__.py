@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlmrl.data.dataset_writer import refuse_other
+from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.image_scan import MemoryFiles
 from vlmrl.data.images import encode_png, probe_image
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
-from vlmrl.tasks.dataset_assembly import Prepared
-from vlmrl.tasks.pairs.prep import PairPlan, prepare_pairs
+from vlmrl.tasks.dataset_assembly import Limits, Prepared
+from vlmrl.tasks.pairs.prep import PairPlan, fill_pairs
 from vlmrl.tasks.pairs.task import pair_task
 from vlmrl.tasks.prep_options import Option, PrepCommand
 
@@ -118,7 +118,8 @@ def prepare_digits(
         },
     )
     task = digits_task({"name": "digits", "levels": LEVELS})
-    return prepare_pairs(out, plan, task, images, MemoryFiles(files), force=force)
+    with building(out) as build:
+        return fill_pairs(build, plan, task, images, MemoryFiles(files), force=force, limits=Limits(workers=1))
 
 
 PREP = PrepCommand(

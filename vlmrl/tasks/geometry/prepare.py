@@ -37,8 +37,7 @@ from vlmrl.tasks.dataset_assembly import (
     is_few,
     leave_out,
 )
-from vlmrl.tasks.geometry.drawn import collection as drawn_problems
-from vlmrl.tasks.geometry.drawn import collection as written
+from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
 from vlmrl.tasks.geometry.task import Collection, geometry_task
 from vlmrl.tasks.prep_options import TableRequest
@@ -330,16 +329,12 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
         )
     rows = first_bad([(one["origin"], one["reason"]) for one in bad])
     message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
-    hint = f"mend the rows, or {leave_out(len(bad), total)}"
+    hint = f"fix the rows, or {leave_out(len(bad), total)}"
     if 2 * len(bad) > total:
-        hint = (
-            "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
-            " folder (else --images-root)?"
-        )
-    raise DataError(
-        f"{message if survey.rows else f'all {total:,} rows are wrong'}; nothing was written:{rows}",
-        hint=hint,
-    )
+        hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
+        hint += " folder (else --images-root)?"
+    finding = message if survey.rows else f"all {total:,} rows are wrong"
+    raise DataError(f"{finding}; nothing was written:{rows}", hint=hint)
 
 
 def prepare_collection(
@@ -404,19 +399,19 @@ def _prepare_drawn(
 ) -> Prepared:
     name, out = request.place(collection.name)
     counts, figures = request.drawn(), collection.figures
-    known = drawn_problems.TOPICS if figures else written.WRITTEN_TOPICS
-    topics = tuple(topics) or (drawn_problems.USUAL_TOPICS if figures else written.USUAL_WRITTEN_TOPICS)
+    known = drawn.TOPICS if figures else drawn.WRITTEN_TOPICS
+    topics = tuple(topics) or (drawn.USUAL_TOPICS if figures else drawn.USUAL_WRITTEN_TOPICS)
     for topic in topics:
         if topic not in known:
             raise unknown("topic", topic, known, error=DataError)
     args = {**request.args(), "topics": list(topics), **({"width": width} if figures else {}), **limits.args}
     refuse_other(out, args, force=force)
     if figures:
-        problems = drawn_problems.draw_problems(
+        problems = drawn.draw_problems(
             counts, seed=request.seed, values=collection.values, topics=topics, width=width, progress=limits.progress
         )
     else:
-        problems = written.write_problems(counts, seed=request.seed, topics=topics)
+        problems = drawn.write_problems(counts, seed=request.seed, topics=topics)
     planned, images, files = made_rows(collection, problems)
     fields = partial(made_fields, name)
     assembly = Assembly(images, list(files), FileReader(MemoryFiles(files)), planned, fields, row_schema())

@@ -21,8 +21,8 @@ from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.services.judge import JudgeService
 from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import read_settings
-from vlmrl.services.rubric import Rubric, Verdict, load_rubric, read_rubric
-from vlmrl.store.layout import VERDICTS, runs_root
+from vlmrl.services.rubric import Judgement, Rubric, load_rubric, read_rubric
+from vlmrl.store.layout import JUDGE_FILE, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob
 from vlmrl.svg.parse import SvgLimits, SvgRefused, find_svg
 from vlmrl.svg.renderer import SvgRenderer
@@ -31,7 +31,7 @@ from vlmrl.types import RewardInput, RewardResult
 from vlmrl.untrusted import plural
 
 OFFLINE = "VLMRL_JUDGE_OFFLINE"
-"""Environment variable; 1 = verdicts come from the cache alone, and nothing is sent."""
+"""Environment variable; 1 = judgements come from the cache alone, and nothing is sent."""
 DRAWERS, LIMITS = 2, SvgLimits(cpu_seconds=30.0)
 COUNTS = {
     "judge/calls": "calls",
@@ -62,7 +62,7 @@ def open_judged(
     An outage is reported at once: the scorer waits or masks, as `[reward] outage` and `[judge] outage` say.
 
     Args:
-        place: folder of the run. Verdicts are kept there; those of the runs folder are read, too.
+        place: folder of the run. Judgements are kept there; those of the runs folder are read, too.
     """
     settings = read_settings(judge)
     if settings.outage == "wait":
@@ -73,16 +73,11 @@ def open_judged(
         rubric=load_rubric(rubric) if isinstance(rubric, str) else read_rubric(rubric, "rubric"),
         base_dir=Path() if settings.cache else folder,
         account=place.account,
-        offline=is_offline(),
-        also=[] if settings.cache or place.folder is None else [folder.parent / VERDICTS],
+        offline=os.environ.get(OFFLINE, "") == "1",
+        also=[] if settings.cache or place.folder is None else [folder.parent / JUDGE_FILE],
         notify=_say,
     )
     return JudgedService(service, render=render, key=key)
-
-
-def is_offline() -> bool:
-    """Return whether verdicts come from files alone."""
-    return os.environ.get(OFFLINE, "") == "1"
 
 
 class JudgedService:
@@ -162,12 +157,12 @@ class JudgedService:
             sent = []
             for x, drawing, future in zip(inputs, drawings, futures, strict=True):
                 if isinstance(drawing, SvgRefused):
-                    settle(future, self._refused(drawing))
+                    complete(future, self._refused(drawing))
                     continue
                 try:
                     sent.append((self._request(x, drawing), drawing, future))
                 except RewardError as error:
-                    settle(future, error)
+                    complete(future, error)
             for answer, (_, drawing, future) in zip(
                 self._judge.submit([request for request, *_ in sent]), sent, strict=True
             ):
@@ -175,7 +170,7 @@ class JudgedService:
         except BaseException as error:
             for future in futures:
                 if not future.done():
-                    settle(future, error)
+                    complete(future, error)
 
     def _drawn(self, inputs: Sequence[RewardInput]) -> list[Drawing | SvgRefused | None]:
         """Return the drawing of each response, or why there is none; None where none is wanted."""
@@ -206,21 +201,21 @@ class JudgedService:
         detail = {"refused": error.kind, "reason": error.reason}
         return RewardResult(parts, f"not drawn: {error.reason}", detail)
 
-    def _take(self, answer: Future[Verdict], drawing: Drawing | None, future: Future[RewardResult]) -> None:
-        error = answer.exception() if not answer.cancelled() else RewardError("the request was given up")
+    def _take(self, answer: Future[Judgement], drawing: Drawing | None, future: Future[RewardResult]) -> None:
+        error = answer.exception() if not answer.cancelled() else RewardError("the request was cancelled")
         if error is not None:
-            settle(future, error)
+            complete(future, error)
             return
-        verdict = answer.result()
+        judgement = answer.result()
         rendered = {RENDER: 1.0} if drawing is not None else {}
-        detail: dict[str, Any] = {"reason": excerpt(verdict.reason, MOST_REASON)}
+        detail: dict[str, Any] = {"reason": excerpt(judgement.reason, MOST_REASON)}
         artifacts: dict[str, Any] = {}
         if drawing is not None:
             detail["digest"] = drawing.digest[:16]
             picture = Image.fromarray(drawing.pixels)
             artifacts["render"] = picture.resize(_within(picture.size, MOST_ARTIFACT_PIXELS))
-        note = "the judge was down, which scores 0" if verdict.is_outage else ""
-        settle(future, RewardResult({**rendered, **verdict.scores}, note, detail, artifacts))
+        note = "the judge was down, which scores 0" if judgement.is_outage else ""
+        complete(future, RewardResult({**rendered, **judgement.scores}, note, detail, artifacts))
 
 
 def summary_of(counts: Mapping[str, float]) -> str:
@@ -229,9 +224,9 @@ def summary_of(counts: Mapping[str, float]) -> str:
     failed = int(counts.get("judge/unavailable", 0))
     if not calls + cached + shared + failed:
         return ""
-    words = [f"{calls:,} call{plural(calls)}", f"{cached:,} verdict{plural(cached)} from the cache"]
+    words = [f"{calls:,} call{plural(calls)}", f"{cached:,} judgement{plural(cached)} from the cache"]
     words += [f"{shared:,} shared with an equal picture"] if shared else []
-    words += [f"{failed:,} without a verdict"] if failed else []
+    words += [f"{failed:,} without a judgement"] if failed else []
     unpriced = int(counts.get(UNPRICED, 0))
     beside = f" without {unpriced:,} calls that have no prices" if unpriced else ""
     words.append(f"cost {counts[COST]:.4f}{beside}" if COST in counts else "no prices set")
@@ -241,7 +236,7 @@ def summary_of(counts: Mapping[str, float]) -> str:
     return f"judge: {', '.join(words)}"
 
 
-def settle(future: Future[RewardResult], outcome: RewardResult | BaseException) -> None:
+def complete(future: Future[RewardResult], outcome: RewardResult | BaseException) -> None:
     """Give a future its result or its error, unless it was cancelled."""
     if future.cancelled() or not future.set_running_or_notify_cancel():
         return
@@ -253,7 +248,7 @@ def settle(future: Future[RewardResult], outcome: RewardResult | BaseException) 
 
 def _true_image(x: RewardInput) -> Image.Image:
     if not x.images:
-        raise RewardError("the judge compares with the prompt's first image, and the prompt has none")
+        raise RewardError("the judge compares with the first image of the prompt, but the prompt has no image")
     return x.images[0]
 
 

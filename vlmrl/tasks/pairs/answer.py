@@ -8,7 +8,6 @@ the names. Any string is accepted, and the time is linear in the length of the t
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -166,34 +165,24 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:27] + "...")
 
 
-Form = Literal["answer", "names", "verdicts", "labels", "named_labels"]
-"""Form of a response inside think.
-
-answer: reasoning without tags. names: two names per level. verdicts: Same, Different or Uncertain per level. labels:
-two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
-"""
+Kind = Literal["answer", "names", "agreements", "labels", "named_labels"]
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Field:
-    """Truth field: two names, image 1 first.
+class FormField:
+    """Truth field that an answer states.
 
     Args:
-        name: its name in the truth.
-        tag: its tag in responses, `<tag>a; b</tag>`.
-        labels: the closed vocabulary, as spelled in the truth; empty = any name.
-        level: whether it is a level of the hierarchy: two different names mean two different classes.
-        aliases: other spelling -> label; differences in case, `-`, `_` and blanks need no alias.
-        fixed: whether it never changes for an individual: two different labels mean two different individuals.
+        tag: name of its tag in answers.
+        labels: the names that it may hold; () = any name.
+        level: whether the field is a level of the hierarchy.
     """
 
     name: str
     tag: str
     labels: tuple[str, ...] = ()
     level: bool = True
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,16 +190,16 @@ class AnswerForm:
     """Form `<think>...</think><answer>P</answer>` with one tag per field inside think.
 
     Args:
-        kind: form of a tag's text.
+        kind: form of a tag's text; see `Form` in taxonrl/domain.py.
         fields: the fields in the order of their tags.
     """
 
-    kind: Form
-    fields: tuple[Field, ...]
+    kind: Kind
+    fields: tuple[FormField, ...]
 
-    def stated(self, names: Mapping[str, Pair | None]) -> list[tuple[Field, Pair]]:
+    def stated(self, names: Mapping[str, Pair | None]) -> list[tuple[FormField, Pair]]:
         """Return the fields that an answer states, with their names: the known ones, down to the first that differs."""
-        fields: list[tuple[Field, Pair]] = []
+        fields: list[tuple[FormField, Pair]] = []
         for field in self.fields:
             pair = names.get(field.name)
             if pair is None:
@@ -222,7 +211,7 @@ class AnswerForm:
 
     def value(self, pair: Pair) -> str:
         """Return the text of the tag that states these two names."""
-        if self.kind == "verdicts":
+        if self.kind == "agreements":
             return "Same" if pair[0] == pair[1] else "Different"
         return f"Image1={pair[0]}; Image2={pair[1]}" if self.kind == "named_labels" else f"{pair[0]}; {pair[1]}"
 
@@ -258,13 +247,13 @@ class AnswerForm:
             names[field.name] = (free[0], free[1]) if same else (free[0], free[0])
         return names
 
-    def _made_up(self, field: Field) -> Pair:
+    def _made_up(self, field: FormField) -> Pair:
         return (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
 
 
 def form_of(levels: Sequence[str]) -> AnswerForm:
     """Return the form of answers with two names per level. Without levels, the form has no tags inside think."""
-    return AnswerForm("names" if levels else "answer", tuple(Field(name, name) for name in levels))
+    return AnswerForm("names" if levels else "answer", tuple(FormField(name, name) for name in levels))
 
 
 def four(p: float | str) -> str:

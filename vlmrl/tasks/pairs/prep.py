@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.data.dataset_writer import Build, building, refuse_other
-from vlmrl.data.doctor import RowFacts, Verdict
-from vlmrl.data.image_folders import Labelled, collection_state, read_labelled
+from vlmrl.data.doctor import RowFacts
+from vlmrl.data.image_folders import collection_state, read_labelled
 from vlmrl.data.image_scan import FileReader, Files, examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
@@ -36,10 +36,6 @@ class PairPlan:
     """Plan of a pair dataset.
 
     Args:
-        name: name of the dataset.
-        levels: names of the hierarchy's levels, coarse to fine.
-        num_pairs: split -> number of pairs.
-        seed: seed of splits and pairs.
         unseen_classes: number of whole classes that only the test split has.
         distance_shares: distance -> relative share of the different pairs; None = equal.
         args: the arguments of the command, for dataset.json.
@@ -51,7 +47,6 @@ class PairPlan:
         schema: Arrow schema of the rows; None = derived from the first rows.
         truth_fields: the truth fields that are known, for dataset.json; used if not all fields are known.
         individuals: whether the last label is the name of an individual; it is then stored in a column of its own.
-        group, notes: for the data doctor (see `DatasetFacts` in data/doctor.py).
     """
 
     name: str
@@ -69,37 +64,9 @@ class PairPlan:
     schema: Any = None
     individuals: bool = False
     truth_fields: Sequence[str] | None = None
-    group: str = ""
-    notes: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
 
     def truth(self, pair: Pair) -> dict[str, Any]:
         return self.truth_of(pair) if self.truth_of else level_truth(self.levels, pair)
-
-
-def prepare_pairs(
-    out: Path,
-    plan: PairPlan,
-    task: Task,
-    images: Sequence[LabelledImage],
-    files: Files,
-    *,
-    dropped: Sequence[Mapping[str, Any]] = (),
-    force: bool = False,
-) -> Prepared:
-    """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write the folder.
-
-    Args:
-        out: the dataset folder.
-        plan: plan of the dataset.
-        task: task with the prompt and the truth schema.
-        images: the labelled collection; sound images only.
-        files: reader of an image's file by its origin.
-        dropped: files that the reader of the collection has left out, each {"origin", "reason"}.
-        force: whether another dataset at `out` is replaced.
-    Raises: DataError when there are too few images or another dataset is at `out`.
-    """
-    with building(out) as build:
-        return fill_pairs(build, plan, task, images, files, dropped=dropped, force=force, limits=Limits(workers=1))
 
 
 def fill_pairs(
@@ -111,12 +78,21 @@ def fill_pairs(
     *,
     dropped: Sequence[Mapping[str, Any]] = (),
     force: bool = False,
-    limits: Limits | None = None,
+    limits: Limits,
 ) -> Prepared:
-    """Write pairs as `prepare_pairs` does, into a folder that is being built."""
+    """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write them.
+
+    Args:
+        images: the labelled collection; sound images only.
+        files: reader of an image's file by its origin.
+        dropped: files that the reader of the collection has left out, each {"origin", "reason"}.
+    Raises: DataError when there are too few images or another dataset is at the target of the build.
+    """
     unique, repeats = drop_repeats(images)
     if not unique:
-        raise DataError(f"no usable image in {plan.source.get('name')}", hint=_first_reason(dropped))
+        first = dropped[0] if dropped else {}
+        hint = f"the first of {len(dropped)} dropped files: {first['origin']}: {first['reason']}" if first else None
+        raise DataError(f"no usable image in {plan.source.get('name')}", hint=hint)
     splits = deal_images(unique, plan)
     pairs: dict[str, list[Pair]] = {}
     extra: dict[str, dict[str, Any]] = {}
@@ -131,7 +107,7 @@ def fill_pairs(
         "unseen_classes": ["/".join(labels) for labels in splits.unseen],
     }
     lost = [*dropped, *repeats]
-    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, force=force, limits=limits or Limits())
+    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, force=force, limits=limits)
 
 
 def write_pairs(
@@ -185,8 +161,7 @@ def write_pairs(
         fields=partial(_fields, plan, unseen),
         schema=plan.schema,
         dropped=lost,
-        group=plan.group or plan.levels[-1],
-        notes=dict(plan.notes),
+        group=plan.levels[-1],
     )
     splits = {split: {**count_pairs(members), **info["splits"].get(split, {})} for split, members in rows.items()}
     whole = {
@@ -207,7 +182,7 @@ def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
     given: dict[str, list[LabelledImage]] = {}
     for image in images:
         given.setdefault(plan.split_of.get(image.origin, ""), []).append(image)
-    deal = partial(split_classes) if plan.whole_classes else partial(split_images, unseen_classes=plan.unseen_classes)
+    deal = split_classes if plan.whole_classes else partial(split_images, unseen_classes=plan.unseen_classes)
     if set(given) <= {""}:
         _refuse_few_classes(images, plan)
         return deal(images, plan.split_shares, seed=plan.seed)
@@ -235,14 +210,6 @@ def _refuse_few_classes(images: Sequence[LabelledImage], plan: PairPlan) -> None
             f"{count} {plan.levels[-1]}s with two images or more, and {' and '.join(splits)} need two of them each",
             hint=hint,
         )
-
-
-def _first_reason(dropped: Sequence[Mapping[str, Any]]) -> str | None:
-    return (
-        f"the first of {len(dropped)} dropped files: {dropped[0]['origin']}: {dropped[0]['reason']}"
-        if dropped
-        else None
-    )
 
 
 def _pairs_of_split(
@@ -328,9 +295,6 @@ def prepare_folder(
         levels: names of the levels, coarse to fine.
         name: name of the dataset; default: the source's name without its ending.
         out: the dataset folder; default: `data/<name>`.
-        num_pairs: split -> number of pairs.
-        unseen_classes: number of whole classes that only the test split has.
-        distance_shares: distance -> relative share of the different pairs; None = equal.
     Raises: DataError for a source, level or name that cannot be used, or too few images.
     """
     check_levels(levels)
@@ -348,37 +312,10 @@ def prepare_folder(
     task = pair_task({"name": name, "levels": list(levels)})
     with building(target, key=[name, args, collection_state(source)]) as build:
         read = read_labelled(source, levels, build.work, workers=limits.workers, progress=limits.progress)
-        plan = _plan(read, name, levels, num_pairs, seed, args, unseen_classes, distance_shares)
+        plan = PairPlan(name, levels, num_pairs, seed, args, read.about, unseen_classes, distance_shares)
         return fill_pairs(
             build, plan, task, read.images, read.collection, dropped=read.dropped, force=force, limits=limits
         )
-
-
-def _plan(
-    read: Labelled,
-    name: str,
-    levels: Sequence[str],
-    num_pairs: Mapping[str, int],
-    seed: int,
-    args: Mapping[str, Any],
-    unseen_classes: int,
-    distance_shares: Mapping[int, float] | None,
-) -> PairPlan:
-    return PairPlan(
-        name=name,
-        levels=levels,
-        num_pairs=num_pairs,
-        seed=seed,
-        args=args,
-        source={
-            "name": read.name,
-            "images": len(read.images),
-            "ignored_files": read.ignored,
-            "fingerprint": read.fingerprint,
-        },
-        unseen_classes=unseen_classes,
-        distance_shares=distance_shares,
-    )
 
 
 def parse_shares(text: str | None) -> dict[int, float] | None:
@@ -389,8 +326,7 @@ def parse_shares(text: str | None) -> dict[int, float] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]+)\s*=\s*([0-9]*\.?[0-9]+)\s*", part)
         if match is None or int(match.group(1)) in shares:
-            raise DataError(
-                f"--distance-shares {text!r} is not of the form 1=0.5,2=0.5", hint="distance=share, comma between"
-            )
+            message = f"--distance-shares {text!r} is not of the form 1=0.5,2=0.5"
+            raise DataError(message, hint="distance=share, comma between")
         shares[int(match.group(1))] = float(match.group(2))
     return shares

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Play, Stage, says, void_attacks
-from vlmrl.tasks.pairs.answer import AnswerForm, Field, Pair, four
+from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Probe, ProbeRows, says, void_attacks
+from vlmrl.tasks.pairs.answer import AnswerForm, FormField, Pair, four
 from vlmrl.types import RewardInput
 
 
@@ -131,13 +131,20 @@ def _answer_attacks(form: AnswerForm) -> list[Attack]:
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
-    """Return attacks on the tags with names, verdicts or labels."""
+    """Return attacks on the tags with names, agreements or labels."""
 
     def tags(x: RewardInput) -> str:
         return form.tags(form.names_of(x))
 
     def false_tags(x: RewardInput) -> str:
         return form.tags(form.others(x, rows))
+
+    def twice(x: RewardInput) -> str:
+        stated = ((f.tag, form.value(pair)) for f, pair in form.stated(form.names_of(x)))
+        return "".join(f"<{tag}>{value}; {value}</{tag}>" for tag, value in stated)
+
+    def contradicting(x: RewardInput) -> str | None:
+        return form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None
 
     def around(inside: Make, after: Make = lambda x: "") -> Make:
         return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
@@ -160,16 +167,7 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
             "broken",
             around(lambda x: _surplus(form, x, rows)),
         ),
-        Attack(
-            "names repeated",
-            "right names, each twice in its tag",
-            "broken",
-            around(
-                lambda x: "".join(
-                    f"<{f.tag}>{form.value(p)}; {form.value(p)}</{f.tag}>" for f, p in form.stated(form.names_of(x))
-                )
-            ),
-        ),
+        Attack("names repeated", "right names, each twice in its tag", "broken", around(twice)),
         Attack("tags crossed", "each tag closed by another's end", "broken", around(lambda x: _crossed(form, x))),
         Attack(
             "prompt and answer",
@@ -179,58 +177,34 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
         ),
     ]
     if any(f.level for f in form.fields):
-        attacks.append(
-            Attack(
-                "contradiction",
-                "names that differ, and the answer that they are the same",
-                "guess",
-                lambda x: form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None,
-            )
-        )
+        idea = "names that differ, and the answer that they are the same"
+        attacks.append(Attack("contradiction", idea, "guess", contradicting))
     if form.kind in ("labels", "named_labels"):
-        attacks.append(
-            Attack(
-                "every label",
-                "all labels in both places",
-                "guess",
-                around(
-                    lambda x: "".join(
-                        f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>" for f in form.fields
-                    )
-                ),
-            )
-        )
-        attacks.append(
-            Attack(
-                "labels denied", "not one but the other, both ways", "broken", around(lambda x: _denied(form, x, rows))
-            )
-        )
+        every = "".join(f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>" for f in form.fields)
+        denied = around(lambda x: _denied(form, x, rows))
+        attacks.append(Attack("every label", "all labels in both places", "guess", around(says(every))))
+        attacks.append(Attack("labels denied", "not one but the other, both ways", "broken", denied))
     return attacks
 
 
 def _guesses() -> list[Attack]:
     """Return guesses that use no knowledge and break the form: missing answers, constants and hedges."""
-    attacks = [
-        Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(f"<think></think><answer>{p}</answer>"))
-        for p in ("0.0000", "0.5000", "1.0000")
-    ]
-    attacks.append(
-        Attack(
-            "hedge at length",
-            "0.5 after a long thought",
-            "guess",
-            says(f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"),
-        )
-    )
-    attacks.append(
+    each = "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))
+    alone = "<think></think><answer>{}</answer>"
+    at_length = f"<think>{'so ' * (LONG // 3)}</think><answer>0.5000</answer>"
+    return [
+        *(
+            Attack(f"only {p}", f"nothing but {p} in an answer tag", "guess", says(alone.format(p)))
+            for p in ("0.0000", "0.5000", "1.0000")
+        ),
+        Attack("hedge at length", "0.5 after a long thought", "guess", says(at_length)),
         Attack(
             "many answers",
             "every probability from 0 to 1, each in an answer",
             "guess",
-            says(f"<think>{THOUGHT}</think>" + "".join(f"<answer>{i / 20:.4f}</answer>" for i in range(21))),
-        )
-    )
-    return attacks
+            says(f"<think>{THOUGHT}</think>{each}"),
+        ),
+    ]
 
 
 def _fair(form: AnswerForm) -> list[Attack]:
@@ -242,6 +216,10 @@ def _fair(form: AnswerForm) -> list[Attack]:
             return form.write(names, confident(x))
 
         return make
+
+    def with_ranks(x: RewardInput) -> str:
+        stated = form.stated(form.names_of(x))
+        return form.write({f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}") for f, p in stated}, confident(x))
 
     attacks = [
         Attack(
@@ -258,26 +236,13 @@ def _fair(form: AnswerForm) -> list[Attack]:
         ]
     if form.kind == "names":
         attacks += [
-            Attack(
-                "rank words",
-                "`order Boletales` for `Boletales`",
-                "fair",
-                lambda x: form.write(
-                    {f.name: (f"{f.name} {p[0]}", f"{f.name} {p[1]}") for f, p in form.stated(form.names_of(x))},
-                    confident(x),
-                ),
-            ),
+            Attack("rank words", "`order Boletales` for `Boletales`", "fair", with_ranks),
             Attack("full stops", "a full stop after each name", "fair", spelt(lambda name: f"{name}.")),
         ]
     if form.kind == "labels":
-        attacks.append(
-            Attack(
-                "hyphens",
-                "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`",
-                "fair",
-                spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split())),
-            )
-        )
+        idea = "`Sub-Adult` for `SubAdult`, `Adult-female` for `Adult female`"
+        hyphens = spelt(lambda name: "-".join(name.replace("SubAdult", "Sub Adult").split()))
+        attacks.append(Attack("hyphens", idea, "fair", hyphens))
     return attacks
 
 
@@ -327,26 +292,19 @@ def _arabic(text: str) -> str:
     return text.translate({ord("0") + i: 0x660 + i for i in range(10)})
 
 
-def _no_answer(x: RewardInput) -> Mapping[str, Any]:
-    return {**x.truth, "same": "maybe", "ground_truth": "maybe"}
-
-
-def _composite(x: RewardInput) -> Mapping[str, Any]:
-    return {"ground_truth": "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"}
-
-
-def _number(x: RewardInput) -> Mapping[str, Any]:
-    return {"ground_truth": "0.5"}
+COMPOSITE = "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"
 
 
 def broken_truths(x: RewardInput) -> dict[str, Callable[[RewardInput], Mapping[str, Any]]]:
     """Return name -> function that changes a row's truth into one that no reward should score."""
     raw = x.truth.get("ground_truth")
-    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {"an answer that is no answer": _no_answer}
+    makers: dict[str, Callable[[RewardInput], Mapping[str, Any]]] = {
+        "an answer without content": lambda x: {**x.truth, "same": "maybe", "ground_truth": "maybe"}
+    }
     if raw is None or isinstance(raw, (int, float)) or (isinstance(raw, str) and ";" not in raw):
-        makers["a composite where a number is wanted"] = _composite
+        makers["a composite where a number is wanted"] = lambda x: {"ground_truth": COMPOSITE}
     else:
-        makers["a number where a composite is wanted"] = _number
+        makers["a number where a composite is wanted"] = lambda x: {"ground_truth": "0.5"}
     return makers
 
 
@@ -359,7 +317,7 @@ def name_misses(form: AnswerForm) -> list[Attack]:
     if form.kind not in ("names", "labels", "named_labels"):
         return []
 
-    def miss(name: str, idea: str, change: Callable[[Field, Pair], Pair]) -> Attack:
+    def miss(name: str, idea: str, change: Callable[[FormField, Pair], Pair]) -> Attack:
         def make(x: RewardInput) -> str | None:
             true = form.names_of(x)
             said = {f.name: change(f, pair) for f, pair in form.stated(true)}
@@ -367,7 +325,7 @@ def name_misses(form: AnswerForm) -> list[Attack]:
 
         return Attack(name, idea, "miss", make)
 
-    def each(change: Callable[[str], str]) -> Callable[[Field, Pair], Pair]:
+    def each(change: Callable[[str], str]) -> Callable[[FormField, Pair], Pair]:
         return lambda field, pair: (change(pair[0]), change(pair[1]))
 
     return [
@@ -385,16 +343,16 @@ def name_misses(form: AnswerForm) -> list[Attack]:
     ]
 
 
-def _false(field: Field, pair: Pair) -> Pair:
+def _false(field: FormField, pair: Pair) -> Pair:
     """Return false names for a pair: the same false name twice if the true names are equal, else two different ones."""
     free = [*(label for label in field.labels if label not in pair), *FALSE]
     return (free[0], free[0]) if pair[0] == pair[1] else (free[0], free[1])
 
 
-def _among(form: str) -> Callable[[Field, Pair], Pair]:
+def _among(form: str) -> Callable[[FormField, Pair], Pair]:
     """Return a function that puts a false name beside each right name, as in `{} or {}`."""
 
-    def change(field: Field, pair: Pair) -> Pair:
+    def change(field: FormField, pair: Pair) -> Pair:
         false = _false(field, pair)
         return form.format(pair[0], false[0]), form.format(pair[1], false[1])
 
@@ -418,17 +376,17 @@ def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
     ]
 
 
-def player(form: AnswerForm) -> Callable[[Stage], Play]:
-    """Return a function for `RowKind.play`, for rows whose answers have this form."""
-    return partial(play_pairs, form)
+def pair_probe_of(form: AnswerForm) -> Callable[[ProbeRows], Probe]:
+    """Return a function for `RowKind.probe`, for rows whose answers have this form."""
+    return partial(pair_probe, form)
 
 
-def play_pairs(form: AnswerForm, stage: Stage) -> Play:
+def pair_probe(form: AnswerForm, rows_tried: ProbeRows) -> Probe:
     """Return the answers and tricks for pairs. If no tag has a weight, there are no tricks with false names.
 
     Such a reward does not score the names, so false names may earn as much as right ones.
     """
-    rows = stage.rows
+    rows = rows_tried.rows
     guess = form.commonest(rows)
     prior = sum(bool(x.truth.get("same")) for x in rows) / len(rows)
     thoughts = {"": dict.fromkeys(guess), **({" and the commonest names": guess} if form.fields else {})}
@@ -446,13 +404,13 @@ def play_pairs(form: AnswerForm, stage: Stage) -> Play:
         "fair",
         lambda x: form.write(form.others(x, rows), four(1 - float(confident(x)))),
     )
-    has_paid_tags = any(f.name not in stage.unpaid for f in form.fields)
+    has_paid_tags = any(f.name not in rows_tried.unpaid for f in form.fields)
     attacks = [
-        *pair_attacks(form, rows, stage.echo),
+        *pair_attacks(form, rows, rows_tried.echo),
         *(name_misses(form) if has_paid_tags else ()),
         *every_name(form, rows),
     ]
-    return Play(
+    return Probe(
         informed,
         wrong,
         guesses,

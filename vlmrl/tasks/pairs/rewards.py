@@ -264,7 +264,7 @@ def pair_labels(
     unknown = [label for label in aliases.values() if label not in vocabulary.names]
     if unknown:
         raise RewardError(
-            f"aliases name {unknown[0]!r}, which is no label", hint=f"known: {', '.join(vocabulary.names)}"
+            f"aliases name {unknown[0]!r}, which is not a label", hint=f"known: {', '.join(vocabulary.names)}"
         )
     field = tag.replace("-", "_") if field is None else field
     form = LabelForm(vocabulary, named, partial)
@@ -311,7 +311,7 @@ class LabelForm:
             names.append(self.vocabulary.find(label))
         if None in names:
             raise RewardError(
-                f"the truth of <{level}> is {[first, second]}, of which one is no label",
+                f"the truth of <{level}> is {[first, second]}, one of which is not a label",
                 hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
             )
         return Said(tuple(names), names[0] != names[1])
@@ -328,9 +328,7 @@ class LabelForm:
 REWARDS: Mapping[str, Builtin] = {
     "taxonomy": Builtin(taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy", version=1),
     "taxonomy_relations": Builtin(
-        taxonomy_relations,
-        "pairs: the same with Same, Different or Uncertain per level instead of names",
-        version=1,
+        taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names", version=1
     ),
     "pair_labels": Builtin(
         pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image", version=1

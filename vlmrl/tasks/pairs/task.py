@@ -20,12 +20,12 @@ from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import LEVEL_NAME
-from vlmrl.tasks.attack import Play, Stage
-from vlmrl.tasks.base import Outcome, Task, Verdict
+from vlmrl.tasks.attack import Probe, ProbeRows
+from vlmrl.tasks.base import GradedResponse, Outcome, Task
 from vlmrl.tasks.figure import Histogram, by_label
 from vlmrl.tasks.pairs.answer import form_of
 from vlmrl.tasks.pairs.draw import pair_distance
-from vlmrl.tasks.pairs.probe_responses import play_pairs
+from vlmrl.tasks.pairs.probe_responses import pair_probe
 from vlmrl.tasks.pairs.reward import PairReading, PairReward
 from vlmrl.tasks.pairs.rewards import REWARDS, LabelForm
 from vlmrl.tasks.truth_kinds import RowKind, Truth, TruthForm
@@ -60,15 +60,15 @@ def pair_labels_of(row: Row) -> RowLabels:
     return RowLabels(label, distance if isinstance(distance, int) else None, "individual" if shown else "", names)
 
 
-def play_by_levels(stage: Stage) -> Play:
+def probe_by_levels(rows_tried: ProbeRows) -> Probe:
     """Return the answers and tricks for pairs without a task; the levels are found from their truths."""
-    return play_pairs(form_of(level_names(stage.rows[0].truth)), stage)
+    return pair_probe(form_of(level_names(rows_tried.rows[0].truth)), rows_tried)
 
 
 PAIRS = RowKind(
     matches=is_pair,
     arguments=lambda truth: {"levels": level_names(truth)},
-    play=play_by_levels,
+    probe=probe_by_levels,
     is_right=side_of,
     labels=pair_labels_of,
     specificity=1,
@@ -77,7 +77,7 @@ PAIRS = RowKind(
 
 def kind_of_levels(levels: Sequence[str]) -> RowKind:
     """Return the kind of rows with these levels, coarse to fine."""
-    return replace(PAIRS, play=partial(play_pairs, form_of(levels)))
+    return replace(PAIRS, probe=partial(pair_probe, form_of(levels)))
 
 
 def truth_form(truth: Truth, columns: Sequence[str]) -> TruthForm:
@@ -181,14 +181,14 @@ def pair_outcome(reward: PairReward, scored_by: str | None = None) -> Callable[[
     return outcome
 
 
-def confidence_figures(verdicts: Sequence[Verdict]) -> list[Histogram]:
+def confidence_figures(responses: Sequence[GradedResponse]) -> list[Histogram]:
     """Return a histogram of the confidence with two groups: pairs of the same class, and pairs of different classes."""
     note = (
         "Bars up: pairs that are the same; down: pairs that differ. "
         "A model that hedges answers in the middle, one that knows at the ends."
     )
     texts = ("truly the same", "truly different")
-    return by_label((o for _, _, o in verdicts), texts, "probability that both are the same", note)
+    return by_label((o for _, _, o in responses), texts, "probability that both are the same", note)
 
 
 def _levels(judge: PairReward, stated: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float | None]:

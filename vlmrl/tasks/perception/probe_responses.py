@@ -10,7 +10,7 @@ from typing import Any
 from vlmrl.data.doctor import RowLabels
 from vlmrl.rewards.boxes.planes import Box, Plane, convert, iou, plane_of
 from vlmrl.rewards.boxes.writing import write_box
-from vlmrl.tasks.attack import Attack, Make, Play, Stage, says, void_attacks
+from vlmrl.tasks.attack import Attack, Make, Probe, ProbeRows, says, void_attacks
 from vlmrl.tasks.perception.answer import RIGHT, SURE, Detection, true_marks, write_answer
 from vlmrl.tasks.perception.reward import BOX_LIST
 from vlmrl.tasks.perception.rewards import RLLAVA_BOX
@@ -24,7 +24,7 @@ def box_kind(field: str, settings: BoxSettings) -> RowKind:
     """Return the kind of the rows whose truth has true boxes in this field, with tricks in the form of the settings."""
     return RowKind(
         partial(_has_boxes, field),
-        play=partial(play, field, settings),
+        probe=partial(box_probe, field, settings),
         labels=_labels,
         specificity=1,
         marks=partial(saved_marks, field),
@@ -165,7 +165,7 @@ class _Writer:
         return {**x.truth, self.field: changed}
 
 
-def play(field: str, settings: BoxSettings, stage: Stage) -> Play:
+def box_probe(field: str, settings: BoxSettings, tried: ProbeRows) -> Probe:
     """Return the answers and tricks for rows with one true box, or with all boxes of a category."""
     writer = _Writer(field, settings)
     is_list = field == BOXES
@@ -178,11 +178,11 @@ def play(field: str, settings: BoxSettings, stage: Stage) -> Play:
         none = Attack("always no object", "an empty list for every row", "guess", says(writer.form("[]")))
         guesses = [none, *guesses]
     tricks = [*_void_lists(writer), *_lists(writer)] if is_list else _single_boxes(writer)
-    return Play(
+    return Probe(
         Attack("honest", f"the true {boxes}", "fair", writer.right),
         Attack("honest, wrong", f"a small {sure}box elsewhere", "fair", lambda x: writer.stating(x, [writer.far(x)])),
         guesses,
-        [*void_attacks(stage.echo), Attack("a bracket", "one character that begins a tag", "void", says("<")), *tricks],
+        [*void_attacks(tried.echo), Attack("a bracket", "one character that begins a tag", "void", says("<")), *tricks],
         right_answer=lambda x: str(x.truth.get(field)),
         broken_truths={name: partial(writer.broken, change) for name, change in BROKEN.items()},
     )
@@ -276,12 +276,7 @@ def _lists(writer: _Writer) -> list[Attack]:
     return [
         Attack("a box without confidence", "a wrong box, confidence 0", "guess", unsure("0.00")),
         Attack("confidence below 0", "a wrong box, confidence -50", "guess", unsure("-50")),
-        Attack(
-            "many boxes",
-            "a grid of boxes over the image, confidence 0",
-            "guess",
-            partial(writer.guess, GRID, 0.0),
-        ),
+        Attack("many boxes", "a grid of boxes over the image, confidence 0", "guess", partial(writer.guess, GRID, 0.0)),
         Attack("line breaks", "the true boxes, one on each line", "fair", respelt(*lines)),
         Attack("single quotes", "the true boxes in single quotes", "fair", respelt(('"', "'"))),
         Attack("other keys", "the true boxes under the keys bbox_2d and confidence", "fair", respelt(*keys)),

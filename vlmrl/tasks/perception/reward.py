@@ -319,7 +319,7 @@ def read_count(response: str) -> tuple[int | None, str]:
     if number is None:
         return None, "the answer is not one number"
     if number != int(number) or not 0 <= number <= LARGEST_COUNT:
-        return None, f"the answer is no whole number from 0 to {LARGEST_COUNT:,}"
+        return None, f"the answer is not a whole number from 0 to {LARGEST_COUNT:,}"
     return int(number), ""
 
 

@@ -18,6 +18,7 @@ from vlmrl.errors import DataError, unknown
 from vlmrl.rewards.boxes.planes import Box, Plane, Point, Space, centre, plane_of
 from vlmrl.rewards.boxes.reading import MOST_CHARS, Order, check_order, only_box, read_boxes
 from vlmrl.rewards.text_parsing import tagged_text
+from vlmrl.tasks.base import NewRow
 from vlmrl.tasks.drawing import (
     COLOURS,
     GAP,
@@ -32,7 +33,6 @@ from vlmrl.tasks.drawing import (
     paint,
     plural_of,
 )
-from vlmrl.tasks.own_prep import NewRow
 from vlmrl.tasks.perception.answer import is_none
 from vlmrl.tasks.perception.reward import LARGEST_COUNT
 from vlmrl.tasks.perception.truth import (
@@ -253,7 +253,7 @@ def _read_counting_row(objects: bool, cells: Mapping[str, Any], size: Size) -> t
     if objects or "problem" not in cells:
         plain = f"How many {plain} are in the image?"
     elif "?" not in plain and "how many" not in plain.lower() and "count" not in plain.lower():
-        raise DataError(f"{show(plain, 60)} is no question; if the column names objects, give --objects")
+        raise DataError(f"{show(plain, 60)} is not a question; if the column names objects, give --objects")
     return {"answer": read_truth(cells.get("answer")), "asks": None}, {"problem": plain}
 
 

@@ -20,7 +20,7 @@ from vlmrl.rewards.boxes.planes import Box
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import AccumulatedMetrics, Measure, Outcome, Task, Verdict, require_prepared
+from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Measure, Outcome, Task, require_prepared
 from vlmrl.tasks.perception.answer import NAMES, RIGHT, SURE, Detection, Read, Settings, positions_as, read_answer
 from vlmrl.tasks.perception.probe_responses import box_kind, write_boxes
 from vlmrl.tasks.perception.reward import (
@@ -235,14 +235,14 @@ def measure_detection(settings: Settings, x: RewardInput, score: Score) -> Outco
     }
 
 
-def examine(settings: Settings, verdict: Verdict) -> Matched | None:
+def examine(settings: Settings, graded: GradedResponse) -> Matched | None:
     """Return the boxes of a response, matched for the average precision; None for a row without a truth.
 
     Boxes that the reward has read are not read again: the recipe may have changed the space in which it reads.
     """
     from vlmrl.tasks.perception.average_precision import match
 
-    x, score, _ = verdict
+    x, score, _ = graded
     if not x.truth:
         return None
     category = str(x.truth.get("category"))

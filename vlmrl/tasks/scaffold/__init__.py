@@ -19,9 +19,7 @@ FUNCTIONS = {"vlmrl": "score", "trl": "score", "verl": "compute_score", "easyr1"
 SIDE_PIXELS, CELLS = 112, 4
 QUESTION = "How many black squares are in the image?"
 _WEIGHTS = "\n[reward.weights]\nformat = 0.2\nanswer = 0.8\n"
-_IMPORTS = {
-    "vlmrl": "from vlmrl.types import RewardInput\n\n",
-}
+_IMPORTS = {"vlmrl": "from vlmrl.types import RewardInput\n\n"}
 _CALLS = {
     "vlmrl": '    parts = score(RewardInput(response, truth={"answer": answer}))\n'
     '    return 0.2 * parts["format"] + 0.8 * parts["answer"]',

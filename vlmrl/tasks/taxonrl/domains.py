@@ -21,7 +21,6 @@ from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.entry import MAIN
-from vlmrl.tasks.pairs.answer import Field, Form
 from vlmrl.tasks.pairs.rewards import Vocabulary
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 
@@ -86,7 +85,7 @@ class Layout:
         if wrong := contradictions(self, truth):
             raise self._error(f"{CONTRADICTS}: {wrong[0]}", text)
         if self.ranks and truth["distance"] is None:
-            truth["distance"] = settled_distance(truth)
+            truth["distance"] = certain_distance(truth)
         return truth
 
     def write(self, truth: Truth, *, sound: bool = True) -> str:
@@ -189,7 +188,7 @@ def distance_bounds(same: bool, equal: Mapping[str, bool | None]) -> tuple[int, 
     return low, 0 if same else min(agree, default=len(DISTANCES)) - 1
 
 
-def settled_distance(truth: Truth) -> int | None:
+def certain_distance(truth: Truth) -> int | None:
     """Return the distance if `same` and the known names allow only one; None if they allow several.
 
     Example: fungi of one family whose genera differ -> 2.
@@ -288,10 +287,37 @@ LAYOUTS: dict[str, Layout] = {
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 
+Form = Literal["answer", "names", "agreements", "labels", "named_labels"]
+"""Form of a response inside think.
+
+answer: reasoning without tags. names: two names per level. agreements: Same, Different or Uncertain per level. labels:
+two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
+"""
 BASELINE = "baseline"
 INDIVIDUAL = "individual"
 RANKS = ("order", "family", "genus", "species")
 """Fields that are levels of the hierarchy in domains that compare species; coarse to fine."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Truth field: two names, image 1 first.
+
+    Args:
+        name: its name in the truth.
+        tag: its tag in responses, `<tag>a; b</tag>`.
+        labels: the closed vocabulary, as spelled in the truth; empty = any name.
+        aliases: other spelling -> label; differences in case, `-`, `_` and blanks need no alias.
+        level: whether it is a level of the hierarchy: two different names mean two different species.
+        fixed: whether it never changes for an individual: two different labels mean two different individuals.
+    """
+
+    name: str
+    tag: str
+    labels: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    level: bool = False
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -346,7 +372,7 @@ class Domain:
             if known is not None:
                 aliases |= {code: label for label, code in known.codes.items()}
             level = self.target == "species" and name in RANKS
-            fields.append(Field(name, name.replace("_", "-"), labels, level, aliases, name in layout.fixed))
+            fields.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
         return tuple(fields)
 
     @property
@@ -397,8 +423,8 @@ def known_fields(domain: Domain, truths: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def truth_distance(domain: Domain, truth: Mapping[str, Any]) -> int | None:
-    """Return `settled_distance` of a truth if the domain has a hierarchy, else None."""
-    return settled_distance(truth) if domain.levels else None
+    """Return `certain_distance` of a truth if the domain has a hierarchy, else None."""
+    return certain_distance(truth) if domain.levels else None
 
 
 def _known(pair: Any) -> bool:
@@ -415,7 +441,7 @@ BIRD = Domain(
     target="species",
     variants=(
         Variant(BASELINE),
-        Variant("im_basic", "verdicts", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
+        Variant("im_basic", "agreements", NAMED, "lfw_bird_im_basic:compute_score_gemini"),
         Variant("im_concrete", "names", NAMED, "lfw_bird_im_concrete:compute_score_gemini"),
     ),
     main="im_concrete",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name, drawn_counts
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
 from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, Domain, classes_of
-from vlmrl.tasks.taxonrl.published_rows import MAX_BAD, VALIDATION_PAIRS, DomainRowPlan, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.published_rows import DomainRequest, prepare_rows, row_schema
 from vlmrl.tasks.taxonrl.raw_images import (
     PairTruth,
     Specimens,
@@ -30,34 +30,6 @@ from vlmrl.tasks.taxonrl.raw_images import (
 )
 from vlmrl.tasks.taxonrl.specimens import draw_collection
 from vlmrl.tasks.taxonrl.task import domain_task
-
-
-@dataclass(frozen=True)
-class DomainRequest:
-    """Options of `vlmrl prep <domain>`.
-
-    Args:
-        domain: name of the domain.
-        source: a table, a folder, an archive, or `hub:name`; None = the published data set.
-        synthetic: number of training pairs of drawn images, which replace a source; None = read a source.
-        out: the dataset folder; default: data/<name>.
-        name: name of the dataset; default: the domain's name.
-        num_pairs: split -> number of pairs to make from raw images. For a table, only `validation` is used.
-        levels: meaning of the folders above a raw image, outermost first; None = the domain's own levels.
-    """
-
-    domain: str
-    source: str | None = None
-    synthetic: int | None = None
-    out: Path | None = None
-    name: str | None = None
-    seed: int = 0
-    num_pairs: Mapping[str, int] = field(
-        default_factory=lambda: {"train": 6000, "validation": VALIDATION_PAIRS, "test": 1200}
-    )
-    levels: Sequence[str] | None = None
-    max_bad: float = MAX_BAD
-    images_root: Path | None = None
 
 
 def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = False) -> Prepared:
@@ -76,9 +48,7 @@ def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = Fals
     located = locate_rows(source, request.images_root)
     if is_image_table(domain, located.columns()):
         return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
-    pairs = request.num_pairs["validation"]
-    plan = DomainRowPlan(source, name, request.seed, pairs, request.max_bad, request.images_root)
-    return prepare_rows(out, domain, plan, limits, force=force)
+    return prepare_rows(out, domain, name, source, request, limits, force=force)
 
 
 def is_raw(source: str, *, by_folders: bool = False) -> bool:
@@ -141,11 +111,7 @@ def _prepare_drawn(
 
 
 def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
-    return {
-        "pairs": dict(request.num_pairs),
-        "seed": request.seed,
-        **limits.args,
-    }
+    return {"pairs": dict(request.num_pairs), "seed": request.seed, **limits.args}
 
 
 def _write(

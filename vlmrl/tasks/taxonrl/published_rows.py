@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,48 +122,60 @@ VALIDATION_PAIRS = 300
 
 
 @dataclass(frozen=True)
-class DomainRowPlan:
-    """Plan of a dataset from a table.
+class DomainRequest:
+    """Options of `vlmrl prep <domain>`.
 
     Args:
-        source: the table, as `locate_rows` accepts it.
-        name: name of the dataset.
-        seed: seed for the choice of the validation rows.
-        validation_pairs: number of training rows to move to validation if the table has no validation split; 0 = none.
-        max_bad: largest share of rows that may be left out because they are wrong.
+        source: a table, a folder, an archive, or `hub:name`; None = the published data set.
+        synthetic: number of training pairs of drawn images, which replace a source; None = read a source.
+        out: the dataset folder; default: data/<name>.
+        name: name of the dataset; default: the domain's name.
+        num_pairs: split -> number of pairs to make from raw images. For a table, only `validation` is used: so many
+            training rows become validation rows if it has none; 0 = none.
+        levels: meaning of the folders above a raw image, outermost first; None = the domain's own levels.
+        max_bad: largest share of rows or images that may be left out because they are wrong.
         images_root: folder that paths of images are relative to; None = the table's folder.
     """
 
-    source: str
-    name: str
+    domain: str
+    source: str | None = None
+    synthetic: int | None = None
+    out: Path | None = None
+    name: str | None = None
     seed: int = 0
-    validation_pairs: int = VALIDATION_PAIRS
+    num_pairs: Mapping[str, int] = field(
+        default_factory=lambda: {"train": 6000, "validation": VALIDATION_PAIRS, "test": 1200}
+    )
+    levels: Sequence[str] | None = None
     max_bad: float = MAX_BAD
     images_root: Path | None = None
 
 
-def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits, *, force: bool = False) -> Prepared:
-    """Read, check and write a table of a domain's rows.
+def prepare_rows(
+    out: Path, domain: Domain, name: str, source: str, request: DomainRequest, limits: Limits, *, force: bool = False
+) -> Prepared:
+    """Read, check and write a table of a domain's rows. `source`: the table, as `locate_rows` accepts it.
 
     Raises: DataError when it cannot be read, when more than `max_bad` of its rows are wrong, or another dataset is at
         `out`; nothing is written then.
     """
+    validation_pairs = request.num_pairs["validation"]
     args = {
-        "source": short_source(plan.source),
-        "seed": plan.seed,
-        "validation_pairs": plan.validation_pairs,
-        "max_bad": plan.max_bad,
+        "source": short_source(source),
+        "seed": request.seed,
+        "validation_pairs": validation_pairs,
+        "max_bad": request.max_bad,
         **limits.args,
     }
     refuse_other(out, args, force=force)
-    located = locate_rows(plan.source, plan.images_root)
-    with building(out, key=[domain.name, plan.name, str(plan.images_root), args, located.state]) as build:
+    located = locate_rows(source, request.images_root)
+    with building(out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
         find = partial(find_columns, classes_of(domain))
         checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
         (table,), (columns,) = checked.tables, checked.columns
         survey, known = survey_rows(domain, checked)
-        refuse_bad(domain, survey, plan.max_bad)
-        assembly = survey.assembly(checked, partial(row_fields, plan.name), row_schema(domain))
+        refuse_bad(domain, survey, request.max_bad)
+        assembly = survey.assembly(checked, partial(row_fields, name), row_schema(domain))
         assembly.group = group_of(domain)
         if some := note_on_names(domain, survey, known):
             assembly.notes["names in the truth"] = ("look", some)
@@ -172,18 +184,12 @@ def prepare_rows(out: Path, domain: Domain, plan: DomainRowPlan, limits: Limits,
         by_group = [RowUnits(row.facts.groups, row.facts.label) for row in train]
         all_named = assembly.group and all(len(row.facts.groups) > 1 for row in train)
         units = {**({assembly.group: by_group} if all_named else {}), "image": by_image}
-        cut_validation(
-            assembly,
-            units,
-            plan.validation_pairs,
-            plan.seed,
-            shares="it has a {by} of the validation rows",
-            option="--validation-pairs",
-        )
+        shares, option = "it has a {by} of the validation rows", "--validation-pairs"
+        cut_validation(assembly, units, validation_pairs, request.seed, shares=shares, option=option)
         info = {
-            "name": plan.name,
+            "name": name,
             "task": domain.name,
-            "seed": plan.seed,
+            "seed": request.seed,
             "truth_fields": [name for name in domain.field_names if known[name]],
             "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.values())},
             "args": args,
@@ -260,16 +266,14 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     lines = first_bad([(bad["origin"], bad["reason"]) for bad in survey.bad])
     share = len(survey.bad) / max(1, survey.total)
     message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
-    hint = f"mend the rows, or {leave_out(len(survey.bad), survey.total)}"
+    hint = f"fix the rows, or {leave_out(len(survey.bad), survey.total)}"
     if share > 0.5:
         hint = (
             f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
             " and do paths of images lead from the table's folder (else --images-root)?"
         )
-    raise DataError(
-        f"{message if sound else f'all {survey.total:,} rows are wrong'}; nothing was written:{lines}",
-        hint=hint,
-    )
+    finding = message if sound else f"all {survey.total:,} rows are wrong"
+    raise DataError(f"{finding}; nothing was written:{lines}", hint=hint)
 
 
 def group_of(domain: Domain) -> str:

@@ -118,13 +118,7 @@ def read_folders(
         except DataError as error:
             dropped.append({"origin": image.origin, "reason": error.message})
     images = keep_one_parent(domain, images, dropped)
-    source_entry = {
-        "name": read.name,
-        "images": len(images),
-        "ignored_files": read.ignored,
-        "fingerprint": read.fingerprint,
-    }
-    return Specimens(images, read.collection, dropped, source=source_entry)
+    return Specimens(images, read.collection, dropped, source={**read.about, "images": len(images)})
 
 
 def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
@@ -181,10 +175,10 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
             try:
                 if is_embedded:
                     raise DataError("the image is in the table itself, which must give its path instead")
-                if not isinstance(path, str) or not path or path in rows:
-                    raise DataError(
-                        "no path" if not isinstance(path, str) or not path else f"the path {path} is in the table twice"
-                    )
+                if not isinstance(path, str) or not path:
+                    raise DataError("no path")
+                if path in rows:
+                    raise DataError(f"the path {path} is in the table twice")
                 split = _split(row.get(columns["split"])) if "split" in columns else piece.split
                 rows[path] = _names(domain, {name: row.get(columns[name]) for name in labels})
             except DataError as error:
@@ -193,9 +187,8 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
             if "split" in columns or len(table.splits) > 1:
                 split_of[path] = split
     if table.root is None:
-        raise DataError(
-            "the folder of the table's paths is not known", hint="name it with --images-root", where=table.label
-        )
+        message = "the folder of the table's paths is not known"
+        raise DataError(message, hint="name it with --images-root", where=table.label)
     files, images = RootedFiles(table.root), []
     for path, facts in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
         try:
@@ -288,13 +281,12 @@ def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_b
     if sound and is_few(len(bad), total, max_bad):
         return
     lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
-    too_many = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
-    raise DataError(
-        f"{too_many if sound else f'none of the {total:,} {what} can be used'}; nothing was written:{lines}",
-        hint=f"mend them, or {leave_out(len(bad), total)}"
-        if sound
-        else f"check that {name} is the right source, and that its folders or columns have the expected names",
-    )
+    finding = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
+    hint = f"fix them, or {leave_out(len(bad), total)}"
+    if not sound:
+        finding = f"none of the {total:,} {what} can be used"
+        hint = f"check that {name} is the right source, and that its folders or columns have the expected names"
+    raise DataError(f"{finding}; nothing was written:{lines}", hint=hint)
 
 
 LISTS = {"pairsDevTrain.txt": "train", "pairsDevTest.txt": "test"}
@@ -356,9 +348,8 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
     for position, (number, line) in enumerate(lines):
         words = line.split("\t") if "\t" in line else line.split()
         if len(words) not in (3, 4) or not all(INDEX.fullmatch(word) for word in (words[1], words[-1])):
-            raise DataError(
-                f"{quoted(line)} is no pair", where=f"{where}:{number}", hint="`name 1 4` or `name 1 other 2`"
-            )
+            hint = "`name 1 4` or `name 1 other 2`"
+            raise DataError(f"{quoted(line)} is not a pair", where=f"{where}:{number}", hint=hint)
         names = (words[0], words[0] if len(words) == 3 else words[2])
         first, second = (
             f"{name}/{name}_{int(index):04d}.jpg" for name, index in zip(names, (words[1], words[-1]), strict=True)
@@ -369,17 +360,17 @@ def parse_pairs(text: str, where: str) -> list[FacePair]:
 
 
 def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
-    cells = []
+    labelled = []
     for number, line in lines:
         match = CPLFW_LINE.fullmatch(line)
         if match is None:
             raise DataError(f"{quoted(line)} is not `file.jpg label`", where=f"{where}:{number}")
-        cells.append((match[1], match[2] != "0"))
-    if len(cells) % 2:
-        raise DataError(f"{len(cells)} lines, but a pair has two", where=where)
+        labelled.append((match[1], match[2] != "0"))
+    if len(labelled) % 2:
+        raise DataError(f"{len(labelled)} lines, but a pair has two", where=where)
     pairs = []
-    for position in range(0, len(cells), 2):
-        (first, same), (second, again) = cells[position : position + 2]
+    for position in range(0, len(labelled), 2):
+        (first, same), (second, again) = labelled[position : position + 2]
         if same != again:
             raise DataError("the two lines of a pair have different labels", where=f"{where}:{lines[position][0]}")
         pairs.append(FacePair(first, second, same, None, f"{where}:{lines[position][0]}"))
@@ -399,11 +390,8 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"the list of pairs cannot be read: {error}", where=str(path)) from error
     folder = next(iter(lists.values())).parent
-    root = image_root(
-        folder, [path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)]
-    )
-    files = RootedFiles(root)
-    paths = sorted({path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)})
+    named = [path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)]
+    files, paths = RootedFiles(image_root(folder, named)), sorted(set(named))
     images: dict[str, LabelledImage] = {}
     dropped: list[dict[str, Any]] = []
     for path, seen in scan_files(files, paths, work, workers=limits.workers, progress=limits.progress):
@@ -413,13 +401,14 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
             images[path] = LabelledImage(seen.media, (person_of(path),), path, seen)
     sound, lost, repeated = _sound_pairs(pairs, images)
     splits, between = _with_splits(sound)
-    spare = [*repeated, *between]
     pairs_of = {
         split: [Pair(images[pair.first], images[pair.second], 0 if pair.same else 1) for pair in of_list]
         for split, of_list in splits.items()
     }
     about = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
-    return Specimens(list(images.values()), files, dropped, pairs=pairs_of, lost=lost, spare=spare, source=about)
+    return Specimens(
+        list(images.values()), files, dropped, pairs=pairs_of, lost=lost, spare=[*repeated, *between], source=about
+    )
 
 
 def _sound_pairs(

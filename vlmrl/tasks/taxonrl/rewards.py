@@ -73,18 +73,13 @@ class Function:
         fields = [field.strip() for field in str(ground_truth).split(";")]
         truth = fields[0] if self.part else ground_truth
         answer = first_answer(text, ("</answer>", "<answer>") if self.relaxed else ("</answer>",))
-        cell = confusion_cell(answer, truth)
+        cell = confusion_kind(answer, truth)
         parts = {"format": format_score(text, self.relaxed), "accuracy": answer_score(answer, truth)}
         if self.part:
             parts[self.part] = self.middle(text, fields)
         true_positive = float(cell == "tp")
         return (
-            parts
-            | {
-                "precision": true_positive,
-                "f1": true_positive,
-                "acutal_accuracy": float(cell in ("tp", "tn")),
-            },
+            parts | {"precision": true_positive, "f1": true_positive, "acutal_accuracy": float(cell in ("tp", "tn"))},
             cell,
             answer,
         )
@@ -175,7 +170,7 @@ def answer_score(answer: str, truth: Any) -> float:
     return 1 - min(-(label * math.log(p) + (1 - label) * math.log(1 - p)), 1)
 
 
-def confusion_cell(answer: str, truth: Any) -> str | None:
+def confusion_kind(answer: str, truth: Any) -> str | None:
     """Return tp, fp, fn or tn for the threshold 0.5; None if answer or truth is not a number from 0 to 1 (R9)."""
     p = _float(answer)
     label = _float(truth if isinstance(truth, (int, float)) else str(truth).strip())
@@ -370,5 +365,5 @@ REWARDS: Mapping[str, Builtin] = {
         "pairs: a reward that TaxonRL published, to the digit, to reproduce its runs",
         version=1,
         any_truth=True,
-    ),
+    )
 }

@@ -16,8 +16,8 @@ from typing import Any
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task, require_prepared
-from vlmrl.tasks.pairs.answer import AnswerForm, Field
-from vlmrl.tasks.pairs.probe_responses import player
+from vlmrl.tasks.pairs.answer import AnswerForm, FormField
+from vlmrl.tasks.pairs.probe_responses import pair_probe_of
 from vlmrl.tasks.pairs.task import METRICS, PAIRS, confidence_figures, draw_probability, outcome_as, pair_labels_of
 from vlmrl.tasks.taxonrl.domains import (
     BASELINE,
@@ -25,6 +25,7 @@ from vlmrl.tasks.taxonrl.domains import (
     DOMAINS,
     LAYOUTS,
     Domain,
+    Field,
     Variant,
     contradictions,
     names_agree,
@@ -91,11 +92,11 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
 
     Raises: DataError when a name that the response must state is not known for the row.
     """
-    lines, settled = [], False
+    lines, differs = [], False
     for name in variant.required_fields:
         field, pair = domain.truth_field(name), row.truth.get(name)
         agree = names_agree(pair, name)
-        if agree is None and variant.form == "verdicts":
+        if agree is None and variant.form == "agreements":
             agree = _level_agrees(name, row.truth)
         if agree is None:
             raise DataError(
@@ -105,10 +106,10 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
             )
         step = [_words(domain, field, pair, agree), f"<{field.tag}>{_body(variant, pair, agree)}</{field.tag}>"]
         lines += reversed(step) if variant.form == "named_labels" else step  # there the tag is the first line
-        settled = (field.level or field.fixed) and not agree
-        if settled:
+        differs = (field.level or field.fixed) and not agree
+        if differs:
             break
-    lines.append(("So " if settled else "") + _conclusion(domain, row.truth["same"]))
+    lines.append(("So " if differs else "") + _conclusion(domain, row.truth["same"]))
     lines[-1] = lines[-1][0].upper() + lines[-1][1:]
     probability = f"{draw_probability(row.truth['same'], rng):.4f}"
     return "<think>\n" + "\n".join(lines) + f"\n</think>\n<answer>{probability}</answer>"
@@ -121,7 +122,7 @@ def _level_agrees(level: str, truth: Mapping[str, Any]) -> bool | None:
 
 
 def _body(variant: Variant, pair: Any, agree: bool) -> str:
-    if variant.form == "verdicts":
+    if variant.form == "agreements":
         return "Same" if agree else "Different"
     if variant.form == "named_labels":
         return f"Image1={pair[0]}; Image2={pair[1]}"
@@ -163,12 +164,13 @@ SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of, specificit
 
 def domain_kind(domain: Domain, variant: Variant) -> RowKind:
     """Return the kind of a domain's rows. In the probe, its answers have the form of the variant."""
-    return replace(SPECIES_PAIRS, play=player(answer_form(domain, variant)))
+    return replace(SPECIES_PAIRS, probe=pair_probe_of(answer_form(domain, variant)))
 
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
     """Return the form of a variant's answers."""
-    return AnswerForm(variant.form, tuple(map(domain.truth_field, variant.required_fields)))
+    fields = [domain.truth_field(name) for name in variant.required_fields]
+    return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
 
 
 def truth_form(domain: str, truth: Truth, columns: Sequence[str]) -> TruthForm:
@@ -253,7 +255,7 @@ def default_reward(domain: Domain, variant: Variant) -> tuple[str, dict[str, Any
     levels: dict[str, Any] = {"levels": list(variant.required_fields), "levels_decide": "different"}
     if variant.form == "names":
         return "taxonomy", levels
-    if variant.form == "verdicts":
+    if variant.form == "agreements":
         return "taxonomy_relations", levels
     if variant.form == "answer":
         return "pair_answer", {}

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vlmrl.data.doctor import Verdict
+from vlmrl.data.doctor import CheckLevel
 from vlmrl.data.image_scan import stored_form
 from vlmrl.data.images import decode_image, encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -35,8 +35,8 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
 from vlmrl.svg.parse import Node, SvgLimits, SvgRefused, find_svg, parse_svg
 from vlmrl.svg.renderer import SvgRenderer
+from vlmrl.tasks.base import LeftOut, NewRow
 from vlmrl.tasks.dataset_assembly import first_bad, is_few, leave_out
-from vlmrl.tasks.own_prep import LeftOut, NewRow
 from vlmrl.tasks.vfig.drawn.figure import draw_figure
 from vlmrl.tasks.vfig.figure_sources import FigureSource, Filters, PictureSizes, Plan, SourceFigure, WrongRow
 from vlmrl.tasks.vfig.truth import as_label, make_truth
@@ -351,7 +351,7 @@ class SourceCounts:
             "doubtful": self.doubtful,
         }
 
-    def note(self) -> tuple[Verdict, str]:
+    def note(self) -> tuple[CheckLevel, str]:
         """Return the counts as a check of the data doctor."""
         kept = ", ".join(f"{count:,} {split}" for split, count in self.splits().items()) or "none kept"
         out = [f"{count:,} {kind}" for kind, count in self.dropped.most_common()]
@@ -406,7 +406,7 @@ class FigureReport:
             "trained_elsewhere": dict(self.trained),
         }
 
-    def notes(self, held_out: Iterable[str]) -> Mapping[str, tuple[Verdict, str]]:
+    def notes(self, held_out: Iterable[str]) -> Mapping[str, tuple[CheckLevel, str]]:
         """Return the checks of the data doctor: one for each source, and one for leaks.
 
         Args:
@@ -489,7 +489,7 @@ class Collector:
         return self.report.notes(self.sets)
 
     def _read_beside(self, folder: Path) -> None:
-        """Note the figures of another dataset. Raises: DataError for a folder that is no dataset of figures."""
+        """Note the figures of another dataset. Raises: DataError for a folder that is not a dataset of figures."""
         dataset = open_dataset(Data(path=str(folder)))
         for split in dataset.splits:
             hashes = self.trained if split in TRAINED_SPLITS else self.held_out
@@ -499,7 +499,7 @@ class Collector:
             for row in dataset.rows(split):
                 own = [row.columns.get(PICTURE_HASH), row.columns.get(CODE_HASH)]
                 if not all(isinstance(key, str) for key in own):
-                    raise DataError(f"{folder} is no dataset of figures", hint="give one that `vlmrl prep` made")
+                    raise DataError(f"{folder} is not a dataset of figures", hint="give one that `vlmrl prep` made")
                 for key in own:
                     hashes.setdefault(str(key), name)
 
@@ -639,5 +639,5 @@ def _too_many(wrong: Sequence[WrongRow], total: int, max_bad: float) -> DataErro
     rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
     return DataError(
         f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {max_bad:g}; nothing was written:{rows}",
-        hint=f"mend the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
+        hint=f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
     )

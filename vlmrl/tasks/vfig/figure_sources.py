@@ -115,7 +115,7 @@ def named_source(kind: Kind, text: str, image_root: Path | None = None, label: s
     else:
         require_file(path, hint="give a file, or NAME=FILE")
     if image_root is not None and not image_root.is_dir():
-        raise DataError(f"--image-root {image_root} is no folder")
+        raise DataError(f"--image-root {image_root} is not a folder")
     name = path.resolve().name if kind == "svg" else path.stem
     return FigureSource(kind, path, as_label(label or name), image_root)
 
@@ -130,7 +130,9 @@ def bench_source(text: str, image_root: Path | None = None) -> FigureSource:
     ending = path.suffix.lower()
     kinds: dict[str, Kind] = {".parquet": "parquet", ".json": "sharegpt", ".jsonl": "sharegpt"}
     if not path.is_dir() and path.exists() and ending not in kinds:
-        raise DataError(f"--bench {path} is no source of figures", hint="a folder of .svg, or .parquet, .json, .jsonl")
+        raise DataError(
+            f"--bench {path} is not a source of figures", hint="a folder of .svg, or .parquet, .json, .jsonl"
+        )
     return named_source(kinds.get(ending, "svg") if not path.is_dir() else "svg", text, image_root)
 
 

@@ -195,11 +195,11 @@ def _true_figure(code: str, *, models: Mapping[str, PictureModel], images: Image
     sights = {}
     for name, model in models.items():
         truth, page = model.look([view.picture, view.page])
-        sights[name] = Sight(truth, _likeness(name, model, truth, page))
+        sights[name] = Sight(truth, image_similarity(name, model, truth, page))
     return Truth(view.picture, sights)
 
 
-def _likeness(name: str, model: PictureModel, one: Any, other: Any) -> float:
+def image_similarity(name: str, model: PictureModel, one: Any, other: Any) -> float:
     """Return how alike two pictures are, at most 1. Raises: RewardError if the model returns no number."""
     value = model.compare(one, other)
     if not math.isfinite(value):
@@ -237,7 +237,7 @@ def _value(name: str, model: PictureModel, sight: Sight, drawn: np.ndarray, equa
     """Return (likeness of a picture and the truth, its part of the score: how far it is above the bare page's)."""
     if equal:
         return 1.0, 1.0
-    likeness = _likeness(name, model, sight.truth, model.look([drawn])[0])
+    likeness = image_similarity(name, model, sight.truth, model.look([drawn])[0])
     if sight.bare >= BLIND:
         return likeness, 0.0
     return likeness, min(1.0, max(0.0, (likeness - sight.bare) / (1.0 - sight.bare)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlmrl.errors import VlmrlError
 from vlmrl.metric import SHARE, Metric
-from vlmrl.rewards.base import RewardSpec, WorkerFunction, in_this_process
+from vlmrl.rewards.base import RewardSpec, WorkerFunction
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.base import CEILING, VALID, Measures, MeasureSettings
 from vlmrl.tasks.vfig.rewards import SECONDS, vfig_rules
@@ -51,7 +51,6 @@ def open_picture_model(name: str, source: str, device: str) -> PictureModel:
     Args:
         name: LPIPS, or one of COSINES.
         source: folder, or model of the hub; "" = the published one; for LPIPS see `Lpips`.
-        device: as `model.device` of a recipe.
     Raises: CheckpointError if it cannot be loaded.
     """
     from PIL import Image
@@ -213,13 +212,5 @@ def _spec(pictures: bool) -> RewardSpec:
     """Return what the workers do, in the form of a reward: it has their limits of time and memory."""
     worker = WorkerFunction("figures", "vlmrl.tasks.vfig.grader", "make_measurer", {"pictures": pictures})
     ranges = {RENDERED: SHARE, **dict.fromkeys(DRAWN, SIGNED)}
-    return RewardSpec(
-        "figures",
-        in_this_process(worker),
-        ranges,
-        {RENDERED: 1.0},
-        on_timeout={RENDERED: 0.0},
-        worker=worker,
-        timeout_seconds=SECONDS,
-        counts_work=True,
-    )
+    lost = {RENDERED: 0.0}
+    return worker.reward(ranges, {RENDERED: 1.0}, seconds=SECONDS, on_timeout=lost, counts_work=True)

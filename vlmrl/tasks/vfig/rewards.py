@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from vlmrl.errors import RewardError, unknown
 from vlmrl.metric import SHARE
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.base import RewardSpec, WorkerFunction, in_this_process
+from vlmrl.rewards.base import RewardSpec, WorkerFunction
 
 NAME = "svg"
 SECONDS = 120.0
@@ -36,20 +37,16 @@ def svg_figure(*, key: str | None = None, images: str = "refuse", pictures: bool
     Raises: RewardError for an unknown policy.
     """
     _require_policy(images)
-    worker = WorkerFunction(
-        NAME, "vlmrl.tasks.vfig.grader", "make_grader", {"key": key, "images": images, "pictures": bool(pictures)}
-    )
-    return RewardSpec(
-        NAME,
-        in_this_process(worker),
-        dict.fromkeys(PARTS, SHARE),
-        WEIGHTS,
-        accuracy="accuracy",
-        on_timeout=dict.fromkeys(PARTS, 0.0),
-        worker=worker,
-        timeout_seconds=SECONDS,
-        counts_work=True,
-    )
+    args = {"key": key, "images": images, "pictures": bool(pictures)}
+    worker = WorkerFunction(NAME, "vlmrl.tasks.vfig.grader", "make_grader", args)
+    return _drawn_reward(worker, PARTS, WEIGHTS, accuracy="accuracy")
+
+
+def _drawn_reward(
+    worker: WorkerFunction, parts: Iterable[str], weights: Mapping[str, float], **facts: Any
+) -> RewardSpec:
+    ranges = dict.fromkeys(parts, SHARE)
+    return worker.reward(ranges, weights, seconds=SECONDS, counts_work=True, **facts)
 
 
 def _require_policy(images: str) -> None:
@@ -92,27 +89,15 @@ def svg_models(
     choices = {"lpips": lpips, "clip": clip, "dino": dino, "siglip": siglip}
     for name, value in choices.items():
         if not isinstance(value, (bool, str)):
-            raise RewardError(
-                f"`{name}` of `{MODELS}` is {value!r}", hint="true, false, or a folder or model of the hub"
-            )
+            hint = "true, false, or a folder or model of the hub"
+            raise RewardError(f"`{name}` of `{MODELS}` is {value!r}", hint=hint)
     models = {name: value if isinstance(value, str) else "" for name, value in choices.items() if value}
     if not models:
-        raise RewardError(
-            f"`{MODELS}` asks no model", hint=f"args = {{ dino = true }}; its models: {', '.join(choices)}"
-        )
+        hint = f"args = {{ dino = true }}; its models: {', '.join(choices)}"
+        raise RewardError(f"`{MODELS}` asks no model", hint=hint)
     args = {"key": key, "images": images, "models": models, "device": device, "pictures": bool(pictures)}
     worker = WorkerFunction(MODELS, "vlmrl.tasks.vfig.grader", "make_models_grader", args)
-    parts = ("render", *models)
-    return RewardSpec(
-        MODELS,
-        in_this_process(worker),
-        dict.fromkeys(parts, SHARE),
-        {name: 1 / len(models) for name in models},
-        on_timeout=dict.fromkeys(parts, 0.0),
-        worker=worker,
-        timeout_seconds=SECONDS,
-        counts_work=True,
-    )
+    return _drawn_reward(worker, ("render", *models), {name: 1 / len(models) for name in models})
 
 
 RULES = ("overall", "shapes", "arrows")
@@ -132,16 +117,7 @@ def vfig_rules(*, key: str | None = None, metadata: str | None = None) -> Reward
     """
     args = {"key": key, "metadata": metadata}
     worker = WorkerFunction("vfig_rules", "vlmrl.tasks.vfig.published.score", "make_grader", args)
-    return RewardSpec(
-        "vfig_rules",
-        in_this_process(worker),
-        dict.fromkeys(RULES, SHARE),
-        {"overall": 1.0},
-        on_timeout=dict.fromkeys(RULES, 0.0),
-        worker=worker,
-        timeout_seconds=SECONDS,
-        counts_work=True,
-    )
+    return _drawn_reward(worker, RULES, {"overall": 1.0})
 
 
 REWARDS: Mapping[str, Builtin] = {

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from vlmrl.data.doctor import RowLabels
 from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.parse import Node, SvgRefused, find_svg, parse_svg
-from vlmrl.tasks.attack import Attack, Play, Stage, says, void_attacks
-from vlmrl.tasks.base import AccumulatedMetrics, Draw, NoFile, ResponseFile, Task, Verdict, require_prepared
+from vlmrl.tasks.attack import Attack, Probe, ProbeRows, says, void_attacks
+from vlmrl.tasks.base import AccumulatedMetrics, Draw, GradedResponse, NoFile, ResponseFile, Task, require_prepared
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.measures import METRICS, measures
 from vlmrl.tasks.vfig.pictures import LEGEND, RENDER, draw_pairs
@@ -113,9 +113,9 @@ STRIPES = (
 Make = Callable[[RewardInput], "str | None"]
 
 
-def play_figures(stage: Stage) -> Play:
+def figure_probe(rows_tried: ProbeRows) -> Probe:
     """Return honest answers and tricks: the code of the figure, that of another one, and one code for all rows."""
-    codes = [text for text, _ in Counter(map(_code, stage.rows)).most_common()]
+    codes = [text for text, _ in Counter(map(_code, rows_tried.rows)).most_common()]
 
     def other(x: RewardInput) -> str | None:
         return next((text for text in codes if text != _code(x)), None)
@@ -124,11 +124,11 @@ def play_figures(stage: Stage) -> Play:
         Attack(f"always figure {number}", "the code of one figure for all rows", "guess", says(text))
         for number, text in enumerate(codes[:MOST_GUESSES], 1)
     ]
-    return Play(
+    return Probe(
         Attack("honest", "the code of the figure", "fair", _code),
         Attack("honest, wrong", "the code of another figure", "fair", other),
         guesses,
-        void_attacks(stage.echo),
+        void_attacks(rows_tried.echo),
         _code,
         broken_truths={name: _with_code(value) for name, value in BROKEN.items()},
     )
@@ -236,7 +236,7 @@ def no_labels(row: Row) -> RowLabels:
     return RowLabels(None)
 
 
-FIGURES = RowKind(is_figure, play=play_figures, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs, LEGEND))
+FIGURES = RowKind(is_figure, probe=figure_probe, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs, LEGEND))
 
 
 def write_trace(row: Row, rng: random.Random) -> str:
@@ -244,9 +244,9 @@ def write_trace(row: Row, rng: random.Random) -> str:
     return code_of(row.truth)
 
 
-def values_of(verdict: Verdict) -> Values | None:
+def values_of(graded: GradedResponse) -> Values | None:
     """Return the source of a response with its reward and parts; None if it has no score or no source."""
-    x, score, _ = verdict
+    x, score, _ = graded
     source = x.truth.get(SOURCE)
     if not isinstance(source, str) or score.error is not None:
         return None

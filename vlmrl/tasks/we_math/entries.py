@@ -68,6 +68,4 @@ PREP = PrepCommand(
 )
 
 
-TASKS = {
-    NAME: TaskEntry(we_math_task, SUMMARY, variants=tuple(VARIANTS), profiles=("default", "rllava"), prep=PREP),
-}
+TASKS = {NAME: TaskEntry(we_math_task, SUMMARY, variants=tuple(VARIANTS), profiles=("default", "rllava"), prep=PREP)}

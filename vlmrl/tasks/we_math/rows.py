@@ -16,8 +16,8 @@ from vlmrl.data.images import encode_png, image_hash
 from vlmrl.data.table_values import IMAGES, show, text_of
 from vlmrl.errors import DataError
 from vlmrl.rewards.text_parsing import tagged_text
+from vlmrl.tasks.base import NewRow
 from vlmrl.tasks.drawing import LOOKS, MOST_TRIES, Look, lay_out, paint, plural_of
-from vlmrl.tasks.own_prep import NewRow
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.tasks.we_math.truth import MULTI, truth_problems

@@ -23,7 +23,7 @@ from typing import Any
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import Task, Verdict, require_prepared
+from vlmrl.tasks.base import GradedResponse, Task, require_prepared
 from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_options, truth_problems
 from vlmrl.types import RewardInput, Row
 
@@ -39,7 +39,7 @@ METRICS = {
 }
 
 
-def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
+def set_metrics(responses: Sequence[GradedResponse]) -> dict[str, float | None]:
     """Return the metrics of complete sets; all None if no set is complete.
 
     `IK`, `IG` and `CM_*` are shares of the sets; `RM_*` is RM / (CM + RM), as published, None without such a set. A
@@ -48,7 +48,7 @@ def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     """
     counts: dict[str, int] = dict.fromkeys(("IK", "IG", "CM_strict", "CM_loose", "RM_strict", "RM_loose"), 0)
     total = 0
-    for parts, whole in complete_sets(verdicts):
+    for parts, whole in complete_sets(responses):
         total += 1
         if not whole:
             counts["IG" if all(parts) else "IK"] += 1
@@ -67,14 +67,14 @@ def set_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     return metrics | {"IK": counts["IK"] / total, "IG": counts["IG"] / total}
 
 
-def complete_sets(verdicts: Sequence[Verdict]) -> list[tuple[list[bool], bool]]:
+def complete_sets(responses: Sequence[GradedResponse]) -> list[tuple[list[bool], bool]]:
     """Return (whether each sub-problem is right, whether the composite problem is right) of each complete set.
 
     In a resample a set may be there several times, with all its rows.
     """
     members: dict[tuple[str, int], dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     steps: dict[tuple[str, int], int] = {}
-    for x, _, outcome in verdicts:
+    for x, _, outcome in responses:
         name, step = x.truth.get("set"), x.truth.get("step")
         if isinstance(name, str) and isinstance(step, str):
             members[name, x.sample][step].append((outcome.get("accuracy") or 0.0) > 0)

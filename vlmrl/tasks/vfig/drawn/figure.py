@@ -2,7 +2,7 @@
 
 Shapes of a diagram are random kinds, stacks, rounded corners, with words where they have room. A simple figure is very
 short code in one canonical form, for models that work on single characters: each shape stands alone in the middle of a
-cell, shapes go from top left to bottom right, and all numbers are multiples of `GRID`. There are no labels, borders or
+slot, shapes go from top left to bottom right, and all numbers are multiples of `GRID`. There are no labels, borders or
 definitions beside the head of an arrow.
 """
 
@@ -116,13 +116,13 @@ def random_paints(count: int, rng: random.Random) -> list[Paint]:
     ]
 
 
-def random_body(kind: str, cell: Box, share: float, rng: random.Random) -> Body:
-    """Return a shape for a cell, with copies behind it or not, and with rounded corners or not.
+def random_body(kind: str, slot: Box, share: float, rng: random.Random) -> Body:
+    """Return a shape for a slot, with copies behind it or not, and with rounded corners or not.
 
     Args:
-        share: the part of the cell's sides that it takes at most.
+        share: the part of the slot's sides that it takes at most.
     """
-    extent = fitted(cell, KINDS[kind], share)
+    extent = fitted(slot, KINDS[kind], share)
     copies = rng.randint(1, MOST_IN_STACK - 1) if kind in FLAT and rng.random() < STACKED_CHANCE else 0
     step = max(2, round(STACK_STEP * min(extent.width, extent.height)))
     front = Box(extent.x1, extent.y1 + copies * step, extent.x2 - copies * step, extent.y2)
@@ -171,23 +171,23 @@ def draw_shape(index: int, body: Body, form: Form, paint: Paint, label: Label) -
     return Drawn(code, Site(body.front.centre, outlines, body.extent), entity)
 
 
-def draw_shapes(cells: Sequence[Box], paints: Sequence[Paint], rng: random.Random) -> list[Drawn]:
-    """Return the shapes of a diagram, one in each cell. Short words go to shapes with little room for a label."""
+def draw_shapes(slots: Sequence[Box], paints: Sequence[Paint], rng: random.Random) -> list[Drawn]:
+    """Return the shapes of a diagram, one in each slot. Short words go to shapes with little room for a label."""
     shares = {kind: rng.uniform(0.8, 1) for kind in sorted(KINDS)}
-    kinds = random_kinds(len(cells), rng)
-    bodies = [random_body(kind, cell, shares[kind], rng) for kind, cell in zip(kinds, cells, strict=True)]
+    kinds = random_kinds(len(slots), rng)
+    bodies = [random_body(kind, slot, shares[kind], rng) for kind, slot in zip(kinds, slots, strict=True)]
     forms = [KINDS[body.kind].draw(body.front, paint, body.radius) for body, paint in zip(bodies, paints, strict=True)]
     font, largest = rng.choice(FONTS), rng.randint(12, TEXT_SIZES[1])
-    words = sorted(rng.sample(WORDS, len(cells)), key=len)
-    by_room = sorted(range(len(cells)), key=lambda i: forms[i].label.width)
+    words = sorted(rng.sample(WORDS, len(slots)), key=len)
+    by_room = sorted(range(len(slots)), key=lambda i: forms[i].label.width)
     labels = {i: Label(word, font, largest) for i, word in zip(by_room, words, strict=True)}
-    return [draw_shape(i, bodies[i], forms[i], paints[i], labels[i]) for i in range(len(cells))]
+    return [draw_shape(i, bodies[i], forms[i], paints[i], labels[i]) for i in range(len(slots))]
 
 
 GRID = 2
 """All coordinates and sizes are multiples of it, in pixels."""
-CELL = 16
-"""Side of a cell in pixels. Canvases are whole cells."""
+SLOT = 16
+"""Side of a slot in pixels. Canvases are whole slots."""
 HALVES = (4, 6)
 """Half widths and half heights of shapes in pixels."""
 FORMS = ("circle", "rect", "ellipse", "triangle")
@@ -196,11 +196,7 @@ SHORTEST = 12
 """Shortest arrow in pixels."""
 CLEAR_ENDS, CLEARANCE = 2, 1
 """An arrow keeps this distance from all shapes, except for this length at its ends, both in pixels."""
-HEAD = tag(
-    "marker",
-    {"id": "a", "refX": 3, "refY": 1.5, "orient": "auto"},
-    tag("path", {"d": "M0 0L3 1.5 0 3"}),
-)
+HEAD = tag("marker", {"id": "a", "refX": 3, "refY": 1.5, "orient": "auto"}, tag("path", {"d": "M0 0L3 1.5 0 3"}))
 """Code of the head of an arrow; its tip is at the end of the line."""
 LINE: Mapping[str, str | float] = {"stroke": "black", "stroke-width": 2, "marker-end": "url(#a)"}
 MOST_TRIES = 400
@@ -266,21 +262,21 @@ class SimpleArrow(NamedTuple):
 
 
 def random_shape(left: int, top: int, rng: random.Random) -> SimpleShape:
-    """Return a shape in the middle of the cell with this corner."""
+    """Return a shape in the middle of the slot with this corner."""
     form, colour = rng.choice(FORMS), rng.choice(COLOURS)
     across, down = rng.choice(HALVES), rng.choice(HALVES)
     if form == "circle":
         down = across
     elif form == "ellipse":
         down = sum(HALVES) - across
-    x, y = left + CELL // 2, top + CELL // 2
+    x, y = left + SLOT // 2, top + SLOT // 2
     return SimpleShape(y - down, x - across, x + across, y + down, form, colour)
 
 
 def random_shapes(count: int, canvas: tuple[int, int], rng: random.Random) -> list[SimpleShape]:
-    """Return shapes in order, in cells of their own. `count` is at most the number of cells."""
-    cells = list(product(range(0, canvas[1], CELL), range(0, canvas[0], CELL)))
-    return [random_shape(left, top, rng) for top, left in sorted(rng.sample(cells, count))]
+    """Return shapes in order, in slots of their own. `count` is at most the number of slots."""
+    slots = list(product(range(0, canvas[1], SLOT), range(0, canvas[0], SLOT)))
+    return [random_shape(left, top, rng) for top, left in sorted(rng.sample(slots, count))]
 
 
 def passes(start: Point, end: Point, box: Box) -> bool:
@@ -309,13 +305,12 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
     """Return the SVG code and the entities of a simple figure.
 
     Args:
-        canvas: width and height in pixels, multiples of `CELL`.
-        count: number of shapes.
+        canvas: width and height in pixels, multiples of `SLOT`.
         has_arrow: whether an arrow joins two of them; needs two shapes.
     Raises: DataError if the shapes do not fit.
     """
     message = f"{count} simple shapes do not fit on {canvas[0]} x {canvas[1]} pixels"
-    if count > (canvas[0] // CELL) * (canvas[1] // CELL):
+    if count > (canvas[0] // SLOT) * (canvas[1] // SLOT):
         raise DataError(message, hint="choose larger canvases, or fewer shapes")
     for _ in range(MOST_TRIES):
         shapes = random_shapes(count, canvas, rng)
@@ -403,13 +398,13 @@ class DrawnSettings:
             hint = f"1 <= fewest <= most <= {len(WORDS)}"
             raise DataError(f"figures of {fewest} to {most} shapes cannot be drawn", hint=hint)
         if not 0 <= self.arrow_chance <= 1:
-            raise DataError(f"an arrow_chance of {self.arrow_chance} is no probability", hint="choose 0 to 1")
-        unit = CELL if self.simple else 1
+            raise DataError(f"an arrow_chance of {self.arrow_chance} is not a probability", hint="choose 0 to 1")
+        unit = SLOT if self.simple else 1
         for size in self.sizes:
             if len(size) != 2 or any(not SIDES[0] <= side <= SIDES[1] or side % unit for side in size):
                 hint = f"a width and a height from {SIDES[0]} to {SIDES[1]} pixels"
-                hint += f", multiples of {CELL}" if self.simple else ""
-                raise DataError(f"{size} is no size of a canvas", hint=hint)
+                hint += f", multiples of {SLOT}" if self.simple else ""
+                raise DataError(f"{size} is not a size of a canvas", hint=hint)
 
     @property
     def range(self) -> tuple[int, int]:
@@ -449,7 +444,7 @@ def draw_figure(rng: random.Random, settings: DrawnSettings) -> DrawnFigure:
     canvas = Box(0, 0, width, height)
     placed = arrange(count, canvas.grown(-MARGIN * min(width, height)), rng)
     paints = random_paints(count, rng)
-    shapes = draw_shapes(placed.cells, paints, rng)
+    shapes = draw_shapes(placed.slots, paints, rng)
     arrows = connect([shape.site for shape in shapes], canvas.grown(-ARROW_MARGIN), rng)
     looks = arrow_looks(len(arrows), rng)
     heads = {look.head: look.colour for look in looks}

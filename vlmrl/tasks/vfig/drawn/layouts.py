@@ -28,21 +28,21 @@ from vlmrl.tasks.vfig.drawn.shapes import (
 Layout = Callable[[int, random.Random], list[Point]]
 """(number of shapes, random numbers) -> their centres, as shares of the width and the height."""
 ASPECTS = (1.0, 1.25, 1.5, 1.8)
-"""Widths of a cell per height that are tried."""
+"""Widths of a slot per height that are tried."""
 LARGEST_SHARE = 0.3
-"""Largest share of the frame's width or height that a cell takes."""
+"""Largest share of the frame's width or height that a slot takes."""
 GAP = 0.06
-"""Smallest distance of two cells, as a share of the frame's shorter side."""
+"""Smallest distance of two slots, as a share of the frame's shorter side."""
 RELATIVE_GAP = 0.12
-"""Distance of two cells beyond `GAP`, as a share of the cell's side."""
+"""Distance of two slots beyond `GAP`, as a share of the slot's side."""
 SPLIT_CHANCE = 0.3
 """Probability that a diagram combines two layouts."""
 FEWEST_TO_SPLIT = 4
 """Smallest number of shapes that are split over two layouts."""
 LEGIBLE = (84.0, 54.0)
-"""Width and height of a cell that holds a short label, in pixels; layouts with such cells are preferred."""
+"""Width and height of a slot that holds a short label, in pixels; layouts with such slots are preferred."""
 SMALLEST = (16.0, 16.0)
-"""Smallest width and height of a cell that a shape is drawn in, in pixels."""
+"""Smallest width and height of a slot that a shape is drawn in, in pixels."""
 
 
 def spread(count: int) -> list[float]:
@@ -247,26 +247,26 @@ class Placed(NamedTuple):
     """Boxes of the shapes of a diagram, in the order of its layouts, and the layouts' names."""
 
     layouts: tuple[str, ...]
-    cells: list[Box]
+    slots: list[Box]
 
 
-def fits(cells: Sequence[Box], size: tuple[float, float]) -> bool:
-    """Return whether every cell has at least this width and height, in pixels."""
-    return all(cell.width >= size[0] and cell.height >= size[1] for cell in cells)
+def fits(slots: Sequence[Box], size: tuple[float, float]) -> bool:
+    """Return whether every slot has at least this width and height, in pixels."""
+    return all(slot.width >= size[0] and slot.height >= size[1] for slot in slots)
 
 
 def lay_out(count: int, frame: Box, rng: random.Random) -> Placed:
-    """Place shapes with one random layout, preferably one whose cells hold a label.
+    """Place shapes with one random layout, preferably one whose slots hold a label.
 
     Raises: DataError if the frame is too small for every layout.
     """
     names = rng.sample(sorted(LAYOUTS), len(LAYOUTS))
     tried = [Placed((name,), place(LAYOUTS[name](count, rng), frame)) for name in names]
-    legible = [placed for placed in tried if fits(placed.cells, LEGIBLE)]
+    legible = [placed for placed in tried if fits(placed.slots, LEGIBLE)]
     if legible:
         return legible[0]
-    best = max(tried, key=lambda placed: min(placed.cells[0].width / LEGIBLE[0], placed.cells[0].height / LEGIBLE[1]))
-    if not fits(best.cells, SMALLEST):
+    best = max(tried, key=lambda placed: min(placed.slots[0].width / LEGIBLE[0], placed.slots[0].height / LEGIBLE[1]))
+    if not fits(best.slots, SMALLEST):
         message = f"{count} shapes do not fit on {frame.width:.0f} x {frame.height:.0f} pixels"
         raise DataError(message, hint="choose larger canvases, or fewer shapes")
     return best
@@ -290,7 +290,7 @@ def arrange(count: int, frame: Box, rng: random.Random) -> Placed:
         cut = frame.y1 + share * frame.height
         halves = frame._replace(y2=cut - gap / 2), frame._replace(y1=cut + gap / 2)
     parts = [lay_out(n, half, rng) for n, half in zip((first, count - first), halves, strict=True)]
-    return Placed(parts[0].layouts + parts[1].layouts, parts[0].cells + parts[1].cells)
+    return Placed(parts[0].layouts + parts[1].layouts, parts[0].slots + parts[1].slots)
 
 
 LEAST_SHARE, MOST_SHARE = (0.4, 0.6), (0.6, 0.8)
@@ -403,7 +403,6 @@ class Router:
     """Router of the arrows of a diagram: each avoids the shapes, the edge of the canvas and earlier arrows.
 
     Args:
-        sites: the shapes.
         frame: the part of the canvas in which arrows are drawn.
     """
 
@@ -438,7 +437,7 @@ class Router:
                     break
             if fewest == 0:
                 break
-        assert best is not None, "there is no pair to join"
+        assert best is not None, "there is not a pair to join"
         self.paths.append(path_of(best.points))
         return best
 

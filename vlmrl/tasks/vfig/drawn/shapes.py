@@ -253,7 +253,6 @@ class Paint:
     """Looks of a shape.
 
     Args:
-        colours: its colours.
         style: fill style, from `FILLS`.
         border: border style, from `DASHES`.
         width: width of the border in pixels.
@@ -565,13 +564,13 @@ ROUNDABLE = ("rectangle", "square")
 
 
 def fitted(box: Box, kind: Kind, share: float) -> Box:
-    """Return the box of a shape in the middle of a cell, on whole pixels with even sides.
+    """Return the box of a shape in the middle of a slot, on whole pixels with even sides.
 
     Args:
-        share: the part of the cell's width and height that it takes at most, in (0, 1].
+        share: the part of the slot's width and height that it takes at most, in (0, 1].
     """
-    cell = Box(math.ceil(box.x1), math.ceil(box.y1), math.floor(box.x2), math.floor(box.y2))
-    width, height = cell.width * share, cell.height * share
+    slot = Box(math.ceil(box.x1), math.ceil(box.y1), math.floor(box.x2), math.floor(box.y2))
+    width, height = slot.width * share, slot.height * share
     if kind.widest is not None:
         width = min(width, kind.widest * height)
     if kind.tallest is not None:
@@ -579,5 +578,5 @@ def fitted(box: Box, kind: Kind, share: float) -> Box:
     half_width, half_height = max(1, math.floor(width / 2)), max(1, math.floor(height / 2))
     if kind.widest == kind.tallest == 1:
         half_width = half_height = min(half_width, half_height)
-    x, y = round(cell.centre.x), round(cell.centre.y)
+    x, y = round(slot.centre.x), round(slot.centre.y)
     return Box(x - half_width, y - half_height, x + half_width, y + half_height)

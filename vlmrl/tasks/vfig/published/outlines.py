@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from vlmrl.redaction.redact import excerpt
@@ -28,10 +27,6 @@ from vlmrl.tasks.vfig.published.document import (
     text_of,
     translation,
 )
-
-if TYPE_CHECKING:
-    from vlmrl.tasks.vfig.published.response import Drawn
-
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge, in pixels."""
@@ -159,12 +154,7 @@ def own_box(element: Element) -> Box | None:
 
 
 class Definitions:
-    """Elements with an id in the `defs` that are children of the root: what `use` refers to.
-
-    Args:
-        root: root of the document.
-        work: counter of the visits.
-    """
+    """Elements with an id in the `defs` that are children of the root: what `use` refers to."""
 
     def __init__(self, root: Element, work: Work) -> None:
         self.work = work
@@ -308,9 +298,7 @@ def claim_label(
     """Return label, font and texts of a shape, and mark the texts as used; ("", "", []) without any.
 
     Args:
-        box: the shape's.
         texts: all of the figure.
-        work: counter of the comparisons.
         margin: pixels by which the box is widened.
         inside_first: whether texts in the box itself come first, in document order, whatever their distance.
     """
@@ -347,6 +335,31 @@ INNER_SIZE = 0.7
 """Ratio of areas below which a box inside another is a shape of its own."""
 COMMON = 0.3
 """Smallest share of either box that two boxes of one shape have in common, exclusive."""
+
+
+@dataclass
+class Drawn:
+    """Shape of a response.
+
+    Args:
+        tag: name of its element; `g` for several, `use`.
+        box: its bounds.
+        fill, stroke: colours as written; a fill by a gradient is the colour of its first stop.
+        fill_style: solid, none, dots ...
+        border: solid, dashed, dotted or dash-dot.
+        tags: names of the elements in its group.
+        label, font: of its texts; "" until it is labelled.
+    """
+
+    tag: str
+    box: Box
+    fill: str = ""
+    stroke: str = ""
+    fill_style: str = "solid"
+    border: str = "solid"
+    tags: set[str] = field(default_factory=set)
+    label: str = ""
+    font: str = ""
 
 
 def merged(shapes: Sequence[Drawn], work: Work) -> list[list[Drawn]]:

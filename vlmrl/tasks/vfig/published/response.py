@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import (
@@ -39,6 +39,7 @@ from vlmrl.tasks.vfig.published.outlines import (
     SHAPES,
     Box,
     Definitions,
+    Drawn,
     area,
     centre,
     claim_label,
@@ -71,38 +72,8 @@ FILLED_ONLY = {"polyline", "path"}
 """Shapes that need a fill; the others may have a stroke instead."""
 
 
-@dataclass
-class Drawn:
-    """Shape of a response.
-
-    Args:
-        tag: name of its element; `g` for several, `use`.
-        box: its bounds.
-        fill, stroke: colours as written; a fill by a gradient is the colour of its first stop.
-        fill_style: solid, none, dots ...
-        border: solid, dashed, dotted or dash-dot.
-        tags: names of the elements in its group.
-        label, font: of its texts; "" until it is labelled.
-    """
-
-    tag: str
-    box: Box
-    fill: str = ""
-    stroke: str = ""
-    fill_style: str = "solid"
-    border: str = "solid"
-    tags: set[str] = field(default_factory=set)
-    label: str = ""
-    font: str = ""
-
-
 class Extraction:
-    """Shapes of one response.
-
-    Args:
-        root: root of the document.
-        work: counter of the comparisons.
-    """
+    """Shapes of one response."""
 
     def __init__(self, root: Element, work: Work) -> None:
         self.root, self.work = root, work
@@ -386,11 +357,7 @@ class _Marker:
 
 
 class _Reader:
-    """Reader of the arrows of a response.
-
-    Args:
-        root: root of the document.
-    """
+    """Reader of the arrows of a response."""
 
     def __init__(self, root: Element) -> None:
         self.root = root
@@ -527,9 +494,7 @@ def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[Dr
     """Return the arrows of a response without those that are parts of its shapes.
 
     Args:
-        root: root of the document.
         boxes: bounds of the response's shapes.
-        work: counter of the comparisons.
     """
     reader = _Reader(root)
     places = list(boxes)

@@ -17,10 +17,9 @@ from vlmrl.errors import RewardError
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.svg.parse import SvgRefused, find_svg
 from vlmrl.tasks.vfig.published.document import Unscorable, Work, colour_score, distance, normal, parse, refuse
-from vlmrl.tasks.vfig.published.outlines import Box, centre
+from vlmrl.tasks.vfig.published.outlines import Box, Drawn, centre
 from vlmrl.tasks.vfig.published.response import (
     LONG_LABEL,
-    Drawn,
     DrawnArrow,
     TruthHead,
     extracted_arrows,
@@ -304,9 +303,7 @@ def arrow_means(
         truths: arrows of the reference with the normal labels of their source and target.
         heads: heads of the reference; after a match the next but one belongs to the next arrow, and past
             the last one a head of their mean width on a stroke of 2 pixels.
-        arrows: arrows of the response.
         boxes: normal label -> bounds of the response's shapes.
-        work: counter of the comparisons.
     """
     if not truths:
         return dict.fromkeys(ARROW_METRICS, 1.0), 0.0, 1.0
@@ -458,7 +455,7 @@ def _labels(arrow: TruthArrow, truths: Mapping[str, TruthShape]) -> tuple[str, s
     """Return the normal labels of the ends of an arrow. Raises: Unscorable for a shape that is not there."""
     for key in (arrow.source, arrow.target):
         if key not in truths:
-            refuse(f"{arrow.key} of the reference joins {key}, which is no shape of it")
+            refuse(f"{arrow.key} of the reference joins {key}, which is not one of its shapes")
     return normal(truths[arrow.source].label), normal(truths[arrow.target].label)
 
 
@@ -489,7 +486,7 @@ def _metadata(x: RewardInput, name: str | None) -> Mapping[str, Any] | None:
         try:
             value = parse_json(value) if value.strip() else None
         except ValueError:
-            raise RewardError(f"the row's `{name}` is no JSON text") from None
+            raise RewardError(f"the row's `{name}` is not JSON text") from None
     if value is not None and not isinstance(value, Mapping):
         raise RewardError(f"the row's `{name}` is a {type(value).__name__}, not a mapping")
     return value

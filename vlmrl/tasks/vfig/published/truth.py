@@ -433,10 +433,8 @@ def reconstructed_arrows(root: Element, text: str, boxes: Mapping[str, Box], wor
     """Return the arrows of a reference.
 
     Args:
-        root: root of the document.
         text: its SVG code, for the comments in it.
         boxes: bounds of its shapes.
-        work: counter of the comparisons.
     """
     arrows: list[TruthArrow] = []
     for element in arrow_elements(root, text):
@@ -515,7 +513,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, TruthShape], l
     arrows: list[TruthArrow] = []
     for key, entity in entities.items():
         if not isinstance(entity, Mapping):
-            refuse(f"{key} of the metadata is no object")
+            refuse(f"{key} of the metadata is not an object")
         if "type" not in entity:
             refuse(f"{key} of the metadata has no `type`")
         if entity["type"] == "arrow":
@@ -544,7 +542,7 @@ def _text(key: str, entity: Mapping[str, Any], name: str, default: str | None = 
         return default
     value = entity[name] or ""
     if not isinstance(value, str):
-        refuse(f"`{name}` of {key} in the metadata is no text: {excerpt(str(value), 80)}")
+        refuse(f"`{name}` of {key} in the metadata is not a text: {excerpt(str(value), 80)}")
     return value
 
 

@@ -316,10 +316,7 @@ class FigureScore:
 def compare(truth: Figure, response: Figure) -> FigureScore:
     """Return the scores of a drawing. Both must have pictures of one size."""
     pairs = correspond(
-        truth.elements,
-        response.elements,
-        math.hypot(*truth.size),
-        (truth.view.more, response.view.more),
+        truth.elements, response.elements, math.hypot(*truth.size), (truth.view.more, response.view.more)
     )
     picture = truth.true_picture.similarity(response.view.picture)
     # Where neither has elements, their pages are all that there is.

@@ -1,4 +1,4 @@
-"""One verdict an answer: what a task measures from the reward's detail is what it measures from the text."""
+"""One outcome an answer: what a task measures from the reward's detail is what it measures from the text."""
 
 from __future__ import annotations
 

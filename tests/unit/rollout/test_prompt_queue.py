@@ -1,4 +1,4 @@
-"""The deal of prompts to ranks: each prompt once, one's own first, and nothing waits for a slow rank."""
+"""The queue of prompts over the ranks: each prompt once, one's own first, and nothing waits for a slow rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.sample import Deal, Prompt, sample_scored
+from vlmrl.rollout.sample import Prompt, PromptQueue, sample_scored
 from vlmrl.types import RewardInput, Row, Sample, SamplingParams
 
 
@@ -40,34 +40,34 @@ def ranks(size: int) -> list[World]:
 def test_every_prompt_is_taken_once_in_any_order_of_the_ranks(
     size: int, count: int, first: int, order: list[int]
 ) -> None:
-    deals = [Deal(count, world, "x", first) for world in ranks(size)]
-    takers = [iter(deal) for deal in deals]
+    queues = [PromptQueue(count, world, "x", first) for world in ranks(size)]
+    takers = [iter(queue) for queue in queues]
     for rank in [*(r for r in order if r < size), *range(size)]:
         next(takers[rank], None)
     for taker in takers:
         list(taker)
-    assert sorted(i for deal in deals for i in deal.taken) == list(range(count))
-    for rank, deal in enumerate(deals):
-        own = [i % size == rank for i in deal.taken]
+    assert sorted(i for queue in queues for i in queue.taken) == list(range(count))
+    for rank, queue in enumerate(queues):
+        own = [i % size == rank for i in queue.taken]
         assert own == sorted(own, reverse=True), "one of another rank before one's own"
-        assert deal.taken[:first] == list(range(rank, count, size))[:first] or not all(own[:first])
-        assert {*list(range(rank, count, size))[:first]} <= {*deal.taken}, "a rank has lost one of its first"
+        assert queue.taken[:first] == list(range(rank, count, size))[:first] or not all(own[:first])
+        assert {*list(range(rank, count, size))[:first]} <= {*queue.taken}, "a rank has lost one of its first"
 
 
 def test_the_others_take_what_waits_for_a_slow_rank() -> None:
-    slow, *others = (Deal(18, world, "x", 2) for world in ranks(3))
+    slow, *others = (PromptQueue(18, world, "x", 2) for world in ranks(3))
     at_once = iter(slow)
     assert [next(at_once), next(at_once)] == [0, 3]
-    for deal in others:
-        list(deal)
+    for queue in others:
+        list(queue)
     assert list(at_once) == [], "nothing is left when it has room again"
-    assert [len(deal.taken) for deal in (slow, *others)] == [2, 14, 2]
+    assert [len(queue.taken) for queue in (slow, *others)] == [2, 14, 2]
 
 
 def test_a_fixed_deal_needs_no_store() -> None:
     world = World(1, 3, 1, 3)
-    assert list(Deal(8, world)) == [1, 4, 7] and list(Deal(6, world, "x", 2)) == [1, 4]
-    assert list(Deal(3, ALONE)) == [0, 1, 2]
+    assert list(PromptQueue(8, world)) == [1, 4, 7] and list(PromptQueue(6, world, "x", 2)) == [1, 4]
+    assert list(PromptQueue(3, ALONE)) == [0, 1, 2]
 
 
 class Engine(Generator):
@@ -114,16 +114,16 @@ def prompt(index: int) -> Prompt:
     return Prompt(Rows(), row, 0, EncodedPrompt(row, "?", (1,), (0,), {}, 0, 0, ()))  # type: ignore[arg-type]
 
 
-def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int | None) -> tuple[list[Any], list[Deal]]:
-    """(rollouts of all prompts as the first rank gets them, the deals)."""
-    deals = [Deal(count, world, "x", room) for world in worlds]
+def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int | None) -> tuple[list[Any], list[Any]]:
+    """(rollouts of all prompts as the first rank gets them, the queues)."""
+    queues = [PromptQueue(count, world, "x", room) for world in worlds]
     joined: list[Any] = [None] * len(worlds)
 
     def work(rank: int) -> None:
-        deal = deals[rank]
+        queue = queues[rank]
         options: dict[str, Any] = {"num_samples": 2, "run_seed": 9, "version": 4, "room": room}
-        rollouts = sample_scored(engines[rank], map(prompt, deal), SamplingParams(), UNSCORED, **options)
-        joined[rank] = deal.join([replace(rollout, seconds=0.0) for rollout in rollouts])
+        rollouts = sample_scored(engines[rank], map(prompt, queue), SamplingParams(), UNSCORED, **options)
+        joined[rank] = queue.join([replace(rollout, seconds=0.0) for rollout in rollouts])
 
     threads = [Thread(target=work, args=(rank,)) for rank in range(len(worlds))]
     for thread in threads:
@@ -131,7 +131,7 @@ def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int 
     for thread in threads:
         thread.join(30)
     assert all(rollouts == joined[0] for rollouts in joined)
-    return joined[0], deals
+    return joined[0], queues
 
 
 def test_engines_take_groups_from_a_slow_rank_and_the_samples_stay_the_same() -> None:
@@ -140,8 +140,8 @@ def test_engines_take_groups_from_a_slow_rank_and_the_samples_stay_the_same() ->
     done = {1: Engine(), 2: Engine()}
     # Rank 0's engine completes nothing until the others have nothing left to do.
     slow = Engine(lambda: sum(engine.number - len(engine.open) for engine in done.values()) == 12)
-    rollouts, deals = sample_on(worlds, [slow, done[1], done[2]], 14, 2)
-    assert deals[0].taken == [0, 3] and len(deals[1].taken) + len(deals[2].taken) == 12
+    rollouts, queues = sample_on(worlds, [slow, done[1], done[2]], 14, 2)
+    assert queues[0].taken == [0, 3] and len(queues[1].taken) + len(queues[2].taken) == 12
     assert [engine.most for engine in (slow, *done.values())] == [2, 2, 2]
     assert [r.samples for r in rollouts] == [r.samples for r in alone]
     assert [r.prompt.row.prompt_id for r in rollouts] == [f"row-{i}" for i in range(14)]
@@ -150,5 +150,5 @@ def test_engines_take_groups_from_a_slow_rank_and_the_samples_stay_the_same() ->
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_few_prompts_stay_with_their_ranks(count: int) -> None:
-    _, deals = sample_on(ranks(3), [Engine() for _ in range(3)], count, 2)
-    assert [deal.taken for deal in deals] == [list(range(rank, count, 3)) for rank in range(3)]
+    _, queues = sample_on(ranks(3), [Engine() for _ in range(3)], count, 2)
+    assert [queue.taken for queue in queues] == [list(range(rank, count, 3)) for rank in range(3)]

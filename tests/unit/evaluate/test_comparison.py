@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlmrl.evaluate.paired import conclude, verdict
+from vlmrl.evaluate.paired import comparison, conclude
 from vlmrl.store.evaluated_rows import LABELS
 
 NO_DIFFERENCE = "no difference shown"
@@ -35,21 +35,21 @@ def difference(value: float, low: float | None, high: float | None) -> dict[str,
     ],
 )
 def test_a_difference_is_better_or_worse_only_where_its_interval_excludes_zero(metric, found, expected):
-    assert verdict(metric, found) == expected
+    assert comparison(metric, found) == expected
 
 
 @pytest.mark.parametrize("metric", ["reward", "part/format"])
 def test_scores_of_different_rewards_are_never_better_or_worse(metric: str):
-    assert verdict(metric, difference(1.9, 1.8, 2.0), scored_alike=False) == "other reward"
-    assert verdict("accuracy", difference(0.1, 0.05, 0.2), scored_alike=False) == "better"
+    assert comparison(metric, difference(1.9, 1.8, 2.0), scored_alike=False) == "other reward"
+    assert comparison("accuracy", difference(0.1, 0.05, 0.2), scored_alike=False) == "better"
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "accuracy/digit", "pass@4"])
 def test_an_accuracy_that_is_a_part_of_the_reward_is_not_compared_across_rewards(metric: str):
     fell = difference(-0.29, -0.4, -0.2)
-    assert verdict(metric, fell, scored_alike=False, accuracy_of_reward=True) == "other reward"
-    assert verdict(metric, fell, scored_alike=True, accuracy_of_reward=True) == "worse"
-    assert verdict("truncated", difference(0.1, 0.0, 0.2), False, True) == "not clear"
+    assert comparison(metric, fell, scored_alike=False, accuracy_of_reward=True) == "other reward"
+    assert comparison(metric, fell, scored_alike=True, accuracy_of_reward=True) == "worse"
+    assert comparison("truncated", difference(0.1, 0.0, 0.2), False, True) == "not clear"
 
 
 def test_the_sentence_says_first_that_the_rewards_differ():
