@@ -120,10 +120,12 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base
     origin = (meta.get("base") or {}) if adapter else _first_base(run_dir, meta)
     base = _base_name(origin)
     title = (manifest.name or manifest.recipe) if manifest else Path(name).name
+    how = "supervised fine-tuning" if meta.get("kind") == "sft" else "reinforcement learning"
+    what = "A LoRA adapter for" if adapter else "A vision-language model trained from"
     parts = [
         _front_matter(base, recipe, adapter),
         f"# {title}, step {meta['step']}\n",
-        _summary(meta, base, adapter),
+        f"{what} {_cell(base) or 'an unnamed base'} by {how} with vlmrl {__version__}.\n",
         "## Where it comes from\n\n" + _table(("", ""), _lineage(meta, manifest, recipe, origin)),
         "## Evaluation\n\n" + _evaluation(run_dir, checkpoint, manifest),
         "## Proof\n\n" + _proof(proof),
@@ -165,12 +167,6 @@ def _front_matter(base: str, recipe: Mapping[str, Any], adapter: bool) -> str:
     return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---\n"])
 
 
-def _summary(meta: Mapping[str, Any], base: str, adapter: bool) -> str:
-    how = "supervised fine-tuning" if meta.get("kind") == "sft" else "reinforcement learning"
-    what = "A LoRA adapter for" if adapter else "A vision-language model trained from"
-    return f"{what} {_cell(base) or 'an unnamed base'} by {how} with vlmrl {__version__}.\n"
-
-
 def _lineage(
     meta: Mapping[str, Any], manifest: Manifest | None, recipe: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
@@ -184,24 +180,14 @@ def _lineage(
         return [*rows, ("run", "unknown: the checkpoint was moved out of its run")]
     rows += [("run", manifest.id), ("recipe", f"{manifest.recipe} (sha256 {manifest.recipe_sha256[:12] or 'unknown'})")]
     if manifest.parent:
-        rows.append(
-            (
-                "started from",
-                f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}"
-                f"{', all of its state' if manifest.forked_at is not None else ''}",
-            )
-        )
+        state = ", all of its state" if manifest.forked_at is not None else ""
+        parent = f"run {manifest.parent.get('run')}, {manifest.parent.get('checkpoint')}{state}"
+        rows.append(("started from", parent))
     if recipe:
         rows.append(("training", _training(recipe)))
     for d in manifest.datasets:
-        fingerprint = str(d.get("fingerprint") or "unknown")[:12]
-        rows.append(
-            (
-                "data",
-                f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows, "
-                f"fingerprint {fingerprint}",
-            )
-        )
+        what = f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows"
+        rows.append(("data", f"{what}, fingerprint {str(d.get('fingerprint') or 'unknown')[:12]}"))
     rows += [("reward", f"{r.get('source')}: {identity_of(r).words}") for r in manifest.rewards]
     if manifest.git:
         dirty = ", with uncommitted changes" if manifest.git.get("dirty") else ""
@@ -264,18 +250,14 @@ def _proof(proof: Proof) -> str:
     )
 
 
-def _how_to_get(base: Mapping[str, Any]) -> str:
-    """Return the name of the base model, or for another run's checkpoint the command that writes it to `BASE`."""
-    if base.get("run"):
-        return f"`vlmrl merge {base['run']} --checkpoint {base.get('step')} --out BASE` writes it"
-    return _cell(_base_name(base)) or "it is not recorded"
-
-
 def _use(name: str, meta_base: Mapping[str, Any], base_path: str | None, adapter: bool) -> str:
     if adapter:
         base = _base_name(meta_base)
         where = base if HUB_NAME.fullmatch(base) else base_path or "BASE"
-        missing = "" if where != "BASE" else f"`BASE` is a folder with the base model: {_how_to_get(meta_base)}.\n\n"
+        get = _cell(base) or "it is not recorded"
+        if meta_base.get("run"):
+            get = f"`vlmrl merge {meta_base['run']} --checkpoint {meta_base.get('step')} --out BASE` writes it"
+        missing = "" if where != "BASE" else f"`BASE` is a folder with the base model: {get}.\n\n"
         return (
             f"{missing}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForImageTextToText\n\n"
             f'base = AutoModelForImageTextToText.from_pretrained({json.dumps(where)}, dtype="auto")\n'
@@ -378,7 +360,9 @@ def merge(
         out.parent.mkdir(parents=True, exist_ok=True)
         with _writing(out, checkpoint.parent.parent) as temp:
             if adapter:
-                parameters = _write_adapter(checkpoint, temp)
+                for file in check_files(checkpoint, ADAPTER):
+                    shutil.copyfile(checkpoint / file, temp / Path(file).name)
+                parameters = sum(t.numel() for t in read_adapter(temp).values())
             else:
                 parameters, whole = _write_merged(checkpoint, temp, dtype, base, shard_bytes, own_code)
             with quiet_transformers():
@@ -387,7 +371,9 @@ def merge(
             proof = Proof(None, skipped="--skip-proof") if skip_proof else prove_elsewhere(request)
             write_json(temp / MERGE_RECORD, _record(checkpoint, request, proof, whole))
             # A model card that is uploaded must not name a folder of this machine.
-            where = None if name is not None or not adapter else _base_folder(checkpoint, base)
+            # Nor can transformers load the base from a run's checkpoint.
+            place = find_base(checkpoint, base) if adapter and name is None else None
+            where = None if isinstance(place, Path) else place
             card = model_card(checkpoint, proof, adapter=adapter, name=name or str(out), base_path=where)
             (temp / CARD).write_text(card, "utf-8")
             _publish(temp, out)
@@ -399,12 +385,6 @@ def merge(
         ) from error
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     return Merged(out, meta["step"], parameters, size, proof, whole, tuple(notes))
-
-
-def _base_folder(checkpoint: Path, base: str | None) -> str | None:
-    """Return the folder or hub name from which transformers can load the base; None if it is a run's checkpoint."""
-    place = find_base(checkpoint, base)
-    return None if isinstance(place, Path) else place
 
 
 def _record(checkpoint: Path, request: ProofRequest, proof: Proof, whole: str | None) -> dict[str, Any]:
@@ -454,13 +434,6 @@ def _write_merged(
     with quiet_transformers(), publishing(model):
         (model if dtype is None else model.to(DTYPES[dtype])).save_pretrained(folder, max_shard_size=shard_bytes)
     return sum(p.numel() for p in model.parameters()), text
-
-
-def _write_adapter(checkpoint: Path, folder: Path) -> int:
-    """Copy the adapter's own files. Return its number of parameters."""
-    for name in check_files(checkpoint, ADAPTER):
-        shutil.copyfile(checkpoint / name, folder / Path(name).name)
-    return sum(t.numel() for t in read_adapter(folder).values())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.output import console, emit, shorten
+from vlmrl.cli.output import console, draw_plain_table, emit, shorten
 from vlmrl.errors import Problem, gib
 from vlmrl.untrusted import one_line, plural, visible
 
@@ -22,18 +22,17 @@ SHOWN_PARTS = 5
 
 def show_memory(plan: Mapping[str, Any]) -> None:
     """Print a plan of `setup/memory_plan.py`, given as JSON values."""
-    from rich.table import Table
     from rich.text import Text
 
     out = console(stderr=False)
     out.print(Text(f"\nmemory  {_title(plan)}", style="bold"))
-    table = Table("phase", "needs", "share", "largest parts", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    rows = []
     for phase in plan["phases"]:
         where = " (engine GPUs)" if phase["on"] == "engine" else ""
         full = phase["bytes"] > plan["bytes_each"]
         share = Text(f"{phase['bytes'] / max(1, plan['bytes_each']):.0%}", style="bold red" if full else "")
-        table.add_row(Text(phase["phase"] + where), Text(gib(phase["bytes"])), share, Text(_parts(phase["parts"])))
-    out.print(table)
+        rows.append((phase["phase"] + where, gib(phase["bytes"]), share, _parts(phase["parts"])))
+    draw_plain_table(rows, ("phase", "needs", "share", "largest parts"))
     if plan["device"] != "this machine":
         for phase in plan["host"]:
             have = "" if plan["host_bytes"] is None else f" of {gib(plan['host_bytes'])}"
@@ -75,9 +74,6 @@ MAX_RESPONSE = 160
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     allowed = parity["tolerance"]
     gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
     lines = [
@@ -96,21 +92,11 @@ def show_parity(parity: Mapping[str, Any]) -> None:
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
         words = "" if row["agrees"] else "  DISAGREES"
         lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{words}"))
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in lines:
-        table.add_row(Text(name, style="bold"), Text(value))
-    console(stderr=False).print(table)
+    draw_plain_table(lines)
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in _plan_lines(plan):
-        table.add_row(Text(name, style="bold"), Text(value))
-    if table.row_count:
-        console(stderr=False).print(table)
+    draw_plain_table(_plan_lines(plan))
     if "memory" in plan:
         show_memory(plan["memory"])
 
@@ -199,23 +185,17 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     for choice in plan.get("chosen", []):
         yield "chosen", choice_text(choice)
-    if "attention" in plan:
-        yield from _attention_lines(plan["attention"])
+    if attention := plan.get("attention"):
+        text, images = attention["text"], attention["images"]
+        yield "attention", text if text == images else f"{text}; for images {images}"
+        if attention["missing"]:
+            yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
     yield (
         "disk",
-        (
-            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
-            f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
-            f"{gib(disk['free_bytes'])} free in {disk['folder']}"
-        ),
+        f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
+        f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
+        f"{gib(disk['free_bytes'])} free in {disk['folder']}",
     )
-
-
-def _attention_lines(attention: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    text, images = attention["text"], attention["images"]
-    yield "attention", text if text == images else f"{text}; for images {images}"
-    if attention["missing"]:
-        yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
 
 
 def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) -> None:
@@ -223,8 +203,9 @@ def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) ->
     from rich.text import Text
 
     show_each([p for p in problems if p not in shown])
-    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in _counts(problems)) or "no problems"
-    console(stderr=False).print(Text(f"\n{counts}"))
+    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
+    words = ", ".join(f"{n} {level}{plural(n)}" for n, level in counts if n) or "no problems"
+    console(stderr=False).print(Text(f"\n{words}"))
 
 
 def show_each(problems: Sequence[Problem]) -> None:
@@ -237,11 +218,6 @@ def show_each(problems: Sequence[Problem]) -> None:
         text = Text("\n" + visible(format_error(p.message, p.where, p.hint, p.level)))
         text.stylize("bold red" if p.level == "error" else "bold yellow", 1, 2 + len(p.level))
         out.print(text)
-
-
-def _counts(problems: Sequence[Problem]) -> list[tuple[int, str]]:
-    counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
-    return [(n, level) for n, level in counts if n]
 
 
 def register(app: typer.Typer) -> None:
@@ -300,8 +276,7 @@ def check(
     is_ok = not any(p.level == "error" for p in result.problems)
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
     fields = {"ok": is_ok, "recipe": recipe, "problems": problems, "plan": result.plan}
-    emit(fields | ({"deep": result.parity} if deep else {}), as_json)
-    if not as_json:
+    if not emit(fields | ({"deep": result.parity} if deep else {}), as_json):
         show_plan(result.plan)
         if result.parity is not None:
             show_parity(result.parity)

@@ -57,19 +57,11 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
         return
     of = "" if n == a == b else f" of {a} and {b}"
-    cells = [
-        (
-            m["metric"],
-            _value(m["a"]),
-            _value(m["b"]),
-            f"{m['difference']:+.4f}",
-            _interval(m),
-            _p_value(m["test"]),
-            m["verdict"],
-            str(m["n"]),
-        )
-        for m in evaluation["metrics"]
-    ]
+    cells = []
+    for m in evaluation["metrics"]:
+        p = f"{m['test']['p_holm']:.3g}" if m["test"] else ""
+        means = (m["metric"], _value(m["a"]), _value(m["b"]), f"{m['difference']:+.4f}")
+        cells.append((*means, _interval(m), p, m["verdict"], str(m["n"])))
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
     corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
     p_name = "p (Holm)" if corrected else "p"
@@ -81,9 +73,8 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         tell(words_of_power(evaluation["power"]))
     if evaluation["label"]:
         tell(f"these are {evaluation['label']}")
-    if evaluation["blind_probe"]:
-        for text in evaluation["blind_probe"]["conclusion"]:
-            tell(text)
+    for text in (evaluation["blind_probe"] or {}).get("conclusion", ()):
+        tell(text)
     if evaluation["rows_with_other_truth"]:
         tell(f"{evaluation['rows_with_other_truth']} rows left out: the same prompt has another truth")
 
@@ -132,11 +123,6 @@ def _band(band: dict[str, Any] | None) -> str:
     return f"{band['mean']:.3f}" + ("" if band["sd"] is None else f" +- {band['sd']:.3f}")
 
 
-def _p_value(test: dict[str, Any] | None) -> str:
-    """Return the p-value of a test, corrected if several were made; "" if the metric is not tested."""
-    return "" if test is None else f"{test['p_holm']:.3g}"
-
-
 def _interval(metric: dict[str, Any]) -> str:
     if metric["low"] is None or metric["high"] is None:
         return "-"
@@ -157,46 +143,29 @@ def show_settings(result: dict[str, Any]) -> None:
         for run in setting["runs"]:
             tell(f"{setting['letter']}  {side_title(run)}")
     for evaluation in result["evaluations"]:
-        _show_evaluation(evaluation)
+        tell("")
+        means = []
+        for letter, metrics in evaluation["settings"].items():
+            for metric, m in metrics.items():
+                sd, each = "-" if m["sd"] is None else f"{m['sd']:.4f}", " ".join(f"{mean:.3f}" for mean in m["runs"])
+                means.append((letter, metric, f"{m['mean']:.4f}", sd, each))
+        title = f"Evaluation {evaluation['name']}, {evaluation['rows']} rows that all answered"
+        show_table(title, ("", "metric", "mean", "sd between runs", "runs"), means, titled=True)
+        tell("")
+        rows = []
+        for d in evaluation["differences"]:
+            p_values = (f"{d['test'][p]:.3g}" for p in ("p", "p_holm"))
+            rows.append((d["pair"], d["metric"], f"{d['difference']:+.4f}", _interval(d), *p_values, d["verdict"]))
+        heads = ("", "metric", "difference", "95% interval", "p", "p (Holm)", "verdict")
+        show_table("Differences", heads, rows, titled=True)
+        if evaluation["label"]:
+            tell(f"these are {evaluation['label']}")
     tell(f"intervals: {result['intervals']}")
     tell(f"tests: {result['tests']}")
     show_checkpoints(result["checkpoints"])
     show_epochs(result["epochs"])
     for note in result["notes"]:
         tell(f"\n{note}")
-
-
-def _show_evaluation(evaluation: dict[str, Any]) -> None:
-    tell("")
-    means = [
-        (letter, metric, f"{m['mean']:.4f}", "-" if m["sd"] is None else f"{m['sd']:.4f}", _runs(m["runs"]))
-        for letter, metrics in evaluation["settings"].items()
-        for metric, m in metrics.items()
-    ]
-    title = f"Evaluation {evaluation['name']}, {evaluation['rows']} rows that all answered"
-    show_table(title, ("", "metric", "mean", "sd between runs", "runs"), means, titled=True)
-    tell("")
-    rows = [
-        (
-            d["pair"],
-            d["metric"],
-            f"{d['difference']:+.4f}",
-            "-" if d["low"] is None else f"[{d['low']:+.4f}, {d['high']:+.4f}]",
-            f"{d['test']['p']:.3g}",
-            f"{d['test']['p_holm']:.3g}",
-            d["verdict"],
-        )
-        for d in evaluation["differences"]
-    ]
-    show_table(
-        "Differences", ("", "metric", "difference", "95% interval", "p", "p (Holm)", "verdict"), rows, titled=True
-    )
-    if evaluation["label"]:
-        tell(f"these are {evaluation['label']}")
-
-
-def _runs(means: list[float]) -> str:
-    return " ".join(f"{mean:.3f}" for mean in means)
 
 
 def register(app: typer.Typer) -> None:
@@ -242,14 +211,12 @@ def compare_(
     root = runs_root(runs)
     if is_list(refs := [a, b, *(more or [])]):
         result = compare_settings(open_settings(root, refs))
-        emit(result, as_json)
-        if not as_json:
+        if not emit(result, as_json):
             show_settings(result)
         return
     left, right = open_side(root, a), open_side(root, b)
     result = compare(left, right)
-    emit(result, as_json)
-    if as_json:
+    if emit(result, as_json):
         return
     tell(result["conclusion"]["text"], bold=True)
     tell("")

@@ -14,6 +14,13 @@ from vlmrl.cli.output import console, emit, shorten, tell
 from vlmrl.untrusted import visible
 
 
+def _open(dataset: str, columns: str | None) -> Any:
+    from vlmrl.data.open_dataset import open_dataset
+    from vlmrl.recipe.schema import Data
+
+    return open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
+
+
 def doctor(
     dataset: options.Dataset,
     task: str | None = typer.Option(
@@ -32,12 +39,10 @@ def doctor(
     """
     from vlmrl.cli.progress import PartCounter
     from vlmrl.data.doctor import visit
-    from vlmrl.data.open_dataset import open_dataset
-    from vlmrl.recipe.schema import Data
     from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.dataset_assembly import prompt_texts, prompt_tokens
 
-    opened = open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
+    opened = _open(dataset, columns)
     chosen_task = task_of(opened, task)
     tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
     report = visit(
@@ -49,9 +54,8 @@ def doctor(
         workers=workers,
         progress=part_counter,
     )
-    if not as_json:
+    if not emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json):
         show_doctor(report)
-    emit({"path": opened.path, "fingerprint": opened.fingerprint, "doctor": report}, as_json)
 
 
 def export(
@@ -71,20 +75,18 @@ def export(
     from rich.text import Text
 
     from vlmrl.data.dataset import require_split
-    from vlmrl.data.open_dataset import open_dataset
-    from vlmrl.recipe.schema import Data
     from vlmrl.tasks import task_of
     from vlmrl.tasks.dataset_assembly import export_dataset
 
-    opened = open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
+    opened = _open(dataset, columns)
     for name in split:
         require_split(opened, name)
     chosen_task = task_of(opened, task)
     with console().status(Text(f"writing {out}")):
         rows = export_dataset(opened, chosen_task, out, splits=split or None)
-    for name, count in rows.items() if not as_json else ():
-        tell(f"{out / name}.parquet  {count} rows")
-    emit({"path": str(out), "rows": rows}, as_json)
+    if not emit({"path": str(out), "rows": rows}, as_json):
+        for name, count in rows.items():
+            tell(f"{out / name}.parquet  {count} rows")
 
 
 MOST_CHARS = 600
@@ -158,11 +160,9 @@ def show(
     Example: vlmrl data show data/digits --split test --n 3
     """
     from vlmrl.data.dataset import require_split
-    from vlmrl.data.open_dataset import open_dataset
-    from vlmrl.recipe.schema import Data
     from vlmrl.tasks import task_of
 
-    opened = open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
+    opened = _open(dataset, columns)
     split = split or next(iter(opened.splits))
     require_split(opened, split)
     count = min(n, opened.splits[split])
@@ -170,9 +170,8 @@ def show(
     rows = [row_fields(opened, opened.rows(split)[index], chosen_task, save) for index in range(count)]
     facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
     facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
-    if not as_json:
+    if not emit({**facts, "split": split, "rows": rows}, as_json):
         show_rows(opened, facts, rows)
-    emit({**facts, "split": split, "rows": rows}, as_json)
 
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, check or export a dataset.")
@@ -187,13 +186,11 @@ def register(app: typer.Typer) -> None:
 
 def show_doctor(report: Mapping[str, Any]) -> None:
     """Print the data doctor's checks as a table: check, verdict, finding."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(title="data doctor")
-    table.add_column("check", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("finding", overflow="fold")
+    whole = [Column(name, no_wrap=True) for name in ("check", "verdict")]
+    table = Table(*whole, Column("finding", overflow="fold"), title="data doctor")
     for check in report["checks"]:
         table.add_row(*(Text(visible(check[column])) for column in ("check", "verdict", "finding")))
     console(stderr=False).print(table)

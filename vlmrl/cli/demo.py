@@ -14,12 +14,10 @@ from vlmrl.errors import unknown
 
 
 def show_demo(result: dict) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(title=f"Test split, 95% intervals over {result['unit']}", title_justify="left")
-    table.add_column("metric")
-    for name in ("SFT", "GRPO"):
-        table.add_column(name, justify="right")
+    columns = (Column("metric"), *(Column(name, justify="right") for name in ("SFT", "GRPO")))
+    table = Table(*columns, title=f"Test split, 95% intervals over {result['unit']}", title_justify="left")
     for name, pair in result["metrics"].items():
         cells = [f"{m['value']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" for m in (pair["sft"], pair["grpo"])]
         table.add_row(name, *cells)
@@ -89,6 +87,5 @@ def demo(
     usual = next(iter(DEMOS))
     folder = out or Path("demo" if task in (None, usual) else f"demo-{task}")
     result = run_demo(folder, seed, shipped_folder(), say, task or usual)
-    if not as_json:
+    if not emit(result, as_json):
         show_demo(result)
-    emit(result, as_json)

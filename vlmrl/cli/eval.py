@@ -5,8 +5,8 @@ The model is loaded here, or named at a server with `--endpoint` and `--model`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,12 +20,13 @@ from vlmrl.errors import Problem, RecipeError
 from vlmrl.untrusted import plural
 
 if TYPE_CHECKING:
+    from vlmrl.dist.world import World
     from vlmrl.evaluate.eval import EvalSettings, PlannedEvaluation
-    from vlmrl.evaluate.eval_rows import ChosenRecipe, EvalRows
+    from vlmrl.evaluate.eval_rows import ChosenRecipe
     from vlmrl.evaluate.records import Evaluation
     from vlmrl.launch.request import AnswerRequest
     from vlmrl.recipe.schema import Recipe
-    from vlmrl.services.client import EndpointOptions
+    from vlmrl.services.client import EndpointClient, EndpointOptions
     from vlmrl.setup.model_origin import ModelOrigin
 
 
@@ -152,16 +153,10 @@ def show_measures(result: Mapping[str, Any]) -> None:
 
     lines = measure_lines(result)
     if lines:
-        cells = [
-            [
-                x.name,
-                *_cells(x.every),
-                *_cells(x.valid),
-                number(x.ceiling["value"] if x.ceiling else None),
-                number(x.share),
-            ]
-            for x in lines
-        ]
+        cells = []
+        for x in lines:
+            ceiling = number(x.ceiling["value"] if x.ceiling else None)
+            cells.append([x.name, *_cells(x.every), *_cells(x.valid), ceiling, number(x.share)])
         show_table("", ["measure", "all responses", "n", "the valid ones", "n", "ceiling", "share"], cells)
         tell(MEASURES_LEGEND)
     for line in absent_words(result):
@@ -354,15 +349,15 @@ def eval_(
     source: options.OneSource = None,
     task: options.PromptTask = None,
     checkpoint: options.EvalCheckpoint = "best",
-    sample: options.Sample = None,
-    n: options.Samples = 1,
+    temperature: options.Sample = None,
+    samples: options.Samples = 1,
     max_rows: options.MaxRows = None,
     seed: options.EvalSeed = 0,
     name: Name = None,
     compare: Compare = None,
     images: Images = None,
     normal: Normal = None,
-    settings_names: Settings = None,
+    settings: Settings = None,
     overrides: options.Set = None,
     force: Force = False,
     gpus: options.ModelGpus = None,
@@ -407,13 +402,12 @@ def eval_(
     from vlmrl.data.blinded_images import parse_changes
     from vlmrl.dist.world import launched, recorded_command
     from vlmrl.evaluate import eval as work
-    from vlmrl.evaluate.eval_rows import rows_to_evaluate
+    from vlmrl.evaluate.eval_rows import find_evaluation, rows_to_evaluate
     from vlmrl.evaluate.shared_rows import with_shared
     from vlmrl.launch.request import EvalRequest
     from vlmrl.store.layout import check_eval_name, runs_root
 
-    if n > 1 and not sample:
-        raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
+    options.check_sampling(samples, temperature)
     check_eval_name(name)
     changes = parse_changes(images)
     if changes and compare:
@@ -421,41 +415,23 @@ def eval_(
     if normal and not changes:
         raise RecipeError("--normal belongs to --images", hint="add --images blank")
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
-    request = EvalRequest(
-        model=model or str(served),
-        recipe=recipe,
-        data=data,
-        split=split,
-        source=source,
-        task=task,
-        checkpoint=checkpoint,
-        temperature=sample,
-        samples=n,
-        max_rows=max_rows,
-        seed=seed,
-        overrides=tuple(overrides or ()),
-        force=force,
-        gpus=gpus,
-        runs=runs,
-        argv=options.typed_words(ctx),
-        name=name,
-        compare=compare,
-        images=images,
-        normal=normal,
-        settings=tuple(settings_names or ()),
-        as_json=as_json,
-    )
+    request = options.request_of(EvalRequest, ctx, model=model or str(served))
     root, argv = runs_root(runs), recorded_command(request.argv)
     origin, chosen, filled, warnings = open_answering(request, endpoint_options, root)
-    settings = work.EvalSettings(sample or None, n, name, seed, force, changes)
+    how = work.EvalSettings(temperature or None, samples, name, seed, force, changes)
     if not launched():
         show_warnings(warnings)
     rows = with_shared(rows_to_evaluate(filled, chosen.seen, split, max_rows, source), chosen.seen.run_dir)
+    if normal and len(rows) > 1:
+        raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
     if normal:
-        settings = replace(settings, normal=_normal(normal, root, rows))
-    every = work.chosen_settings(filled, settings, settings_names or ())
+        shown = rows[0].source
+        how = replace(how, normal=find_evaluation(normal, root, shown.split, shown.name, option="--normal"))
+    every = work.chosen_settings(filled, how, settings or ())
     planned = work.plan(filled, origin, rows, chosen.run_dir, every, argv)
-    others = _others(compare, root, planned)
+    others = None
+    if compare is not None:
+        others = [find_evaluation(compare, root, one.meta["split"], one.meta["source"], one.meta) for one in planned]
     if not launched():
         say_origin(request.model, origin.parent)
         _announce(planned)
@@ -464,26 +440,9 @@ def eval_(
         if gpus is not None and (evaluated := _launch(gpus, request, filled, planned, chosen.run_dir, root)):
             _show(*evaluated, others, as_json)
             return
-    done = _evaluate(endpoint_options, filled, origin, planned, chosen.run_dir, root, settings, argv)
+    done = _evaluate(endpoint_options, filled, origin, planned, chosen.run_dir, root, how, argv)
     if not launched():
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
-
-
-def _normal(ref: str, root: Path, rows: Sequence[EvalRows]) -> Path:
-    from vlmrl.evaluate.eval_rows import find_evaluation
-
-    if len(rows) > 1:
-        raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
-    return find_evaluation(ref, root, rows[0].source.split, rows[0].source.name, option="--normal")
-
-
-def _others(ref: str | None, root: Path, planned: Sequence[PlannedEvaluation]) -> list[Path] | None:
-    """Return the evaluation to compare with, for each one that is planned; None without --compare."""
-    from vlmrl.evaluate.eval_rows import find_evaluation
-
-    if ref is None:
-        return None
-    return [find_evaluation(ref, root, one.meta["split"], one.meta["source"], one.meta) for one in planned]
 
 
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
@@ -546,21 +505,14 @@ def _evaluate(
     argv: Sequence[str],
 ) -> list[Any]:
     """Evaluate in this process, which is either the only one or a rank of a launcher."""
-    from vlmrl.dist.world import ALONE, join_evaluation, join_world, stderr
+    from vlmrl.dist.world import join_evaluation
     from vlmrl.evaluate import eval as work
-    from vlmrl.evaluate.responses import learn_key
-    from vlmrl.services.client import EndpointClient
     from vlmrl.store.layout import eval_log_path
 
-    joined = (
-        join_world(recipe.model.device, recipe.parallel.timeout_seconds) if endpoint is None else nullcontext(ALONE)
-    )
-    with joined as world, ExitStack() as stack:
-        folder, tell = run_dir, say if world.is_main else _silent
-        progress: Callable[[int, int], None] = counter("evaluating", stderr()) if world.is_main else _silent
-        if endpoint is not None:
-            learn_key(endpoint.key_env)
-            answerer = work.endpoint_answerer(recipe, stack.enter_context(EndpointClient(endpoint, notify=say)))
+    with joined(recipe, endpoint, "evaluating") as (world, client, tell, progress), ExitStack() as stack:
+        folder = run_dir
+        if client is not None:
+            answerer = work.endpoint_answerer(recipe, client)
         else:
 
             def make() -> Path:
@@ -587,8 +539,28 @@ def _evaluate(
         )
 
 
-def _silent(*words: Any) -> None:
-    pass
+@contextmanager
+def joined(
+    recipe: Recipe, endpoint: EndpointOptions | None, doing: str
+) -> Iterator[tuple[World, EndpointClient | None, Callable[[str], Any], Callable[[int, int], Any]]]:
+    """Join the processes that answer with a model, or connect to the endpoint that answers.
+
+    Yields: the processes, the client of the endpoint, and what takes messages and progress for the user.
+    """
+    from vlmrl.dist.world import ALONE, join_world, stderr
+    from vlmrl.evaluate.responses import learn_key
+    from vlmrl.services.client import EndpointClient
+
+    if endpoint is not None:
+        learn_key(endpoint.key_env)
+        with EndpointClient(endpoint, notify=say) as client:
+            yield ALONE, client, say, counter(doing, stderr())
+        return
+    with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world:
+        if world.is_main:
+            yield world, None, say, counter(doing, stderr())
+        else:
+            yield world, None, lambda text: None, lambda done, total: None
 
 
 def _show(
@@ -597,6 +569,5 @@ def _show(
     against: Sequence[Path | None] = others or [None] * len(folders)
     results = [result_fields(*each) for each in zip(folders, evaluations, against, strict=True)]
     compared = None if others is None else str(others[0]) if len(others) == 1 else [str(o) for o in others]
-    emit({"evaluations": results, "compared_with": compared}, as_json)
-    if not as_json:
+    if not emit({"evaluations": results, "compared_with": compared}, as_json):
         show_evaluations(results, against)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.eval import endpoint_of, open_answering
+from vlmrl.cli.eval import endpoint_of, joined, open_answering
 from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
 from vlmrl.cli.progress import counter
-from vlmrl.errors import RecipeError
 from vlmrl.untrusted import one_line, plural
 
 if TYPE_CHECKING:
@@ -45,8 +43,7 @@ def show_generated(done: Answered, about_images: bool, as_json: bool) -> None:
     if about_images:
         facts["left_out"] = [asdict(one) for one in written.left_out]
         facts |= {"files": written.files, "no_file": written.no_file, "not_drawn": written.not_drawn}
-    emit(facts, as_json)
-    if not as_json:
+    if not emit(facts, as_json):
         to = f"{done.rows:,} image{plural(done.rows)}" if about_images else f"{done.rows:,} rows"
         tell(f"{done.out}: {written.responses:,} response{plural(written.responses)} to {to}")
         if written.files is not None:
@@ -96,7 +93,7 @@ def generate(
         ),
     ],
     model: options.AnsweringModel = None,
-    images: Annotated[
+    image_paths: Annotated[
         list[str] | None,
         typer.Option(
             "--images",
@@ -138,8 +135,8 @@ def generate(
     ] = None,
     source: options.OneSource = None,
     checkpoint: options.EvalCheckpoint = "best",
-    sample: options.Sample = None,
-    n: options.Samples = 1,
+    temperature: options.Sample = None,
+    samples: options.Samples = 1,
     max_rows: options.MaxRows = None,
     seed: options.EvalSeed = 0,
     overrides: options.Set = None,
@@ -180,51 +177,26 @@ def generate(
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.store.layout import runs_root
 
-    if n > 1 and not sample:
-        raise RecipeError(f"--n {n} needs --sample: greedy gives the same answer {n} times", hint="--sample 1.0")
+    options.check_sampling(samples, temperature)
     connection = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
-    request = GenerateRequest(
-        model=model or str(served),
-        out=out,
-        image_paths=tuple(images or ()),
-        task=task,
-        prompt=prompt,
-        template=template,
-        recipe=recipe,
-        data=data,
-        split=split,
-        source=source,
-        checkpoint=checkpoint,
-        temperature=sample,
-        samples=n,
-        max_rows=max_rows,
-        seed=seed,
-        overrides=tuple(overrides or ()),
-        force=force,
-        gpus=gpus,
-        runs=runs,
-        argv=options.typed_words(ctx),
-    )
+    request = options.request_of(GenerateRequest, ctx, model=model or str(served))
     request.check()
-    require_free(out, force, images or None)
-    root, settings = runs_root(runs), EvalSettings(sample or None, n, None, seed, force)
+    require_free(out, force, image_paths or None)
+    root, settings = runs_root(runs), EvalSettings(temperature or None, samples, None, seed, force)
     origin, _, filled, warnings = open_answering(request, connection, root)
     sources = _sources(filled, request)
     if launched():
-        _generate(filled, origin, sources, root, out, settings)
+        _generate(connection, filled, origin, sources, root, out, settings)
         return
     show_warnings(warnings)
     say_origin(request.model, origin.parent)
     for one in sources:
         count = f"{one.name}: {len(one.rows):,}"
-        say(f"{count}, task {one.task.name}" if images else f"{count} rows, split {one.split}")
+        say(f"{count}, task {one.task.name}" if image_paths else f"{count} rows, split {one.split}")
     done = None if gpus is None else _on_ranks(request, filled, root, sources)
     if done is None:
-        if connection is None:
-            done = _generate(filled, origin, sources, root, out, settings)
-        else:
-            done = _ask(connection, filled, origin, sources, root, out, settings)
-    show_generated(done, bool(images), as_json)
+        done = _generate(connection, filled, origin, sources, root, out, settings)
+    show_generated(done, bool(image_paths), as_json)
 
 
 def _sources(recipe: Recipe, request: GenerateRequest) -> list[Source]:
@@ -255,22 +227,7 @@ def _on_ranks(request: GenerateRequest, recipe: Recipe, root: Path, sources: Seq
 
 
 def _generate(
-    recipe: Recipe, origin: ModelOrigin, sources: Sequence[Source], root: Path, out: Path, settings: EvalSettings
-) -> Answered:
-    """Generate in this process, which is either the only one or a rank of a launcher."""
-    from vlmrl.dist.world import join_world, stderr
-    from vlmrl.evaluate.generate import generate as write_responses
-
-    with join_world(recipe.model.device, recipe.parallel.timeout_seconds) as world:
-        progress: Callable[[int, int], None] = counter("generating", stderr()) if world.is_main else _silent
-        tell_user = say if world.is_main else _silent
-        return write_responses(
-            recipe, origin, sources, root, out, settings, say=tell_user, progress=progress, world=world
-        )
-
-
-def _ask(
-    connection: EndpointOptions,
+    connection: EndpointOptions | None,
     recipe: Recipe,
     origin: ModelOrigin,
     sources: Sequence[Source],
@@ -278,16 +235,10 @@ def _ask(
     out: Path,
     settings: EvalSettings,
 ) -> Answered:
-    """Let an endpoint generate."""
+    """Generate in this process, which is either the only one or a rank of a launcher, or let an endpoint generate."""
     from vlmrl.evaluate.generate import generate as write_responses
-    from vlmrl.evaluate.responses import learn_key
-    from vlmrl.services.client import EndpointClient
 
-    learn_key(connection.key_env)
-    progress = counter("generating", sys.stderr)
-    with EndpointClient(connection, notify=say) as client:
-        return write_responses(recipe, origin, sources, root, out, settings, client, say=say, progress=progress)
-
-
-def _silent(*words: Any) -> None:
-    pass
+    with joined(recipe, connection, "generating") as (world, client, tell_user, progress):
+        return write_responses(
+            recipe, origin, sources, root, out, settings, client, say=tell_user, progress=progress, world=world
+        )

@@ -84,8 +84,7 @@ def slurm(
         runs=runs,
     )
     target.write_text(batch_file(job, target.name), encoding="utf-8")
-    emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json)
-    if not as_json:
+    if not emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json):
         say(f"wrote {target}; submit it with: sbatch {quote(str(target))}")
         say(f"nodes without a network: first run vlmrl fetch {quote(str(recipe))}")
 
@@ -119,6 +118,5 @@ def fetch(
         state = "fetched" if not here else "in the cache" if need.on_hub else "local"
         (say if as_json else tell)(f"{need.kind} {need.name}: {state}")
         states.append({"kind": need.kind, "name": need.name, "state": state})
-    emit({"needs": states}, as_json)
-    if not as_json:
+    if not emit({"needs": states}, as_json):
         say("everything is on this machine: runs of this recipe need no network")

@@ -132,20 +132,17 @@ def merge(
         own_code=own_code,
     )
     address = push(done.folder, push_to_hub, public=public) if push_to_hub is not None else None
-    emit(
-        {
-            "folder": str(done.folder),
-            "checkpoint": str(folder),
-            "step": done.step,
-            "parameters": done.parameters,
-            "bytes": done.bytes,
-            "logp_gap": done.logp_gap,
-            "proof_skipped": done.proof.skipped,
-            "loaded_whole": done.whole,
-            "uploaded": address,
-            "found": list(done.leftovers),
-        },
-        as_json,
-    )
-    if not as_json:
+    fields = {
+        "folder": str(done.folder),
+        "checkpoint": str(folder),
+        "step": done.step,
+        "parameters": done.parameters,
+        "bytes": done.bytes,
+        "logp_gap": done.logp_gap,
+        "proof_skipped": done.proof.skipped,
+        "loaded_whole": done.whole,
+        "uploaded": address,
+        "found": list(done.leftovers),
+    }
+    if not emit(fields, as_json):
         show_merged(done, folder.name, address, adapter, eval_merged(opened, done.folder) if opened else "")

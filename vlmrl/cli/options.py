@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -53,7 +54,8 @@ OneSource = Annotated[
 ]
 EvalCheckpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
 Sample = Annotated[
-    float | None, typer.Option(help="Sample at this temperature; default: greedy.", min=0.0, show_default=False)
+    float | None,
+    typer.Option("--sample", help="Sample at this temperature; default: greedy.", min=0.0, show_default=False),
 ]
 Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
 MaxRows = Annotated[
@@ -194,3 +196,33 @@ def parse_columns(text: str | None) -> dict[str, str]:
             raise RecipeError(f"--columns {text!r} is not of the form role=column,role=column")
         columns[role.strip()] = column.strip()
     return columns
+
+
+Request = TypeVar("Request")
+
+
+def request_of(request: type[Request], ctx: typer.Context, **more: Any) -> Request:
+    """Return a request with the values of the command's options, by the names of its fields.
+
+    Args:
+        more: fields that are no option of the command. An option without a value has the field's default.
+    """
+    names = {one.name for one in fields(request)}  # type: ignore[arg-type]
+    given = {name: value for name, value in ctx.params.items() if name in names and value is not None}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return request(**{**values, "argv": typed_words(ctx), **more})
+
+
+def check_sampling(samples: int, temperature: float | None) -> None:
+    """Raise a RecipeError for several responses per prompt without sampling."""
+    if samples > 1 and not temperature:
+        why = f"--n {samples} needs --sample: greedy gives the same answer {samples} times"
+        raise RecipeError(why, hint="--sample 1.0")
+
+
+def run_folder(run: str, runs: Path | None) -> Path:
+    """Return the folder of a run. Raises: StoreError for a run that is not there, or several."""
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.listing import find
+
+    return find(runs_root(runs), run)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+    from rich.text import Text
 
     from vlmrl.errors import Problem
 
@@ -164,14 +165,39 @@ def _width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def emit(result: Any, as_json: bool) -> None:
-    """Print the result as one JSON object on stdout if `as_json`; else nothing: the command has printed its tables."""
+def emit(result: Any, as_json: bool) -> bool:
+    """Print the result as one JSON object on stdout if `as_json`, else nothing: the command prints its tables.
+
+    Returns: `as_json`.
+    """
     from vlmrl.dist.world import stdout
     from vlmrl.redaction.redact import redact_result
 
     if as_json:
         text = json.dumps(redact_result(result), ensure_ascii=False, default=str, allow_nan=False)
         print(visible_json(text), file=stdout(), flush=True)
+    return as_json
+
+
+def draw_plain_table(rows: Iterable[Sequence[str | Text]], heads: Sequence[str] = (), title: str | None = None) -> None:
+    """Print a table without lines on stdout. Without heads, the first column has the bold names of facts; "" = none."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        *heads,
+        title=title,
+        title_justify="left",
+        show_header=bool(heads),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for first, *cells in rows:
+        name = Text(first, style="" if heads else "bold") if isinstance(first, str) else first
+        table.add_row(name, *(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    if table.row_count or title:
+        console(stderr=False).print(table)
 
 
 def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: Console, right: int = 99) -> None:

@@ -132,6 +132,15 @@ def counter(what: str, stream: TextIO) -> Callable[[int, int], None]:
     return draw
 
 
+REWARD_TROUBLES = (
+    ("reward/errors", "reward errors {}"),
+    ("reward/unavailable", "reward unavailable {}"),
+    ("reward/outage_seconds", "waited {:.0f} s for a service"),
+)
+MORE_REWARD_TROUBLES = (("reward/timeouts", "reward timeouts {}"), ("reward/inapplicable", "not judged {}"))
+UPDATE = (("policy/entropy", "entropy"), ("optim/grad_norm", "grad"))
+
+
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
     """Return the columns of a step's line: for reinforcement learning reward ..., for supervised learning loss."""
     m = metrics
@@ -149,23 +158,12 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")
     if "loss/cross_entropy" in m:
         parts.append(f"loss {m['loss/cross_entropy']:.4f}")
-    if m.get("reward/errors"):
-        parts.append(f"reward errors {m['reward/errors']}")
-    if m.get("reward/unavailable"):
-        parts.append(f"reward unavailable {m['reward/unavailable']}")
-    if m.get("reward/outage_seconds"):
-        parts.append(f"waited {m['reward/outage_seconds']:.0f} s for a service")
+    parts += [form.format(m[name]) for name, form in REWARD_TROUBLES if m.get(name)]
     if "judge/calls" in m:
         cost = f", cost {m['judge/cost']:.4f}" if "judge/cost" in m else ""
         parts.append(f"judge {m['judge/calls']:,} calls + {m['judge/cached'] + m['judge/shared']:,} known{cost}")
-    if m.get("reward/timeouts"):
-        parts.append(f"reward timeouts {m['reward/timeouts']}")
-    if m.get("reward/inapplicable"):
-        parts.append(f"not judged {m['reward/inapplicable']}")
-    if "policy/entropy" in m:
-        parts.append(f"entropy {m['policy/entropy']:.2f}")
-    if "optim/grad_norm" in m:
-        parts.append(f"grad {m['optim/grad_norm']:.2f}")
+    parts += [form.format(m[name]) for name, form in MORE_REWARD_TROUBLES if m.get(name)]
+    parts += [f"{word} {m[name]:.2f}" for name, word in UPDATE if name in m]
     parts.append(f"{m['rollout/tokens_per_second']:,.0f} tok/s")
     parts.append(f"{m['memory/peak_bytes'] / 2**30:.1f} GiB")
     parts.append(f"{m['time/step_seconds']:.1f} s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.output import console, emit, say, show_table, tell
+from vlmrl.cli.output import draw_plain_table, emit, say, show_table, tell
 from vlmrl.errors import Problem
 
 
@@ -27,8 +27,7 @@ def schema(as_json: options.Json = False) -> None:
     from vlmrl.recipe.explain import json_schema
 
     result = json_schema()
-    emit(result, as_json)
-    if not as_json:
+    if not emit(result, as_json):
         typer.echo(json.dumps(result, indent=2))
 
 
@@ -117,24 +116,18 @@ def show_names(tasks: bool, algos: bool, rewards: bool, as_json: bool) -> None:
     more = ({"variants": variants, "profiles": profiles} if tasks else {}) | (
         {"differences": differences} if algos else {}
     )
-    emit(chosen | more, as_json)
-    if not as_json:
-        for name, entries in chosen.items():
-            draw_plain_table(name, ("name", "about"), list(entries.items()))
-    if not as_json and algos:
+    if emit(chosen | more, as_json):
+        return
+    for name, entries in chosen.items():
+        draw_plain_table(entries.items(), ("name", "about"), name)
+    if algos:
         tell("")
-        draw_plain_table(
-            "where they deliberately differ from the code of verl and TRL", ("name", ""), list(differences.items())
-        )
-    if not as_json and tasks:
-        draw_plain_table(
-            "`variant` in [[data]]",
-            ("task", "values"),
-            [(k, ", ".join(v)) for k, v in variants.items()],
-        )
-        say("")
-        rows = [(name, ", ".join(names)) for name, names in profiles.items()]
-        draw_plain_table("`profile` in [reward]", ("task", "values"), rows)
+        title = "where they deliberately differ from the code of verl and TRL"
+        draw_plain_table(differences.items(), ("name", ""), title)
+    for title, table in (("`variant` in [[data]]", variants), ("`profile` in [reward]", profiles)) if tasks else ():
+        draw_plain_table([(name, ", ".join(names)) for name, names in table.items()], ("task", "values"), title)
+        if table is variants:
+            say("")
 
 
 def default_text(key: Any) -> str:
@@ -160,16 +153,6 @@ def value_text(value: Any) -> str:
     from vlmrl.recipe.explain import toml_value
 
     return "not set" if value is None else toml_value(value)
-
-
-def draw_plain_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console(stderr=False).print(table)
 
 
 def check(
@@ -198,8 +181,7 @@ def check(
         {"recipe": r, "ok": r not in wrong, "data": data[r], "problems": [asdict(p) for p in problems]}
         for r, problems in results
     ]
-    emit({"ok": not wrong, "recipes": fields}, as_json)
-    if not as_json:
+    if not emit({"ok": not wrong, "recipes": fields}, as_json):
         for recipe, problems in results:
             tell(f"{recipe}: {'has errors' if recipe in wrong else 'no errors'}")
             for entry in data[recipe]:
@@ -223,10 +205,9 @@ def diff(
     from vlmrl.recipe.load import load_recipe
 
     rows = diff_recipes(load_recipe(left), load_recipe(right))
-    emit({"left": left, "right": right, "differences": rows}, as_json)
-    if not as_json:
+    if not emit({"left": left, "right": right, "differences": rows}, as_json):
         cells = [(r["key"], value_text(r["left"]), value_text(r["right"])) for r in rows]
-        draw_plain_table(f"{len(rows)} differences", ("key", left, right), cells)
+        draw_plain_table(cells, ("key", left, right), f"{len(rows)} differences")
 
 
 def explain(
@@ -242,8 +223,7 @@ def explain(
     from vlmrl.recipe.explain import explain as look_up
 
     explanation = look_up(key)
-    emit(asdict(explanation), as_json)
-    if as_json:
+    if emit(asdict(explanation), as_json):
         return
     if explanation.keys:
         show_table_of_keys(explanation)
@@ -283,8 +263,11 @@ def import_(
 
     The file is read, never run. A comment behind each value names the setting that it came from.
     """
+    import tempfile
+
     from vlmrl.errors import RecipeError, format_error
     from vlmrl.recipe.imports.run import import_recipe
+    from vlmrl.setup.catalogs import check_alone
 
     if out is not None and out.exists():
         raise RecipeError(f"{out} exists already", hint="choose another --out, or remove it")
@@ -294,10 +277,17 @@ def import_(
             out.write_text(text, "utf-8")
         except OSError as error:
             raise RecipeError(f"cannot write the recipe: {error.strerror}", where=str(out)) from None
-    problems = _checked_text(text, out) if check_it else []
+    problems: list[Problem] = []
+    if check_it and out is not None:
+        problems = check_alone(str(out), [])[0]
+    elif check_it:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "recipe.toml"
+            path.write_text(text, "utf-8")
+            found = check_alone(str(path), [])[0]
+        problems = [replace(p, where=(p.where or "").replace(str(path), "the recipe")) for p in found]
     checked = {"problems": [asdict(p) for p in problems]} if check_it else {}
-    emit(report | {"recipe": text, "out": None if out is None else str(out)} | checked, as_json)
-    if not as_json:
+    if not emit(report | {"recipe": text, "out": None if out is None else str(out)} | checked, as_json):
         if out is None:
             typer.echo(text, nl=False)
         show_import(report, out)
@@ -305,22 +295,6 @@ def import_(
             say(format_error(p.message, p.where, p.hint, p.level))
     if any(p.level == "error" for p in problems):
         raise typer.Exit(2)
-
-
-def _checked_text(text: str, out: Path | None) -> list[Problem]:
-    """Return the problems of an imported recipe. `out`: file of the recipe; None = it was not written to a file."""
-    import tempfile
-    from dataclasses import replace
-
-    from vlmrl.setup.catalogs import check_alone
-
-    if out is not None:
-        return check_alone(str(out), [])[0]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "recipe.toml"
-        file.write_text(text, "utf-8")
-        problems = check_alone(str(file), [])[0]
-    return [replace(p, where=(p.where or "").replace(str(file), "the recipe")) for p in problems]
 
 
 def list_(
@@ -347,8 +321,7 @@ def list_(
 
     recipes = [r for r in list_recipes(Path.cwd()) if not words or any(word in r.name for word in words)]
     rows = [{"name": r.name, "path": str(r.path), "kind": r.kind, "about": r.error or r.comment} for r in recipes]
-    emit({"recipes": rows}, as_json)
-    if not as_json:
+    if not emit({"recipes": rows}, as_json):
         show_table("", ("name", "kind", "about"), [(r["name"], r["kind"], first_sentence(r["about"])) for r in rows])
         say("\n`vlmrl recipe show NAME` prints a recipe, `vlmrl recipe list WORD` lists those with WORD in their name")
 

@@ -17,7 +17,6 @@ from vlmrl.untrusted import one_line, plural
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vlmrl.reward_check.run import Checked
     from vlmrl.reward_check.scoring import SavedResponses
 
 
@@ -90,7 +89,15 @@ def reward_check(
     """
     from vlmrl.process import give_terminal
     from vlmrl.reward_check.rescore import PROFILE, parse_weights
-    from vlmrl.reward_check.run import RewardQuestion, check_rewards, needs_probe, parse_limits
+    from vlmrl.reward_check.run import (
+        RewardQuestion,
+        check_out,
+        check_rewards,
+        finite,
+        needs_probe,
+        parse_limits,
+        write_scores,
+    )
     from vlmrl.store.provenance import usable_cores
 
     if debug:
@@ -110,16 +117,33 @@ def reward_check(
     )
     table = {"--columns": columns, "--task": task, "--variant": variant}
     saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_lenient)
-    written = {"out": out, "html": html}
-    _check_places(written)
+    if out is not None:
+        check_out(out)
     checked = check_rewards(saved, question)
-    failed = [limit.told(checked.report) for limit in limits if limit.holds(checked.report)]
-    checked.report["fail_on"] = {"asked": fail_on, "failed": failed} if fail_on else None
-    _write(written, saved, checked)
-    _tell(checked.report, rows, as_json)
+    report = checked.report
+    failed = [limit.told(report) for limit in limits if limit.holds(report)]
+    report["fail_on"] = {"asked": fail_on, "failed": failed} if fail_on else None
+    if out is not None:
+        write_scores(out, checked.facts, checked.scores)
+    if html is not None:
+        from vlmrl.report.reward_page import write_reward_page
+
+        write_reward_page(html, saved, checked)
+    report["written"] = {name: str(path) for name, path in (("out", out), ("html", html)) if path is not None}
+    if not emit(finite(report), as_json):
+        show(report, console(stderr=False), rows)
+    for condition in failed:
+        (say if as_json else tell)(f"failed: {condition}")
+    stored = report["stored"]
+    if stored and not stored["equal"] and not any(r["changed"] for r in report["rewards"].values()):
+        raise RewardError(
+            f"{stored['different']} of {report['samples']} scores of the same reward differ from the stored ones",
+            where=report["path"],
+            hint="the reward is not deterministic, or it reads something that has changed (a file, the network, time)",
+        )
     if failed:
         raise typer.Exit(FAILED)
-    if any(probed["not_probed"] for probed in (checked.report["probes"] or {}).values()):
+    if any(probed["not_probed"] for probed in (report["probes"] or {}).values()):
         raise typer.Exit(NOT_PROBED)
 
 
@@ -144,51 +168,11 @@ def _open(
     return open_saved(place, runs_root(runs), steps=_steps(of_run["--steps"]), source=of_run["--source"])
 
 
-def _check_places(written: Mapping[str, Path | None]) -> None:
-    from vlmrl.reward_check.run import check_out
-
-    if written["out"] is not None:
-        check_out(written["out"])
-
-
-def _write(written: Mapping[str, Path | None], saved: SavedResponses, checked: Checked) -> None:
-    from vlmrl.reward_check.run import write_scores
-
-    if written["out"] is not None:
-        write_scores(written["out"], checked.facts, checked.scores)
-    if written["html"] is not None:
-        from vlmrl.report.reward_page import write_reward_page
-
-        write_reward_page(written["html"], saved, checked)
-    checked.report["written"] = {name: str(path) for name, path in written.items() if path is not None}
-
-
-def _tell(report: Mapping[str, Any], rows: int, as_json: bool) -> None:
-    from vlmrl.reward_check.run import finite
-
-    emit(finite(report), as_json)
-    if not as_json:
-        show(report, console(stderr=False), rows)
-    for condition in (report["fail_on"] or {}).get("failed", ()):
-        (say if as_json else tell)(f"failed: {condition}")
-    _stop_when_not_deterministic(report)
-
-
 def _refuse(options: Mapping[str, Any], only: str, where: str | None = None) -> None:
     """Raise a RewardError if one of these options was given. `only`: their condition, such as "for saved rollouts"."""
     for name, given in options.items():
         if given is not None:
             raise RewardError(f"{name} {given} is allowed only {only}", where=where)
-
-
-def _stop_when_not_deterministic(report: Mapping[str, Any]) -> None:
-    stored = report["stored"]
-    if stored and not stored["equal"] and not any(r["changed"] for r in report["rewards"].values()):
-        raise RewardError(
-            f"{stored['different']} of {report['samples']} scores of the same reward differ from the stored ones",
-            where=report["path"],
-            hint="the reward is not deterministic, or it reads something that has changed (a file, the network, time)",
-        )
 
 
 def _argument(text: str) -> tuple[str, Any]:
@@ -228,7 +212,8 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
 
     The findings are ranked: first tricks that earn a score without merit, last right answers that lose score.
     """
-    from vlmrl.reward_check.tricks import ADVICE, TO_PROBE, WORDS
+    from vlmrl.reward_check.probe import troubles
+    from vlmrl.reward_check.tricks import ADVICE, TO_PROBE, WARNINGS, WORDS
 
     honest, tricks = probes["honest"], probes["probes"]
     out.print(f"\n{len(tricks)} tricks against {source}, on {probes['rows']} truths", style="bold")
@@ -241,34 +226,34 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     )
     place = 0
     for verdict, words in WORDS.items():
+        colour = "yellow" if verdict in WARNINGS else "red"
         findings_here = [p for p in tricks if p["verdict"] == verdict]
         if findings_here:
-            out.print(f"  {verdict}: {words}", style=f"bold {_colour(verdict)}")
+            out.print(f"  {verdict}: {words}", style=f"bold {colour}")
             out.print(f"    to do: {ADVICE[verdict]}")
         for p in findings_here:
             place += 1
             line = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
-            out.print(f"    {place}. {line}", style=_colour(verdict))
+            out.print(f"    {place}. {line}", style=colour)
             draw_quote(shorten(one_line(p["example"]), EXAMPLE_CHARS), out, 8)
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
     out.print(f"  tricks without effect: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
-        line = (
-            f"  {probes['skipped']} tricks were not tried: the reward hangs, and each would take the whole time limit"
-        )
-        out.print(line, style="bold red")
-    _show_behaviour(probes["behaviour"], out)
+        why = "the reward hangs, and each would take the whole time limit"
+        out.print(f"  {probes['skipped']} tricks were not tried: {why}", style="bold red")
+    for trouble, to_do in troubles(probes["behaviour"]):
+        out.print(f"  {one_line(trouble)}", style="bold red")
+        out.print(f"    to do: {to_do}")
+    ms = probes["behaviour"]["milliseconds"]
+    out.print(
+        f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "
+        f"over {probes['behaviour']['calls']:,} calls"
+    )
     if probes["flagged"]:
         findings = "1 finding" if probes["flagged"] == 1 else f"{probes['flagged']} findings"
         out.print(f"{findings}: a model will find these tricks", style="bold red")
     elif not probes["not_probed"]:
         out.print("no trick pays, and the reward is deterministic", style="green")
-
-
-def _colour(verdict: str) -> str:
-    from vlmrl.reward_check.tricks import WARNINGS
-
-    return "yellow" if verdict in WARNINGS else "red"
 
 
 def _earned(p: Mapping[str, Any]) -> str:
@@ -278,19 +263,6 @@ def _earned(p: Mapping[str, Any]) -> str:
         return f"fails on {p['errors']} rows: {line_of_code(p['error'])}"
     of = f", on {share(p['paid'])} of rows" if p["paid"] is not None and p["paid"] < 1 else ""
     return f"earns {number(p['mean'])}{of}"
-
-
-def _show_behaviour(behaviour: Mapping[str, Any], out: Console) -> None:
-    from vlmrl.reward_check.probe import troubles
-
-    for trouble, to_do in troubles(behaviour):
-        out.print(f"  {one_line(trouble)}", style="bold red")
-        out.print(f"    to do: {to_do}")
-    ms = behaviour["milliseconds"]
-    out.print(
-        f"  one response takes {ms['p50']:.3g} ms (p95 {ms['p95']:.3g}, p99 {ms['p99']:.3g}, at most {ms['max']:.3g}), "
-        f"over {behaviour['calls']:,} calls"
-    )
 
 
 TEXT_CHARS = 240
@@ -316,7 +288,9 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
     if report["stored"] is not None:
         _show_stored(report["stored"], report["samples"], out, most)
     _show_parts(report["parts"], out)
-    _show_reasons(report["reasons"], out)
+    if report["reasons"]:
+        rows = [(f"{r['count']:,}", share(r["share"]), line_of_code(r["example"])) for r in report["reasons"]]
+        draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
     if report["disagreements"] is not None:
         _show_disagreements(report["disagreements"], out, most)
     if report["extremes"] is not None and report["diff"] is None:
@@ -346,17 +320,16 @@ def _show_signs(report: Mapping[str, Any], out: Console) -> None:
     correlations, dead = report["correlations"], report["dead_groups"]
     out.print("\ncorrelations with the score", style="bold")
     if dead is not None:
-        out.print(f"  {_dead(dead)}")
-    length = correlations["length"]
-    out.print(
-        f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
-        + (
-            f"; cut off {share(correlations['cut']['share'])}, earn {number(correlations['cut']['score_cut'])} "
-            f"(the others {number(correlations['cut']['score_whole'])})"
-            if correlations["cut"]["share"]
-            else ""
-        )
-    )
+        steps = dead["by_step"]
+        over = f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}" if len(steps) > 1 else ""
+        counts = f"{dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
+        out.print(f"  groups without a signal: {counts}{over}")
+    length, cut = correlations["length"], correlations["cut"]
+    line = f"  length: rank correlation {number(length['spearman'], 2)}, Pearson's {number(length['pearson'], 2)}"
+    if cut["share"]:
+        line += f"; cut off {share(cut['share'])}, earn {number(cut['score_cut'])} "
+        line += f"(the others {number(cut['score_whole'])})"
+    out.print(line)
     ngrams = correlations["ngrams"]
     if ngrams["found"]:
         words = "; ".join(
@@ -366,14 +339,6 @@ def _show_signs(report: Mapping[str, Any], out: Console) -> None:
         out.print(f"  words and characters that became frequent and earn more: {words}")
     elif ngrams["thirds"]:
         out.print(f"  words and characters that became frequent and earn more: none in {ngrams['texts']:,} texts")
-
-
-def _dead(dead: Mapping[str, Any]) -> str:
-    steps = dead["by_step"]
-    line = f"groups without a signal: {dead['dead']:,} of {dead['number']:,} ({share(dead['dead_share'])})"
-    if len(steps) > 1:
-        line += f"; first step {share(steps[0][2])}, last {share(steps[-1][2])}"
-    return line
 
 
 def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: int) -> None:
@@ -393,26 +358,11 @@ def _show_stored(stored: Mapping[str, Any], samples: int, out: Console, most: in
 
 def _show_parts(parts: Mapping[str, Mapping[str, Any]], out: Console) -> None:
     heads = ("part", "mean", "min", "max", "at min", "at max", "none", "correlation with value")
-    rows = [
-        (
-            name,
-            number(p["mean"]),
-            number(p["min"]),
-            number(p["max"]),
-            share(p["share_at_min"]),
-            share(p["share_at_max"]),
-            str(p.get("none") or ""),
-            number(p["correlation"], 2),
-        )
-        for name, p in parts.items()
-    ]
+    rows = []
+    for name, p in parts.items():
+        ends = [*(number(p[key]) for key in ("mean", "min", "max")), share(p["share_at_min"]), share(p["share_at_max"])]
+        rows.append((name, *ends, str(p.get("none") or ""), number(p["correlation"], 2)))
     draw_table("what the reward pays", heads, rows, out)
-
-
-def _show_reasons(reasons: Sequence[Mapping[str, Any]], out: Console) -> None:
-    if reasons:
-        rows = [(f"{r['count']:,}", share(r["share"]), line_of_code(r["example"])) for r in reasons]
-        draw_table("notes and failures", ("rows", "share", "reason (an example)"), rows, out, right=2)
 
 
 def _show_disagreements(disagreements: Mapping[str, Any], out: Console, most: int) -> None:
@@ -448,14 +398,9 @@ def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
     rows = [("value", number(value["first"]), number(value["second"]), share(value["changed_share"]))]
     rows += [(n, number(p["first"]), number(p["second"]), share(p["changed_share"])) for n, p in diff["parts"].items()]
     draw_table("means", heads, rows, out)
-    facts = [
-        (
-            "rows",
-            f"{value['changed']:,} of {diff['compared']:,} change; rank correlation "
-            f"{number(value['rank_correlation'], 3)}",
-        ),
-        *_what_training_sees(diff),
-    ]
+    correlation = f"rank correlation {number(value['rank_correlation'], 3)}"
+    changed = f"{value['changed']:,} of {diff['compared']:,} change; {correlation}"
+    facts = [("rows", changed), *_what_training_sees(diff)]
     if any(diff["failed"].values()):
         facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
     draw_table("what training would have seen", ("", ""), facts, out, right=0)
@@ -466,21 +411,14 @@ def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:
     groups, advantages = diff["groups"], diff["advantages"]
     if groups is None:
         return [("groups", "it is not known which rows belong to one prompt (--columns group=...)")]
-    alive = groups["alive_in_both"]
+    alive, dead = groups["alive_in_both"], f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']}"
+    changes = f"sign changes for {share(advantages['flipped_share'])} of responses"
+    change = f"mean change {number(advantages['moved'], 3)} ({advantages['estimator']})"
     facts = [
-        (
-            "groups without a signal",
-            f"{groups['dead_first']} -> {groups['dead_second']} of {groups['number']} "
-            f"({groups['died']} lose it, {groups['revived']} gain one)",
-        ),
+        ("groups without a signal", f"{dead} ({groups['died']} lose it, {groups['revived']} gain one)"),
         ("order within groups", f"rank correlation {number(groups['same_order'], 3)} over {alive} groups"),
         ("best sample changes", f"in {groups['best_changes']} of the {alive} groups with a signal in both"),
-        (
-            "advantages",
-            f"correlation {number(advantages['correlation'], 3)}, sign changes for "
-            f"{share(advantages['flipped_share'])} of responses, mean change {number(advantages['moved'], 3)} "
-            f"({advantages['estimator']})",
-        ),
+        ("advantages", f"correlation {number(advantages['correlation'], 3)}, {changes}, {change}"),
     ]
     return [*facts, ("", advantages["stand_in"])] if advantages["stand_in"] else facts
 

@@ -44,8 +44,18 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
 
     git = about["git"]
     tags = " ".join(f"#{tag}" for tag in about["tags"])
+    marks = [str(d.get("fingerprint") or "")[:12] for d in about["datasets"]]
+    datasets = [
+        f"{d.get('path') or d.get('name')}" + (f" [{mark}]" if mark else "")
+        for d, mark in zip(about["datasets"], marks, strict=True)
+    ]
+    # The whole text is in --json and in the manifest.
+    error = shorten(" ".join((about["error"] or "").split()), 200, mark="...")
+    during = about["evaluations_during_training"]
+    evaluations = [name for name in about["evaluations"] if name not in during]
+    evaluations += [f"{len(during)} during training"] * bool(during)
     return [
-        ("status", about["status"] + (f": {_short(about['error'])}" if about["error"] else "")),
+        ("status", about["status"] + (f": {error}" if about["error"] else "")),
         ("warning", "; ".join(about["problems"])),
         ("label", "; ".join(about["labels"])),
         ("what", f"{about['kind']}, recipe {about['recipe']}{', ' + tags if tags else ''}"),
@@ -58,7 +68,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("attempts", _attempts(about["attempts"])),
         *(("changed", f"at step {a['from_step']}: {a['changes_text']}") for a in about["attempts"] if a["changes"]),
         ("command", about["command"]),
-        ("data", "; ".join(_dataset(d) for d in about["datasets"])),
+        ("data", "; ".join(datasets)),
         ("parent", about["parent_text"]),
         ("code", f"{git['commit'][:12]}{', with changes: code.diff' if git.get('dirty') else ''}" if git else ""),
         ("last step", numbers(about["last_train"], train=True)),
@@ -66,7 +76,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("best", _best(about["best"], about["checkpoints"])),
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", _rollouts(about["rollout_steps"])),
-        ("evaluations", _evaluations(about["evaluations"], about["evaluations_during_training"])),
+        ("evaluations", ", ".join(evaluations)),
         ("judge", _judge(about["judge"])),
         ("report", about["report"] or f"none yet: {about['report_command']}"),
         ("continue", about["resume"] or ""),
@@ -151,22 +161,6 @@ def _attempts(attempts: list[dict[str, Any]]) -> str:
     return ", ".join(f"{a['number']} from step {a['from_step']} ({a['status']})" for a in attempts)
 
 
-def _dataset(entry: dict[str, Any]) -> str:
-    mark = str(entry.get("fingerprint") or "")[:12]
-    return f"{entry.get('path') or entry.get('name')}" + (f" [{mark}]" if mark else "")
-
-
-def _evaluations(names: list[str], during: list[str]) -> str:
-    """Return the names of evaluations by `vlmrl eval`, and the number of those during training."""
-    own = [name for name in names if name not in during]
-    return ", ".join([*own, *([f"{len(during)} during training"] if during else [])])
-
-
-def _short(text: str) -> str:
-    """Return the text on one line, cut at 200 characters; the whole text is in --json and in the manifest."""
-    return shorten(" ".join(text.split()), 200, mark="...")
-
-
 HINT = "vlmrl runs show RUN --rollout 12, or 12/PROMPT, or 12/PROMPT/SAMPLE"
 
 
@@ -186,8 +180,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     if prompt is not None:
         groups = _find(groups, prompt)
     fields = [group_fields(group, sample) for group in groups]
-    emit(finite({"run": run.id, "step": step, "groups": fields}), as_json)
-    if as_json:
+    if emit(finite({"run": run.id, "step": step, "groups": fields}), as_json):
         return
     if prompt is None:
         rows = [_row(group) for group in fields]
@@ -306,14 +299,6 @@ def about_cell(line: dict[str, Any]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def best_cell(best: dict[str, Any] | None) -> str:
-    return f"{best['metric']} {best['value']:.4g} @{best['step']}" if best else ""
-
-
-def or_empty(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
 def size_text(num_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
@@ -354,11 +339,8 @@ def _headline(followed: Followed) -> str:
     run, train = followed.run, followed.lines()
     name = f" ({run.manifest.name})" if run.manifest.name else ""
     left = followed.seconds_left
-    parts = [
-        f"{run.id}{name}",
-        run.status,
-        f"step {step_of(counted(train[-1]['step']) if train else 0, followed.steps)}",
-    ]
+    step = step_of(counted(train[-1]["step"]) if train else 0, followed.steps)
+    parts = [f"{run.id}{name}", run.status, f"step {step}"]
     if left is not None and run.status == "running":
         parts.append(f"{span(left)} left")
     if run.attempt > 1:

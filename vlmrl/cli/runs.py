@@ -14,12 +14,12 @@ from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, say, show_table, tell, warn_of_namesakes
 from vlmrl.cli.run_screens import (
     about_cell,
-    best_cell,
     columns,
-    or_empty,
+    print_facts,
     run_line,
     show_diagnosis,
     show_pruned,
+    show_rollout,
     size_text,
     step_of,
     step_table,
@@ -57,8 +57,7 @@ def diagnose(
     from vlmrl.store.runs import open_run
 
     diagnosis = look(open_run(runs_root(runs), run, trained=True))
-    emit(diagnosis.as_dict(), as_json)
-    if not as_json:
+    if not emit(diagnosis.as_dict(), as_json):
         show_diagnosis(diagnosis)
 
 
@@ -79,8 +78,7 @@ def du(
     folders = [find(root, run)] if run else [root / run_id for run_id in run_ids(root)]
     sizes = sorted(({"run": f.name, **disk_usage(f)} for f in folders), key=lambda r: -r["total"])
     total = sum(r["total"] for r in sizes)
-    emit({"root": str(root), "total": total, "runs": sizes}, as_json)
-    if not as_json:
+    if not emit({"root": str(root), "total": total, "runs": sizes}, as_json):
         parts = ("checkpoints", "rollouts", "media", "eval", "logs", "merged", "other", "total")
         show_table("", ("run", *parts), [(r["run"], *(size_text(r[p]) for p in parts)) for r in sizes])
         say(f"\n{size_text(total)} in {len(sizes)} run(s)")
@@ -111,26 +109,17 @@ def list_(
         raise unknown("status", status, known, error=StoreError)
     total = len(run_ids(root))
     lines = [run_line(run) for run in list_runs(root, kind=kind, tag=tag, status=status, limit=limit)]
-    emit({"root": str(root), "total": total, "runs": lines}, as_json)
-    if as_json:
+    if emit({"root": str(root), "total": total, "runs": lines}, as_json):
         return
     if not lines:
         filters = any(x is not None for x in (kind, tag, status))
         say(f"no runs in {root}" if not total or not filters else f"none of {total} runs in {root} matches")
         return
-    rows = [
-        (
-            r["id"],
-            r["name"] or "",
-            r["kind"],
-            r["status"],
-            or_empty(r["step"]),
-            best_cell(r["best"]),
-            r["age"],
-            about_cell(r),
-        )
-        for r in lines
-    ]
+    rows = []
+    for r in lines:
+        step, best = "" if r["step"] is None else str(r["step"]), r["best"]
+        best_cell = f"{best['metric']} {best['value']:.4g} @{best['step']}" if best else ""
+        rows.append((r["id"], r["name"] or "", r["kind"], r["status"], step, best_cell, r["age"], about_cell(r)))
     show_table("", ("run", "name", "kind", "status", "step", "best", "age", "about"), rows)
     if limit and len(lines) == limit and total > limit:
         say(f"\nthe newest {limit} of {total} runs; --limit 0 lists all")
@@ -149,15 +138,12 @@ def note(
 
     Example: vlmrl runs note last "lr 1e-4 diverges after step 80"
     """
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.manifest import edit, read_manifest
 
-    run_dir = find(runs_root(runs), run)
+    run_dir = options.run_folder(run, runs)
     change = text is not None or name is not None
     manifest = edit(run_dir, note=text, name=name) if change else read_manifest(run_dir)
-    emit({"run": manifest.id, "name": manifest.name, "note": manifest.note}, as_json)
-    if not as_json:
+    if not emit({"run": manifest.id, "name": manifest.name, "note": manifest.note}, as_json):
         named = f" ({manifest.name})" if manifest.name else ""
         tell(f"{manifest.id}{named}: {manifest.note or 'no note'}")
     if name:
@@ -182,13 +168,11 @@ def pack(
     To read it on another machine: tar xf digits.tar.gz; vlmrl runs show ./<run id>
     """
     from vlmrl.data.run_images import run_images
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.pack import pack_run
 
     if checkpoints not in ("none", "last", "all"):
         raise StoreError(f"--checkpoints cannot be `{checkpoints}`", hint="one of: none, last, all")
-    run_dir = find(runs_root(runs), run)
+    run_dir = options.run_folder(run, runs)
     images = run_images(run_dir)
     target = output or Path(f"{run_dir.resolve().name}.tar.gz")
     if target.is_dir():
@@ -202,8 +186,7 @@ def pack(
         "missing_images": list(packed.missing),
         "left_out": list(packed.left_out),
     }
-    emit(result, as_json)
-    if as_json:
+    if emit(result, as_json):
         return
     tell(f"{packed.path}: {packed.num_files} files, {packed.num_images} images, {size_text(packed.bytes)}")
     if packed.left_out:
@@ -243,8 +226,6 @@ def prune(
 
     The newest complete checkpoint, the best one, and those that other runs began with always stay.
     """
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.manifest import read_manifest
     from vlmrl.store.prune import RolloutRule, Rules, children, plan_prune, prune_run
     from vlmrl.store.summary import tree_bytes
@@ -252,7 +233,7 @@ def prune(
     if keep_last is None and keep_rollouts is None and not media:
         hint = "--keep-last N (checkpoints), --keep-rollouts N, --media"
         raise StoreError("no option says what to delete", hint=hint)
-    run_dir = find(runs_root(runs), run)
+    run_dir = options.run_folder(run, runs)
     manifest = read_manifest(run_dir)
     keep = set(children(run_dir))
     keep |= {manifest.best.step} if manifest.best else set()
@@ -264,8 +245,7 @@ def prune(
         doomed = prune_run(run_dir, rules, keep)
     names = [p.name if p.is_dir() or p.parent.name == "checkpoints" else f"{p.parent.name}/{p.name}" for p in doomed]
     freed = sum(sizes.get(path, 0) for path in doomed)
-    emit({"run": manifest.id, "deleted" if really else "would_delete": names, "bytes": freed}, as_json)
-    if not as_json:
+    if not emit({"run": manifest.id, "deleted" if really else "would_delete": names, "bytes": freed}, as_json):
         show_pruned(run_dir, names, freed, really)
 
 
@@ -288,34 +268,21 @@ def show(
 
     Example: vlmrl runs show last --rollout 12
     """
-    from vlmrl.cli.run_screens import print_facts
-    from vlmrl.store.layout import runs_root
+    from vlmrl.services.calls import spent_in
+    from vlmrl.store.layout import JUDGE_FILE, runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.store.summary import describe
 
     opened = open_run(runs_root(runs), run)
     if rollout is not None:
-        from vlmrl.cli.run_screens import show_rollout
-
         return show_rollout(opened, rollout, as_json)
     about: dict[str, Any] = {**describe(opened), "judge": {}}
     try:
-        about["judge"] = judge_costs(opened.dir)
+        about["judge"] = {account: asdict(spent) for account, spent in spent_in(opened.dir / JUDGE_FILE).items()}
     except VlmrlError as error:
         about["problems"].append(error.message)
-    emit(about, as_json)
-    if not as_json:
+    if not emit(about, as_json):
         print_facts(about)
-
-
-def judge_costs(folder: Path) -> dict[str, Any]:
-    """Return what a run and its evaluations asked a judge: account -> calls, cost, tokens, calls in flight."""
-    from dataclasses import asdict
-
-    from vlmrl.services.calls import spent_in
-    from vlmrl.store.layout import JUDGE_FILE
-
-    return {account: asdict(spent) for account, spent in spent_in(folder / JUDGE_FILE).items()}
 
 
 def tag(
@@ -329,15 +296,12 @@ def tag(
 
     Example: vlmrl runs tag last paper seed1 --remove draft
     """
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.manifest import edit, read_manifest
 
-    run_dir = find(runs_root(runs), run)
+    run_dir = options.run_folder(run, runs)
     change = bool(tags or remove)
     manifest = edit(run_dir, add=tags or (), drop=remove or ()) if change else read_manifest(run_dir)
-    emit({"run": manifest.id, "tags": list(manifest.tags)}, as_json)
-    if not as_json:
+    if not emit({"run": manifest.id, "tags": list(manifest.tags)}, as_json):
         tell(f"{manifest.id}: {', '.join(manifest.tags) or 'no tags'}")
 
 
@@ -349,14 +313,11 @@ def unlock(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
 
     Example: vlmrl runs unlock last
     """
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.lock import force_release
 
-    run_dir = find(runs_root(runs), run)
+    run_dir = options.run_folder(run, runs)
     owner = force_release(run_dir)
-    emit({"run": run_dir.name, "owner": f"{owner.pid} on {owner.host}" if owner else None}, as_json)
-    if not as_json:
+    if not emit({"run": run_dir.name, "owner": f"{owner.pid} on {owner.host}" if owner else None}, as_json):
         was = f"it was locked by process {owner.pid} on {owner.host}" if owner else "it was not locked"
         tell(f"{run_dir.name} is unlocked: {was}")
 
@@ -370,11 +331,9 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
     """
     from vlmrl.data.run_images import run_images
     from vlmrl.errors import format_error
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.verify import verify_run
 
-    run_dir = find(runs_root(runs), run)
+    run_dir = options.run_folder(run, runs)
     verified = verify_run(run_dir, run_images(run_dir))
     result = {
         "run": run_dir.name,
@@ -382,8 +341,7 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
         "counts": verified.counts,
         "problems": [asdict(p) for p in verified.problems],
     }
-    emit(result, as_json)
-    if not as_json:
+    if not emit(result, as_json):
         for problem in verified.warnings:
             tell(format_error(problem.message, problem.where, problem.hint, "warning"))
         checked = ", ".join(f"{what} {n}" for what, n in verified.counts.items())
@@ -409,38 +367,23 @@ def watch(
 
     Example: vlmrl runs watch last
     """
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import find
     from vlmrl.store.summary import Followed, resume_command
 
-    followed = Followed(find(runs_root(runs), run))
+    followed = Followed(options.run_folder(run, runs))
     if as_json:
-        _wait(followed, every)
+        while followed.look():
+            time.sleep(every)
     elif sys.stdout.isatty():
         _live(followed, every)
     else:
         _plain(followed, every)
     train = followed.lines()
-    emit(
-        {
-            "run": followed.run.id,
-            "status": followed.run.status,
-            "steps": len(train),
-            "of": followed.steps,
-            "last": train[-1] if train else None,
-        },
-        as_json,
-    )
-    if not as_json:
-        ended = followed.run.status
+    ended = followed.run.status
+    fields = {"run": followed.run.id, "status": ended, "steps": len(train), "of": followed.steps}
+    if not emit({**fields, "last": train[-1] if train else None}, as_json):
         resume = resume_command(followed.run, ended)
         again = f"; continue with: {resume}" if resume else ""
         say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
-
-
-def _wait(followed: Followed, every: float) -> None:
-    while followed.look():
-        time.sleep(every)
 
 
 def _plain(followed: Followed, every: float) -> None:
@@ -491,7 +434,6 @@ def rm(
 
     Example: vlmrl runs rm first-try 20260718-101500-digits-3f2a --yes
     """
-    from vlmrl.cli.run_screens import size_text
     from vlmrl.store.layout import runs_root
     from vlmrl.store.removal import removable, remove_runs
     from vlmrl.store.summary import tree_bytes
@@ -503,8 +445,7 @@ def rm(
         yes = typer.confirm(f"remove {', '.join(lines)}?", err=True)
     if yes:
         remove_runs(folders)
-    emit({"removed" if yes else "would_remove": list(sizes), "bytes": sum(sizes.values())}, as_json)
-    if not as_json:
+    if not emit({"removed" if yes else "would_remove": list(sizes), "bytes": sum(sizes.values())}, as_json):
         tell(f"{'removed' if yes else 'would remove'} {', '.join(lines)}: {size_text(sum(sizes.values()))} in all")
         if not yes:
             say("add --yes to remove them")

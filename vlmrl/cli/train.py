@@ -33,7 +33,7 @@ def training_command(kind: Literal["rl", "sft"]) -> Callable[..., None]:
         accept_changes: options.AcceptChanges = False,
         fork: options.From = None,
         name: options.Name = None,
-        tag: options.Tag = None,
+        tags: options.Tag = None,
         note: options.Note = "",
         runs: options.Runs = None,
         gpus: options.Gpus = None,
@@ -47,25 +47,8 @@ def training_command(kind: Literal["rl", "sft"]) -> Callable[..., None]:
     ) -> None:
         from vlmrl.launch.request import Machines, TrainRequest
 
-        run_training(
-            TrainRequest(
-                kind,
-                recipe,
-                tuple(overrides or ()),
-                resume,
-                fork,
-                accept_changes,
-                name,
-                tuple(tag or ()),
-                note,
-                runs,
-                Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank),
-                quiet,
-                as_json,
-                dry_run,
-                options.typed_words(ctx),
-            )
-        )
+        machines = Machines(gpus, nnodes, node_rank, rdzv_endpoint, debug_rank)
+        run_training(options.request_of(TrainRequest, ctx, kind=kind, machines=machines))
 
     return command
 
@@ -84,31 +67,6 @@ def run_training(request: TrainRequest) -> None:
     show_warnings(warnings)
     if request.needs_launcher:
         _launch(request, plan, root)
-    _train_here(request, plan, root)
-
-
-def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
-    """Start the ranks and exit with their exit code. Return only if this process is the only rank."""
-    from vlmrl.launch.ranks import torchrun_line
-    from vlmrl.launch.start import describe_changes, plan_ranks, run_ranks
-
-    ranks = plan_ranks(request, plan, root)
-    if not request.dry_run and ranks.is_one_process:
-        os.environ.update(ranks.job.env)
-        return
-    for line in describe_changes(plan):
-        say(line)
-    if request.dry_run:
-        line = torchrun_line(ranks.job)
-        emit({"command": line}, request.as_json)
-        if not request.as_json:
-            print(line)
-        raise typer.Exit
-    raise typer.Exit(run_ranks(request, ranks, root, say))
-
-
-def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
-    """Train in this process, which is either the only one or a rank of a launcher."""
     from vlmrl.cli.progress import ConsoleWatcher
     from vlmrl.dist.world import is_main_process, join_world, launched, recorded_command, stderr
     from vlmrl.launch.start import begin_run, recipe_of, resume_command
@@ -140,6 +98,25 @@ def _train_here(request: TrainRequest, plan: Plan, root: Path) -> None:
         show_end(open_run(root, run.id), status, resume_command(request, run.dir), request.as_json)
     if status == "interrupted":
         raise typer.Exit(130)
+
+
+def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:
+    """Start the ranks and exit with their exit code. Return only if this process is the only rank."""
+    from vlmrl.launch.ranks import torchrun_line
+    from vlmrl.launch.start import describe_changes, plan_ranks, run_ranks
+
+    ranks = plan_ranks(request, plan, root)
+    if not request.dry_run and ranks.is_one_process:
+        os.environ.update(ranks.job.env)
+        return
+    for line in describe_changes(plan):
+        say(line)
+    if request.dry_run:
+        line = torchrun_line(ranks.job)
+        if not emit({"command": line}, request.as_json):
+            print(line)
+        raise typer.Exit
+    raise typer.Exit(run_ranks(request, ranks, root, say))
 
 
 TRAIN_HELP = """Train with reinforcement learning (GRPO family): sample, score, update.
@@ -190,7 +167,7 @@ def closing_lines(done: Run) -> str:
 
     The commands have `--checkpoint last` if the best checkpoint does not exist.
     """
-    from vlmrl.diagnose.run_facts import unbeaten_start
+    from vlmrl.diagnose.run_facts import unbeaten_start, with_update
     from vlmrl.evaluate.eval_rows import only_training_rows
     from vlmrl.store.listing import command_line
     from vlmrl.store.runs import checkpoint_option
@@ -208,17 +185,11 @@ def closing_lines(done: Run) -> str:
     verbs = verbs if done.manifest.rewards else {"merge": which, "report": ()}  # without a reward, eval scores nothing
     commands = [command_line((verb,), done.dir, done.manifest.name, *options) for verb, options in verbs.items()]
     missing = "\n      ROWS.jsonl: rows that training has not seen; the data has no test and no validation rows"
-    end = f"{_outcome(done)}: {done.dir}{best_text}{_warnings(done)}"
+    train, outcome = done.metrics("train"), "done"
+    if train and not with_update(train):
+        outcome = f"ended, but nothing was learned: none of the {len(train):,} steps updated the model"
+    end = f"{outcome}: {done.dir}{best_text}{_warnings(done)}"
     return f"{end}\nnext: {'   '.join(commands)}{missing if rows else ''}"
-
-
-def _outcome(done: Run) -> str:
-    from vlmrl.diagnose.run_facts import with_update
-
-    train = done.metrics("train")
-    if not train or with_update(train):
-        return "done"
-    return f"ended, but nothing was learned: none of the {len(train):,} steps updated the model"
 
 
 def _warnings(done: Run) -> str:

@@ -276,8 +276,8 @@ def try_(
             progress=counter("sampling", sys.stderr),
         )
     result = trial_fields(run, trial)
-    if as_json:
-        return emit(result, as_json)
+    if emit(result, as_json):
+        return
     show_trial(trial, result, show)
     show_kept(result)
     say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")

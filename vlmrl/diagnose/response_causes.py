@@ -56,16 +56,11 @@ def chat_template(facts: RunFacts) -> Iterator[Cause]:
         if len(bare) == len(prompts)
         else "every prompt ends after the user's turn: the chat template opens no turn for the assistant"
     )
-    level = "error" if _poor(facts) else "note"
-    yield Cause(
-        "chat_template",
-        level,
-        what,
-        look_again(facts),
-        0.95,
-        [f"a prompt as the model read it: {short(prompts[0])!r}", f"mean score {_mean_score(facts):.3f}"],
-        rows_of(facts.responses),
-    )
+    # If the largest possible score is not known, the format tells whether scores are low.
+    shares = [r.score / most for r in facts.responses if (most := facts.most_possible(r.source))]
+    level: Level = "error" if (_mean(shares) < limit("poor_score") if shares else _format_poor(facts)) else "note"
+    evidence = [f"a prompt as the model read it: {short(prompts[0])!r}", f"mean score {_mean_score(facts):.3f}"]
+    yield Cause("chat_template", level, what, look_again(facts), 0.95, evidence, rows_of(facts.responses))
 
 
 def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
@@ -84,30 +79,17 @@ def prefilled_tag(facts: RunFacts) -> Iterator[Cause]:
     closes = fmean(f"</{tag}>" in r.text for r in facts.responses)
     verb = "opens" if opened else "opens and closes"
     harm = writes < 0.5 or not any(_well_formed(r) for r in facts.responses)
-    yield Cause(
-        "prefilled_tag",
-        "error" if harm else "warning",
-        f"the chat template {verb} <{tag}> in the prompt, and the reward expects it in the response",
-        _without_prefill(facts, bool(closed)),
-        1.0,
-        [
-            f"every prompt ends with {excerpt(prompts[0], 40, end=True)!r}",
-            f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none "
-            "of the others is well formed",
-            "if the template ignores model.thinking, remove the tag from the model's chat_template.jinja",
-        ],
-        rows_of(without),
-    )
-
-
-def _without_prefill(facts: RunFacts, closed: bool) -> str:
-    """Return the command that samples again with the other value of `model.thinking`.
-
-    For `thinking = "off"`, templates end the prompt with an empty, closed <think>; for "on", with an open <think>.
-    """
-    now = facts.recipe.model.thinking if facts.recipe else "template"
-    other = "on" if closed else "off"
-    return look_again(facts, f'model.thinking="{other}"') if now != other else look_again(facts)
+    what = f"the chat template {verb} <{tag}> in the prompt, and the reward expects it in the response"
+    evidence = [
+        f"every prompt ends with {excerpt(prompts[0], 40, end=True)!r}",
+        f"{percent(writes)} of the responses write <{tag}> once more, {percent(closes)} write </{tag}>; none "
+        "of the others is well formed",
+        "if the template ignores model.thinking, remove the tag from the model's chat_template.jinja",
+    ]
+    # For `thinking = "off"`, templates end the prompt with an empty, closed <think>; for "on", with an open <think>.
+    now, other = facts.recipe.model.thinking if facts.recipe else "template", "on" if closed else "off"
+    command = look_again(facts, *([f'model.thinking="{other}"'] if now != other else []))
+    yield Cause("prefilled_tag", "error" if harm else "warning", what, command, 1.0, evidence, rows_of(without))
 
 
 def stop_string(facts: RunFacts) -> Iterator[Cause]:
@@ -117,15 +99,9 @@ def stop_string(facts: RunFacts) -> Iterator[Cause]:
     share = len(ended) / max(1, len(facts.responses))
     if share < limit("stopped") or any(_well_formed(r) for r in ended):
         return
-    yield Cause(
-        "stop_string",
-        "error",
-        f"{percent(share)} of the responses end at a string of rollout.stop, and none of these is well formed",
-        look_again(facts, "rollout.stop=[]"),
-        0.97,
-        [f"rollout.stop = {list(stops)}"],
-        rows_of(ended),
-    )
+    what = f"{percent(share)} of the responses end at a string of rollout.stop, and none of these is well formed"
+    command, evidence = look_again(facts, "rollout.stop=[]"), [f"rollout.stop = {list(stops)}"]
+    yield Cause("stop_string", "error", what, command, 0.97, evidence, rows_of(ended))
 
 
 def cut_off(facts: RunFacts) -> Iterator[Cause]:
@@ -138,13 +114,10 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
         return
     whole = [r.tokens for r in facts.responses if not r.cut]
     most = facts.recipe.rollout.max_new_tokens if facts.recipe else max(r.tokens for r in cut)
-    scored = [(r.cut, r.score) for r in facts.responses if r.error is None]
-    means = [
-        (kind, fmean(scores))
-        for kind, is_cut in (("cut", True), ("whole", False))
-        if (scores := [score for was_cut, score in scored if was_cut is is_cut])
-    ]
-    evidence = [f"mean score of {kind} responses {mean:.3f}" for kind, mean in means]
+    evidence = []
+    for kind, is_cut in (("cut", True), ("whole", False)):
+        if scores := [r.score for r in facts.responses if r.error is None and r.cut is is_cut]:
+            evidence.append(f"mean score of {kind} responses {fmean(scores):.3f}")
     if whole:
         evidence.append(f"whole responses have {median(whole):.0f} tokens (median), {max(whole)} at most")
     evidence += onset(facts, "rollout/truncated_share", lambda share: share >= limit("cut_warning"))
@@ -153,15 +126,10 @@ def cut_off(facts: RunFacts) -> Iterator[Cause]:
         evidence.append(
             f"{percent(loops)} of the cut responses repeat themselves: the model does not stop, whatever the limit"
         )
-    yield Cause(
-        "cut_off",
-        "error" if share >= limit("cut_error") else "warning",
-        f"{percent(share)} of the responses are cut off at the token limit (rollout.max_new_tokens = {most})",
-        look_again(facts, f"rollout.max_new_tokens={4 * most}"),
-        share,
-        evidence,
-        rows_of(cut),
-    )
+    level: Level = "error" if share >= limit("cut_error") else "warning"
+    what = f"{percent(share)} of the responses are cut off at the token limit (rollout.max_new_tokens = {most})"
+    command = look_again(facts, f"rollout.max_new_tokens={4 * most}")
+    yield Cause("cut_off", level, what, command, share, evidence, rows_of(cut))
 
 
 def format_unmet(facts: RunFacts) -> Iterator[Cause]:
@@ -186,11 +154,8 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
     unsaid = [t for t in note_tags if prompts and not any(f"<{t}>" in p for p in prompts)]
     if unsaid:
         evidence.append(f"the prompt never shows {', '.join(f'<{t}>' for t in unsaid)}: the model cannot know of it")
-    written = [
-        t
-        for t, n in Counter(t for r in broken for t in set(CLOSED.findall(r.text))).items()
-        if n >= limit("shared_tags") * len(broken)
-    ]
+    tag_counts = Counter(t for r in broken for t in set(CLOSED.findall(r.text)))
+    written = [t for t, n in tag_counts.items() if n >= limit("shared_tags") * len(broken)]
     if written and not note_tags:
         shown = ", ".join(f"<{t}>" for t in sorted(written))
         evidence.append(f"the responses do write {shown}: does the reward read other tags than the prompt asks for?")
@@ -201,15 +166,9 @@ def format_unmet(facts: RunFacts) -> Iterator[Cause]:
         command = reward_check(facts, "--probe")
     else:
         command = look_again(facts) if unsaid or not sft else sft_first(facts)
-    yield Cause(
-        "format_unmet",
-        "error" if met < limit("format_error") else "warning",
-        f"{percent(met)} of the responses meet {what}",
-        command,
-        1 - met,
-        evidence,
-        rows_of(broken),
-    )
+    level: Level = "error" if met < limit("format_error") else "warning"
+    what = f"{percent(met)} of the responses meet {what}"
+    yield Cause("format_unmet", level, what, command, 1 - met, evidence, rows_of(broken))
 
 
 def few_answers(facts: RunFacts) -> Iterator[Cause]:
@@ -224,33 +183,23 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         what = f"the samples of a prompt are nearly all the same text (rollout.temperature = {temperature:g})"
         if not cold and fmean(first) > limit("distinct") and (rise := learned(facts)):
             level, what = "note", f"the samples of a prompt became nearly equal while {rise}"
-        yield Cause(
-            "temperature_low" if cold else "few_distinct",
-            level,
-            what,
-            look_again(facts, "rollout.temperature=1.0" if cold else "rollout.temperature=1.2"),
-            1 - share,
-            [
-                f"{percent(fmean(d == 0 for d in distinct))} of the groups hold one text only; with all samples "
-                f"different this figure is 100%, and it is {percent(share)} here: (different texts - 1) / (samples - 1)"
-            ],
-            rows_of(facts.groups[distinct.index(min(distinct))]),
+        name, command = "temperature_low", look_again(facts, "rollout.temperature=1.0")
+        if not cold:
+            name, command = "few_distinct", look_again(facts, "rollout.temperature=1.2")
+        line = (
+            f"{percent(fmean(d == 0 for d in distinct))} of the groups hold one text only; with all samples "
+            f"different this figure is 100%, and it is {percent(share)} here: (different texts - 1) / (samples - 1)"
         )
+        rows = rows_of(facts.groups[distinct.index(min(distinct))])
+        yield Cause(name, level, what, command, 1 - share, [line], rows)
     elif temperature > limit("hot"):
-        yield Cause(
-            "temperature_high",
-            "error" if _format_poor(facts) else "warning",
-            f"rollout.temperature = {temperature:g}: sampled text is broken",
-            look_again(facts, "rollout.temperature=1.0"),
-            0.9 if _format_poor(facts) else 0.3,
-            [
-                f"entropy {fmean(entropies):.2f} nats per token"
-                for entropies in [facts.series("policy/entropy")]
-                if entropies
-            ]
-            + [f"mean score {_mean_score(facts):.3f}"],
-            rows_of(facts.responses),
-        )
+        level, weight = ("error", 0.9) if _format_poor(facts) else ("warning", 0.3)
+        what = f"rollout.temperature = {temperature:g}: sampled text is broken"
+        entropies = facts.series("policy/entropy")
+        evidence = [f"entropy {fmean(entropies):.2f} nats per token"] if entropies else []
+        evidence.append(f"mean score {_mean_score(facts):.3f}")
+        command = look_again(facts, "rollout.temperature=1.0")
+        yield Cause("temperature_high", level, what, command, weight, evidence, rows_of(facts.responses))
     yield from _one_answer(facts)
 
 
@@ -263,15 +212,10 @@ def _one_answer(facts: RunFacts) -> Iterator[Cause]:
     (answer, count), *_ = Counter(a for _, a in answers).most_common(1)
     if count / len(answers) < limit("one_answer"):
         return
-    yield Cause(
-        "one_answer",
-        "warning",
-        f"{percent(count / len(answers))} of the responses answer {answer!r}, whatever the prompt",
-        look_again(facts),
-        count / len(answers),
-        [f"{len(prompts)} prompts with {len(truths)} different truths; mean score {_mean_score(facts):.3f}"],
-        rows_of([r for r, a in answers if a == answer]),
-    )
+    what = f"{percent(count / len(answers))} of the responses answer {answer!r}, whatever the prompt"
+    evidence = [f"{len(prompts)} prompts with {len(truths)} different truths; mean score {_mean_score(facts):.3f}"]
+    rows = rows_of([r for r, a in answers if a == answer])
+    yield Cause("one_answer", "warning", what, look_again(facts), count / len(answers), evidence, rows)
 
 
 def _prompts(facts: RunFacts) -> list[str]:
@@ -284,12 +228,6 @@ def _mean(values: Sequence[float]) -> float:
 
 def _mean_score(facts: RunFacts) -> float:
     return _mean([r.score for r in facts.responses if r.error is None])
-
-
-def _poor(facts: RunFacts) -> bool:
-    """Return whether scores are low. If the largest possible score is not known, see `_format_poor`."""
-    shares = [r.score / most for r in facts.responses if (most := facts.most_possible(r.source))]
-    return _mean(shares) < limit("poor_score") if shares else _format_poor(facts)
 
 
 def _format_poor(facts: RunFacts) -> bool:
@@ -325,14 +263,8 @@ def other_coordinates(facts: RunFacts) -> Iterator[Cause]:
     """Report boxes that fit the truth clearly better in another space or order than the declared one."""
     if facts.coordinates:
         name, positions = list(facts.coordinates.items())[-1]
-        yield Cause(
-            "other_coordinates",
-            "error",
-            f"the boxes of the evaluation {name} have a meaning that is not declared: {positions['words']}",
-            look_again(facts),
-            0.95,
-            [str(positions["advice"])],
-        )
+        what = f"the boxes of the evaluation {name} have a meaning that is not declared: {positions['words']}"
+        yield Cause("other_coordinates", "error", what, look_again(facts), 0.95, [str(positions["advice"])])
 
 
 def other_layout(facts: RunFacts) -> Iterator[Cause]:
@@ -357,18 +289,13 @@ def other_layout(facts: RunFacts) -> Iterator[Cause]:
     if num_hits >= limit("layout_least") and num_hits >= limit("layout_share") * unpaid:
         (name, why), rows = max(hits.items(), key=lambda item: len(item[1]))
         _, label, true = rows[0]
-        yield Cause(
-            "other_layout",
-            "error",
-            f"right labels earn nothing, because the reward expects another layout: `{name}` ({why})",
-            reward_check(facts),
-            0.95 + 0.05 * min(1.0, num_hits / unpaid),
-            [
-                f"{num_hits} of {unpaid} unpaid labels agree with the truth if spelling is ignored",
-                f"the response says {label!r}, the truth is {true!r}",
-            ],
-            rows_of([r for r, _, _ in rows]),
-        )
+        what = f"right labels earn nothing, because the reward expects another layout: `{name}` ({why})"
+        evidence = [
+            f"{num_hits} of {unpaid} unpaid labels agree with the truth if spelling is ignored",
+            f"the response says {label!r}, the truth is {true!r}",
+        ]
+        weight, shown = 0.95 + 0.05 * min(1.0, num_hits / unpaid), rows_of([r for r, _, _ in rows])
+        yield Cause("other_layout", "error", what, reward_check(facts), weight, evidence, shown)
     else:
         yield from _other_words(facts)
 
@@ -387,28 +314,13 @@ def _other_words(facts: RunFacts) -> Iterator[Cause]:
     for name, words in labels.items():
         ours, theirs, closed = set(words), set(true[name]), limit("closed_labels")
         numbers = all(_number(w) is not None for w in ours | theirs)
-        if (
-            len(words) < limit("few_samples")
-            or len(ours) > closed
-            or len(theirs) > closed
-            or len(theirs) < 2
-            or numbers
-        ):
+        if len(words) < limit("few_samples") or len(ours) > closed or not 2 <= len(theirs) <= closed or numbers:
             continue
-        if (
-            not ours & theirs
-            and len(words) >= 4 * len(ours)
-            and not any(facts.part(part_of(name, rows[name][0].parts) or ""))
-        ):
-            yield Cause(
-                "other_layout",
-                "error",
-                f"`{name}`: no word of the responses is among the truth's labels",
-                reward_check(facts),
-                0.8,
-                [f"labels of the truth: {some_of(theirs)}", f"labels of the responses: {some_of(ours)}"],
-                rows_of(rows[name]),
-            )
+        is_paid = any(facts.part(part_of(name, rows[name][0].parts) or ""))
+        if not ours & theirs and len(words) >= 4 * len(ours) and not is_paid:
+            what = f"`{name}`: no word of the responses is among the truth's labels"
+            evidence = [f"labels of the {of}: {some_of(few)}" for of, few in (("truth", theirs), ("responses", ours))]
+            yield Cause("other_layout", "error", what, reward_check(facts), 0.8, evidence, rows_of(rows[name]))
 
 
 def plain(text: str) -> str:
@@ -459,13 +371,8 @@ def _labels(r: Response) -> Iterator[tuple[str, str, str]]:
 
 def part_of(name: str, parts: Mapping[str, Any]) -> str | None:
     """Return the reward's part that scores a field; None if there is none."""
-    if name in parts:
-        return name
-    return (
-        next((p for p in ANSWER_PARTS if p in parts), "reward" if "reward" in parts else None)
-        if name == "answer"
-        else None
-    )
+    names = (name, *ANSWER_PARTS, "reward") if name == "answer" else (name,)
+    return next((one for one in names if one in parts), None)
 
 
 def _number(text: str) -> float | None:

@@ -259,7 +259,15 @@ def read_facts(run: Run) -> RunFacts:
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.responses = _without_unpaid_formats(facts)
     facts.validated = _validated(run.dir, notes)
-    facts.coordinates = _other_coordinates(run.dir)
+    coordinates: dict[str, Mapping[str, Any]] = {}
+    for folder in layout.eval_dirs(run.dir):
+        try:
+            positions = read_summary(folder).get("positions") or {}
+        except StoreError:
+            continue
+        if positions.get("better"):
+            coordinates[folder.name] = positions
+    facts.coordinates = coordinates
     return facts
 
 
@@ -278,19 +286,6 @@ def _without_unpaid_formats(facts: RunFacts) -> list[Response]:
     return [
         replace(r, parts={n: v for n, v in r.parts.items() if (r.source, n) not in unpaid}) for r in facts.responses
     ]
-
-
-def _other_coordinates(run_dir: Path) -> dict[str, Mapping[str, Any]]:
-    """Return `RunFacts.coordinates`. An evaluation that cannot be read is left out."""
-    coordinates: dict[str, Mapping[str, Any]] = {}
-    for folder in layout.eval_dirs(run_dir):
-        try:
-            positions = read_summary(folder).get("positions") or {}
-        except StoreError:
-            continue
-        if positions.get("better"):
-            coordinates[folder.name] = positions
-    return coordinates
 
 
 def _numbers(weights: Any) -> dict[str, float]:

@@ -39,15 +39,8 @@ def constant_truth(facts: RunFacts) -> Iterator[Cause]:
     if len(truths) < limit("few_samples") or len(set(truths.values())) > 1:
         return
     only = short(next(iter(truths.values())), 120)
-    yield Cause(
-        "constant_truth",
-        "error",
-        f"all {len(truths)} sampled rows have the same truth: {only}",
-        look_again(facts),
-        0.9,
-        [],
-        rows_of(facts.responses),
-    )
+    what = f"all {len(truths)} sampled rows have the same truth: {only}"
+    yield Cause("constant_truth", "error", what, look_again(facts), 0.9, [], rows_of(facts.responses))
 
 
 def constant_part(facts: RunFacts) -> Iterator[Cause]:
@@ -79,15 +72,9 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
             what, level = f"{what} (learned, or too easy to tell them apart)", "note"
         elif blind and value is not None:
             what += f", although {blind}"
-        yield Cause(
-            "constant_part",
-            level,
-            what,
-            reward_check(facts, "--probe"),
-            0.5 + 0.4 * min(1.0, share),
-            [f"{percent(share)} of the weights of the reward"] if share else [],
-            rows_of(facts.responses),
-        )
+        evidence, weight = [f"{percent(share)} of the weights of the reward"] * bool(share), 0.5 + 0.4 * min(1.0, share)
+        command, rows = reward_check(facts, "--probe"), rows_of(facts.responses)
+        yield Cause("constant_part", level, what, command, weight, evidence, rows)
 
 
 def _unlike(facts: RunFacts) -> str:
@@ -117,47 +104,33 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
         ]
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
         evidence += ["no response earns more than 0: does the reward read what the responses write?"] if doubt else []
-        yield Cause(
-            "all_wrong",
-            "error",
-            f"{percent(len(wrong) / len(groups))} of the groups have no right response at all",
-            reward_check(facts, "--probe") if doubt else look_again(facts),
-            len(wrong) / len(groups),
-            evidence,
-            rows_of(responses_of(wrong)),
-        )
+        what = f"{percent(len(wrong) / len(groups))} of the groups have no right response at all"
+        command, rows = reward_check(facts, "--probe") if doubt else look_again(facts), rows_of(responses_of(wrong))
+        yield Cause("all_wrong", "error", what, command, len(wrong) / len(groups), evidence, rows)
     elif len(perfect) >= limit("one_sided") * len(groups):
         first = [g for g in groups if g[0].step == groups[0][0].step]
         at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
-        harder = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
-        yield Cause(
-            "all_right",
-            "error" if at_start else "note",
-            f"{percent(len(perfect) / len(groups))} of the groups have right responses only: "
-            + ("the rows are too easy" if at_start else "the task is learned"),
-            harder if at_start else f"vlmrl eval {shlex.quote(facts.key)}",
-            len(perfect) / len(groups),
-            [over_all],
-            rows_of(responses_of(perfect)),
-        )
+        share, rows = len(perfect) / len(groups), rows_of(responses_of(perfect))
+        level, why, command = "note", "the task is learned", f"vlmrl eval {shlex.quote(facts.key)}"
+        if at_start:
+            command = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
+            level, why = "error", "the rows are too easy"
+        what = f"{percent(share)} of the groups have right responses only: {why}"
+        yield Cause("all_right", level, what, command, share, [over_all], rows)
     elif dead >= limit("dead_warning"):
         ends, rise = facts.ends("rollout/dead_group_share"), learned(facts)
-        fresh = ends is not None and ends[0] < limit("dead_warning")
-        yield Cause(
-            "dead_groups",
-            "note" if fresh and rise else "error" if dead >= limit("dead_error") else "warning",
-            f"{percent(dead)} of the groups have equal scores and teach nothing"
-            + (f" any more: {rise}" if fresh and rise else ""),
-            again(facts, "algo.filter=spread"),
-            dead,
-            [
-                over_all,
-                *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
-                f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
-                "more samples per prompt or a higher temperature split such groups, too",
-            ],
-            rows_of(responses_of(facts.dead)),
-        )
+        fresh = ends is not None and ends[0] < limit("dead_warning") and bool(rise)
+        level = "note" if fresh else "error" if dead >= limit("dead_error") else "warning"
+        what = f"{percent(dead)} of the groups have equal scores and teach nothing"
+        what += f" any more: {rise}" if fresh else ""
+        evidence = [
+            over_all,
+            *onset(facts, "rollout/dead_group_share", lambda share: share >= limit("dead_warning")),
+            f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
+            "more samples per prompt or a higher temperature split such groups, too",
+        ]
+        command, rows = again(facts, "algo.filter=spread"), rows_of(responses_of(facts.dead))
+        yield Cause("dead_groups", level, what, command, dead, evidence, rows)
 
 
 def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
@@ -171,15 +144,9 @@ def pays_wrong(facts: RunFacts) -> Iterator[Cause]:
     if won > limit("agreement"):
         return
     good, bad = min(pairs, key=lambda pair: pair[0].score - pair[1].score)
-    yield Cause(
-        "pays_wrong",
-        "error",
-        f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs (one right, one wrong)",
-        reward_check(facts),
-        1.0,
-        ["right and wrong are judged by the truth of the row, not by the reward"],
-        rows_of([good, bad]),
-    )
+    what = f"wrong answers are paid more: right ones win {percent(won)} of {len(pairs):,} pairs (one right, one wrong)"
+    evidence = ["right and wrong are judged by the truth of the row, not by the reward"]
+    yield Cause("pays_wrong", "error", what, reward_check(facts), 1.0, evidence, rows_of([good, bad]))
 
 
 def truly_right(r: Response) -> bool | None:
@@ -218,15 +185,10 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
     parts = {n: _part_correlation(usable, n) for n in facts.part_names}
     best = max(parts, key=lambda n: abs(parts[n]), default=None)
     evidence = [f"the part `{best}` correlates most with length: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
-    yield Cause(
-        "pays_length",
-        "error" if abs(rho) >= limit("length_error") else "warning",
-        f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}",
-        reward_check(facts, "--probe"),
-        abs(rho),
-        evidence + grown,
-        rows_of([min(group, key=lambda r: r.tokens), max(group, key=lambda r: r.tokens)]),
-    )
+    level: Level = "error" if abs(rho) >= limit("length_error") else "warning"
+    what = f"{'longer' if rho > 0 else 'shorter'} responses score higher in a group: correlation {rho:+.2f} of {count}"
+    rows = rows_of([end(group, key=lambda r: r.tokens) for end in (min, max)])
+    yield Cause("pays_length", level, what, reward_check(facts, "--probe"), abs(rho), evidence + grown, rows)
 
 
 def _right(r: Response, facts: RunFacts) -> bool:
@@ -280,15 +242,8 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
     if not number:
         return
     last = [line for r in failed[:1] for line in (r.error or "").strip().splitlines()[-1:]]
-    yield Cause(
-        "failing_reward",
-        "error",
-        f"the reward failed for {number} sample(s), left out",
-        reward_check(facts),
-        0.9,
-        last,
-        rows_of(failed),
-    )
+    what = f"the reward failed for {number} sample(s), left out"
+    yield Cause("failing_reward", "error", what, reward_check(facts), 0.9, last, rows_of(failed))
 
 
 def service_down(facts: RunFacts) -> Iterator[Cause]:
@@ -309,12 +264,5 @@ def service_down(facts: RunFacts) -> Iterator[Cause]:
     steps = [line["step"] for line in facts.train if line.get("reward/unavailable")]
     evidence = [f"{percent(share)} of the samples, in {counted(len(steps), 'step')}"] if steps else []
     evidence += [line for r in lost[:1] for line in (r.error or "").strip().splitlines()[-1:]]
-    yield Cause(
-        "service_down",
-        level,
-        f"the reward was unavailable for {number:,} sample(s), left out",
-        reward_check(facts),
-        0.7,
-        evidence,
-        rows_of(lost),
-    )
+    what = f"the reward was unavailable for {number:,} sample(s), left out"
+    yield Cause("service_down", level, what, reward_check(facts), 0.7, evidence, rows_of(lost))

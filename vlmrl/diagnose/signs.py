@@ -159,13 +159,10 @@ class History:
         formed = self.contrast(self.reward / np.maximum(self.format, limit("sign_formed")))
         assert formed is not None
         learning = (form.rise > limit("sign_format")) | (form.before < limit("sign_formed"))
-        pick = lambda a, b: np.where(learning, b, a)  # noqa: E731
-        return Contrast(
-            pick(plain.before, formed.before),
-            pick(plain.after, formed.after),
-            pick(plain.error, formed.error),
-            plain.last,
+        before, after, error = (
+            np.where(learning, getattr(formed, name), getattr(plain, name)) for name in ("before", "after", "error")
         )
+        return Contrast(before, after, error, plain.last)
 
     @cached_property
     def no_better(self) -> Any:
@@ -377,14 +374,8 @@ def _reward_without_accuracy(h: History) -> Iterator[Sign]:
     fell = a - b > max(limit("accuracy_fall"), limit("sign_certainty") * float(right.error[place]))
     rewards = f"the reward rose from {_fixed(paid.before[place])} to {_fixed(paid.after[place])}"
     what = f"{rewards} while the accuracy {'fell' if fell else 'stayed'}: {_fixed(a)} before, {_fixed(b)} after"
-    yield Sign(
-        "reward_without_accuracy",
-        f"reward up, accuracy {'down' if fell else 'flat'}",
-        what,
-        h.number(place),
-        float(paid.before[place]),
-        float(paid.after[place]),
-    )
+    words, ends = f"reward up, accuracy {'down' if fell else 'flat'}", (paid.before[place], paid.after[place])
+    yield Sign("reward_without_accuracy", words, what, h.number(place), *map(float, ends))
 
 
 def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
@@ -407,17 +398,16 @@ def _validated_without_accuracy(lines: Sequence[Mapping[str, Any]]) -> Iterator[
     if not (rose and room and unmoved and right + uncertain < limit("accuracy_share") * share):
         return
     fell = -right > max(limit("accuracy_fall"), uncertain)
+    rewards = (first["eval/reward"], last["eval/reward"])
     a, b = (
-        f"{_fixed(line['eval/reward'])} with an accuracy of {_fixed(line['eval/accuracy'])}" for line in (first, last)
+        f"{_fixed(n['eval/reward'])} with an accuracy of {_fixed(n['eval/accuracy'])} (step {n['step']})"
+        for n in (first, last)
     )
-    yield Sign(
-        "reward_without_accuracy",
+    words, what = (
         f"validation: reward up, accuracy {'down' if fell else 'flat'}",
-        f"the validation reward rose from {a} (step {first['step']}) to {b} (step {last['step']})",
-        None,
-        first["eval/reward"],
-        last["eval/reward"],
+        f"the validation reward rose from {a}",
     )
+    yield Sign("reward_without_accuracy", words, f"{what} to {b}", None, *rewards)
 
 
 def _difference(first: Mapping[str, Any], last: Mapping[str, Any], name: str) -> tuple[float, float]:

@@ -100,17 +100,11 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
     if shares and fmean(shares) >= limit("clip_share"):
         what = f"the ratio of {percent(fmean(shares))} of the tokens is clipped: they teach nothing (1 to 5% is usual)"
         algo = facts.recipe.algo if facts.recipe else None
-        bounds = [
-            f"{key} = {value:g}" for key in ("clip_low", "clip_high") if (value := getattr(algo, key, None)) is not None
-        ]
+        bounds = [f"algo.{key} = {value:g}" for key, value in _bounds(algo)]
         row = ALGORITHMS.get(algo.name) if algo and bounds else None  # a sequence's ratio has far narrower bounds
-        usual = [
-            f"algo.{key}={value:g}"
-            for key in ("clip_low", "clip_high")
-            if (value := getattr(row, key, None)) is not None
-        ]
+        usual = [f"algo.{key}={value:g}" for key, value in _bounds(row)]
         command = again(facts, *(usual or ["train.updates_per_step=1"]))
-        yield Cause("ratio_clipped", "warning", what, command, 0.8, [f"algo.{line}" for line in bounds])
+        yield Cause("ratio_clipped", "warning", what, command, 0.8, bounds)
     if weights and fmean(weights) <= limit("importance_weight"):
         what = f"the importance weights leave {percent(fmean(weights))} of the gradient (mean weight of a token)"
         cap = facts.recipe.algo.importance_cap if facts.recipe else None
@@ -118,6 +112,10 @@ def clipped_ratio(facts: RunFacts) -> Iterator[Cause]:
         narrow = cap is not None and cap < USUAL_CAP
         command = again(facts, f"algo.importance_cap={USUAL_CAP}") if narrow else check_again(facts)
         yield Cause("importance_masks", "error", what, command, 0.9, bounds)
+
+
+def _bounds(algo: Any) -> list[tuple[str, float]]:
+    return [(key, bound) for key in ("clip_low", "clip_high") if (bound := getattr(algo, key, None)) is not None]
 
 
 def weight_decay(facts: RunFacts) -> Iterator[Cause]:
@@ -149,15 +147,8 @@ def overlong(facts: RunFacts) -> Iterator[Cause]:
     what = f"algo.overlong_tokens = {tokens} of {most} punishes {percent(share)} of the responses for their length"
     penalty_words = f"they lose {lost:.3g} on average; scores reach from {low:.3g} to {high:.3g}"
     level: Level = "error" if lost > high - low else "warning"
-    yield Cause(
-        "overlong",
-        level,
-        what,
-        again(facts, f"algo.overlong_tokens={max(1, most // 5)}", "algo.overlong_penalty=1.0"),
-        0.9,
-        [penalty_words],
-        rows_of(reached),
-    )
+    command = again(facts, f"algo.overlong_tokens={max(1, most // 5)}", "algo.overlong_penalty=1.0")
+    yield Cause("overlong", level, what, command, 0.9, [penalty_words], rows_of(reached))
 
 
 def few_pixels(facts: RunFacts) -> Iterator[Cause]:
@@ -185,15 +176,11 @@ def unpaid(facts: RunFacts) -> Iterator[Cause]:
         part, weight = parts[0], weights[parts[0]]
         how = "costs: wrong answers are paid more" if weight < 0 else "earns nothing"
         others = ", ".join(f"{p} = {w:g}" for p, w in weights.items() if w and p != part)
-        yield Cause(
-            "unpaid",
-            "error" if weight < 0 else "warning",
-            f"reward.weights: `{part}` = {weight:g}: a right answer {how}",
-            look_again(facts, f"reward.weights.{part}=1.0"),
-            0.9,
-            [f"other weights: {others}"] if others else [],
-            rows_of([r for r in facts.responses if r.source == source]),
-        )
+        level: Level = "error" if weight < 0 else "warning"
+        what = f"reward.weights: `{part}` = {weight:g}: a right answer {how}"
+        command, evidence = look_again(facts, f"reward.weights.{part}=1.0"), [f"other weights: {others}"] * bool(others)
+        rows = rows_of([r for r in facts.responses if r.source == source])
+        yield Cause("unpaid", level, what, command, 0.9, evidence, rows)
 
 
 SEEING = ("vision", "connector")
@@ -355,15 +342,11 @@ def validation(facts: RunFacts) -> Iterator[Cause]:
     else:
         return
     rows = rows_of([r for r in facts.responses if identity(r.prompt_id, r.images) in shared])
-    yield Cause(
-        "validation_is_training",
-        "error" if certain else "warning",
-        f"validation rows are {how}: validation measures memory",
-        again(facts, f"data.0.validation={'0.1' if sources and Path(sources[0].path).suffix else 'validation'}"),
-        0.8,
-        ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"],
-        rows,
-    )
+    what = f"validation rows are {how}: validation measures memory"
+    command = again(facts, f"data.0.validation={'0.1' if sources and Path(sources[0].path).suffix else 'validation'}")
+    evidence = ["`vlmrl prep` makes splits that share no image; name the held-out one in [[data]] validation"]
+    level: Level = "error" if certain else "warning"
+    yield Cause("validation_is_training", level, what, command, 0.8, evidence, rows)
 
 
 def no_better_validation(facts: RunFacts) -> Iterator[Cause]:
@@ -423,10 +406,8 @@ def lasting_changes(facts: RunFacts) -> Iterator[Cause]:
         level, weight = LEVELS[sign.name]
         rise = learned(facts) if sign.name == "no_signal" else ""
         evidence = [f"{rise}: there may be nothing left to learn"] if rise else []
-        rows = _examples(facts, sign)
-        yield Cause(
-            sign.name, "note" if rise else level, sign.what + since(sign), _command(facts, sign), weight, evidence, rows
-        )
+        level, what = "note" if rise else level, sign.what + since(sign)
+        yield Cause(sign.name, level, what, _command(facts, sign), weight, evidence, _examples(facts, sign))
 
 
 def _command(facts: RunFacts, sign: Sign) -> str:

@@ -247,11 +247,6 @@ def _folded(path: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
-def write_lines(path: Path, values: Sequence[dict[str, Any]]) -> None:
-    """Write JSON lines."""
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8", newline="\n")
-
-
 BATCH = 64
 """Number of responses whose files are made together."""
 Kept = Sequence[tuple[Source, Sequence[ResponseJournal]]]
@@ -364,7 +359,8 @@ def write_folder(out: Path, kept: Kept, samples: int, work: str, force: bool) ->
             written.files, written.kind = files.num_files, form.kind
             written.no_file, written.not_drawn = files.missing, files.not_drawn
         if written.left_out:
-            write_lines(folder / LEFT_OUT, [asdict(one) for one in written.left_out])
+            lines = "".join(json.dumps(asdict(one)) + "\n" for one in written.left_out)
+            (folder / LEFT_OUT).write_text(lines, encoding="utf-8", newline="\n")
     return written
 
 

@@ -286,7 +286,8 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
         )
     if other := probe["other_answer"]:
         name = leading_metrics(probe)[0]
-        texts.append(f"On the other prompts: {_lower(_sentence(name, other['metrics'][name], probe['images']))}.")
+        sentence = _sentence(name, other["metrics"][name], probe["images"])
+        texts.append(f"On the other prompts: {sentence[0].lower()}{sentence[1:]}.")
     reasons = {
         "without_images": "Prompts without images, which do not count",
         "unchanged": "Prompts whose images are not larger than the small ones, which do not count",
@@ -313,10 +314,6 @@ def _sentence(name: str, m: Mapping[str, Any], change: str) -> str:
     ends_of_share = "" if share is None or share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
     part = "" if share is None else f", a share of {share['value']:.0%}{ends_of_share}"
     return f"The {name} is {numbers}: {m['difference']:.3f}{ends} of it needs the images{part}"
-
-
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]
 
 
 def require_same_image_condition(*folders: Path) -> None:

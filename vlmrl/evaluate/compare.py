@@ -101,6 +101,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     """
     runs = [s.run for s in (a, b)]
     both = a.run is not None and b.run is not None
+    lettered = [(letter, run) for letter, run in zip("AB", runs, strict=True) if run]
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     trained_alike = not (a.run and b.run) or rewards_of(a.run) == rewards_of(b.run)
@@ -117,12 +118,11 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]
     if incomparable or not (trained_alike or evaluations):
         where = f" in {', '.join(incomparable)}" if incomparable and len(incomparable) < len(evaluations) else ""
-        addition = ", nor `accuracy`, which is a part of the reward" if _accuracy_apart(evaluations) else ""
+        apart = any(e["accuracy_of_reward"] and not e["scored_alike"] for e in evaluations)
+        addition = ", nor `accuracy`, which is a part of the reward" if apart else ""
         note = f"{OTHER_REWARDS} or weights{where}: `reward` and `part/...` are not comparable{addition}"
-        notes.append(
-            note
-            + "".join(f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
-        )
+        rewards = (f"; A by {reward_a}; B by {reward_b}" for reward_a, reward_b in _scored_by(a, b, evaluations))
+        notes.append(note + "".join(rewards))
     evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
     correct_for_many((family_of(e), m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
@@ -134,15 +134,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
         "train": _lines(runs, "train") if both else [],
         "validation": _lines(runs, "validation") if both else [],
         "evaluations": evaluations,
-        "epochs": over_epochs(
-            [(letter, [e]) for letter, s in (("A", a), ("B", b)) if s.run and (e := read_epochs(s.run))]
-        ),
-        "checkpoints": [
-            {"side": letter, **entry}
-            for letter, s in (("A", a), ("B", b))
-            if s.run
-            for entry in over_checkpoints(s.run)
-        ],
+        "epochs": over_epochs([(letter, [e]) for letter, run in lettered if (e := read_epochs(run))]),
+        "checkpoints": [{"side": letter, **entry} for letter, run in lettered for entry in over_checkpoints(run)],
         "intervals": METHOD,
         "tests": TEST_METHODS,
         "notes": notes,
@@ -157,11 +150,6 @@ def _how_to_evaluate(a: Side, b: Side) -> str:
     of_second = eval_command(second.run, "--recipe", reference(first.run.dir, first.run.manifest.name))
     is_evaluated = first.evaluations and second.evaluations
     return f"make one: {of_second}" if is_evaluated else f"make them: {eval_command(first.run)}; {of_second}"
-
-
-def _accuracy_apart(evaluations: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether an accuracy comes from rewards that differ."""
-    return any(e["accuracy_of_reward"] and not e["scored_alike"] for e in evaluations)
 
 
 def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:

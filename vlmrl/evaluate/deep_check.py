@@ -177,7 +177,13 @@ def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *,
         parity.rows.append(
             _row(name, [i for i in items if i.group == group], shared_logp, stock_logp, parity.tolerance)
         )
-    parity.sampler_gap = _sampler_gap(items, shared_logp)
+    gaps = []
+    for item in items:
+        sampler_logp = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
+        if sampler_logp:
+            trainer_logp = shared_logp[item.trajectory]
+            gaps.append(float((trainer_logp - torch.tensor(sampler_logp, device=trainer_logp.device)).abs().max()))
+    parity.sampler_gap = max(gaps, default=None)
     return parity
 
 
@@ -287,13 +293,3 @@ def _row(
     agrees = worst <= allowed.logp_max and mean <= allowed.logp_mean
     lengths = tuple(i.num_tokens for i in items)
     return RowParity(name, len(prompt.ids), sum(map(bool, prompt.kinds)), lengths, worst, mean, agrees)
-
-
-def _sampler_gap(items: Sequence[TrainItem], shared: dict[int, Tensor]) -> float | None:
-    gaps = []
-    for item in items:
-        sampler_logp = [x for s in item.segments if s.trained for x in s.sampler_logp or ()]
-        if sampler_logp:
-            trainer_logp = shared[item.trajectory]
-            gaps.append(float((trainer_logp - torch.tensor(sampler_logp, device=trainer_logp.device)).abs().max()))
-    return max(gaps, default=None)

@@ -372,7 +372,7 @@ def mean_interval(
     values_N = _numbers(values)
     if not len(values_N):
         return EMPTY
-    units, mean = _units(clusters, len(values_N)), float(values_N.mean())
+    units, mean = clusters if isinstance(clusters, Units) else Units(clusters, (len(values_N))), float(values_N.mean())
     bounds = value_range if length else range_of(value_range, values_N)
     if bounds is None or length:
         return t_interval(mean, values_N - mean, units, bounds)
@@ -519,10 +519,6 @@ def ece_interval(
     units = Units(clusters, len(labels_N))
     influence_N = gap_N * np.sign(gap_C)[bin_N] - value
     return interval_in_range(value, influence_N, units, UNIT_RANGE, Evidence(units.independent))
-
-
-def _units(clusters: Clusters | Units | None, num_rows: int) -> Units:
-    return clusters if isinstance(clusters, Units) else Units(clusters, num_rows)
 
 
 def _of_rows(clusters: Clusters | None, use_N: NDArray[np.bool_]) -> Clusters | None:

@@ -35,18 +35,8 @@ from vlmrl.tasks.source import Source
 from vlmrl.types import Row, SamplingParams
 
 IDENTITY = (
-    "model",
-    "endpoint",
-    "checkpoint",
-    "split",
-    "source",
-    "dataset",
-    "reward",
-    "prompt_sha256",
-    "sampling",
-    "max_rows",
-    "seed",
-    "images",
+    *("model", "endpoint", "checkpoint", "split", "source", "dataset", "reward", "prompt_sha256", "sampling"),
+    *("max_rows", "seed", "images"),
 )
 """Keys of `meta` that are equal in two evaluations of the same thing."""
 
@@ -102,27 +92,6 @@ GENERATION_KEY = "generation_sha256"
 """Key of `meta`: hash of the settings of model and engine that responses depend on and that have no key of their own.
 """
 Meta = Mapping[str, Any]
-
-
-def generation_hash(recipe: Recipe) -> str:
-    """Return a hash of the settings that responses depend on, besides those that `meta` has."""
-    r = recipe.rollout
-    facts = [recipe.model.model_dump(mode="json"), r.engine, r.top_p, r.top_k, list(r.stop)]
-    return hashlib.sha256(canonical_json(facts)).hexdigest()[:16]
-
-
-def changed_meta(meta: Meta, change: ImageChange, normal: str) -> dict[str, Any]:
-    """Return the record of an evaluation with changed images, from that of the normal one.
-
-    Args:
-        normal: the normal evaluation: its name in the same run, else its folder.
-    """
-    return {**meta, "images": str(change), "normal": normal}
-
-
-def changed_name(name: str, change: ImageChange) -> str:
-    """Return the name of an evaluation with changed images. Example: test-digits -> test-digits-blank."""
-    return layout.eval_name(name, str(change))
 
 
 def find_normal(run_dir: Path | None, name: str, meta: Meta, named: Path | None = None) -> Path | None:
@@ -276,13 +245,8 @@ class EvalSettings:
 
     def under(self, name: str, setting: EvalSetting) -> EvalSettings:
         """Return the same settings under one of `[eval.settings]`."""
-        return replace(
-            self,
-            temperature=setting.temperature or None,
-            samples=setting.samples,
-            setting=name,
-            sampling=setting,
-        )
+        temperature = setting.temperature or None
+        return replace(self, temperature=temperature, samples=setting.samples, setting=name, sampling=setting)
 
 
 @dataclass(frozen=True)
@@ -370,10 +334,16 @@ def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: Eva
     for change in settings.changes:
         require_images(normal.rows.source, change, normal.rows.count)
     partner = find_normal(run_dir, normal.name, normal.meta, settings.normal)
+    # The normal evaluation: its name in the same run, else its folder.
     label = normal.name if partner is None else partner.name if settings.normal is None else str(partner)
     changed = [
-        replace(normal, name=changed_name(normal.name, c), meta=changed_meta(normal.meta, c, label), change=c)
-        for c in settings.changes
+        replace(
+            normal,
+            name=layout.eval_name(normal.name, str(change)),
+            meta={**normal.meta, "images": str(change), "normal": label},
+            change=change,
+        )
+        for change in settings.changes
     ]
     return changed if partner is not None else [normal, *changed]
 
@@ -425,7 +395,9 @@ def _meta(
     recipe: Recipe, origin: ModelOrigin, rows: EvalRows, settings: EvalSettings, argv: Sequence[str]
 ) -> dict[str, Any]:
     parent: Mapping[str, Any] = origin.parent or {}
-    source = rows.source
+    source, rollout = rows.source, recipe.rollout
+    stops = list(rollout.stop)
+    generation = [recipe.model.model_dump(mode="json"), rollout.engine, rollout.top_p, rollout.top_k, stops]
     return {
         "model": parent.get("run", origin.path),
         "checkpoint": origin.checkpoint.name if origin.checkpoint else None,
@@ -447,7 +419,7 @@ def _meta(
         "max_rows": rows.max_rows,
         "seed": settings.seed,
         "dtype": recipe.model.dtype,
-        GENERATION_KEY: generation_hash(recipe),
+        GENERATION_KEY: hashlib.sha256(canonical_json(generation)).hexdigest()[:16],
         "paper": encode(dict(recipe.paper)),
         "vlmrl": __version__,
         "argv": list(argv),

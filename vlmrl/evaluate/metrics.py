@@ -108,7 +108,14 @@ class EvalColumns:
         self._prompts.append(hash64(record["prompt_id"]))
         self._images.extend(hash64(key) for key in image_ids(record))
         self._image_starts.append(len(self._images))
-        self._add_answer(record)
+        self.has_answers = self.has_answers or has_answer(record)
+        answer = answer_of(record)
+        if answer is None:
+            self._answers.append(NO_ANSWER)
+        elif isinstance(answer, str):
+            self._answers.append(hash64(answer))
+        else:  # equal numbers have one text, whatever their type
+            self._answers.append(hash64("number", _number_text(answer)))
         self._add_truth(record["truth"], outcome.get("accuracy") is not None)
         unavailable = record.get("status") == "unavailable"
         self.unavailable += unavailable
@@ -175,16 +182,6 @@ class EvalColumns:
             column.extend([math.nan] * (self.count - len(column)))
         number = finite(value)
         column.append(math.nan if number is None else number)
-
-    def _add_answer(self, record: Record) -> None:
-        self.has_answers = self.has_answers or has_answer(record)
-        answer = answer_of(record)
-        if answer is None:
-            self._answers.append(NO_ANSWER)
-        elif isinstance(answer, str):
-            self._answers.append(hash64(answer))
-        else:  # equal numbers have one text, whatever their type
-            self._answers.append(hash64("number", _number_text(answer)))
 
     def _add_truth(self, truth: Mapping[str, Any], has_accuracy: bool) -> None:
         for field, codes in self._codes.items():

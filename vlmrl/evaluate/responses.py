@@ -51,16 +51,7 @@ PIECE_PROMPTS = 128
 whole, also again: so its batches, and with them the last bits of its numbers, are those of a run without a kill."""
 NO_PROMPT_LIMIT = 2**31
 GENERATION = (
-    "model",
-    "endpoint",
-    "checkpoint",
-    "split",
-    "source",
-    "dataset",
-    "prompt_sha256",
-    "seed",
-    "dtype",
-    "vlmrl",
+    *("model", "endpoint", "checkpoint", "split", "source", "dataset", "prompt_sha256", "seed", "dtype", "vlmrl"),
 )
 """Keys of an evaluation's `meta` that responses depend on, besides the sampling."""
 
@@ -177,7 +168,8 @@ class EngineResponder(Responder):
         sizes: deque[int] = deque()
 
         def pieces() -> Iterator[list[tuple[int, Prompt]]]:
-            for piece in _pieces(chunks):
+            starts = ((chunk, start) for chunk in chunks for start in range(0, len(chunk), PIECE_PROMPTS))
+            for piece in (chunk[start : start + PIECE_PROMPTS] for chunk, start in starts):
                 missing = [(number, row) for number, row in piece if self.journal.missing(number)]
                 if missing and not self.engine.admits:
                     missing = list(piece)
@@ -188,15 +180,8 @@ class EngineResponder(Responder):
                     sizes.append(len(prompts))
                 yield prompts
 
-        answers = answer_pieces(
-            self.engine,
-            pieces(),
-            self.params,
-            num_samples=self.samples,
-            run_seed=self.seed,
-            progress=self.progress,
-        )
-        for answer in answers:
+        more: dict[str, Any] = {"num_samples": self.samples, "run_seed": self.seed, "progress": self.progress}
+        for answer in answer_pieces(self.engine, pieces(), self.params, **more):
             if answer is not None:
                 open_rows.update([answer])
                 if self.engine.admits or len(open_rows) == sizes[0]:
@@ -238,12 +223,6 @@ class EngineResponder(Responder):
             if (samples := self.kept(number, row, version)) is not None:
                 (rollout,) = rollouts_of([without_pixels(self._prompt(row))], [samples], 0.0, version)
                 yield number, rollout
-
-
-def _pieces(chunks: Iterator[Sequence[NumberedRow]]) -> Iterator[Sequence[NumberedRow]]:
-    for chunk in chunks:
-        for start in range(0, len(chunk), PIECE_PROMPTS):
-            yield chunk[start : start + PIECE_PROMPTS]
 
 
 MOST_SEED = 2**31

@@ -130,6 +130,7 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
     for d in differences:
         if d["verdict"] in ("better", "worse") and d["test"]["p_holm"] > LEVEL:
             d["verdict"] = "not clear"
+    epochs = [(s.letter, [e for side in s.sides if side.run and (e := read_epochs(side.run))]) for s in settings]
     return {
         "conclusion": _conclusion(evaluations, settings),
         "settings": [{"letter": s.letter, "runs": [describe(side) for side in s.sides]} for s in settings],
@@ -141,17 +142,11 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
             if side.run
             for entry in over_checkpoints(side.run)
         ],
-        "epochs": epochs_of_settings(settings),
+        "epochs": over_epochs([(letter, runs) for letter, runs in epochs if runs]),
         "intervals": f"{METHOD}; {SETTING_METHOD}",
         "tests": f"{TEST_METHODS}; where a setting has several runs: Student's t",
         "notes": notes,
     }
-
-
-def epochs_of_settings(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Return the results over epochs of settings whose runs were validated at epochs; see `over_epochs`."""
-    read = [(s.letter, [e for side in s.sides if side.run and (e := read_epochs(side.run))]) for s in settings]
-    return over_epochs([(letter, runs) for letter, runs in read if runs])
 
 
 def _mixed(setting: Setting) -> list[str]:

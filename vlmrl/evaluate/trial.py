@@ -94,19 +94,17 @@ def seen_images(prompt: EncodedPrompt, image_processor: Any) -> list[np.ndarray]
     """
     if not prompt.images or {"image_position_ids", "target_sizes"} & prompt.images.keys():
         return []
-    tensors = _from_grid(prompt.images, image_processor) if "image_grid_thw" in prompt.images else _plain(prompt.images)
+    if "image_grid_thw" in prompt.images:
+        tensors = _from_grid(prompt.images, image_processor)
+    else:
+        pixels = prompt.images["pixel_values"]
+        tensors = list(pixels.reshape(-1, *pixels.shape[-3:]))  # [.., 3, H, W] -> N times [3, H, W]
     scale = np.asarray(getattr(image_processor, "image_std", None) or (1.0, 1.0, 1.0))
     shift = np.asarray(getattr(image_processor, "image_mean", None) or (0.0, 0.0, 0.0))
     factor = 1.0 / float(getattr(image_processor, "rescale_factor", None) or 1 / 255)
     # [3, H, W] -> [H, W, 3]
     pictures = [np.moveaxis(t.float().cpu().numpy(), 0, -1) * scale + shift for t in tensors]
     return [np.clip(np.rint(picture * factor), 0, 255).astype(np.uint8) for picture in pictures]
-
-
-def _plain(images: Mapping[str, Tensor]) -> list[Tensor]:
-    pixels = images["pixel_values"]
-    # [.., 3, H, W] -> N times [3, H, W]
-    return list(pixels.reshape(-1, *pixels.shape[-3:]))
 
 
 def _from_grid(images: Mapping[str, Tensor], image_processor: Any) -> list[Tensor]:
@@ -126,13 +124,7 @@ def _from_grid(images: Mapping[str, Tensor], image_processor: Any) -> list[Tenso
     return pictures
 
 
-SIGNS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+SIGNS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
 CONDITION = re.compile(r"\s*(?P<part>[^\s<>=](?:[^<>=]*[^\s<>=])?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
 SCORE = "reward"
 """Name that stands for the score itself in a condition."""
@@ -274,32 +266,28 @@ def write_rows(source: Source, rows: Sequence[Row], target: Path, *, args: Mappi
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if is_prepared(source):
-        _write_folder(source, rows, target, args)
+        dataset = source.dataset
+        info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
+        original = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
+        info["args"] = {"kept_from": original, "kept_split": source.split, **args}
+        info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
+        with building(target) as build:
+            for split in dataset.splits:
+                chosen = rows if split == source.split else dataset.rows(split)
+                fields = []
+                for row in chosen:
+                    for media in row.media:
+                        if media.sha256 not in build.images:
+                            build.images.add(media.sha256, dataset.image_bytes(media))
+                    fields.append(
+                        {"prompt_id": row.prompt_id, "truth": dict(row.truth), IMAGES: list(row.media), **row.columns}
+                    )
+                if fields:
+                    build.write_rows(split, fields)
+            build.finish(info)
     else:
         write_atomic(target, _table_bytes(source, rows))
     return target
-
-
-def _write_folder(source: Source, rows: Sequence[Row], target: Path, args: Mapping[str, Any]) -> None:
-    dataset = source.dataset
-    info = {name: value for name, value in dataset.info.items() if name not in NOT_COPIED}
-    original = {"fingerprint": dataset.fingerprint, "args": info.get("args", {})}
-    info["args"] = {"kept_from": original, "kept_split": source.split, **args}
-    info = {k: v for k, v in info.items() if k not in ("counts", "histograms", "dropped", "doctor")}
-    with building(target) as build:
-        for split in dataset.splits:
-            chosen = rows if split == source.split else dataset.rows(split)
-            fields = []
-            for row in chosen:
-                for media in row.media:
-                    if media.sha256 not in build.images:
-                        build.images.add(media.sha256, dataset.image_bytes(media))
-                fields.append(
-                    {"prompt_id": row.prompt_id, "truth": dict(row.truth), IMAGES: list(row.media), **row.columns}
-                )
-            if fields:
-                build.write_rows(split, fields)
-        build.finish(info)
 
 
 def _table_bytes(source: Source, rows: Sequence[Row]) -> bytes:
@@ -534,11 +522,9 @@ def summary(trial: Trial) -> dict[str, Any]:
 
 def rate_histogram(rates: Sequence[float]) -> list[int]:
     """Count the groups by solve rate in ten equal bins; 1.0 is in the last."""
-    counts = [0] * HISTOGRAM_BINS
-    for rate in rates:
-        # 1e-9: rounding must not move a rate at the edge of a bin to the bin below.
-        counts[min(HISTOGRAM_BINS - 1, max(0, int(rate * HISTOGRAM_BINS + 1e-9)))] += 1
-    return counts
+    # 1e-9: rounding must not move a rate at the edge of a bin to the bin below.
+    bins = np.clip(np.asarray(rates) * HISTOGRAM_BINS + 1e-9, 0, HISTOGRAM_BINS - 1).astype(int)
+    return np.bincount(bins, minlength=HISTOGRAM_BINS).tolist()
 
 
 def save_pictures(prompt: EncodedPrompt, image_processor: Any, run_dir: Path) -> list[Path]:

@@ -1,18 +1,24 @@
 """Requests to train, evaluate or generate, made from the command line, and the command lines of the ranks for them.
 
-A rank runs the same command without the launcher's own options (`Machines`). No torch is imported.
+A rank runs the same command without the launcher's own options (`Machines`). A field that is an option names its flag
+once: the command's values and the words of a rank both come from it. No torch is imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from vlmrl.errors import LaunchError, RecipeError
 
 OptionValue = str | int | float | bool | Path | Sequence[str] | None
+
+
+def option(flag: str, default: Any = None) -> Any:
+    """Return a field of a request: the value of this option, which every rank gets."""
+    return field(default=default, metadata={"flag": flag})
 
 
 @dataclass(frozen=True)
@@ -63,17 +69,17 @@ class TrainRequest:
 
     kind: Literal["rl", "sft"]
     recipe: Path | None = None
-    overrides: tuple[str, ...] = ()
-    resume: str | None = None
-    fork: str | None = None
-    accept_changes: bool = False
-    name: str | None = None
-    tags: tuple[str, ...] = ()
-    note: str = ""
-    runs: Path | None = None
+    overrides: tuple[str, ...] = option("--set", ())
+    resume: str | None = option("--resume")
+    fork: str | None = option("--from")
+    accept_changes: bool = option("--accept-changes", False)
+    name: str | None = option("--name")
+    tags: tuple[str, ...] = option("--tag", ())
+    note: str = option("--note", "")
+    runs: Path | None = field(default=None, metadata={"flag": "--runs"})
     machines: Machines = field(default_factory=Machines)
-    quiet: bool = False
-    as_json: bool = False
+    quiet: bool = option("--quiet", False)
+    as_json: bool = option("--json", False)
     dry_run: bool = False
     argv: tuple[str, ...] = ()
 
@@ -125,22 +131,7 @@ class TrainRequest:
 
     def rank_words(self) -> list[str]:
         """Return the words of every rank's command after `vlmrl`: this request without the launcher's options."""
-        return command_words(
-            self.command,
-            None if self.recipe is None else str(self.recipe),
-            {
-                "--set": self.overrides,
-                "--resume": self.resume,
-                "--accept-changes": self.accept_changes,
-                "--from": self.fork,
-                "--name": self.name,
-                "--tag": self.tags,
-                "--note": self.note or None,
-                "--runs": self.runs,
-                "--quiet": self.quiet,
-                "--json": self.as_json,
-            },
-        )
+        return command_words(self.command, None if self.recipe is None else str(self.recipe), options_of(self))
 
     def resume_words(self, run: str, root: Path) -> list[str]:
         """Return the words of every rank's command that resumes a run of this request, with the same output options.
@@ -169,45 +160,31 @@ class AnswerRequest:
     """
 
     model: str
-    recipe: str | None = None
-    data: str | None = None
-    split: str | None = None
-    source: str | None = None
-    task: str | None = None
-    checkpoint: str = "best"
-    temperature: float | None = None
-    samples: int = 1
-    max_rows: int | None = None
-    seed: int = 0
-    overrides: tuple[str, ...] = ()
-    force: bool = False
+    recipe: str | None = option("--recipe")
+    data: str | None = option("--data")
+    split: str | None = option("--split")
+    source: str | None = option("--source")
+    task: str | None = option("--task")
+    checkpoint: str = option("--checkpoint", "best")
+    temperature: float | None = option("--sample")
+    samples: int = option("--n", 1)
+    max_rows: int | None = option("--max-rows")
+    seed: int = option("--seed", 0)
+    overrides: tuple[str, ...] = option("--set", ())
+    force: bool = option("--force", False)
     gpus: str | None = None
-    runs: Path | None = None
+    runs: Path | None = field(default=None, metadata={"flag": "--runs"})
     argv: tuple[str, ...] = ()
+    command: ClassVar[str]
 
     @property
     def has_images(self) -> bool:
         """Return whether images of the user's own are answered instead of rows."""
         return False
 
-    def _words(self, command: str, more: Mapping[str, OptionValue]) -> list[str]:
-        """Return the words of every rank's command after `vlmrl`: all options but --gpus, and `more`."""
-        shared: dict[str, OptionValue] = {
-            "--recipe": self.recipe,
-            "--data": self.data,
-            "--split": self.split,
-            "--source": self.source,
-            "--task": self.task,
-            "--checkpoint": self.checkpoint,
-            "--sample": self.temperature,
-            "--n": self.samples,
-            "--max-rows": self.max_rows,
-            "--seed": self.seed,
-            "--set": self.overrides,
-            "--force": self.force,
-            "--runs": self.runs,
-        }
-        return command_words(command, self.model, {**shared, **more})
+    def rank_words(self) -> list[str]:
+        """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
+        return command_words(self.command, self.model, options_of(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,26 +200,13 @@ class EvalRequest(AnswerRequest):
         as_json: whether to print one JSON object on stdout.
     """
 
-    name: str | None = None
-    compare: str | None = None
-    images: str | None = None
-    normal: str | None = None
-    settings: tuple[str, ...] = ()
-    as_json: bool = False
-
-    def rank_words(self) -> list[str]:
-        """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
-        return self._words(
-            "eval",
-            {
-                "--name": self.name,
-                "--compare": self.compare,
-                "--images": self.images,
-                "--normal": self.normal,
-                "--settings": self.settings,
-                "--json": self.as_json,
-            },
-        )
+    name: str | None = option("--name")
+    compare: str | None = option("--compare")
+    images: str | None = option("--images")
+    normal: str | None = option("--normal")
+    settings: tuple[str, ...] = option("--settings", ())
+    as_json: bool = option("--json", False)
+    command: ClassVar[str] = "eval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +220,11 @@ class GenerateRequest(AnswerRequest):
         template: file with the template of their prompt.
     """
 
-    out: Path
-    image_paths: tuple[str, ...] = ()
-    prompt: str | None = None
-    template: str | None = None
+    out: Path = field(metadata={"flag": "--out"})
+    image_paths: tuple[str, ...] = option("--images", ())
+    prompt: str | None = option("--prompt")
+    template: str | None = option("--template")
+    command: ClassVar[str] = "generate"
 
     @property
     def has_images(self) -> bool:
@@ -279,17 +244,11 @@ class GenerateRequest(AnswerRequest):
                 f"{given[0]} is for --images; dataset rows have their own prompts", hint="add --images, or leave it out"
             )
 
-    def rank_words(self) -> list[str]:
-        """Return the words of every rank's command after `vlmrl`: this request without --gpus."""
-        return self._words(
-            "generate",
-            {
-                "--out": self.out,
-                "--images": self.image_paths,
-                "--prompt": self.prompt,
-                "--template": self.template,
-            },
-        )
+
+def options_of(request: TrainRequest | AnswerRequest) -> dict[str, OptionValue]:
+    """Return flag -> value of the options that every rank gets; an empty text counts as none."""
+    values = {one.metadata["flag"]: getattr(request, one.name) for one in fields(request) if "flag" in one.metadata}
+    return {flag: None if value == "" else value for flag, value in values.items()}
 
 
 def command_words(command: str, argument: str | None, options: Mapping[str, OptionValue]) -> list[str]:

@@ -298,12 +298,8 @@ def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
         "loss/cross_entropy",
     }
     names = _ordered(n for r in runs for n in _names(r.train))
-    other_names = [
-        n
-        for n in names
-        if n not in shown and not n.startswith(("reward/part/", "reward/source/")) and not is_reflection(n)
-    ]
-    return [_train_chart(runs, n) for n in other_names]
+    elsewhere = ("reward/part/", "reward/source/")
+    return [_train_chart(runs, n) for n in names if not (n in shown or n.startswith(elsewhere) or is_reflection(n))]
 
 
 def validated_ends(run: RunCurves, metric: str) -> tuple[Line, Line] | None:
@@ -364,17 +360,13 @@ def _point(line: Line, name: str) -> dict[str, Any]:
 def _leading_series(run: RunCurves, metric: str) -> list[Series]:
     name, ends = TRAINED[metric]
     train = _series(run, run.train, name, f"{run.label}, training", ends)
-    series_of_metric = [train] if train else []
-    dots = _dots(run, f"eval/{metric}")
-    return [*series_of_metric, *([dots] if dots else [])]
+    return [series for series in (train, _dots(run, f"eval/{metric}")) if series]
 
 
 def _dots(run: RunCurves, name: str) -> Series | None:
     label = f"{run.label}, validation"
     series = _series(run, run.validation, name, label, (f"{name}_low", f"{name}_high"))
-    if series is None:
-        return None
-    return Series(label, series.x, series.y, series.low, series.high, run.colour, dots=True)
+    return replace(series, dots=True) if series else None
 
 
 def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large: bool = False) -> Chart:
@@ -387,20 +379,19 @@ def _train_chart(runs: Sequence[RunCurves], name: str, *, title: str = "", large
 def _series(
     run: RunCurves, lines: Sequence[Line], name: str, label: str, ends: tuple[str, str] | None = None
 ) -> Series | None:
-    lines_with_value = [n for n in lines if is_finite(n.get(name)) and not _no_rate(n, name)]
+    # Older versions logged a learning rate of 0 for steps without an update.
+    no_rate = name == "optim/lr"
+    lines_with_value = [
+        n for n in lines if is_finite(n.get(name)) and not (no_rate and n[name] == 0 and "optim/grad_norm" not in n)
+    ]
     if not lines_with_value:
         return None
     low = high = ()
     if ends is not None and any(is_finite(n.get(ends[0])) and is_finite(n.get(ends[1])) for n in lines_with_value):
-        low, high = ([_number(n.get(end)) for n in lines_with_value] for end in ends)
+        low, high = ([float(n[e]) if is_finite(n.get(e)) else math.nan for n in lines_with_value] for e in ends)
     trained = lines is run.train
     steps = [float(counted(n["step"]) if trained else n["step"]) for n in lines_with_value]
     return Series(label, steps, [float(n[name]) for n in lines_with_value], low, high, run.colour, smooth=trained)
-
-
-def _no_rate(line: Line, name: str) -> bool:
-    """Return whether the value is 0 only because an older version logged a learning rate of 0 without an update."""
-    return name == "optim/lr" and line[name] == 0 and "optim/grad_norm" not in line
 
 
 def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
@@ -414,7 +405,3 @@ def _names(lines: Sequence[Line]) -> list[str]:
 
 def _ordered(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
-
-
-def _number(value: Any) -> float:
-    return float(value) if is_finite(value) else math.nan

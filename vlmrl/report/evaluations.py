@@ -6,7 +6,7 @@ Those over epochs are a table of settings, and curves whose bands are the spread
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -165,10 +165,10 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
     notes = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
         notes = [f"These are {label}." for label in {*labels.values()} if label]
-    columns_without_pictures = [(c.label, n) for c in group if (n := c.summary.get("artifacts_left_out"))]
     notes += [
-        f"{label}: pictures of {n:,} responses were not kept, because they were too large."
-        for label, n in columns_without_pictures
+        f"{c.label}: pictures of {n:,} responses were not kept, because they were too large."
+        for c in group
+        if (n := c.summary.get("artifacts_left_out"))
     ]
     notes += [f"{c.label}, blind probe: {text}" for c in group for text in _probe_texts(c)]
     notes += [f"{c.label}: {problem}" for c in group for problem in task_problems({**c.summary, "figures_problem": ""})]
@@ -259,12 +259,6 @@ def _read_pair(first: Path, last: Path) -> tuple[Evaluation, Evaluation] | None:
         return None
 
 
-def _paired(first: Path, last: Path) -> dict[str, dict[str, Any]]:
-    """Return differences of the last evaluation to the first, row by row; {} if one of them cannot be read."""
-    pair = _read_pair(first, last)
-    return differences(pair[1], pair[0]) if pair else {}
-
-
 def step_notes(run: Run, label: str) -> list[str]:
     """Return the results over the checkpoints of a run, on other rows than those of validation.
 
@@ -277,7 +271,7 @@ def step_notes(run: Run, label: str) -> list[str]:
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Comparison]]:
     """Return metric -> (paired difference between the validations at two steps, its comparison).
 
-    Return {} if the run has several validation sources, or if the rows of one validation are missing.
+    Return {} if the run has several validation sources, or if one validation cannot be read.
     """
     folders_by_step: dict[int, list[Path]] = {}
     for folder in layout.eval_dirs(run.dir):
@@ -290,8 +284,8 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
             folders_by_step.setdefault(int(step[1]), []).append(folder)
     if first == last or any(len(folders_by_step.get(step, [])) != 1 for step in (first, last)):
         return {}
-    differences_by_metric = _paired(folders_by_step[first][0], folders_by_step[last][0])
-    return {name: (difference, comparison(name, difference)) for name, difference in differences_by_metric.items()}
+    pair = _read_pair(folders_by_step[first][0], folders_by_step[last][0])
+    return {n: (d, comparison(n, d)) for n, d in differences(pair[1], pair[0]).items()} if pair else {}
 
 
 def _eval_row(
@@ -393,11 +387,11 @@ def view_epochs(runs: Sequence[Run]) -> EpochView | None:
     if not groups:
         return None
     entries = over_epochs([(group.label, group.epochs) for group in groups])
-    names = [entry["metric"] for entry in entries]
+    rows = [_row(entry, groups) for entry in entries]
     return EpochView(
         groups,
-        [_row(entry, groups) for entry in entries],
-        [_epoch_chart(name, groups, _base(entry)) for name, entry in zip(names, entries, strict=True)],
+        rows,
+        [_epoch_chart(row["metric"], groups, row["base"]["mean"] if row["base"] else None) for row in rows],
         [*_training_by_epoch(groups), *_training_by_step(groups)],
         next((one.source for group in groups for one in group.epochs if one.numbers and one.source), ""),
         any(len(group.epochs) > 1 for group in groups),
@@ -418,56 +412,51 @@ def _row(entry: Mapping[str, Any], groups: Sequence[RunGroup]) -> dict[str, Any]
     }
 
 
-def _base(entry: Mapping[str, Any]) -> float | None:
-    return next((s["base"]["mean"] for s in entry["settings"] if s["base"]), None)
-
-
 def _epoch_chart(name: str, groups: Sequence[RunGroup], base: float | None) -> Chart:
-    series = [
-        _band(group, [dict(_points(run, run.values[name])) for run in group.epochs if name in run.values])
-        for group in groups
-    ]
-    drawn = [one for one in series if one is not None]
-    svg = line_chart(name, drawn, line=base, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
+    series = _bands((g, [_points(run, run.values[name]) for run in g.epochs if name in run.values]) for g in groups)
+    svg = line_chart(name, series, line=base, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
     return Chart(name, svg, name)
 
 
 def _training_by_epoch(groups: Sequence[RunGroup]) -> list[Chart]:
     charts = []
     for name in EPOCH_MEANS:
-        series = [
-            _band(group, [dict(_points(run, run.training[name])) for run in group.epochs if name in run.training])
-            for group in groups
-        ]
-        if drawn := [one for one in series if one is not None]:
+        runs = ((g, [_points(run, run.training[name]) for run in g.epochs if name in run.training]) for g in groups)
+        if series := _bands(runs):
             title = f"{training_title(name)}, mean over the epoch"
-            charts.append(Chart(title, line_chart(title, drawn, axis=EPOCH, width=SMALL[0], height=SMALL[1]), name))
+            charts.append(Chart(title, line_chart(title, series, axis=EPOCH, width=SMALL[0], height=SMALL[1]), name))
     return charts
 
 
 def _training_by_step(groups: Sequence[RunGroup]) -> list[Chart]:
     """Return curves over steps of settings with several runs; the page has those of single runs elsewhere."""
     charts = []
-    several = [group for group in groups if len(group.train) > 1]
     for name in STEP_CURVES:
-        series = []
-        for group in several:
-            points = [
-                {float(counted(line["step"])): float(line[name]) for line in lines if is_finite(line.get(name))}
-                for lines in group.train
-            ]
-            series.append(_band(group, points, smooth=True))
-        if drawn := [one for one in series if one is not None]:
+        runs = (
+            (
+                group,
+                [{float(counted(n["step"])): float(n[name]) for n in t if is_finite(n.get(name))} for t in group.train],
+            )
+            for group in groups
+            if len(group.train) > 1
+        )
+        if series := _bands(runs, smooth=True):
             title = f"{training_title(name)}, mean over runs"
-            charts.append(Chart(title, line_chart(title, drawn, width=SMALL[0], height=SMALL[1]), name))
+            charts.append(Chart(title, line_chart(title, series, width=SMALL[0], height=SMALL[1]), name))
     return charts
 
 
-def _points(run: RunEpochs, values: Sequence[float | None]) -> list[tuple[float, float]]:
-    return [(epoch, value) for epoch, value in zip(run.epochs, values, strict=True) if value is not None]
+def _points(run: RunEpochs, values: Sequence[float | None]) -> dict[float, float]:
+    return {epoch: value for epoch, value in zip(run.epochs, values, strict=True) if value is not None}
 
 
-def _band(group: RunGroup, runs: Sequence[Mapping[float, float]], *, smooth: bool = False) -> Series | None:
+def _bands(groups: Iterable[tuple[RunGroup, Sequence[Mapping[float, float]]]], *, smooth: bool = False) -> list[Series]:
+    """Return the curves of the groups that have any point."""
+    curves = (_band(group, runs, smooth=smooth) for group, runs in groups)
+    return [one for one in curves if one is not None]
+
+
+def _band(group: RunGroup, runs: Sequence[Mapping[float, float]], *, smooth: bool) -> Series | None:
     """Return the mean over runs at each x that any run has, with one standard deviation around it; None without one."""
     xs = sorted({x for points in runs for x in points})
     if not xs:

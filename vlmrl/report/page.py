@@ -181,13 +181,9 @@ def write_report(runs: Sequence[Run], out: Path) -> dict[str, list[str]]:
     Returns: run id -> sentences about damaged files, for runs that have any.
     Raises: StoreError if the page cannot be written.
     """
-    damage = _damage(runs)
+    damage = {run.id: lines for run in runs if (lines := damage_of(run.dir))}
     write_page(out, render_report(runs, damage))
     return damage
-
-
-def _damage(runs: Sequence[Run]) -> dict[str, list[str]]:
-    return {run.id: lines for run in runs if (lines := damage_of(run.dir))}
 
 
 def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = None) -> str:
@@ -196,7 +192,6 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
     Args:
         damage: run id -> sentences of `damage_of`; default: the runs are checked here.
     """
-    damage = _damage(runs) if damage is None else damage
     album, labels = Album(), run_labels(runs)
     views = [view_run(run, label, colour, album) for colour, (run, label) in enumerate(zip(runs, labels, strict=True))]
     lines = [v.curves for v in views]
@@ -206,7 +201,8 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         run_columns, problems = eval_columns(run, view.label, view.colour)
         columns += run_columns
         view.notes += problems
-        view.damage = shortened(damage.get(run.id, []), run.id)
+        view.damage = shortened(damage_of(run.dir) if damage is None else damage.get(run.id, []), run.id)
+    groups = [group for view in views for group in (*view.answers, *(g for step in view.steps for g in step.groups))]
     return render(
         "template.html",
         title=" and ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs",
@@ -222,17 +218,11 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         evaluations=eval_tables(columns),
         step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
         differing=recipe_differences(views),
-        legend=legend(_truths_shown(views)),
+        legend=legend(group.truth for group in groups if any(sample.artifacts for sample in group.samples)),
         moves_word="Drawings" if any(m.drawn for view in views for m in view.moves) else "Boxes",
         shared=album.shared(),
         left_out=album.left_out,
     )
-
-
-def _truths_shown(views: Sequence[RunView]) -> list[Mapping[str, Any]]:
-    """Return the truths of the responses that have pictures on the page."""
-    groups = [group for view in views for group in (*view.answers, *(g for step in view.steps for g in step.groups))]
-    return [group.truth for group in groups if any(sample.artifacts for sample in group.samples)]
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
@@ -305,11 +295,8 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
     """Return the small numbers under the headline: length, speed, failures."""
     train = lines.train
     pairs: list[tuple[str, str]] = [("steps", f"{len(train):,}")] if train else []
-    pairs += (
-        [("data", ", ".join(str(d.get("name") or d.get("path")) for d in about["datasets"]))]
-        if about["datasets"]
-        else []
-    )
+    if about["datasets"]:
+        pairs.append(("data", ", ".join(str(d.get("name") or d.get("path")) for d in about["datasets"])))
     for label, name, form in (
         ("dead groups", "rollout/dead_group_share", "{:.0%}"),
         ("truncated", "rollout/truncated_share", "{:.0%}"),
@@ -319,15 +306,14 @@ def _facts(about: Mapping[str, Any], lines: curves.RunCurves) -> list[tuple[str,
         value = curves.mean_value(train, name)
         if value is not None:
             pairs.append((label, form.format(value)))
-    errors = sum(int(n.get("reward/errors") or 0) for n in train)
-    if errors:
-        pairs.append(("failed rewards", f"{errors:,}"))
-    if unavailable := sum(int(n.get("reward/unavailable") or 0) for n in train):
-        pairs.append(("unavailable rewards", f"{unavailable:,}"))
-    if timeouts := sum(int(n.get("reward/timeouts") or 0) for n in train):
-        pairs.append(("responses that hung the reward", f"{timeouts:,}"))
-    if about["best"]:
-        best = about["best"]
+    for label, name in (
+        ("failed rewards", "reward/errors"),
+        ("unavailable rewards", "reward/unavailable"),
+        ("responses that hung the reward", "reward/timeouts"),
+    ):
+        if count := sum(int(n.get(name) or 0) for n in train):
+            pairs.append((label, f"{count:,}"))
+    if best := about["best"]:
         pairs.append((f"best {best['metric']}", f"{number(best['value'])} at step {best['step']}"))
     if about["checkpoints"]:
         pairs.append(("checkpoints", f"{len(about['checkpoints'])}"))

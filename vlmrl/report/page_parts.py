@@ -65,14 +65,16 @@ def render(template: str, **values: Any) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        loader=FunctionLoader(_source),
+        loader=FunctionLoader(lambda name: files("vlmrl.report").joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_final,
+        # Control characters become visible; escaped markup is not changed.
+        finalize=lambda value: visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
     )
-    environment.filters |= {"number": number, "signed": signed, "visible": _visible, "json": _json, "whole": whole_text}
+    environment.filters |= {"number": number, "signed": signed, "json": _json, "whole": whole_text}
+    environment.filters["visible"] = lambda value: visible(str(value))
     return environment.get_template(template).render(**values, version=__version__, time=now()[:16].replace("T", " "))
 
 
@@ -86,10 +88,6 @@ def write_page(out: Path, text: str) -> None:
     except OSError as error:
         raise StoreError(f"cannot make the folder: {error.strerror}", where=str(out.parent)) from error
     write_atomic(out, hide_known(text).encode("utf-8", "backslashreplace"))
-
-
-def _source(name: str) -> str:
-    return files("vlmrl.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def number(value: Any) -> str:
@@ -107,15 +105,6 @@ def number(value: Any) -> str:
 def signed(value: float) -> str:
     """Format a number with its sign: `+0.021`, or `-0.004` with a typographic minus sign."""
     return f"{round(value, 3) + 0.0:+.3f}".replace("-", "\u2212")
-
-
-def _final(value: Any) -> Any:
-    """Convert a value for output by a template: control characters become visible; escaped markup is not changed."""
-    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _visible(value: Any) -> str:
-    return visible(str(value))
 
 
 def _json(value: Any) -> str:

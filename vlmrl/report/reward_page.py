@@ -77,11 +77,6 @@ class ProbeView:
     troubles: Sequence[tuple[str, str]]
 
 
-def probe_views(probes: Mapping[str, Mapping[str, Any]] | None) -> list[ProbeView]:
-    """Return one view per source, in order; none if no trick was tried."""
-    return [_probe_view(source, report) for source, report in (probes or {}).items()]
-
-
 def _probe_view(source: str, report: Mapping[str, Any]) -> ProbeView:
     tricks = report["probes"]
     groups = []
@@ -150,35 +145,30 @@ def render_reward_page(saved: SavedResponses, checked: Checked) -> str:
     """Return the page as text."""
     album, report, notes = Album(), checked.report, list(checked.report["notes"])
     kinds = _kinds(report)
-    pictures = _pictures(saved, checked, {row["row"]: None for *_, rows in kinds for row in rows}, album, notes)
+    numbers = list(dict.fromkeys(row["row"] for *_, rows in kinds for row in rows))
+    pictures = _pictures(saved, checked, numbers, album, notes)
     scored = findings(saved, checked.chosen, checked.samples)
-    drawn = _drawn_again({row["row"]: None for *_, rows in kinds for row in rows}, checked)
+    drawn = _drawn_again(numbers, checked)
     sections = []
     for title, sentence, rows in kinds:
         views = {row["row"]: _view(row, checked, pictures) for row in rows}
-        shown = [_with_findings(view, scored.get(number), album) for number, view in views.items()]
-        shown = [_with_drawings(view, drawn.get(number), album) for number, view in zip(views, shown, strict=True)]
+        views = {number: _with_findings(view, scored.get(number), album) for number, view in views.items()}
+        shown = [_with_drawings(view, drawn.get(number), album) for number, view in views.items()]
         sections.append(Section(title, sentence, shown))
+    both = report["diff"] and report["diff"]["names"]
+    names = (reward["name"] for reward in report["rewards"].values())
     return render(
         "reward_page.html",
-        title=_title(report),
+        title=f"{both['first']} \u2192 {both['second']}" if both else ", ".join(dict.fromkeys(names)),
         report=report,
         diff=report["diff"],
-        probes=probe_views(report["probes"]),
+        probes=[_probe_view(source, probed) for source, probed in (report["probes"] or {}).items()],
         sections=sections,
-        legend=legend(
-            checked.samples[row["row"]].input.truth for *_, rows in kinds for row in rows if drawn.get(row["row"])
-        ),
+        legend=legend(checked.samples[number].input.truth for number in numbers if drawn.get(number)),
         shared=album.shared(),
         left_out=album.left_out,
         notes=notes,
     )
-
-
-def _title(report: Mapping[str, Any]) -> str:
-    if report["diff"] is not None:
-        return f"{report['diff']['names']['first']} \u2192 {report['diff']['names']['second']}"
-    return ", ".join(dict.fromkeys(reward["name"] for reward in report["rewards"].values()))
 
 
 def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[str, Any]]]]:
@@ -225,7 +215,7 @@ def _pictures(
 
 def _view(row: Mapping[str, Any], checked: Checked, pictures: Mapping[int, Sequence[Picture]]) -> RowView:
     sample = checked.samples[row["row"]]
-    first_score = row.get("old") or (row["stored"] if _differs(row) else None)
+    first_score = row.get("old") or (row["stored"] if row["stored"] != row["new"] else None)
     scores = [score for score in (first_score, row["new"]) if score is not None]
     names = dict.fromkeys(name for score in scores for name in score["parts"])
     has_advantages = checked.report["diff"] is not None and checked.report["diff"]["advantages"] is not None
@@ -278,7 +268,3 @@ def _with_drawings(view: RowView, drawn: Mapping[str, bytes] | str | None, album
         return replace(view, artifacts=[*view.artifacts, (TRUTH, album.add_file(drawn))])
     own = [(name, album.add_file(content)) for name, content in drawn.items()]
     return replace(view, artifacts=[*own, *(one for one in view.artifacts if one[0] not in drawn)])
-
-
-def _differs(row: Mapping[str, Any]) -> bool:
-    return row["stored"] is not None and row["stored"] != row["new"]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from markupsafe import Markup
@@ -76,7 +77,7 @@ class Album:
                 content = None
             blank = Picture(_key(media.sha256), max(1, media.width), max(1, media.height))
             self.pictures[media.sha256] = self._made(blank, content)
-        return self._used(media.sha256)
+        return self.used(self.pictures[media.sha256])
 
     def add_file(self, content: bytes | str) -> Picture:
         """Return the picture of an image file. It is created at the first call.
@@ -88,7 +89,7 @@ class Album:
         sha256 = image_hash(content)
         if sha256 not in self.pictures:
             self.pictures[sha256] = self._made(Picture(_key(sha256), 1, 1), content)
-        return self._used(sha256)
+        return self.used(self.pictures[sha256])
 
     def used(self, picture: Picture) -> Picture:
         """Return a picture of this page that is shown once more."""
@@ -98,11 +99,6 @@ class Album:
     def shared(self) -> list[Picture]:
         """Return the pictures that are used several times. The page contains them once and refers to them."""
         return [p for p in self.pictures.values() if p.uri and p.uses > 1]
-
-    def _used(self, sha256: str) -> Picture:
-        picture = self.pictures[sha256]
-        picture.uses += 1
-        return picture
 
     def _made(self, picture: Picture, content: bytes | None) -> Picture:
         if content is None:
@@ -192,12 +188,8 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 
     If the rollout file of a step is damaged, the step has a `problem` instead of groups.
     """
-    files = run.rollout_files()
-    steps = list(files)
-    if len(steps) > max_steps:
-        steps = [steps[round(i * (len(steps) - 1) / (max_steps - 1))] for i in range(max_steps)]
-    views = []
-    for step in reversed(steps):
+    files, views = run.rollout_files(), []
+    for step in reversed(_spread_steps(list(files), max_steps)):
         try:
             groups = run.read_rollouts(step)
         except StoreError as error:
@@ -218,15 +210,18 @@ def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Grou
     picks = [(NO_SCORE.get(g.samples[0].score.status, INAPPLICABLE), g) for g in unscored[:1]]
     remaining = list(scored)
 
+    def spread(group: Group) -> float:
+        return pstdev(_scores(group))
+
     def take(why: str, key: Callable[[Group], float]) -> None:
         if remaining:
             picks.append((why, max(remaining, key=key)))
             remaining.remove(picks[-1][1])
 
-    take("best", _mean)
-    take("worst", lambda g: -_mean(g))
-    if any(_spread(g) > 0 for g in remaining):
-        take("most disagreeing", _spread)
+    take("best", lambda g: fmean(_scores(g)))
+    take("worst", lambda g: -fmean(_scores(g)))
+    if any(spread(g) > 0 for g in remaining):
+        take("most disagreeing", spread)
     if remaining:
         picks.append(("random", random.Random(seed).choice(remaining)))
     return picks
@@ -237,6 +232,7 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
     shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
     samples = [_view_sample(group.row, s, images, album) for s in shown]
+    scores = _scores(group)
     return GroupView(
         why,
         row_title(group.row.source, group.row.prompt_id),
@@ -245,15 +241,17 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
         short_columns(group.row.columns),
         [album.add(m, images) for m in dict.fromkeys(group.row.media)],
         samples,
-        _mean(group) if _scores(group) else None,
-        _spread(group) if _scores(group) else None,
+        fmean(scores) if scores else None,
+        pstdev(scores) if scores else None,
         len(ordered) - len(shown),
     )
 
 
 def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> SampleView:
     score = s.score
-    turns = s.turns or _turns_of_images(s)
+    turns = s.turns
+    if not turns and (pictured := [Turn(part.role, "", part.media) for part in s.trajectory.segments if part.media]):
+        turns = [Turn("assistant", s.text), *pictured]
     return SampleView(
         number=s.trajectory.sample,
         text=answer_text(row.truth, s.text),
@@ -282,12 +280,6 @@ def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> 
     )
 
 
-def _turns_of_images(s: ScoredSample) -> list[Turn]:
-    """Return turns for a response with images but without turns: its text, then each segment's author and images."""
-    pictured = [Turn(part.role, "", part.media) for part in s.trajectory.segments if part.media]
-    return [Turn("assistant", s.text), *pictured] if pictured else []
-
-
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
     """Return example answers of an evaluation: those with the lowest and the highest scores, and some random ones.
 
@@ -302,9 +294,10 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     views = []
     for why, row in picks:
         own = {artifact["name"]: Media.of(artifact) for artifact in row["artifacts"]}
-        true_media = [Media(i["sha256"], i["width"], i["height"]) for i in row["images"]]
+        true_media = [_media(i) for i in row["images"]]
         artifacts = compared(row["truth"], own, true_media, lambda m: album.add(m, images))
-        media = [Media(i["sha256"], i["width"], i["height"]) for i in row.get(SHOWN_IMAGES) or row["images"]]
+        media = [_media(i) for i in row.get(SHOWN_IMAGES) or row["images"]]
+        pictures = [album.add(m, images) for m in media]
         sample = SampleView(
             row["sample"],
             answer_text(row["truth"], row["text"]),
@@ -316,20 +309,15 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             visible(row["note"] or ""),
             visible(row["error"] or ""),
             artifacts=artifacts,
-            overlays=_overlays(row, media, images, album),
+            overlays=overlays_of(row["truth"], row["detail"], len(media), lambda i, own=pictures: album.used(own[i])),
             detail=detail_text(row["detail"]),
             folded=fold_words(row["truth"], row["text"]),
         )
-        pictures = [album.add(m, images) for m in media]
         title = row_title(row["source"], row["prompt_id"])
         prompt = marked_text(row.get("prompt_text") or "")
         columns = short_columns(row["columns"])
         views.append(GroupView(why, title, prompt, row["truth"], columns, pictures, [sample], row["score"], None))
     return views
-
-
-def _overlays(row: Mapping[str, Any], media: Sequence[Media], images: RunImages, album: Album) -> Sequence[OverlayView]:
-    return overlays_of(row["truth"], row["detail"], len(media), lambda i: album.add(media[i], images))
 
 
 def short_columns(columns: Mapping[str, Any]) -> dict[str, str]:
@@ -365,18 +353,6 @@ def row_title(source: str, prompt_id: str) -> str:
 
 def _scores(group: Group) -> list[float]:
     return [s.score.value for s in group.samples if s.score.error is None and math.isfinite(s.score.value)]
-
-
-def _mean(group: Group) -> float:
-    """Return the mean score of a group, which must have at least one score."""
-    scores = _scores(group)
-    return math.fsum(scores) / len(scores)
-
-
-def _spread(group: Group) -> float:
-    """Return the standard deviation of the scores of a group, which must have at least one score."""
-    scores, mean = _scores(group), _mean(group)
-    return math.sqrt(math.fsum((s - mean) ** 2 for s in scores) / len(scores))
 
 
 MOST_STEPS, MOST_ROWS = 6, 4
@@ -430,9 +406,8 @@ def view_moves(run: Run, images: RunImages, album: Album, notes: list[str]) -> l
         notes: sentences about files that cannot be read are added.
     """
     answers = _validated(run, notes) or _sampled(run, notes)
-    counts = Counter(key for rows in answers.values() for key in rows)
     shown = {key for rows in answers.values() for key, answer in rows.items() if answer.shows}
-    counts = Counter({key: count for key, count in counts.items() if key in shown})
+    counts = Counter(key for rows in answers.values() for key in rows if key in shown)
     most = max(counts.values(), default=0)
     if most < 2:
         return []
@@ -541,8 +516,8 @@ def _media(image: Mapping[str, Any]) -> Media:
     return Media(image["sha256"], image["width"], image["height"])
 
 
-def _spread_steps(steps: Sequence[int]) -> list[int]:
-    """Return up to MOST_STEPS of the steps, evenly spread, the first and the last included."""
-    if len(steps) <= MOST_STEPS:
+def _spread_steps(steps: Sequence[int], most: int = MOST_STEPS) -> list[int]:
+    """Return at most `most` of the steps, evenly spread, the first and the last included."""
+    if len(steps) <= most:
         return list(steps)
-    return [steps[round(i * (len(steps) - 1) / (MOST_STEPS - 1))] for i in range(MOST_STEPS)]
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]

@@ -245,7 +245,8 @@ def probe_reward(
             _right_against_wrong(honest, rows, written, read),
             *_judge_all(attempts, tried, honest, low_R, written, is_text=probe is None),
         ]
-        results += _broken_honest(honest, rows, low_R)
+        tolerance = honest.tolerance
+        results += [_result(t, "breaks", low_R, rows, tolerance) for t in (honest.informed, honest.wrong) if t.error]
         results += _broken_truths(attempts, honest, written)
         if written.belief is not None:
             results += _beliefs(attempts, written.belief, honest.tolerance)
@@ -438,11 +439,6 @@ def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInpu
     a = tried.attack
     errors = int((~there).sum()) if tried.error else 0
     return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)
-
-
-def _broken_honest(honest: Honest, rows: Sequence[RewardInput], low_R: Floats) -> list[ProbeResult]:
-    """Return the results of those honest answers (informed, wrong) on which the reward fails."""
-    return [_result(t, "breaks", low_R, rows, honest.tolerance) for t in (honest.informed, honest.wrong) if t.error]
 
 
 ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {

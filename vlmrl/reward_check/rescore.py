@@ -75,10 +75,24 @@ def named_rewards(
     weights: Mapping[str, float] | None,
     style: str = "auto",
 ) -> dict[str, ChosenReward]:
-    """Return the reward `name` for every source: a built-in, `file.py:function`, or `profile:name` of each task."""
+    """Return the reward `name` for every source: a built-in, `file.py:function`, or `profile:name` of each task.
+
+    The arguments of a built-in reward come from the rows (`RowKind`). If the run itself used `name`, its arguments and
+    weights are used unless `args` and `weights` replace them.
+    """
     if name.startswith(PROFILE):
         return profile_rewards(saved, name.removeprefix(PROFILE), args=args, weights=weights)
-    return other_rewards(saved, name, args=args, weights=weights, style=style)
+    chosen: dict[str, ChosenReward] = {}
+    for source in saved.sources:
+        records = single_records(saved.records.get(source, {}))
+        record = next((single for single in records if single.get("name") == name), {})
+        bound = {**_taken(name, saved.arguments(source)), **record.get("args", {}), **args}
+        if takes_judge(name) and saved.recipe is not None:
+            bound["judge"] = saved.recipe.judge.changed_by(bound.get("judge") or {})
+        spec = load_reward(name, args=bound, style=style)
+        kept = _kept_weights(saved, record, spec) if record else spec.weights
+        chosen[source] = ChosenReward(spec, dict(weights or kept))
+    return chosen
 
 
 def profile_rewards(
@@ -102,34 +116,6 @@ def profile_rewards(
             )
         spec = load_reward(name, args={**bound, **args})
         chosen[source] = ChosenReward(spec, dict(weights or spec.weights))
-    return chosen
-
-
-def other_rewards(
-    saved: SavedResponses,
-    name: str,
-    *,
-    args: Mapping[str, Any],
-    weights: Mapping[str, float] | None,
-    style: str = "auto",
-) -> dict[str, ChosenReward]:
-    """Return the reward `name` for every source. The arguments of a built-in reward come from the rows (`RowKind`).
-
-    If the run itself used `name`, its arguments and weights are used unless `args` and `weights` replace them.
-    """
-    chosen: dict[str, ChosenReward] = {}
-    for source in saved.sources:
-        records = single_records(saved.records.get(source, {}))
-        record = next((single for single in records if single.get("name") == name), {})
-        own = bool(record)
-        bound = {**(record.get("args", {}) if own else {}), **args}
-        bound = {**_taken(name, saved.arguments(source)), **bound}
-        if takes_judge(name) and saved.recipe is not None:
-            bound["judge"] = saved.recipe.judge.changed_by(bound.get("judge") or {})
-        spec = load_reward(name, args=bound, style=style)
-        chosen[source] = ChosenReward(
-            spec, dict(weights or (_kept_weights(saved, record, spec) if own else spec.weights))
-        )
     return chosen
 
 

@@ -22,7 +22,7 @@ from vlmrl.data.table_values import plain, python_rows, unreadable_cell
 from vlmrl.errors import StoreError
 from vlmrl.reward_check.scores import Coded, Flags, Floats, Ints, Scores
 from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, row_groups, rows_schema
-from vlmrl.store.layout import EVAL, EVAL_ROWS, eval_dirs
+from vlmrl.store.layout import EVAL, EVAL_ROWS
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import arrow_schema, count_rows, read_batches, read_turns, seen_of
 from vlmrl.store.table_reader import check_values, file_batches, known_columns, open_parquet, schema_number
@@ -56,11 +56,6 @@ def evaluation_of(path: Path) -> str:
 def run_dir_of(path: Path) -> Path:
     """Return the folder of the run that a file of responses would belong to: of an evaluation's rows, or rollouts."""
     return path.parent.parent.parent if evaluation_of(path) else path.parent.parent
-
-
-def evaluated_files(run_dir: Path) -> list[Path]:
-    """Return the rows of all evaluations of a run, by name."""
-    return [folder / EVAL_ROWS for folder in eval_dirs(run_dir)]
 
 
 def count_saved(path: Path) -> int:
@@ -162,25 +157,25 @@ class ResponseColumns:
 
     def at(self, rows: Any) -> ResponseColumns:
         """Return the columns of `rows` (indices or a mask), in that order."""
-        return ResponseColumns(**{f.name: _at(getattr(self, f.name), rows) for f in fields(self)})
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        picked: dict[str, Any] = {
+            n: Coded(c.codes_N[rows], c.words) if isinstance(c, Coded) else c[rows] for n, c in columns.items()
+        }
+        return ResponseColumns(**picked)
 
     @classmethod
     def concat(cls, pieces: Sequence[ResponseColumns]) -> ResponseColumns:
-        return cls(**{f.name: _concat([getattr(piece, f.name) for piece in pieces]) for f in fields(cls)})
+        columns: dict[str, list[Any]] = {f.name: [getattr(piece, f.name) for piece in pieces] for f in fields(cls)}
+        joined: dict[str, Any] = {
+            n: Coded.concat(c) if isinstance(c[0], Coded) else np.concatenate(c) for n, c in columns.items()
+        }
+        return cls(**joined)
 
     def group_bounds(self) -> tuple[Ints, Ints]:
         """Return (order, starts): row indices sorted by group (stable), and the start of each group in `order`."""
         order = np.argsort(self.groups_N, kind="stable")
         change = np.diff(self.groups_N[order], prepend=self.groups_N[order[:1]] - 1) != 0
         return order, np.flatnonzero(change)
-
-
-def _at(column: Any, rows: Any) -> Any:
-    return Coded(column.codes_N[rows], column.words) if isinstance(column, Coded) else column[rows]
-
-
-def _concat(columns: Sequence[Any]) -> Any:
-    return Coded.concat(columns) if isinstance(columns[0], Coded) else np.concatenate(columns)
 
 
 @dataclass(frozen=True)
@@ -309,7 +304,10 @@ class RolloutReader:
                     if words[code] in heads or self.source not in (None, words[code]):
                         continue
                     task, truth, columns = (batch.column(name)[int(row)].as_py() for name in names[1:])
-                    heads[words[code]] = Head(task, *_loads(truth, columns, path))
+                    try:
+                        heads[words[code]] = Head(task, parse_json(truth), parse_json(columns))
+                    except ValueError as error:
+                        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=path) from error
         return heads
 
     def decode(
@@ -389,13 +387,6 @@ class RolloutReader:
         if evaluation := evaluation_of(Path(self.paths[facts.files_N[index]])):
             return f"evaluation {evaluation}, {row}"
         return f"step {counted(int(step))}, {row}"
-
-
-def _loads(truth: str, columns: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    try:
-        return parse_json(truth), parse_json(columns)
-    except ValueError as error:
-        raise StoreError(f"rollouts have a value of the wrong kind: {error}", where=path) from error
 
 
 def _repeated(column: Any, make: Any = None) -> list[Any]:

@@ -15,7 +15,7 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ def check_rewards(
     first, second = _sides(saved, question, own, own_error)
     sides = [side for side in (first, second) if side is not None]
     result = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
+    _tell_doubts(saved, result)
     _tell_broken(saved, result, question.keep_going)
     saved.grouped = saved.grouped and len(np.unique(result.facts.groups_N)) < len(result.facts)
     scores = result.sides[0] if first is not None else result.stored
@@ -147,7 +148,7 @@ def check_rewards(
     report = {
         **_about(saved, result.facts),
         "rewards": {
-            source: _described(c, _accuracy_part(saved, source, c, _returned(result.facts, source, shown_scores)))
+            source: _described(c, _accuracy_part(saved, source, c, result.facts, shown_scores))
             for source, c in (shown or {}).items()
         },
         "broken": {"number": result.num_broken, "first": [vars(b) for b in result.broken[:MOST_BROKEN]]},
@@ -160,7 +161,10 @@ def check_rewards(
         "reasons": reasons(shown_scores),
         "dead_groups": group_table(result.facts, shown_scores) if saved.grouped else None,
         "disagreements": apart,
-        "extremes": None if _tells(apart) else extremes(result.facts, shown_scores, question.most),
+        # Where reward and accuracy disagree, the rows on which they do tell more.
+        "extremes": None
+        if apart is not None and (apart["wrong"]["paid"] or apart["right"]["unpaid"])
+        else extremes(result.facts, shown_scores, question.most),
         "correlations": correlations(result.facts, shown_scores, result.texts),
         "diff": diff,
     }
@@ -170,11 +174,6 @@ def check_rewards(
     report["notes"] += [f"tricks against {source}: {line}" for source, line in lines if line]
     report["seconds"] = round(time.perf_counter() - start, 3)
     return Checked(report, result.facts, shown_scores, samples, shown or {})
-
-
-def _tells(apart: Mapping[str, Any] | None) -> bool:
-    """Return whether reward and accuracy disagree on at least one row."""
-    return apart is not None and bool(apart["wrong"]["paid"] or apart["right"]["unpaid"])
 
 
 def _own(saved: SavedResponses) -> tuple[dict[str, ChosenReward] | None, VlmrlError | None]:
@@ -237,8 +236,7 @@ def _changed(saved: SavedResponses, own: dict[str, ChosenReward], q: RewardQuest
 
 
 def _tell_broken(saved: SavedResponses, result: ScoredResponses, keep_going: bool) -> None:
-    """Raise an error that names the unreadable rows; with `keep_going`, note them instead. Also note doubts."""
-    _tell_doubts(saved, result)
+    """Raise an error that names the unreadable rows; with `keep_going`, note them instead."""
     if not result.num_broken:
         return
     lines = [f"\n    {b.where}: {b.why}" for b in result.broken[:MOST_BROKEN]]
@@ -314,16 +312,9 @@ def _about(saved: SavedResponses, facts: ResponseColumns) -> dict[str, Any]:
     }
 
 
-def _returned(facts: ResponseColumns, source: str, scores: Scores) -> set[str]:
-    """Return the names of the parts that the reward of a source returned.
-
-    `scores` has the parts of all sources as columns, so a part may belong to another source.
-    """
-    of_source_N = facts.sources.is_word(source)
-    return {name for name, column in scores.parts.items() if not np.isnan(column[of_source_N]).all()}
-
-
-def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, parts: Collection[str]) -> str | None:
+def _accuracy_part(
+    saved: SavedResponses, source: str, choice: ChosenReward, facts: ResponseColumns, scores: Scores
+) -> str | None:
     """Return the part of the reward that measures accuracy; None if there is no such part, or the task measures it."""
     ref = saved.task_ref(source)
     task = ref.make() if ref is not None and not choice.spec.accuracy_named else None
@@ -332,6 +323,8 @@ def _accuracy_part(saved: SavedResponses, source: str, choice: ChosenReward, par
             return None
     except RewardError:  # the task has its own accuracy, but cannot read this truth
         return None
+    of_source_N = facts.sources.is_word(source)  # scores.parts has the parts of all sources
+    parts = {name for name, column in scores.parts.items() if not np.isnan(column[of_source_N]).all()}
     return accuracy_part(parts, choice.spec)
 
 
@@ -351,12 +344,7 @@ def _names(chosen: Mapping[str, ChosenReward]) -> str:
     return ", ".join(dict.fromkeys(c.spec.name for c in chosen.values()))
 
 
-OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 CONDITION = re.compile(r"\s*([a-z_0-9]+)(?:\(([^()\s]+)\))?\s*(?:(>=|<=|>|<)\s*([-+.\dA-Za-z]+)%?)?\s*")
 Report = Mapping[str, Any]
 
@@ -378,27 +366,30 @@ class Measure:
     needs: str = ""
 
 
-def _sum_probes(report: Report, key: str) -> float | None:
-    return None if report["probes"] is None else float(sum(p[key] for p in report["probes"].values()))
+def _probed(key: str) -> Callable[[Report], float | None]:
+    """Return a function that adds a number of all probes; None = nothing was probed."""
+    return lambda r: None if r["probes"] is None else float(sum(p[key] for p in r["probes"].values()))
 
 
-def _slowest(report: Report, key: str) -> float | None:
-    times = [p["behaviour"]["milliseconds"][key] for p in (report["probes"] or {}).values()]
-    return max(times, default=None)
+def _slowest(report: Report) -> float | None:
+    return max((p["behaviour"]["milliseconds"]["p99"] for p in (report["probes"] or {}).values()), default=None)
 
 
-def _go(report: Any, *path: str) -> float | None:
-    for key in path:
-        if report is None:
-            return None
-        report = report[key]
-    return None if report is None else float(report)
+def _at(path: str) -> Callable[[Any], float | None]:
+    """Return a function that reads the number at a path such as `diff.value` of a report; None if a table is None."""
+
+    def read(report: Any) -> float | None:
+        for key in path.split("."):
+            report = None if report is None else report[key]
+        return None if report is None else float(report)
+
+    return read
 
 
 def _correlation(report: Report, of: str) -> float | None:
     if of in ("length", "tokens", "step"):
-        return _go(report["correlations"][of], "spearman")
-    return _go(_part(report, of), "correlation")
+        return _at("spearman")(report["correlations"][of])
+    return _at("correlation")(_part(report, of))
 
 
 def _part(report: Report, of: str) -> Mapping[str, Any]:
@@ -411,41 +402,25 @@ def _part(report: Report, of: str) -> Mapping[str, Any]:
 
 
 MEASURES: dict[str, Measure] = {
-    "errors": Measure("rows on which the reward failed", lambda r: _go(r, "errors", "number")),
-    "broken": Measure("rows that could not be read", lambda r: _go(r, "broken", "number")),
-    "different": Measure("rows whose score is not the stored one", lambda r: _go(r, "stored", "different")),
-    "dead_groups": Measure("share of groups without a signal", lambda r: _go(r, "dead_groups", "dead_share")),
-    "mean": Measure("mean of a part, or of `value`", lambda r, of: _go(_part(r, of), "mean"), of="PART"),
-    "corr": Measure(
-        "correlation of the score with `length`, `tokens`, `step` (by ranks) or a part", _correlation, of="NAME"
-    ),
-    "ngrams": Measure(
-        "n-grams that became frequent and earn more", lambda r: float(len(r["correlations"]["ngrams"]["found"]))
-    ),
-    "accuracy": Measure("the task's accuracy", lambda r: _go(r, "disagreements", "accuracy")),
-    "agreement": Measure(
-        "share of (right, wrong) pairs in the right order", lambda r: _go(r, "disagreements", "agreement")
-    ),
-    "changed": Measure(
-        "share of rows that the other reward changes", lambda r: _go(r, "diff", "value", "changed_share"), needs="diff"
-    ),
-    "flipped": Measure(
-        "share of advantages whose sign changes", lambda r: _go(r, "diff", "advantages", "flipped_share"), needs="diff"
-    ),
-    "rank": Measure(
-        "rank correlation of both rewards", lambda r: _go(r, "diff", "value", "rank_correlation"), needs="diff"
-    ),
-    "probe": Measure("tricks that pay or break the reward", lambda r: _sum_probes(r, "flagged"), needs="probe"),
-    "warnings": Measure(
-        "honest spellings that lose, broken truths that are scored", lambda r: _sum_probes(r, "warnings"), needs="probe"
-    ),
-    "unsteady": Measure(
-        "1 = repeated calls differ, or rows depend on each other",
-        lambda r: _sum_probes(r, "unsteady"),
-        needs="probe",
-    ),
-    "p99_ms": Measure("slowest percent of calls, in milliseconds", lambda r: _slowest(r, "p99"), needs="probe"),
-}
+    "errors": Measure("rows on which the reward failed", _at("errors.number")),
+    "broken": Measure("rows that could not be read", _at("broken.number")),
+    "different": Measure("rows whose score is not the stored one", _at("stored.different")),
+    "dead_groups": Measure("share of groups without a signal", _at("dead_groups.dead_share")),
+    "mean": Measure("mean of a part, or of `value`", lambda r, of: _at("mean")(_part(r, of)), of="PART"),
+    "corr": Measure("correlation of the score with `length`, `tokens`, `step` (by ranks) or a part", _correlation,
+                    "NAME"),
+    "ngrams": Measure("n-grams that became frequent and earn more",
+                      lambda r: len(r["correlations"]["ngrams"]["found"])),
+    "accuracy": Measure("the task's accuracy", _at("disagreements.accuracy")),
+    "agreement": Measure("share of (right, wrong) pairs in the right order", _at("disagreements.agreement")),
+    "changed": Measure("share of rows that the other reward changes", _at("diff.value.changed_share"), "", "diff"),
+    "flipped": Measure("share of advantages whose sign changes", _at("diff.advantages.flipped_share"), "", "diff"),
+    "rank": Measure("rank correlation of both rewards", _at("diff.value.rank_correlation"), "", "diff"),
+    "probe": Measure("tricks that pay or break the reward", _probed("flagged"), "", "probe"),
+    "warnings": Measure("honest spellings that lose, broken truths that are scored", _probed("warnings"), "", "probe"),
+    "unsteady": Measure("1 = repeated calls differ, or rows depend on each other", _probed("unsteady"), "", "probe"),
+    "p99_ms": Measure("slowest percent of calls, in milliseconds", _slowest, "", "probe"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -578,10 +553,8 @@ def _parquet(table: Any) -> bytes:
 
 
 def _jsonl(table: Any) -> bytes:
-    lines: list[bytes] = []
-    for row in _rows(table):
-        lines.append(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace"))
-    return b"\n".join([*lines, b""])
+    lines = (json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") for row in _rows(table))
+    return b"".join(line + b"\n" for line in lines)
 
 
 def _csv(table: Any) -> bytes:

@@ -29,7 +29,6 @@ from vlmrl.reward_check.responses import (
     Reader,
     ResponseColumns,
     RolloutReader,
-    evaluated_files,
     evaluation_of,
     run_dir_of,
 )
@@ -304,7 +303,8 @@ class ScoringWork:
                     for x, i in zip(inputs, rows, strict=True)
                 ]
             called = names if len(rows) == size else [names[i] for i in rows]
-            scores = self._called(scorer, inputs, called, _failures(decoded, rows))
+            failed_then = decoded.stored.failed_N[rows] if decoded.stored is not None else np.zeros(len(rows), bool)
+            scores = self._called(scorer, inputs, called, failed_then)
             seconds[rows] = scorer.seconds
             for place, score in zip(rows.tolist(), scores, strict=True):
                 scores_of_row[place] = score
@@ -338,7 +338,7 @@ class ScoringWork:
         """
         right = np.full(len(decoded.inputs), math.nan)
         for source in decoded.facts.sources.words:
-            rows = np.flatnonzero(decoded.facts.sources.codes_N == _code(decoded.facts, source))
+            rows = np.flatnonzero(decoded.facts.sources.is_word(source))
             accuracies: list[Floats] = []
             for scores, each, side in zip(sides, scored, self.plan.sides, strict=True):
                 parts = {name for i in rows.tolist() for name in each[i].parts}  # scores.parts has all sources'
@@ -402,14 +402,6 @@ def _calls(facts: ResponseColumns) -> Iterator[tuple[str, Any]]:
     for one in dict.fromkeys(key.tolist()) if len(key) and np.ptp(key) else key[:1].tolist():
         rows = np.flatnonzero(key == one)
         yield facts.sources.words[codes[rows[0]]], rows
-
-
-def _code(facts: ResponseColumns, source: str) -> int:
-    return facts.sources.words.index(source) if source in facts.sources.words else -2
-
-
-def _failures(decoded: Decoded, rows: Any) -> Any:
-    return decoded.stored.failed_N[rows] if decoded.stored is not None else np.zeros(len(rows), dtype=bool)
 
 
 def _joined(pieces: Sequence[ScoredResponses], limit: int) -> ScoredResponses:
@@ -581,7 +573,7 @@ def open_saved(
         run = _run(root, ref)
         path, files = run.dir, run.rollout_files()
         if not files and steps is None:
-            files = dict(enumerate(evaluated_files(run.dir)))
+            files = dict(enumerate(folder / layout.EVAL_ROWS for folder in layout.eval_dirs(run.dir)))
     if steps is not None and not path.is_file():
         files = {step: file for step, file in files.items() if steps[0] <= step <= steps[1]}
     reader = RolloutReader(tuple(str(file) for file in files.values()), source)
@@ -593,7 +585,9 @@ def open_saved(
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path), hint=hint)
     if run is not None:
         notes += _damage(run, path)
-    return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), _records_of(run), notes=notes)
+    rewards = run.manifest.rewards if run is not None else ()
+    records = {str(record.get("source")): record for record in rewards if isinstance(record, Mapping)}
+    return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), records, notes=notes)
 
 
 def _damage(run: Run, path: Path) -> list[str]:
@@ -632,19 +626,13 @@ def _run_of(run_dir: Path, notes: list[str]) -> Run | None:
         return None
 
 
-def _records_of(run: Run | None) -> dict[str, Mapping[str, Any]]:
-    records = run.manifest.rewards if run is not None else ()
-    return {str(r.get("source")): r for r in records if isinstance(r, Mapping)}
-
-
 def _recipe_of(run: Run | None, notes: list[str]) -> Recipe | None:
     from vlmrl.recipe.load import recipe_from_resolved
 
     if run is None:
         return None
-    path = newest_resolved(run.dir)
     try:
-        return recipe_from_resolved(read_resolved(run.dir), where=str(path))
+        return recipe_from_resolved(read_resolved(run.dir), where=str(newest_resolved(run.dir)))
     except VlmrlError as error:
         notes.append(f"the run's resolved.json cannot be used: {error.message}")
     return None

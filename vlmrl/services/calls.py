@@ -276,18 +276,19 @@ class Budget:
         def work(connection: sqlite3.Connection) -> Reservation | None:
             now = self._clock()
             self._count_forgotten(connection, now)
-            calls, spent_cost, largest = self._row(connection)
+            query = "SELECT calls, cost, largest_input FROM spent WHERE account = ?"
+            calls, spent_cost, largest = connection.execute(query, (self._account,)).fetchone() or (0, 0.0, 0)
             expected = max(input_tokens, round(MARGIN * largest))
             cost = self.cost(expected, output_tokens)
             total = "SELECT count(*), coalesce(sum(cost), 0) FROM reserved WHERE account = ?"
             open_calls, open_cost = connection.execute(total, (self._account,)).fetchone()
             self._check(calls, spent_cost, cost)
-            if not self._fits(calls + open_calls, spent_cost + open_cost, cost):
+            if self._max_calls is not None and calls + open_calls + 1 > self._max_calls:
                 return None
-            values = (self._account, cost, now + self._hold_seconds)
-            number = connection.execute(
-                "INSERT INTO reserved (account, cost, until) VALUES (?, ?, ?)", values
-            ).lastrowid
+            if self._max_cost is not None and spent_cost + open_cost + cost > self._max_cost:
+                return None
+            insert = "INSERT INTO reserved (account, cost, until) VALUES (?, ?, ?)"
+            number = connection.execute(insert, (self._account, cost, now + self._hold_seconds)).lastrowid
             return Reservation(int(number or 0), cost)
 
         return self._database.run(work)
@@ -338,31 +339,18 @@ class Budget:
                 hint="raise the limit: --set judge.max_cost=N; stored judgements are not asked for again",
             )
 
-    def _fits(self, calls: int, total: float, cost: float) -> bool:
-        fits_calls = self._max_calls is None or calls + 1 <= self._max_calls
-        return fits_calls and (self._max_cost is None or total + cost <= self._max_cost)
-
-    def _row(self, connection: sqlite3.Connection) -> tuple[int, float, int]:
-        query = "SELECT calls, cost, largest_input FROM spent WHERE account = ?"
-        return connection.execute(query, (self._account,)).fetchone() or (0, 0.0, 0)
-
     def _drop(self, connection: sqlite3.Connection, reservation: Reservation) -> bool:
         return connection.execute("DELETE FROM reserved WHERE id = ?", (reservation.number,)).rowcount > 0
 
     def _add(
         self, connection: sqlite3.Connection, calls: int, cost: float, input_tokens: int, output_tokens: int
     ) -> None:
+        values = {"account": self._account, "calls": calls, "cost": cost}
         connection.execute(
             "INSERT INTO spent VALUES (:account, :calls, :cost, :input, :output, :input) ON CONFLICT (account) DO "
             "UPDATE SET calls = calls + :calls, cost = cost + :cost, input_tokens = input_tokens + :input, "
             "output_tokens = output_tokens + :output, largest_input = max(largest_input, :input)",
-            {
-                "account": self._account,
-                "calls": calls,
-                "cost": cost,
-                "input": input_tokens,
-                "output": output_tokens,
-            },
+            values | {"input": input_tokens, "output": output_tokens},
         )
 
     def _count_forgotten(self, connection: sqlite3.Connection, now: float) -> None:
@@ -531,7 +519,10 @@ class Caller:
         await self._provider.close()
 
     async def _reserve(self, chat: ChatRequest) -> Reservation:
-        tokens = expected_tokens(chat)
+        # A rough upper number of the prompt's tokens, until the endpoint has counted some.
+        parts = [part for turn in chat.turns for part in turn.parts]
+        texts = sum(len(part) for part in parts if isinstance(part, str))
+        tokens = texts // CHARS_PER_TOKEN + PICTURE_TOKENS * sum(not isinstance(part, str) for part in parts)
         while (reservation := await self._file.run(self._budget.reserve, tokens, chat.max_tokens)) is None:
             await asyncio.sleep(FULL_SECONDS)
         return reservation
@@ -566,10 +557,3 @@ class Caller:
             hint = f"does the model `{self._settings.name}` read images, take a JSON schema and this temperature?"
             return JudgeRejected(f"the judge refuses the first request: {message}", where=where, hint=hint)
         return error
-
-
-def expected_tokens(chat: ChatRequest) -> int:
-    """Return a rough upper number of the tokens of a prompt, until the endpoint has counted some."""
-    parts = [part for turn in chat.turns for part in turn.parts]
-    texts = sum(len(part) for part in parts if isinstance(part, str))
-    return texts // CHARS_PER_TOKEN + PICTURE_TOKENS * sum(not isinstance(part, str) for part in parts)

@@ -48,6 +48,8 @@ KEEP_SECONDS = 30.0
 """Time after which a connection that is not used is closed, in seconds."""
 HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 """Errors that a request of the client may raise; `failure_of_http` translates them."""
+NOT_ARRIVED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol)
+"""Those of them after which a request has certainly not reached the endpoint."""
 
 
 class _TooLargeError(httpx.ReadError):
@@ -114,15 +116,8 @@ def failure_of_http(error: BaseException, clean: Callable[[str], str], where: st
     is_large = isinstance(error, _TooLargeError)
     message = words if is_large else f"the endpoint cannot be reached: {words}"
     failure = (RequestRefused if is_large else EndpointDown)(message, where=where)
-    failure.may_be_charged = may_have_arrived(error)
+    failure.may_be_charged = not isinstance(error, NOT_ARRIVED)
     return failure
-
-
-def may_have_arrived(error: BaseException) -> bool:
-    """Return whether a request that failed like this may have reached the endpoint."""
-    return not isinstance(
-        error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol)
-    )
 
 
 class _SpreadTransport(httpx.AsyncBaseTransport):
@@ -317,10 +312,8 @@ class EndpointClient:
             headers["authorization"] = f"Bearer {self._key}"
         # The slots alone bound the requests: one that waits in httpx's own queue would use up its time.
         # Time is limited for each request as a whole, in _in_time: limits of single reads would not bound it.
-        options = self.options
-        self._http = bounded_client(
-            most_bytes=options.most_answer_bytes, concurrency=options.concurrency, headers=headers
-        )
+        most, concurrency = self.options.most_answer_bytes, self.options.concurrency
+        self._http = bounded_client(most_bytes=most, concurrency=concurrency, headers=headers)
 
     async def _all_samples(self, request: ChatRequest) -> list[ChatAnswer]:
         task = asyncio.current_task()
@@ -346,7 +339,9 @@ class EndpointClient:
         """Return the answers of one request for `count` responses, after as many attempts as it needs."""
         attempt = 1
         while True:
-            await self._wait_for_calm()
+            # The last Retry-After holds for all requests, not only for the one that got it.
+            if (seconds := self._calm_from - time.monotonic()) > 0:
+                await self._sleep(seconds)
             limit_name = self._limit_name
             body = request.body(self.options.model, count=count, first=first, limit_name=limit_name)
             try:
@@ -359,23 +354,17 @@ class EndpointClient:
                     continue
                 raise
             except (EndpointDown, BrokenAnswer) as failure:
-                retry_after = failure.retry_after
-                if retry_after:
-                    self._calm_from = max(self._calm_from, time.monotonic() + self._pauses.wished(retry_after))
+                wished = self._pauses.wished(failure.retry_after)
+                self._calm_from = max(self._calm_from, time.monotonic() + wished) if wished else self._calm_from
                 if attempt >= self.options.attempts:
                     raise
-                pause = self._pauses.after(attempt, retry_after, self._rng)
+                pause = self._pauses.after(attempt, failure.retry_after, self._rng)
                 if time.monotonic() - self._notified >= NOTIFY_SECONDS:
                     self._notified = time.monotonic()
                     which = f"attempt {attempt + 1} of {self.options.attempts}"
                     self._notify(f"{failure.message}; {which} in {pause:.0f} s")
                 await self._sleep(pause)
             attempt += 1
-
-    async def _wait_for_calm(self) -> None:
-        """Wait until the last Retry-After has passed: it holds for all requests, not only for the one that got it."""
-        if (seconds := self._calm_from - time.monotonic()) > 0:
-            await self._sleep(seconds)
 
     async def _in_time(self, body: bytes) -> list[ChatAnswer]:
         try:
@@ -391,7 +380,8 @@ class EndpointClient:
             raise failure_of_http(error, self._clean, self.url) from None
         if 200 <= response.status_code < 300:
             try:
-                return [self._without_key(one) for one in read_answers(response.content)]
+                # A server might send the key back.
+                return [replace(one, text=self._clean(one.text)) for one in read_answers(response.content)]
             except BrokenAnswer as error:
                 raise BrokenAnswer(self._clean(error.message), where=self.url) from None
         headers = response.headers
@@ -406,12 +396,6 @@ class EndpointClient:
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text
-
-    def _without_key(self, answer: ChatAnswer) -> ChatAnswer:
-        """Return the answer without the key, which a server might send back."""
-        if not self._key or self._key not in answer.text:
-            return answer
-        return replace(answer, text=self._clean(answer.text))
 
 
 def no_answer(seconds: float, where: str) -> EndpointDown:

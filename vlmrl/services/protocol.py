@@ -90,12 +90,10 @@ class ChatTurn:
         texts = [part for part in self.parts if isinstance(part, str)]
         if len(texts) == len(self.parts):
             return "".join(texts)
-        return [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else {"type": "image_url", "image_url": {"url": part.uri}}
-            for part in self.parts
-        ]
+        forms = (
+            {"type": "image_url", "image_url": {"url": p.uri}} if isinstance(p, ImageFile) else p for p in self.parts
+        )
+        return [{"type": "text", "text": form} if isinstance(form, str) else form for form in forms]
 
 
 @dataclass(frozen=True)
@@ -165,8 +163,8 @@ def read_answers(body: bytes) -> list[ChatAnswer]:
         choices = value["choices"]
         if not isinstance(choices, list) or not choices:
             raise ValueError("it has no choices")
-        names = ("completion_tokens", "prompt_tokens")
-        tokens, prompt_tokens = (_tokens(value, name) if len(choices) == 1 else None for name in names)
+        usage = (value.get("usage") or {}) if len(choices) == 1 else {}
+        tokens, prompt_tokens = (tokens_of(usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
         return [_answer(choice, tokens, prompt_tokens) for choice in choices]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         reason = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
@@ -188,10 +186,6 @@ def _answer(choice: Mapping[str, Any], tokens: int | None, prompt_tokens: int | 
         content = f"<think>{thought}</think>{content}"
     withheld = "the endpoint's content filter withheld the response" if reason == FILTERED else ""
     return ChatAnswer(content, "length" if reason in CUT_BY_LIMIT else "stop", tokens, withheld, prompt_tokens)
-
-
-def _tokens(value: Mapping[str, Any], name: str) -> int | None:
-    return tokens_of((value.get("usage") or {}).get(name))
 
 
 def tokens_of(count: object) -> int | None:

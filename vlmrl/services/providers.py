@@ -87,18 +87,15 @@ class ChatProvider:
 
 def open_provider(settings: JudgeSettings) -> Provider:
     """Return the provider of the settings. Raises: EndpointError for an address or a key that cannot be used."""
-    if settings.provider == "vllm":
+    if settings.provider not in ("vllm", "openai"):
+        return GeminiProvider(settings)
+    try:
         return ChatProvider(settings)
-    if settings.provider == "openai":
-        try:
-            return ChatProvider(settings)
-        except EndpointError as error:
-            if settings.endpoint is None or settings.key_env is not None:
-                raise
-            hint = f'{error.hint}; a server of your own needs no key with provider = "vllm"'
-            raise EndpointError(error.message, where=error.where, hint=hint) from None
-
-    return GeminiProvider(settings)
+    except EndpointError as error:
+        if settings.provider == "vllm" or settings.endpoint is None or settings.key_env is not None:
+            raise
+        hint = f'{error.hint}; a server of your own needs no key with provider = "vllm"'
+        raise EndpointError(error.message, where=error.where, hint=hint) from None
 
 
 WITHHELD = frozenset(

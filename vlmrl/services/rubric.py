@@ -65,16 +65,15 @@ def read_table(kind: type[Table], values: Mapping[str, Any], where: str) -> Tabl
         return kind.model_validate(values)
     except ValidationError as error:
         # The members of a union each have a finding for the same key: the first one speaks for all.
-        findings = {_place(finding): finding for finding in reversed(error.errors(include_url=False))}
+        # Pydantic's names for the members of a union are no part of the key.
+        findings = {
+            tuple(part for part in finding["loc"] if not str(part).startswith(_BRANCHES)): finding
+            for finding in reversed(error.errors(include_url=False))
+        }
     problems = [_problem(kind, place, findings[place], where) for place in reversed(findings)]
     if len(problems) == 1:
         raise RecipeError(problems[0].message, where=where, hint=problems[0].hint)
     raise ProblemsError(problems)
-
-
-def _place(finding: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a finding, without pydantic's names for the members of a union."""
-    return tuple(part for part in finding["loc"] if not str(part).startswith(_BRANCHES))
 
 
 def _problem(kind: type[BaseModel], place: tuple[Any, ...], finding: Mapping[str, Any], where: str) -> Problem:
@@ -212,49 +211,25 @@ class Rubric(RecipeTable):
         }
 
 
+VFIG_AXES = {
+    "presence": "Share of the reference's elements (shapes, symbols, labels, legend entries, axes) that the candidate "
+    "also has, less a share for elements that the reference lacks. 1: all of them and nothing else. 0: none, or an "
+    "empty picture.",
+    "layout": "Agreement of places, relative sizes, alignment and order of the elements. 1: each element stands where "
+    "it should. 0.5: the rough arrangement is right, and many elements are moved. 0: another arrangement.",
+    "connectivity": "Agreement of the relations between elements: lines and arrows join the same ends in the same "
+    "direction, curves pass through the same points, containers hold the same elements. 1: all relations. 0: none. In "
+    "a figure without relations, judge what touches and what encloses what.",
+    "details": "Agreement of what is seen up close: exact text and numbers, colours, line styles, arrow heads, "
+    "fillings, tick marks. 1: no visible difference. 0.5: about half of these agree. 0: nothing agrees.",
+}
 VFIG = Rubric(
     instructions=(
         "The pictures are figures: diagrams, charts, plots or drawings made of shapes, lines and text. The candidate "
         "was drawn again from the reference by a program. Judge how faithfully it shows the same figure. Do not reward "
         "beauty, and do not punish small differences of fonts, of line smoothing or of the picture's size."
     ),
-    axes=[
-        Axis(
-            name="presence",
-            weight=0.25,
-            describe=(
-                "Share of the reference's elements (shapes, symbols, labels, legend entries, axes) that the candidate "
-                "also has, less a share for elements that the reference lacks. 1: all of them and nothing else. 0: "
-                "none, or an empty picture."
-            ),
-        ),
-        Axis(
-            name="layout",
-            weight=0.25,
-            describe=(
-                "Agreement of places, relative sizes, alignment and order of the elements. 1: each element stands "
-                "where it should. 0.5: the rough arrangement is right, and many elements are moved. 0: another "
-                "arrangement."
-            ),
-        ),
-        Axis(
-            name="connectivity",
-            weight=0.25,
-            describe=(
-                "Agreement of the relations between elements: lines and arrows join the same ends in the same "
-                "direction, curves pass through the same points, containers hold the same elements. 1: all relations. "
-                "0: none. In a figure without relations, judge what touches and what encloses what."
-            ),
-        ),
-        Axis(
-            name="details",
-            weight=0.25,
-            describe=(
-                "Agreement of what is seen up close: exact text and numbers, colours, line styles, arrow heads, "
-                "fillings, tick marks. 1: no visible difference. 0.5: about half of these agree. 0: nothing agrees."
-            ),
-        ),
-    ],
+    axes=[Axis(name=name, weight=0.25, describe=text) for name, text in VFIG_AXES.items()],
     examples=[
         Example(
             words="The candidate is an empty white picture.",

@@ -244,6 +244,11 @@ class Preflight:
     def errors(self) -> list[Problem]:
         return [p for p in self.problems if p.level == "error"]
 
+    def add(self, problems: Sequence[Problem]) -> None:
+        """Add problems, except where an error at the same place or with the same message is there already."""
+        known = self.errors
+        self.problems += [p for p in problems if not any(p.message == e.message or p.where == e.where for e in known)]
+
 
 def quick_look(loaded: LoadedRecipe, services_in: Path | None = None) -> tuple[list[Problem], PromptLengths | None]:
     """Run the checks that take a second or two: rules, names, files, opening the data, some rows and prompts of each.
@@ -340,7 +345,7 @@ def preflight(
     has_model = not missing and not any(p.level == "error" and p.where == at_model for p in result.problems)
     result.problems = [*missing, *result.problems]
     opened = rows.open_sources(loaded, result.problems)
-    result.problems += [p for p in opened.problems if not _was_reported(p, result.problems)]
+    result.add(opened.problems)
     result.problems += check_validation(loaded, opened)
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
     place = place_of_check(runs_folder)
@@ -351,7 +356,7 @@ def preflight(
     measurable = [entry for entry in opened.entries if _check_entry(result, loaded, entry, encoder, service_place)]
     for entry in measurable:
         problems, facts = check_boxes(entry.train, encoder, entry.where, runs_folder)
-        result.problems += [p for p in problems if not _was_reported(p, result.problems)]
+        result.add(problems)
         result.plan |= {"boxes": {**result.plan.get("boxes", {}), entry.train.name: facts}} if facts else {}
     longest = None if encoder is None else _check_tokens(result, loaded, measurable, encoder)
     sources = [(e.train.name, e.train.share, len(e.train.rows)) for e in opened.entries]
@@ -374,8 +379,7 @@ def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | No
     try:
         encoder = prompt_lengths.make_encoder(loaded, model_files)
     except VlmrlError as error:
-        where = loaded.where(("model", "path"))
-        result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
+        result.add(rows.problems_in(error, loaded.where(("model", "path"))))
         return None
     result.problems += prompt_lengths.check_pixels(loaded, encoder) + prompt_lengths.check_embeddings(
         loaded, encoder, model_files
@@ -477,7 +481,8 @@ def _check_tokens(
     longest = images = traces = 0
     for where, source in ((entry.where, entry.train) for entry in entries):
         facts = prompt_lengths.measure_tokens(loaded, source, encoder, where)
-        result.problems += [p for p in facts.failures if not _was_reported(p, result.problems)] + facts.problems
+        result.add(facts.failures)
+        result.problems += facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             traces = max(traces, *facts.trace_tokens, 0)
@@ -522,13 +527,12 @@ def _check_machine(
     try:
         facts = model_facts(loaded.recipe.model, path=model_files)
     except VlmrlError as error:
-        where = loaded.where(("model", "path"))
-        result.problems += [p for p in rows.problems_in(error, where) if not _was_reported(p, result.problems)]
+        result.add(rows.problems_in(error, loaded.where(("model", "path"))))
         return
     device = "cuda" if target.is_elsewhere else None
     problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts, device)
     if problems:
-        result.problems += [p for p in problems if not _was_reported(p, result.problems)]
+        result.add(problems)
         return
     trained = machine.trained_parameters(loaded, facts)
     parts = dict(facts.parameters)
@@ -573,8 +577,3 @@ def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
     """Return the problems of an engine that was chosen automatically, after the checks of the recipe itself."""
     chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
     return list(check_engine(loaded)) if chosen else []
-
-
-def _was_reported(problem: Problem, already: list[Problem]) -> bool:
-    """Return whether `already` has an error at the same place or with the same message."""
-    return any(p.level == "error" and (p.where == problem.where or p.message == problem.message) for p in already)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -250,13 +250,7 @@ def check_overlap(name: str, split: str, train: RowScan, other: RowScan, where: 
 
 def check_images(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list[Problem]:
     """Decode the images of a sample of rows, and return the problems and the notes from rendering their prompts."""
-    bad: list[tuple[str, str]] = []
-    for row in sample_rows(source, rows):
-        try:
-            for media in row.media:
-                source.dataset.image(media)
-        except VlmrlError as error:
-            bad.append(named(row, error))
+    bad = _failing(source, rows, lambda row: [source.dataset.image(media) for media in row.media])
     notes = [Problem(note, where, None, "warning") for note in source.notes]
     if not bad:
         return notes
@@ -271,18 +265,23 @@ def check_traces(source: Source, where: str, *, rows: int = SAMPLE_ROWS) -> list
     if source.task.trace is None:
         hint = "give the table a response column ([[data]] columns = {response = ...}), or use a task with traces"
         return [Problem(f"task `{source.task.name}` of `{source.name}` has no responses to learn from", where, hint)]
+    bad = _failing(source, rows, lambda row: source.task.correct_response(row, random.Random(0)))
+    if not bad:
+        return []
+    looked_at = min(rows, len(source.rows))
+    message = f"{len(bad)} of {looked_at} sampled rows of `{source.name}` have no response to learn from"
+    return [Problem(message, where, examples(bad))]
+
+
+def _failing(source: Source, rows: int, work: Callable[[Row], Any]) -> list[tuple[str, str]]:
+    """Return the sampled rows on which `work` raises an error, each with its message."""
     bad: list[tuple[str, str]] = []
     for row in sample_rows(source, rows):
         try:
-            source.task.correct_response(row, random.Random(0))
+            work(row)
         except VlmrlError as error:
             bad.append(named(row, error))
-    if not bad:
-        return []
-    message = (
-        f"{len(bad)} of {min(rows, len(source.rows))} sampled rows of `{source.name}` have no response to learn from"
-    )
-    return [Problem(message, where, examples(bad))]
+    return bad
 
 
 @dataclass

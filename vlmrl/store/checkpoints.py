@@ -223,17 +223,13 @@ def _table_faults(folder: Path, meta: Mapping[str, Any]) -> Iterator[CheckpointE
 
 def _sound(table: Any) -> dict[str, dict[str, Any]]:
     """Return the valid entries of a file table: they name a file within the folder and have its size and sha256."""
-    lines = table.items() if isinstance(table, dict) else ()
-    return {name: facts for name, facts in lines if _is_within(name) and _is_facts(facts)}
-
-
-def _is_within(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.as_posix() == name and not path.is_absolute() and ".." not in path.parts and "\0" not in name
-
-
-def _is_facts(facts: Any) -> bool:
-    return isinstance(facts, dict) and type(facts.get("bytes")) is int and isinstance(facts.get("sha256"), str)
+    sound = {}
+    for name, facts in table.items() if isinstance(table, dict) else ():
+        path = PurePosixPath(name)
+        within = path.as_posix() == name and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+        if within and isinstance(facts, dict) and type(facts.get("bytes")) is int:
+            sound |= {name: facts} if isinstance(facts.get("sha256"), str) else {}
+    return sound
 
 
 def _names_in(folder: Path) -> set[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,20 +160,13 @@ def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:
 
 def named_ids(root: Path, ids: list[str], name: str) -> list[str]:
     """Return the ids of the runs with this name, in the order of `ids`."""
-    return list(_named(root, ids, name))
-
-
-def _named(root: Path, ids: list[str], name: str) -> Iterator[str]:
-    # For speed, a manifest is parsed only if its bytes contain the name.
-    needle = name.encode()
+    needle, named = name.encode(), []
     for run_id in ids:
-        try:
-            if needle not in read_regular(f"{root}/{run_id}/{layout.MANIFEST}"):
-                continue
-        except OSError:
-            continue
-        if read_listed(root, run_id).name == name:
-            yield run_id
+        # For speed, a manifest is parsed only if its bytes contain the name.
+        with suppress(OSError):
+            if needle in read_regular(f"{root}/{run_id}/{layout.MANIFEST}") and read_listed(root, run_id).name == name:
+                named.append(run_id)
+    return named
 
 
 def _latest(root: Path, ids: list[str], trained: bool) -> str:

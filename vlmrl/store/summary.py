@@ -18,6 +18,8 @@ from vlmrl.store.listing import command_line
 from vlmrl.store.metrics import current, parse_line
 from vlmrl.store.runs import Run, open_run
 
+ATTEMPT = ("number", "start", "end", "from_step", "status", "changes", "changes_text", "processes")
+"""Facts of an attempt that `describe` returns."""
 COMMANDS = {"rl": "train", "sft": "sft"}
 """Kind of a run that can be resumed -> the command that resumes it."""
 
@@ -62,19 +64,7 @@ def describe(run: Run) -> dict[str, Any]:
         "vlmrl": m.vlmrl,
         "hardware": dict(m.hardware),
         "host": m.attempts[-1].host if m.attempts else None,
-        "attempts": [
-            {
-                "number": a.number,
-                "start": a.start,
-                "end": a.end,
-                "from_step": a.from_step,
-                "status": a.status,
-                "changes": [dict(c) for c in a.changes],
-                "changes_text": a.changes_text,
-                "processes": a.processes,
-            }
-            for a in m.attempts
-        ],
+        "attempts": [{name: getattr(a, name) for name in ATTEMPT} for a in m.attempts],
         "last_train": train[-1] if train else None,
         "last_validation": validation[-1] if validation else None,
         "first_validation": validation[0] if validation else None,

@@ -159,8 +159,7 @@ def _check_step(line: Mapping[str, Any], path: Path, held: Held | None, result: 
         result.error(
             f"step {_number(line)}: metrics say {num_samples} samples, but the rollouts have {held.samples}", path
         )
-    mean = line.get("reward/mean")
-    stored = held.mean_score
+    mean, stored = line.get("reward/mean"), held.mean_score
     if (
         isinstance(mean, int | float)
         and stored is not None
@@ -485,7 +484,12 @@ def damage_of(run_dir: Path) -> list[str]:
 
     All files are checked, but only the parts that are needed for this are read.
     """
-    return [_sentence(problem, run_dir) for problem in verify_run(run_dir, quick=True).errors]
+    sentences = []
+    for problem in verify_run(run_dir, quick=True).errors:
+        where = problem.where or ""
+        inside = where.removeprefix(f"{run_dir}/") if where != str(run_dir) else ""
+        sentences.append(f"{inside}: {problem.message}" if inside else problem.message)
+    return sentences
 
 
 def shortened(lines: list[str], run_id: str) -> list[str]:
@@ -493,9 +497,3 @@ def shortened(lines: list[str], run_id: str) -> list[str]:
     if len(lines) <= MOST_LINES:
         return lines
     return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more: vlmrl runs verify {run_id}"]
-
-
-def _sentence(problem: Problem, run_dir: Path) -> str:
-    where = problem.where or ""
-    inside = where.removeprefix(f"{run_dir}/") if where != str(run_dir) else ""
-    return f"{inside}: {problem.message}" if inside else problem.message

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -61,13 +61,14 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     samples = [x for g in groups for x in g.samples]
     scored = [x for x in samples if x.score.error is None]
     lengths = [x.trajectory.num_sampled_tokens for x in samples]
+    quantiles = np.quantile(lengths, list(LENGTH_QUANTILES.values())).tolist()
     metrics: dict[str, Any] = {
         "reward/errors": sum(x.score.failed for x in samples),
         "rollout/dead_group_share": fmean(float(g.is_dead) for g in groups),
         "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": max(lengths),
-        **_length_quantiles(lengths),
+        **{f"rollout/response_tokens_{name}": q for name, q in zip(LENGTH_QUANTILES, quantiles, strict=True)},
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
@@ -88,20 +89,11 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
         if values:
             metrics[f"reward/part/{name}"] = fmean(values)
     sources = sorted({g.row.source for g in groups})
-    if len(sources) > 1:
-        for source in sources:
-            values = [
-                x.score.value for g in groups if g.row.source == source for x in g.samples if x.score.error is None
-            ]
-            if values:
-                metrics[f"reward/source/{source}"] = fmean(values)
+    for source in sources if len(sources) > 1 else ():
+        own = [x.score for g in groups if g.row.source == source for x in g.samples]
+        if values := [score.value for score in own if score.error is None]:
+            metrics[f"reward/source/{source}"] = fmean(values)
     return metrics
-
-
-def _length_quantiles(lengths: Sequence[int]) -> dict[str, float]:
-    """Return LENGTH_QUANTILES of the lengths of responses, in tokens; between two lengths they are interpolated."""
-    values = np.quantile(lengths, list(LENGTH_QUANTILES.values())).tolist()
-    return {f"rollout/response_tokens_{name}": value for name, value in zip(LENGTH_QUANTILES, values, strict=True)}
 
 
 def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> Interval:
@@ -116,12 +108,9 @@ def _reward_interval(groups: Sequence[Group], scorers: Mapping[str, Scorer]) -> 
         for name, scorer in scorers.items()
         if any(g.row.source == name for g, _ in scored)
     ]
-    declared_ranges = [r for r in ranges if r is not None]
-    whole_range = (
-        (min(low for low, _ in declared_ranges), max(high for _, high in declared_ranges))
-        if declared_ranges == ranges and declared_ranges
-        else None
-    )
+    declared, whole_range = [r for r in ranges if r is not None], None
+    if declared and declared == ranges:
+        whole_range = (min(low for low, _ in declared), max(high for _, high in declared))
     return mean_interval([score.value for _, score in scored], clusters, whole_range)
 
 
@@ -320,7 +309,13 @@ class Progress:
 
     def count_validation(self, value: float, goal: Literal["max", "min"]) -> bool:
         """Count a validation of this step. Return whether it is the best so far."""
-        best = self._is_best(value, goal)
+        best_so_far = self.best_value
+        if math.isnan(value):
+            best = False
+        elif best_so_far is None or (value == best_so_far and self.best_step == 0):
+            best = True  # in a tie with the start weights, the trained model is the best: it is a checkpoint of the run
+        else:
+            best = value > best_so_far if goal == "max" else value < best_so_far
         self.validated = self.step
         self.stale = 0 if best else self.stale + 1
         if best:
@@ -339,18 +334,6 @@ class Progress:
         names += ["kl_coef"] if "kl" in restarts else []
         fresh = Progress()
         return replace(self, **{name: getattr(fresh, name) for name in names})
-
-    def _is_best(self, value: float, goal: Literal["max", "min"]) -> bool:
-        """Return whether a validation is the best so far.
-
-        In a tie with the start weights (step 0), the trained model is the best: it is a checkpoint of the run.
-        """
-        best_so_far = self.best_value
-        if math.isnan(value):
-            return False
-        if best_so_far is None or (value == best_so_far and self.best_step == 0):
-            return True
-        return value > best_so_far if goal == "max" else value < best_so_far
 
 
 MOST_PROMPTS = 4
@@ -467,6 +450,9 @@ def loggers_of(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None])
             say(text)
 
 
+NOT_METRICS = ("step", "attempt", "kind", "time")
+
+
 def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None]) -> Loggers:
     """Start the process of each logger. If one cannot start, the user is told why and the run goes on without it."""
     manifest, loggers = run.manifest, Loggers(run)
@@ -475,9 +461,17 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
     except StoreError as error:
         say(f"the loggers begin anew, without the ids of earlier attempts: {error.message} ({error.where})")
         remote = {}
-    parent_ids, lines = _parent_of(manifest, root), read_file(run.dir)
+    parent_ids, lines = {}, read_file(run.dir)
+    parent = root / str((manifest.parent or {}).get("run"))
+    if manifest.parent and (parent / layout.MANIFEST).is_file():
+        with suppress(StoreError):  # the ids that the parent's loggers kept are a convenience
+            parent_ids = read_remote(parent)
     loggers.number = len(lines.lines) + len(lines.torn)
-    standing = [n for n in run.metrics("validation") if n["step"] == run.start_step and n["attempt"] < run.attempt]
+    standing = [
+        Line(n["step"], n["attempt"], n["kind"], 0, {name: n[name] for name in n if name not in NOT_METRICS})
+        for n in run.metrics("validation")
+        if n["step"] == run.start_step and n["attempt"] < run.attempt
+    ]
     for sink in recipe.log.sinks:
         name = short_name(sink)
         sink_run = SinkRun(
@@ -495,7 +489,7 @@ def open_loggers(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None
             note=manifest.note,
             parent={**manifest.parent, "remote": parent_ids.get(name)} if manifest.parent else None,
             remembered=remote.get(name, {}),
-            standing=[_line_of(n) for n in standing],
+            standing=standing,
         )
         try:
             log = open(run.process_log(name), "a", encoding="utf-8")  # noqa: SIM115 (closed with the loggers)
@@ -549,22 +543,6 @@ def _no_score(score: Score) -> str | None:
     if score.error is None or score.status == "ok":
         return score.error
     return f"{NO_SCORE[score.status]}: {score.error}"
-
-
-def _line_of(line: Mapping[str, Any]) -> Line:
-    metrics = {name: value for name, value in line.items() if name not in ("step", "attempt", "kind", "time")}
-    return Line(line["step"], line["attempt"], line["kind"], 0, metrics)
-
-
-def _parent_of(manifest: Manifest, root: Path) -> dict[str, dict[str, Any]]:
-    """Return the values that the loggers of the run's parent kept; {} if there is no parent, or it is gone."""
-    folder = root / str((manifest.parent or {}).get("run"))
-    if not manifest.parent or not (folder / layout.MANIFEST).is_file():
-        return {}
-    try:
-        return read_remote(folder)
-    except StoreError:
-        return {}
 
 
 class Watcher(Protocol):
@@ -634,7 +612,7 @@ class Journal:
             metrics: the metrics by name.
         """
         if kind == "validation":
-            self.health.note_validation(step, metrics)
+            self.health.validation.append({"step": step, **metrics})
         self.rollouts.log(step, kind, metrics)
         self.loggers.log(step, kind, metrics)
         for text in self.loggers.news():
@@ -650,15 +628,11 @@ class Health:
     def __init__(self, run: Run) -> None:
         self._run, self._measures = run, run.writable
         self._lines: list[dict[str, Any]] | None = None
-        self._validation: list[dict[str, Any]] = []
+        self.validation: list[dict[str, Any]] = []
 
     def measure(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the `health/...` metrics of a step."""
         return measure_health(list(samples_of(groups))) if self._measures else {}
-
-    def note_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Remember the metrics of a validation."""
-        self._validation.append({"step": step, **metrics})
 
     def warn(self, step: int, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Remember the metrics of a step. Return a warning in words as a metric, or {} without one."""
@@ -668,9 +642,9 @@ class Health:
             # First step of this attempt: read what earlier attempts have logged. The validations in the file include
             # those of this attempt.
             self._lines = [_watched(line) for line in self._run.metrics("train")]
-            self._validation = [*self._run.metrics("validation")] if self._lines else self._validation
+            self.validation = [*self._run.metrics("validation")] if self._lines else self.validation
         self._lines.append(_watched({"step": step, **metrics}))
-        warning = warning_of(find_signs(self._lines, self._validation))
+        warning = warning_of(find_signs(self._lines, self.validation))
         return {WARNING: warning} if warning else {}
 
 

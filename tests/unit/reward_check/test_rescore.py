@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reward_runs import make_pair_run, make_table_run, scored_groups
 
 from vlmrl.errors import RewardError, StoreError
-from vlmrl.reward_check.rescore import groups_of, other_rewards, own_rewards, parse_weights, scan_saved
+from vlmrl.reward_check.rescore import groups_of, named_rewards, own_rewards, parse_weights, scan_saved
 from vlmrl.reward_check.run import RewardQuestion, check_rewards
 from vlmrl.reward_check.scores import Coded, Scores
 from vlmrl.reward_check.scoring import open_saved
@@ -101,7 +101,7 @@ def test_loose_files_and_a_damaged_manifest_are_still_read(tmp_path):
     assert rows_in(saved) == 48 and saved.run is None and "cannot be read" in saved.notes[0]
     with pytest.raises(RewardError, match="not recorded which reward"):
         own_rewards(saved)
-    again = scan_saved(saved, [other_rewards(saved, "taxonomy", args={}, weights=None)])
+    again = scan_saved(saved, [named_rewards(saved, "taxonomy", args={}, weights=None)])
     assert compared(again)["equal"]  # the levels are found in the truth
     with pytest.raises(StoreError, match=r"manifest\.json is cut off"):
         open_saved(str(run.dir), tmp_path)
