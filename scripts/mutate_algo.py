@@ -366,7 +366,7 @@ MUTANTS = [
     ),
     (INPUTS, "            lam=algorithm.gae_lambda,", "            lam=1.0,", CRITIC),
     (INPUTS, 'excluded = ("drop", "mask") if', 'excluded = ("drop",) if', CRITIC),
-    (INPUTS, "greedy, penalties, values, shares=shares)", "greedy, penalties, (), shares=shares)", CRITIC),
+    (INPUTS, "greedy, penalties, values, shares", "greedy, penalties, (), shares", CRITIC),
     (INPUTS, "0.0 if is_closed else score.parts", "1.0 if is_closed else score.parts", SEVERAL),
     (INPUTS, "scale = reward.weight * fsum(weights.values()) / present", "scale = reward.weight", SEVERAL),
     (INPUTS, "own = [n for n in names if n != self.gate and ", "own = [n for n in names if ", SEVERAL),
