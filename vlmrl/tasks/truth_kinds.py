@@ -16,10 +16,6 @@ CONTRADICTS = "contradicts itself"
 """Words in the message about a truth whose fields contradict each other."""
 
 
-def _no_arguments(truth: Truth) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Drawn:
     """Rows whose responses are code of a picture.
@@ -58,7 +54,7 @@ class RowKind:
     """
 
     matches: Callable[[Truth], bool]
-    arguments: Callable[[Truth], Mapping[str, Any]] = _no_arguments
+    arguments: Callable[[Truth], Mapping[str, Any]] = lambda truth: {}
     probe: Callable[[ProbeRows], Probe] | None = None
     is_right: Callable[[Truth, str], bool | None] | None = None
     labels: Callable[[Row], RowLabels] = answer_labels

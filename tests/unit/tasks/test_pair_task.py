@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_probe import parse_pair_response
+from pair_responses import parse_pair_response
 
 from vlmrl.errors import DataError
 from vlmrl.rewards.base import UNSCORED

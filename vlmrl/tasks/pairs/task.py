@@ -34,10 +34,6 @@ from vlmrl.types import RewardInput, Row, Score
 NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
 
-def is_pair(truth: Truth) -> bool:
-    return "same" in truth
-
-
 def level_names(truth: Truth) -> list[str]:
     """Return the truth fields that hold two names, in their order. They are the levels if no levels are known."""
     return [name for name, value in truth.items() if isinstance(value, list) and len(value) == 2]
@@ -66,18 +62,13 @@ def probe_by_levels(rows_tried: ProbeRows) -> Probe:
 
 
 PAIRS = RowKind(
-    matches=is_pair,
+    matches=lambda truth: "same" in truth,
     arguments=lambda truth: {"levels": level_names(truth)},
     probe=probe_by_levels,
     is_right=side_of,
     labels=pair_labels_of,
     specificity=1,
 )
-
-
-def kind_of_levels(levels: Sequence[str]) -> RowKind:
-    """Return the kind of rows with these levels, coarse to fine."""
-    return replace(PAIRS, probe=partial(pair_probe, form_of(levels)))
 
 
 def truth_form(truth: Truth, columns: Sequence[str]) -> TruthForm:
@@ -248,7 +239,7 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         figures=confidence_figures,
         by=("distance",),
         trace=lambda row, rng: write_trace(row.truth, levels, rng),
-        kind=kind_of_levels(levels),
+        kind=replace(PAIRS, probe=partial(pair_probe, form_of(levels))),
     )
 
 

@@ -30,7 +30,7 @@ from vlmrl.tasks.taxonrl.domains import (
     contradictions,
     names_agree,
 )
-from vlmrl.tasks.truth_kinds import RowKind, Truth, TruthForm
+from vlmrl.tasks.truth_kinds import Truth, TruthForm
 from vlmrl.types import Row
 
 FORBIDDEN = ";<>\n"
@@ -147,10 +147,6 @@ def _conclusion(domain: Domain, same: bool) -> str:
     return f"the images show the same {one}." if same else f"the images show two different {one}s."
 
 
-def has_species(truth: Truth) -> bool:
-    return "same" in truth and bool(truth.get("species"))
-
-
 def labels_of(row: Row) -> RowLabels:
     """Return the labels for the data doctor: those of pairs, and the species in the images if the rows ask for them."""
     labels = pair_labels_of(row)
@@ -159,12 +155,9 @@ def labels_of(row: Row) -> RowLabels:
     return labels._replace(group="species", names=tuple(str(n) for n in row.truth["species"] if n is not None))
 
 
-SPECIES_PAIRS = replace(PAIRS, matches=has_species, labels=labels_of, specificity=2)
-
-
-def domain_kind(domain: Domain, variant: Variant) -> RowKind:
-    """Return the kind of a domain's rows. In the probe, its answers have the form of the variant."""
-    return replace(SPECIES_PAIRS, probe=pair_probe_of(answer_form(domain, variant)))
+SPECIES_PAIRS = replace(
+    PAIRS, matches=lambda truth: "same" in truth and bool(truth.get("species")), labels=labels_of, specificity=2
+)
 
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
@@ -229,7 +222,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         figures=confidence_figures,
         by=("distance",),
         trace=partial(write_response, domain, chosen),
-        kind=domain_kind(domain, chosen),
+        kind=replace(SPECIES_PAIRS, probe=pair_probe_of(answer_form(domain, chosen))),
         variant=chosen.name,
         variants=domain.variant_names,
     )

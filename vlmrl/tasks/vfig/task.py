@@ -130,16 +130,12 @@ def figure_probe(rows_tried: ProbeRows) -> Probe:
         guesses,
         void_attacks(rows_tried.echo),
         _code,
-        broken_truths={name: _with_code(value) for name, value in BROKEN.items()},
+        broken_truths={name: lambda x, value=value: {**x.truth, CODE: value} for name, value in BROKEN.items()},
     )
 
 
 def _code(x: RewardInput) -> str:
     return str(x.truth.get(CODE, ""))
-
-
-def _with_code(value: Any) -> Callable[[RewardInput], Mapping[str, Any]]:
-    return lambda x: {**x.truth, CODE: value}
 
 
 def _wrapped(before: str, after: str) -> Make:
@@ -226,17 +222,12 @@ def figures_task(info: Mapping[str, Any]) -> Task:
     )
 
 
-def is_figure(truth: Mapping[str, Any]) -> bool:
-    """Return whether a truth is the code of a figure."""
-    return isinstance(truth.get(CODE), str)
-
-
-def no_labels(row: Row) -> RowLabels:
-    """Return no label: a figure belongs to no class."""
-    return RowLabels(None)
-
-
-FIGURES = RowKind(is_figure, probe=figure_probe, labels=no_labels, drawn=Drawn("SVG", 0, RENDER, draw_pairs, LEGEND))
+FIGURES = RowKind(
+    lambda truth: isinstance(truth.get(CODE), str),
+    probe=figure_probe,
+    labels=lambda row: RowLabels(None),  # a figure belongs to no class
+    drawn=Drawn("SVG", 0, RENDER, draw_pairs, LEGEND),
+)
 
 
 def write_trace(row: Row, rng: random.Random) -> str:
