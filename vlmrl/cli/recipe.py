@@ -284,8 +284,8 @@ def import_(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "recipe.toml"
             path.write_text(text, "utf-8")
-            found = check_alone(str(path), [])[0]
-        problems = [replace(p, where=(p.where or "").replace(str(path), "the recipe")) for p in found]
+            problems = check_alone(str(path), [])[0]
+        problems = [replace(p, where=(p.where or "").replace(str(path), "the recipe")) for p in problems]
     checked = {"problems": [asdict(p) for p in problems]} if check_it else {}
     if not emit(report | {"recipe": text, "out": None if out is None else str(out)} | checked, as_json):
         if out is None:
