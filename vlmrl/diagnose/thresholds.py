@@ -215,10 +215,11 @@ def reward_check(facts: RunFacts, *options: str) -> str:
 
 def again(facts: RunFacts, *settings: str) -> str:
     """Return the command that started the run, with `--set` for `settings`, without options that name or resume it."""
-    recipe, gpus, set_before = _words(facts)
-    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
-        *set_before, *settings
-    )
+    recipe, options, set_before = _words(facts)
+    if facts.manifest.forked_at is not None and facts.manifest.parent is not None:
+        options += ["--from", f"{facts.manifest.parent['run']}@{facts.manifest.forked_at}"]
+    kind = "sft" if facts.manifest.kind == "sft" else "train"
+    return _command(facts, kind, recipe, *options) + _set(*set_before, *settings)
 
 
 def look_again(facts: RunFacts, *settings: str) -> str:

@@ -379,19 +379,22 @@ def no_better_validation(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unmoved(facts: RunFacts) -> str:
-    """Return a sentence that all greedy validations gave equal numbers although updates were made; "" if they did not.
+    """Return a sentence that all greedy validations gave equal numbers although updates were made between them, else "".
 
     Return "" also if all responses earn nothing or are cut off, because their numbers are equal in any case.
     """
     lines = [{k: v for k, v in line.items() if k.startswith("eval/")} for line in facts.validation]
-    updates = max(facts.series("optim/updates"), default=0)
-    if len(lines) < 2 or updates < MIN_UPDATES:
+    steps = [line["step"] for line in facts.validation]
+    updates = sum(min(steps) <= line["step"] < max(steps) for line in facts.updates) if steps else 0
+    if updates < MIN_UPDATES:
         return ""
     first = {k: v for k, v in lines[0].items() if k != "eval/is_best"}
     telling = float(first.get("eval/reward") or 0) > 0 and float(first.get("eval/truncated") or 0) < 1
     same = all({k: v for k, v in line.items() if k != "eval/is_best"} == first for line in lines)
     return (
-        f"{len(lines)} greedy validations over {updates:.0f} updates agree in every number" if telling and same else ""
+        f"{len(lines)} greedy validations over {counted(updates, 'step')} with an update agree in every number"
+        if telling and same
+        else ""
     )
 
 

@@ -329,12 +329,18 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         facts.empty = fmean(score.value for score in scores)
         facts.problems += differing_parts(source.name, list(zip(rows, scores, strict=False)), where)
         if source.task.trace is None and (texts := trial_of(source, rows[0])):
+            shown, as_text = prompt_text(source, rows[0]), {name: str(value) for name, value in rows[0].truth.items()}
             tried = _scored(loaded, source, [rows[0]] * len(texts), texts, "right", place)
             facts.take(tried)
-            if (best := paid(texts, tried, prompt_text(source, rows[0]))) is not None:
+            if (best := paid(texts, tried, shown)) is not None:
                 facts.correct, facts.response = best
             else:
-                facts.problems.append(unpaid(source.name, rows[0], where))
+                row = replace(rows[0], truth=as_text)
+                scores = (
+                    [] if as_text == rows[0].truth else _scored(loaded, source, [row] * len(texts), texts, "", place)
+                )
+                reads_text = paid(texts, scores, shown) is not None
+                facts.problems.append(unpaid(source.name, rows[0], where, reads_text=reads_text))
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         problems = problems_in(error, loaded.where(*named) if named else where)

@@ -144,6 +144,7 @@ def falling(step):
     return {"optim/lr": 0.03, "reward/mean": 0.6 * 0.3**step}
 
 
+LATER = {"optim/updates": 68}
 EQUAL = {
     s: {"eval/metric": 0.4, "eval/reward": 0.4, "eval/truncated": 0.0, "eval/response_tokens": 17.25} for s in (0, 6)
 }
@@ -374,6 +375,23 @@ def test_steps_without_an_update_do_not_count_for_the_learning_rate(tmp_path):
     assert found.read.startswith("6 steps of metrics (3 of them with an update)")
 
 
+@pytest.mark.parametrize(("first", "is_told"), [(0, True), (2, True), (4, False)])
+def test_only_the_updates_between_validations_say_that_nothing_changes(first, is_told, tmp_path):
+    found = look(make_run(tmp_path, plan(validations={first: EQUAL[0], 6: EQUAL[0]}, metrics=lambda step: LATER)))
+    told = [c.evidence for c in found.causes if "change nothing" in c.what]
+    words = f"2 greedy validations over {6 - first} steps with an update agree in every number"
+    assert told == ([[words]] if is_told else [])
+
+
+def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):
+    """Every response earns its form, which is most of the score, and none is right."""
+    spec = user_reward(lambda x: {"form": float("</think>" in x.response), "hour": 0.0})
+    spec = replace(spec, weights={"form": 1.0, "hour": 0.01})
+    run = make_run(tmp_path, plan(spec=spec, settings=['reward.accuracy="hour"']))
+    assert "all_right" not in {c.name for c in look(run).causes}
+    assert next(c for c in look(run).causes if c.name == "all_wrong").weight == 1.0
+
+
 def test_a_rate_of_zero_over_real_updates_is_named_with_what_to_change(tmp_path):
     found = look(make_run(tmp_path, FAULTS["lr_small though the recipe's is not"]))
     assert found.causes[0].what == "the learning rate is 0 in all 6 updates: the weights never change"
@@ -478,6 +496,10 @@ def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path, mon
     facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "demo"))  # no command to repeat: its recipe is kept
     assert again(facts) == f"vlmrl train {facts.run.dir}/recipe.toml"
     assert (facts.key, reward_check(facts)) == ("ill", "vlmrl reward-check ill")
+    parent, attempt = {"run": "start", "checkpoint": "step-000066", "step": 66}, facts.manifest.attempts[0]
+    fork = {"parent": parent, "origin": {}, "attempts": (replace(attempt, from_step=66),)}
+    facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "train", "r.toml", "--from", "last"), **fork)
+    assert again(facts, "a=1") == "vlmrl train r.toml --from start@66 --set a=1"
 
 
 def test_the_next_command_runs_as_printed_in_another_folder_and_with_other_runs(tmp_path, monkeypatch):
