@@ -185,7 +185,7 @@ def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
     done = vlmrl("runs", "verify", "last", runs=root)
     assert (
         done.code == 2
-        and "have metrics but no rollouts: 2" in done.err
+        and "with metrics, but without rollouts: 2" in done.err
         and "the run's recipe cannot be read" in done.err
     )
     result = as_json("runs", "verify", "last", runs=root, code=2)
@@ -203,7 +203,7 @@ def test_pack_makes_a_file_that_opens_elsewhere(root: Path, tmp_path: Path):
     subprocess.run(["tar", "xf", "run.tar.gz"], cwd=tmp_path, check=True)
     assert as_json("runs", "verify", str(tmp_path / run.id), runs=tmp_path / "none")["ok"] is True
     lost = vlmrl("runs", "pack", "last", "-o", str(tmp_path / "b.tar.gz"), runs=root)
-    assert lost.code == 0 and "1 image(s) that the rollouts name could not be found" in lost.err
+    assert lost.code == 0 and "1 image that the rollouts name could not be found" in lost.err
 
 
 def test_notes_names_and_tags(root: Path):

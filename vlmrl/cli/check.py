@@ -14,7 +14,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, shorten
 from vlmrl.errors import Problem, gib
-from vlmrl.untrusted import one_line, plural, visible
+from vlmrl.untrusted import number_of, one_line, visible
 
 SHOWN_PARTS = 5
 """Number of parts that are listed per phase, the largest first."""
@@ -178,12 +178,13 @@ def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
-    checkpoints = f"{run['checkpoints']} checkpoint{plural(run['checkpoints'])}"
+    checkpoints = number_of(run["checkpoints"], "checkpoint")
     if "responses" not in run:
-        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {checkpoints}"
+        return f"{number_of(run['steps'], 'step')} x {number_of(run['rows_per_step'], 'row')}; {checkpoints}"
     return (
-        f"{run['steps']:,} steps x {run['prompts_per_step']} prompts x {run['samples_per_prompt']} samples = "
-        f"{run['responses']:,} responses, {run['updates']:,} updates, {checkpoints}"
+        f"{number_of(run['steps'], 'step')} x {number_of(run['prompts_per_step'], 'prompt')} x "
+        f"{number_of(run['samples_per_prompt'], 'sample')} = {number_of(run['responses'], 'response')}, "
+        f"{number_of(run['updates'], 'update')}, {checkpoints}"
     )
 
 

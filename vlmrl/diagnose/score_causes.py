@@ -18,7 +18,6 @@ from vlmrl.diagnose.thresholds import (
     Cause,
     Level,
     again,
-    counted,
     learned,
     limit,
     look_again,
@@ -32,6 +31,7 @@ from vlmrl.reward_check.texts import answer_of
 from vlmrl.rewards.base import RIGHT, is_binary
 from vlmrl.tasks import kind_of
 from vlmrl.types import NO_SCORE
+from vlmrl.untrusted import number_of
 
 
 def constant_truth(facts: RunFacts) -> Iterator[Cause]:
@@ -291,7 +291,7 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
     yield Cause(
         "failing_reward",
         "error",
-        f"the reward failed for {number} sample(s), left out",
+        f"the reward failed for {number_of(number, 'sample')}, left out",
         reward_check(facts),
         0.9,
         last,
@@ -315,12 +315,12 @@ def service_down(facts: RunFacts) -> Iterator[Cause]:
     if share >= limit("unavailable_error"):
         level = "error"
     steps = [line["step"] for line in facts.train if line.get("reward/unavailable")]
-    evidence = [f"{percent(share)} of the samples, in {counted(len(steps), 'step')}"] if steps else []
+    evidence = [f"{percent(share)} of the samples, in {number_of(len(steps), 'step')}"] if steps else []
     evidence += [line for r in lost[:1] for line in (r.error or "").strip().splitlines()[-1:]]
     yield Cause(
         "service_down",
         level,
-        f"the reward was unavailable for {number:,} sample(s), left out",
+        f"the reward was unavailable for {number_of(number, 'sample')}, left out",
         reward_check(facts),
         0.7,
         evidence,

@@ -165,11 +165,6 @@ def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
     return text if len(text) <= most else " ... ".join(ends)
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun, such as `1 step` or `1,200 steps`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[str]:
     """Return a line of evidence with the step from which on a metric was bad; [] if it was always or only lately bad.
 

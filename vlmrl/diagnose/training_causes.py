@@ -32,7 +32,6 @@ from vlmrl.diagnose.thresholds import (
     Level,
     again,
     check_again,
-    counted,
     learned,
     limit,
     look_again,
@@ -42,6 +41,7 @@ from vlmrl.diagnose.thresholds import (
     rows_of,
 )
 from vlmrl.errors import VlmrlError
+from vlmrl.untrusted import number_of
 
 EPSILON = 1e-8
 """AdamW's epsilon, added to the square root of the second moment. Gradients far below it hardly change a weight."""
@@ -294,7 +294,7 @@ def gradients(facts: RunFacts) -> Iterator[Cause]:
 def no_updates(facts: RunFacts) -> Iterator[Cause]:
     """Report a run in which no step made an update."""
     if facts.train and facts.manifest.kind == "rl" and not facts.updates:
-        what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
+        what = f"no update was made in {number_of(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
 
@@ -379,7 +379,7 @@ def no_better_validation(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unmoved(facts: RunFacts) -> str:
-    """Return a sentence that all greedy validations gave equal numbers although updates were made between them, else "".
+    """Return a sentence that all greedy validations are equal although updates were made between them, else "".
 
     Return "" also if all responses earn nothing or are cut off, because their numbers are equal in any case.
     """
@@ -392,7 +392,7 @@ def _unmoved(facts: RunFacts) -> str:
     telling = float(first.get("eval/reward") or 0) > 0 and float(first.get("eval/truncated") or 0) < 1
     same = all({k: v for k, v in line.items() if k != "eval/is_best"} == first for line in lines)
     return (
-        f"{len(lines)} greedy validations over {counted(updates, 'step')} with an update agree in every number"
+        f"{len(lines)} greedy validations over {number_of(updates, 'step')} with an update agree in every number"
         if telling and same
         else ""
     )

@@ -335,10 +335,8 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
             if (best := paid(texts, tried, shown)) is not None:
                 facts.correct, facts.response = best
             else:
-                row = replace(rows[0], truth=as_text)
-                scores = (
-                    [] if as_text == rows[0].truth else _scored(loaded, source, [row] * len(texts), texts, "", place)
-                )
+                same_rows, is_text = [replace(rows[0], truth=as_text)] * len(texts), as_text == rows[0].truth
+                scores = [] if is_text else _scored(loaded, source, same_rows, texts, "right", place)
                 reads_text = paid(texts, scores, shown) is not None
                 facts.problems.append(unpaid(source.name, rows[0], where, reads_text=reads_text))
     except VlmrlError as error:
@@ -425,6 +423,10 @@ def scorer_limits(loaded: LoadedRecipe) -> dict[str, Any]:
     return {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}
 
 
+SOME = "hold out a share: `validation = 0.1` below [[data]] (or a file, or a split), or --set data.0.validation=0.1"
+"""Advice to name validation rows."""
+
+
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     """Return a problem if validation is not possible: there are no rows for it, or no metric `eval.metric`."""
     sources = [e.validation for e in opened.entries if e.validation and e.reward_ok]
@@ -437,8 +439,8 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if waiting:
             key = ".".join(waiting[0])
             message = f"`{key}` waits for a validation, and no source has validation rows"
-            return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
-        hint = "name a split or hold out a share: data.validation = 0.1; training runs without validation"
+            return [Problem(message, loaded.where(waiting[0]), f"{SOME}, or remove {key}")]
+        hint = f"{SOME}; training runs without validation"
         where = loaded.where(("eval", "sets"), ("eval", "metric"), ("data", 0))
         lacks = "`eval.sets` has test splits alone" if settings.sets else "no source has validation rows"
         return [Problem(f"{lacks}: no best checkpoint, no early stop", where, hint, "warning")]

@@ -171,7 +171,7 @@ def learned_frames(rows: Sequence[RewardInput], echo: str = "") -> list[tuple[st
 def _sentences(prompt: str) -> Iterator[tuple[str, str]]:
     """Yield the text around the last placeholders of a prompt, with their brackets and without.
 
-    The text begins after a colon, a quotation mark or the end of a sentence: at the last of them, and at the one before.
+    The text begins after a colon, a quotation mark or the end of a sentence: after the last one, or the one before.
     """
     for match in list(PLACEHOLDER.finditer(prompt))[-2:]:
         line = prompt[: match.start()].rpartition("\n")[2]

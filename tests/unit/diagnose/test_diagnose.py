@@ -203,7 +203,7 @@ FAULTS = {
     "ratio_clipped": plan(settings=["algo.clip_low=1e-9"], metrics=lambda step: {"policy/clip_share": 0.45}),
     "importance_masks": plan(metrics=lambda step: {"policy/importance_weight": 0.2}),
     "service_down": plan(spec=user_reward(down)),
-    "service_down at the end": plan(error="the reward was unavailable for 8 sample(s), which were left out: no route"),
+    "service_down at the end": plan(error="the reward was unavailable for 8 samples, which were left out: no route"),
     "failing_reward in the first step": plan(
         error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
     ),

@@ -415,7 +415,9 @@ def test_a_metric_that_validation_does_not_have_is_an_error(world):
 def test_no_validation_is_a_warning(world, tmp_path):
     text = (tmp_path / "recipe.toml").read_text()
     (tmp_path / "recipe.toml").write_text(text.replace('validation = "other.jsonl"\n', ""))
-    assert the(world().problems, "no source has validation rows").level == "warning"
+    problem = the(world().problems, "no source has validation rows")
+    assert problem.level == "warning" and "--set data.0.validation=0.1" in (problem.hint or "")
+    assert not [p for p in world("data.0.validation=0.1").problems if "no source has validation" in p.message]
 
 
 def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world, tmp_path):
