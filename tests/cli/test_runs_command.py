@@ -165,6 +165,14 @@ def test_show_says_how_to_go_on(root: Path):
     assert about["last_train"]["reward/mean"] == 0.2 and about["rollout_steps"] == [0, 1, 2]
 
 
+def test_the_table_of_a_step_names_the_command_that_shows_a_response(root: Path):
+    run = make(root, name="mine")
+    table = vlmrl("runs", "show", "mine", "--rollout", "1", runs=root)
+    assert "vlmrl runs show mine --rollout 1/p" in table.err and '{"same": true}' in table.out
+    shown = vlmrl("runs", "show", run.id, "--rollout", "1/p", runs=root).out
+    assert 'truth: {"same": true}' in shown and "| yes" in shown
+
+
 def test_show_of_a_damaged_or_unknown_run_is_a_message_and_code_2(root: Path):
     with make(root) as run:
         pass

@@ -202,12 +202,14 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "chosen", choice_text(choice)
     if "attention" in plan:
         yield from _attention_lines(plan["attention"])
+    most = disk["rollouts_bytes_at_most"]
+    rollouts = f"at most {gib(most)}" if most >= 1 << 20 else "below 1 MiB"
+    checkpoints = number_of(disk["checkpoints_at_once"], "checkpoint")
     yield (
         "disk",
         (
-            f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
-            f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
-            f"{gib(disk['free_bytes'])} free in {disk['folder']}"
+            f"{checkpoints} of {gib(disk['checkpoint_bytes'])} at a time, rollouts {rollouts}, merged model "
+            f"{gib(disk['merged_bytes'])}; {gib(disk['free_bytes'])} free in {disk['folder']}"
         ),
     )
 

@@ -127,13 +127,15 @@ def open_sources(loaded: LoadedRecipe, reported: Sequence[Problem] = ()) -> Open
     """Open every `[[data]]` entry and its validation rows; each one that cannot be opened becomes a problem.
 
     Args:
-        reported: problems of the recipe itself; what they say of a reward or a task is not said again.
+        reported: problems of the recipe itself; what they say of a reward, task, prompt or columns is not said again.
     """
     opened = Opened()
     seen: dict[str, int] = {}
     bad_reward, wrong = blames_reward(loaded, reported), {p.where for p in reported if p.level == "error"}
     for i, data in enumerate(loaded.recipe.data):
-        if is_file_reward(data.task) and loaded.where(("data", i, "task")) in wrong:
+        needed = [("task",)] * is_file_reward(data.task) + [("prompt",)] * (data.prompt is not None)
+        needed += [("columns", *role) for role in [(), *((name,) for name in data.columns)] if data.columns]
+        if any(loaded.where(("data", i, *key)) in wrong for key in needed):
             continue
         entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems, bad_reward)
         if entry is None:

@@ -351,7 +351,7 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
     assert told.code == 0 and told.err == ""
     assert "1. error: right labels earn nothing" in told.out and "Image1=" in told.out
-    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by a cause above" in told.out
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and ", a consequence of cause 1: " in told.out
     found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
