@@ -79,6 +79,11 @@ def plural(number: int) -> str:
     return "" if number == 1 else "s"
 
 
+def number_of(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 step` or `1,200 steps`."""
+    return f"{number:,} {noun}{plural(number)}"
+
+
 MOST_LEVELS = 200
 """Maximum depth of nested arrays and objects. vlmrl's own files are far below it. Recursive functions over a value call
 themselves once per level, and Python stops a recursion at about 1000 calls."""

@@ -104,11 +104,16 @@ def test_a_run_without_a_checkpoint_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_report_writes_into_the_runs_folder_by_default(tmp_path: Path) -> None:
+def test_report_writes_into_the_runs_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = make_run(tmp_path, name="mine", steps=2)
     found = answered("report", "mine", "--runs", tmp_path)
     assert found == {"report": str(done.dir / "report.html"), "bytes": found["bytes"], "runs": [done.id], "damage": {}}
     assert (done.dir / "report.html").stat().st_size == found["bytes"] > 10_000
+    page, other = (done.dir / "report.html").read_bytes(), make_run(tmp_path, name="other", steps=1)
+    monkeypatch.chdir(tmp_path)
+    both = answered("report", "other", "mine", "--runs", tmp_path)
+    assert both["report"] == "report-other-mine.html" and both["runs"] == [other.id, done.id]
+    assert (done.dir / "report.html").read_bytes() == page
 
 
 def test_report_of_an_unknown_run_lists_those_there_are(tmp_path: Path) -> None:

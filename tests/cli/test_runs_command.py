@@ -165,6 +165,14 @@ def test_show_says_how_to_go_on(root: Path):
     assert about["last_train"]["reward/mean"] == 0.2 and about["rollout_steps"] == [0, 1, 2]
 
 
+def test_the_table_of_a_step_names_the_command_that_shows_a_response(root: Path):
+    run = make(root, name="mine")
+    table = vlmrl("runs", "show", "mine", "--rollout", "1", runs=root)
+    assert "vlmrl runs show mine --rollout 1/p" in table.err and '{"same": true}' in table.out
+    shown = vlmrl("runs", "show", run.id, "--rollout", "1/p", runs=root).out
+    assert 'truth: {"same": true}' in shown and "| yes" in shown
+
+
 def test_show_of_a_damaged_or_unknown_run_is_a_message_and_code_2(root: Path):
     with make(root) as run:
         pass
@@ -185,7 +193,7 @@ def test_verify_ends_with_2_and_names_every_problem(root: Path, tmp_path: Path):
     done = vlmrl("runs", "verify", "last", runs=root)
     assert (
         done.code == 2
-        and "have metrics but no rollouts: 2" in done.err
+        and "with metrics, but without rollouts: 2" in done.err
         and "the run's recipe cannot be read" in done.err
     )
     result = as_json("runs", "verify", "last", runs=root, code=2)
@@ -203,7 +211,7 @@ def test_pack_makes_a_file_that_opens_elsewhere(root: Path, tmp_path: Path):
     subprocess.run(["tar", "xf", "run.tar.gz"], cwd=tmp_path, check=True)
     assert as_json("runs", "verify", str(tmp_path / run.id), runs=tmp_path / "none")["ok"] is True
     lost = vlmrl("runs", "pack", "last", "-o", str(tmp_path / "b.tar.gz"), runs=root)
-    assert lost.code == 0 and "1 image(s) that the rollouts name could not be found" in lost.err
+    assert lost.code == 0 and "1 image that the rollouts name could not be found" in lost.err
 
 
 def test_notes_names_and_tags(root: Path):

@@ -72,7 +72,7 @@ def test_a_pipe_gets_a_line_a_step_as_it_is_written_and_the_end_when_the_run_end
     run.finish("interrupted")
     rest, told = watch.communicate(timeout=60)
     assert (watch.returncode, rest) == (0, "")
-    assert told == f"{run.id}: interrupted after 2 step(s); continue with: vlmrl train --resume mine --runs .\n"
+    assert told == f"{run.id}: interrupted after 2 steps; continue with: vlmrl train --resume mine --runs .\n"
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_run_that_has_ended_is_shown_at_once_and_json_is_one_object(run: Run) 
     run.log(0, "train", train_line(0))
     run.finish("done")
     done = own_process("runs", "watch", "--runs", run.dir.parent, cwd=run.dir.parent)
-    assert done.code == 0 and done.out.startswith("step 1/5") and "done after 1 step(s)" in done.err
+    assert done.code == 0 and done.out.startswith("step 1/5") and "done after 1 step" in done.err
     told = this_process("runs", "watch", "mine", "--json", "--runs", run.dir.parent, cwd=run.dir.parent).json
     assert (told["status"], told["steps"], told["of"], told["last"]["step"]) == ("done", 1, STEPS, 0)
 
@@ -122,7 +122,7 @@ def test_a_killed_owner_ends_the_watch(run: Run) -> None:
     run.close()
     done = this_process("runs", "watch", "mine", "--runs", run.dir.parent, cwd=run.dir.parent)
     again = f"vlmrl train --resume mine --runs {run.dir.parent}"
-    assert done.code == 0 and f"killed after 1 step(s); continue with: {again}\n" in done.err
+    assert done.code == 0 and f"killed after 1 step; continue with: {again}\n" in done.err
 
 
 def test_steps_of_an_attempt_that_a_resume_made_void_are_counted_once(run: Run) -> None:

@@ -71,7 +71,7 @@ def test_adapters_alone_are_gathered_once_there_is_a_base(outcome) -> None:
 def test_a_tensor_that_is_dropped_is_named_on_all(outcome) -> None:
     """That both processes say the same is checked by them."""
     for size in (1, 2):
-        assert f"1 tensor(s) did not arrive in the engine: language_model.{DROPPED}" in outcome[size]["dropped"]
+        assert f"1 tensor did not arrive in the engine: language_model.{DROPPED}" in outcome[size]["dropped"]
 
 
 def test_engines_see_nothing_of_the_launcher_and_leave_its_variables_as_they_were(outcome) -> None:

@@ -14,7 +14,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import console, draw_plain_table, emit, shorten
 from vlmrl.errors import Problem, gib
-from vlmrl.untrusted import one_line, plural, visible
+from vlmrl.untrusted import number_of, one_line, visible
 
 SHOWN_PARTS = 5
 """Number of parts that are listed per phase, the largest first."""
@@ -164,12 +164,13 @@ def _box_lines(name: str, boxes: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
-    checkpoints = f"{run['checkpoints']} checkpoint{plural(run['checkpoints'])}"
+    checkpoints = number_of(run["checkpoints"], "checkpoint")
     if "responses" not in run:
-        return f"{run['steps']:,} steps x {run['rows_per_step']} rows; {checkpoints}"
+        return f"{number_of(run['steps'], 'step')} x {number_of(run['rows_per_step'], 'row')}; {checkpoints}"
     return (
-        f"{run['steps']:,} steps x {run['prompts_per_step']} prompts x {run['samples_per_prompt']} samples = "
-        f"{run['responses']:,} responses, {run['updates']:,} updates, {checkpoints}"
+        f"{number_of(run['steps'], 'step')} x {number_of(run['prompts_per_step'], 'prompt')} x "
+        f"{number_of(run['samples_per_prompt'], 'sample')} = {number_of(run['responses'], 'response')}, "
+        f"{number_of(run['updates'], 'update')}, {checkpoints}"
     )
 
 
@@ -190,11 +191,13 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "attention", text if text == images else f"{text}; for images {images}"
         if attention["missing"]:
             yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
+    most = disk["rollouts_bytes_at_most"]
+    rollouts = f"at most {gib(most)}" if most >= 1 << 20 else "below 1 MiB"
+    checkpoints = number_of(disk["checkpoints_at_once"], "checkpoint")
     yield (
         "disk",
-        f"{disk['checkpoints_at_once']} checkpoints of {gib(disk['checkpoint_bytes'])} at a time, rollouts at most "
-        f"{gib(disk['rollouts_bytes_at_most'])}, merged model {gib(disk['merged_bytes'])}; "
-        f"{gib(disk['free_bytes'])} free in {disk['folder']}",
+        f"{checkpoints} of {gib(disk['checkpoint_bytes'])} at a time, rollouts {rollouts}, merged model "
+        f"{gib(disk['merged_bytes'])}; {gib(disk['free_bytes'])} free in {disk['folder']}",
     )
 
 

@@ -10,6 +10,9 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, tell
 
+MOST_NAME = 150
+"""Maximum number of characters of the runs' names in the default name of a file."""
+
 
 def register(app: typer.Typer) -> None:
     app.command("report", short_help="Write one self-contained HTML page about runs.")(report)
@@ -20,7 +23,10 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="File to write; default: report.html in the folder of the last run.", show_default=False
+            "--out",
+            "-o",
+            help="File to write; default: report.html in the run's folder; of several runs, report-RUN-RUN.html here.",
+            show_default=False,
         ),
     ] = None,
     runs: options.Runs = None,
@@ -42,7 +48,8 @@ def report(
 
     root = runs_root(runs)
     chosen_runs = list({r.id: r for r in (open_run(root, ref, trained=True) for ref in run)}.values())
-    target = out or chosen_runs[-1].dir / REPORT
+    names = "-".join(r.manifest.name or r.id for r in chosen_runs)
+    target = out or (Path(f"report-{names[:MOST_NAME]}.html") if len(chosen_runs) > 1 else chosen_runs[0].dir / REPORT)
     if target.is_dir():
         raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")
     damage = write_report(chosen_runs, target)

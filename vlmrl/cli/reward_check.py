@@ -236,6 +236,8 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
             line = one_line(f"{p['name']} ({p['idea']}): {_earned(p)}")
             out.print(f"    {place}. {line}", style=colour)
             draw_quote(shorten(one_line(p["example"]), EXAMPLE_CHARS), out, 8)
+            if p["of_example"]:
+                out.print(f"        {one_line(p['of_example'])}", style="dim")
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
     out.print(f"  tricks without effect: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:

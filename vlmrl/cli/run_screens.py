@@ -174,6 +174,7 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     from vlmrl.redaction.redact import redact_said
     from vlmrl.report.rollout_text import group_fields
     from vlmrl.reward_check.run import finite
+    from vlmrl.store.listing import command_line
 
     step, prompt, sample = _parse(place)
     groups = _groups(run, step)
@@ -185,6 +186,8 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     if prompt is None:
         rows = [_row(group) for group in fields]
         show_table(f"step {step}", ("prompt", "samples", "mean", "best", "truth"), rows)
+        one = ("--rollout", f"{step}/{fields[0]['prompt_id']}")
+        say(f"one with its responses: {command_line(('runs', 'show'), run.dir, run.manifest.name, *one)}")
         return
     for group in fields:
         print("\n".join(redact_said(line) for line in _lines(group)))
@@ -226,14 +229,18 @@ def _find(groups: list[Group], prompt: str) -> list[Group]:
 def _row(group: Mapping[str, Any]) -> tuple[str, ...]:
     scores = [s["score"] for s in group["samples"] if s["error"] is None]
     mean, best = (f"{statistics.fmean(scores):.3f}", f"{max(scores):.3f}") if scores else ("-", "-")
-    truth = shorten(one_line(str(group["truth"])), 60)
+    truth = shorten(one_line(_as_json(group["truth"])), 60)
     return one_line(group["prompt_id"]), str(len(group["samples"])), mean, best, truth
+
+
+def _as_json(truth: Mapping[str, Any]) -> str:
+    return json.dumps(dict(truth), ensure_ascii=False, default=str)
 
 
 def _lines(group: Mapping[str, Any]) -> list[str]:
     from vlmrl.report.rollout_text import image_lines, sample_lines
 
-    lines = [f"{group['prompt_id']}  of {group['source']}", f"truth: {group['truth']}", *image_lines(group)]
+    lines = [f"{group['prompt_id']}  of {group['source']}", f"truth: {_as_json(group['truth'])}", *image_lines(group)]
     lines += ["prompt:", *(f"  {line}" for line in group["prompt"].splitlines())]
     for s in group["samples"]:
         parts = "  ".join(f"{name} {'-' if v is None else f'{v:.3f}'}" for name, v in s["parts"].items())
@@ -410,10 +417,10 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
         tell(f"first third of the steps -> last third: {', '.join(changes)}")
     for note in diagnosis.notes:
         say(f"warning: {note}")
-    explained = {name for cause in diagnosis.causes for name in cause.follows}
     for number, cause in enumerate(diagnosis.causes, 1):
-        if cause.name in explained:
-            tell(f"\n{number}. {cause.level}, explained by a cause above: {cause.what}")
+        first = next((n for n, one in enumerate(diagnosis.causes[: number - 1], 1) if cause.name in one.follows), None)
+        if first is not None:
+            tell(f"\n{number}. {cause.level}, a consequence of cause {first}: {cause.what}")
         else:
             _show_cause(number, cause)
     if diagnosis.healthy:

@@ -26,7 +26,7 @@ from vlmrl.cli.run_screens import (
     waiting_text,
 )
 from vlmrl.errors import ProblemsError, StoreError, VlmrlError
-from vlmrl.untrusted import visible
+from vlmrl.untrusted import number_of, visible
 
 if TYPE_CHECKING:
     from vlmrl.store.summary import Followed
@@ -81,7 +81,7 @@ def du(
     if not emit({"root": str(root), "total": total, "runs": sizes}, as_json):
         parts = ("checkpoints", "rollouts", "media", "eval", "logs", "merged", "other", "total")
         show_table("", ("run", *parts), [(r["run"], *(size_text(r[p]) for p in parts)) for r in sizes])
-        say(f"\n{size_text(total)} in {len(sizes)} run(s)")
+        say(f"\n{size_text(total)} in {number_of(len(sizes), 'run')}")
 
 
 def list_(
@@ -193,7 +193,7 @@ def pack(
         say(f"left out: {', '.join(packed.left_out)} (--checkpoints last or all includes checkpoints)")
     if packed.missing:
         why = f": {'; '.join(images.notes)}" if images.notes else ""
-        say(f"warning: {len(packed.missing)} image(s) that the rollouts name could not be found{why}")
+        say(f"warning: {number_of(len(packed.missing), 'image')} that the rollouts name could not be found{why}")
 
 
 def prune(
@@ -345,7 +345,7 @@ def verify(run: options.RunRef, runs: options.Runs = None, as_json: options.Json
         for problem in verified.warnings:
             tell(format_error(problem.message, problem.where, problem.hint, "warning"))
         checked = ", ".join(f"{what} {n}" for what, n in verified.counts.items())
-        state = "has no errors" if not verified.errors else f"has {len(verified.errors)} error(s)"
+        state = "has no errors" if not verified.errors else f"has {number_of(len(verified.errors), 'error')}"
         tell(f"{run_dir.name} {state} (read: {checked})")
     if verified.errors:
         if as_json:
@@ -383,7 +383,7 @@ def watch(
     if not emit({**fields, "last": train[-1] if train else None}, as_json):
         resume = resume_command(followed.run, ended)
         again = f"; continue with: {resume}" if resume else ""
-        say(f"{followed.run.id}: {ended} after {len(train)} step(s){again}")
+        say(f"{followed.run.id}: {ended} after {number_of(len(train), 'step')}{again}")
 
 
 def _plain(followed: Followed, every: float) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vlmrl.data.dataset import INFO_FILE, Dataset, PreparedDataset, WrappedDataset, canonical_json, require_split
-from vlmrl.data.table_dataset import TableDataset
+from vlmrl.data.table_dataset import UNREAD, TableDataset
 from vlmrl.data.table_values import read_messages
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
@@ -203,10 +203,11 @@ def _cut(dataset: Dataset, data: Data, count: int) -> Cut:
         alone = [RowUnits(own or (text,), "") for own, text in zip(images, texts, strict=True)]
         cut = cut_rows(alone, num_rows, seed=data.validation_seed)
     if not cut.taken:
+        unread = [] if any(images) else [note for note in dataset.notes if UNREAD in note]
         raise DataError(
             f"no {num_rows:,} of {count:,} rows can be held out: too many share an image or the text of their prompt",
             where=data.path,
-            hint='name other rows: validation = "rows.jsonl"',
+            hint="; ".join(unread) or 'name other rows: validation = "rows.jsonl"',
         )
     return cut
 

@@ -46,6 +46,10 @@ memory-mapped file in the cache folder, because random access to compressed rows
 """
 
 
+UNREAD = "images that are not read"
+"""Words of the note on a column of images that the recipe does not name."""
+
+
 class RawTable(Protocol):
     """Table that returns one row at a time, as plain Python values."""
 
@@ -368,7 +372,7 @@ class TableDataset:
             return []
         name = unread[0]
         hint = f'name the column of the images: columns = {{images = "{name}"}}, or --columns images={name}'
-        return [f"`{'`, `'.join(unread)}` {'have' if len(unread) > 1 else 'has'} images that are not read: {hint}"]
+        return [f"`{'`, `'.join(unread)}` {'have' if len(unread) > 1 else 'has'} {UNREAD}: {hint}"]
 
     def _where(self, split: str, index: int, column: str) -> str:
         return f"{self._tables[split].where(index)}, column `{column}`"

@@ -20,9 +20,10 @@ from vlmrl.diagnose import training_causes as settings
 from vlmrl.diagnose import training_causes as signs
 from vlmrl.diagnose import training_causes as updates
 from vlmrl.diagnose.run_facts import RunFacts, read_facts
-from vlmrl.diagnose.thresholds import LEVELS, Cause, counted
+from vlmrl.diagnose.thresholds import LEVELS, Cause
 from vlmrl.errors import StoreError
 from vlmrl.store.runs import Run
+from vlmrl.untrusted import number_of
 
 Rule = Callable[[RunFacts], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
@@ -189,10 +190,10 @@ def _read(facts: RunFacts) -> str:
     """Return a text with the numbers of steps, updates and responses that the diagnosis is based on."""
     steps, updates = len(facts.train), len(facts.updates)
     with_update = "" if updates == steps else f" ({updates or 'none'} of them with an update)"
-    rollouts = f"{counted(len(facts.responses), 'response')} of {counted(facts.steps_read, 'step')}"
+    rollouts = f"{number_of(len(facts.responses), 'response')} of {number_of(facts.steps_read, 'step')}"
     if facts.steps_read < facts.steps_saved:
         rollouts += f" (of {facts.steps_saved} that have rollouts: evenly spread, with the first and the last)"
-    return f"{counted(steps, 'step')} of metrics{with_update}, {rollouts}"
+    return f"{number_of(steps, 'step')} of metrics{with_update}, {rollouts}"
 
 
 def ranked(causes: list[Cause]) -> list[Cause]:

@@ -18,7 +18,6 @@ from vlmrl.diagnose.thresholds import (
     Cause,
     Level,
     again,
-    counted,
     learned,
     limit,
     look_again,
@@ -29,8 +28,10 @@ from vlmrl.diagnose.thresholds import (
     short,
 )
 from vlmrl.reward_check.texts import answer_of
+from vlmrl.rewards.base import RIGHT, is_binary
 from vlmrl.tasks import kind_of
 from vlmrl.types import NO_SCORE
+from vlmrl.untrusted import number_of
 
 
 def constant_truth(facts: RunFacts) -> Iterator[Cause]:
@@ -197,9 +198,9 @@ def _right(r: Response, facts: RunFacts) -> bool:
     If no part measures this as yes or no, the answer is compared with the truth. If that is not possible, a response
     counts as right if its score is above the lowest score of the run.
     """
-    part = next((p for p in ANSWER_PARTS if r.parts.get(p) is not None), None)
-    if part is not None and set(facts.part(part)) <= {0.0, 1.0}:
-        return r.parts[part] == 1
+    part = next((p for p in (_named(facts), *ANSWER_PARTS) if p and r.parts.get(p) is not None), None)
+    if part is not None and is_binary(facts.part(part)):
+        return r.parts[part] == RIGHT
     is_right = kind_of(r.truth).is_right
     if is_right is not None and (answer := answer_of(r.text)) is not None:
         return r.score > 0 and is_right(r.truth, answer) is True
@@ -207,7 +208,14 @@ def _right(r: Response, facts: RunFacts) -> bool:
     return r.score > low if high > low else r.score > 0
 
 
+def _named(facts: RunFacts) -> str | None:
+    """Return the part that `reward.accuracy` names."""
+    return facts.recipe.reward.accuracy if facts.recipe is not None else None
+
+
 def _perfect(r: Response, facts: RunFacts) -> bool:
+    if (part := _named(facts)) and r.parts.get(part) is not None and is_binary(facts.part(part)):
+        return r.parts[part] == RIGHT
     most = facts.most_possible(r.source)
     if most:
         return r.score >= limit("right_score") * most
@@ -242,7 +250,7 @@ def failing_reward(facts: RunFacts) -> Iterator[Cause]:
     if not number:
         return
     last = [line for r in failed[:1] for line in (r.error or "").strip().splitlines()[-1:]]
-    what = f"the reward failed for {number} sample(s), left out"
+    what = f"the reward failed for {number_of(number, 'sample')}, left out"
     yield Cause("failing_reward", "error", what, reward_check(facts), 0.9, last, rows_of(failed))
 
 
@@ -262,7 +270,7 @@ def service_down(facts: RunFacts) -> Iterator[Cause]:
     if share >= limit("unavailable_error"):
         level = "error"
     steps = [line["step"] for line in facts.train if line.get("reward/unavailable")]
-    evidence = [f"{percent(share)} of the samples, in {counted(len(steps), 'step')}"] if steps else []
+    evidence = [f"{percent(share)} of the samples, in {number_of(len(steps), 'step')}"] if steps else []
     evidence += [line for r in lost[:1] for line in (r.error or "").strip().splitlines()[-1:]]
-    what = f"the reward was unavailable for {number:,} sample(s), left out"
+    what = f"the reward was unavailable for {number_of(number, 'sample')}, left out"
     yield Cause("service_down", level, what, reward_check(facts), 0.7, evidence, rows_of(lost))

@@ -165,11 +165,6 @@ def short(text: str, most: int = MOST_TEXT_CHARS) -> str:
     return text if len(text) <= most else " ... ".join(ends)
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun, such as `1 step` or `1,200 steps`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[str]:
     """Return a line of evidence with the step from which on a metric was bad; [] if it was always or only lately bad.
 
@@ -215,10 +210,11 @@ def reward_check(facts: RunFacts, *options: str) -> str:
 
 def again(facts: RunFacts, *settings: str) -> str:
     """Return the command that started the run, with `--set` for `settings`, without options that name or resume it."""
-    recipe, gpus, set_before = _words(facts)
-    return _command(facts, "sft" if facts.manifest.kind == "sft" else "train", recipe, *gpus) + _set(
-        *set_before, *settings
-    )
+    recipe, options, set_before = _words(facts)
+    if facts.manifest.forked_at is not None and facts.manifest.parent is not None:
+        options += ["--from", f"{facts.manifest.parent['run']}@{facts.manifest.forked_at}"]
+    kind = "sft" if facts.manifest.kind == "sft" else "train"
+    return _command(facts, kind, recipe, *options) + _set(*set_before, *settings)
 
 
 def look_again(facts: RunFacts, *settings: str) -> str:

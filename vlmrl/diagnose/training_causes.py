@@ -32,7 +32,6 @@ from vlmrl.diagnose.thresholds import (
     Level,
     again,
     check_again,
-    counted,
     learned,
     limit,
     look_again,
@@ -42,6 +41,7 @@ from vlmrl.diagnose.thresholds import (
     rows_of,
 )
 from vlmrl.errors import VlmrlError
+from vlmrl.untrusted import number_of
 
 EPSILON = 1e-8
 """AdamW's epsilon, added to the square root of the second moment. Gradients far below it hardly change a weight."""
@@ -281,7 +281,7 @@ def gradients(facts: RunFacts) -> Iterator[Cause]:
 def no_updates(facts: RunFacts) -> Iterator[Cause]:
     """Report a run in which no step made an update."""
     if facts.train and facts.manifest.kind == "rl" and not facts.updates:
-        what = f"no update was made in {counted(len(facts.train), 'step')}: there was nothing to learn from"
+        what = f"no update was made in {number_of(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
 
@@ -362,19 +362,22 @@ def no_better_validation(facts: RunFacts) -> Iterator[Cause]:
 
 
 def _unmoved(facts: RunFacts) -> str:
-    """Return a sentence that all greedy validations gave equal numbers although updates were made; "" if they did not.
+    """Return a sentence that all greedy validations are equal although updates were made between them, else "".
 
     Return "" also if all responses earn nothing or are cut off, because their numbers are equal in any case.
     """
     lines = [{k: v for k, v in line.items() if k.startswith("eval/")} for line in facts.validation]
-    updates = max(facts.series("optim/updates"), default=0)
-    if len(lines) < 2 or updates < MIN_UPDATES:
+    steps = [line["step"] for line in facts.validation]
+    updates = sum(min(steps) <= line["step"] < max(steps) for line in facts.updates) if steps else 0
+    if updates < MIN_UPDATES:
         return ""
     first = {k: v for k, v in lines[0].items() if k != "eval/is_best"}
     telling = float(first.get("eval/reward") or 0) > 0 and float(first.get("eval/truncated") or 0) < 1
     same = all({k: v for k, v in line.items() if k != "eval/is_best"} == first for line in lines)
     return (
-        f"{len(lines)} greedy validations over {updates:.0f} updates agree in every number" if telling and same else ""
+        f"{len(lines)} greedy validations over {number_of(updates, 'step')} with an update agree in every number"
+        if telling and same
+        else ""
     )
 
 

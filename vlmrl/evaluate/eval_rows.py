@@ -36,6 +36,7 @@ from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.runs import can_be_scored, eval_command, open_run
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
+from vlmrl.untrusted import number_of
 
 TEST, VALIDATION, ONLY = "test", "validation", "train"
 """Names of splits; a single file is one split, `train`."""
@@ -425,8 +426,9 @@ def find_evaluation(
         hint = f"create it: {eval_command(run)}"
     else:
         hint = "evaluate it, too, with a recipe that names a reward: vlmrl eval RUN --recipe RECIPE"
+    there = number_of(len(folders), "evaluation") if folders else "no evaluation"
     raise StoreError(
-        f"run {run.id} has {len(folders) or 'no'} evaluation(s) on `{source}/{split}` to compare with: {names}",
+        f"run {run.id} has {there} on `{source}/{split}` to compare with: {names}",
         hint=hint,
     )
 

@@ -10,6 +10,7 @@ from vlmrl.dist.world import ENGINES_VARIABLE
 from vlmrl.errors import LaunchError
 from vlmrl.model.gpus import MachineGpu, machine_gpus, parse_gpus, visible_gpus
 from vlmrl.store.provenance import usable_threads
+from vlmrl.untrusted import number_of
 
 BUSY_MIB = 1024
 """Memory in use, in MiB, above which a GPU counts as busy. On an idle GPU the driver uses at most a few hundred MiB."""
@@ -94,10 +95,10 @@ def _by_number(gpus: Sequence[MachineGpu], chosen: Sequence[int], option: str) -
 
 def _free_ones(gpus: Sequence[MachineGpu], count: int) -> list[MachineGpu]:
     if count > len(gpus):
-        raise LaunchError(f"--gpus {count}: this process sees {len(gpus)} GPU(s)", hint=_have(gpus))
+        raise LaunchError(f"--gpus {count}: this process sees {number_of(len(gpus), 'GPU')}", hint=_have(gpus))
     free = [gpu for gpu in gpus if not _busy(gpu)]
     if count > len(free):
-        raise LaunchError(f"--gpus {count}: {len(free)} of {len(gpus)} GPU(s) are free", hint=_have(gpus))
+        raise LaunchError(f"--gpus {count}: free: {len(free)} of {number_of(len(gpus), 'GPU')}", hint=_have(gpus))
     return free[:count]
 
 

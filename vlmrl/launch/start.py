@@ -30,6 +30,7 @@ from vlmrl.store.listing import command_line
 from vlmrl.store.manifest import read_manifest, record_end
 from vlmrl.store.removal import set_aside
 from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
+from vlmrl.untrusted import number_of
 
 if TYPE_CHECKING:
     from vlmrl.store.runs import Run
@@ -117,11 +118,12 @@ def describe_size(recipe: Recipe) -> str:
     """Describe the number of responses (examples in supervised learning) and updates of a recipe, in one line."""
     t, r = recipe.train, recipe.rollout
     if recipe.kind == "sft":
-        return f"{t.steps} steps x {t.rows_per_step} rows = {t.steps * t.rows_per_step:,} examples"
+        shape = f"{number_of(t.steps, 'step')} x {number_of(t.rows_per_step, 'row')}"
+        return f"{shape} = {number_of(t.steps * t.rows_per_step, 'example')}"
     responses = t.steps * r.prompts_per_step * r.samples_per_prompt
-    updates = f", {t.updates_per_step} update{'s' if t.updates_per_step > 1 else ''} per step"
-    shape = f"{t.steps} steps x {r.prompts_per_step} prompts x {r.samples_per_prompt} samples"
-    return f"{shape} = {responses:,} responses{updates}"
+    updates = f", {number_of(t.updates_per_step, 'update')} per step"
+    factors = (t.steps, "step"), (r.prompts_per_step, "prompt"), (r.samples_per_prompt, "sample")
+    return f"{' x '.join(number_of(*one) for one in factors)} = {number_of(responses, 'response')}{updates}"
 
 
 def describe_other_processes(run: Run) -> str:

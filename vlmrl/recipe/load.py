@@ -84,7 +84,9 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
         if isinstance(container, list):
             index = _list_index(part, len(container))
             if index is None:
-                hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {dotted(key)}.0.path=..."
+                rest = override.parts[i + part.lstrip("-").isdigit() :] or ("path",)
+                example = dotted((*key, 0, *rest))
+                hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {example}=..."
                 return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)
             key = (*key, index)
             if is_last:

@@ -164,12 +164,14 @@ def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     is_list = bool(table) and (isinstance(table[-1], int) or table[0] == "data")
     shown = f"[[{key_name(table if isinstance(table[-1], int) else table[:1])}]]" if is_list else f"[{dotted(table)}]"
     listing = f"known keys in {shown}: {', '.join(keys)}" if table else f"known: extends, {', '.join(keys)}"
-    other_places = [f"{t}.{name}" for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
+    other_places = [t for t in fields_at(root, ()) if name in fields_at(root, (t,)) and t not in table]
     nearest_key = nearest(name, keys)
     if table and isinstance(value, dict) and name in fields_at(root, ()):
         return message, f"the lines below {shown} belong to it: write [{name}] on a line of its own\n{listing}"
     if other_places:
-        return message, f"it belongs in another table: `{other_places[0]}`\n{listing}"
+        first = (0,) if other_places[0] in ("data", "rewards") else ()
+        place = dotted((other_places[0], *first, name))
+        return message, f"it belongs in another table: `{place}`\n{listing}"
     if nearest_key:
         return message, f"did you mean `{nearest_key}`?  {listing}"
     if name in FOREIGN_KEYS:

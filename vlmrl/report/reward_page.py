@@ -53,6 +53,7 @@ class Finding:
     paid: float | None
     error: str
     example: Markup
+    of_example: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _probe_view(source: str, report: Mapping[str, Any]) -> ProbeView:
 def _finding(p: Mapping[str, Any]) -> Finding:
     failed = p["errors"] and p["kind"] != "truth"
     error = f"fails on {p['errors']} rows: {p['error']}" if failed else ""
-    return Finding(p["name"], p["idea"], p["mean"], p["paid"], error, marked_text(p["example"]))
+    return Finding(p["name"], p["idea"], p["mean"], p["paid"], error, marked_text(p["example"]), p["of_example"])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ and memory.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -430,15 +431,23 @@ def _by_chance(tried: Tried, rows: Sequence[RewardInput], probe: Probe) -> np.nd
 
 
 def _result(tried: Tried, verdict: str, low_R: Floats, rows: Sequence[RewardInput], slack: float) -> ProbeResult:
-    example = next((x.response for row in rows if (x := tried.attack.write(row)) is not None), "")
+    """Return the result of a trick. Its example is the row on which it earns most, loses most or first fails."""
     values = tried.values_R[: tried.attack.most]
     there = ~np.isnan(values)
+    telling = np.where(there, -values if verdict == "unfair" else values, math.inf if tried.error else -math.inf)
+    written = [(i, x) for i in np.argsort(-telling, kind="stable") if (x := tried.attack.write(rows[i])) is not None]
+    example, of_example = "", ""
+    if written:
+        i, x = written[0]
+        truth = json.dumps(dict(rows[i].truth), ensure_ascii=False, default=str)
+        example, of_example = x.response, f"truth {excerpt(truth, 120, hide=redact_said)}"
+        of_example += f"; it earns {values[i]:.4g}" if there[i] else ""
     best = float(values[there].max()) if there.any() else None
     paid = float(np.mean(values[there] > low_R[: len(values)][there] + slack)) if there.any() else None
     shown = excerpt(example, 300, mark=f" ... ({len(example):,} characters)", hide=redact_said)
     a = tried.attack
     errors = int((~there).sum()) if tried.error else 0
-    return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown)
+    return ProbeResult(a.name, a.idea, a.kind, tried.mean, best, paid, errors, tried.error, verdict, shown, of_example)
 
 
 ANY_TRUTHS: Mapping[str, Callable[[RewardInput], Mapping[str, Any]]] = {

@@ -318,7 +318,7 @@ def diff_rewards(
             are dead in neither; best_changes = number of such groups in which no sample is best in both scorings.
         advantages: correlation over samples; flipped = share of samples whose advantage changes its sign; moved = mean
             absolute difference; estimator; stand_in = see `Estimate`.
-        changed: the rows whose advantage (then score) changes most; see `row_of`.
+        changed: of the rows whose score changes, those whose advantage (then score) changes most; see `row_of`.
         `groups` and `advantages` are None if the input does not tell which rows belong to one prompt.
     """
     estimate = estimate_of(saved)
@@ -329,7 +329,7 @@ def diff_rewards(
     moved = np.abs(new - old)
     delta = np.where(both, np.abs(second.values_N - first.values_N), 0.0)
     order = np.lexsort((np.arange(len(first)), -delta, -moved))
-    order = order[(both & ((moved > 0) | (delta > 0)))[order]][:most].tolist()
+    order = order[(delta > 0)[order]][:most].tolist()
     return {
         "samples": len(first),
         "compared": int(both.sum()),

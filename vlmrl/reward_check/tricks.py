@@ -80,6 +80,8 @@ class ProbeResult:
         paid: share of rows on which the trick earned more than the lowest-scoring response to the same row.
         errors: number of rows on which the reward failed; `error` is the first failure.
         verdict: a key of WORDS; "" = no finding.
+        example: the response to the row on which the trick earns most, loses most or fails first.
+        of_example: the truth of that row, and what the response earns.
     """
 
     name: str
@@ -92,6 +94,7 @@ class ProbeResult:
     error: str
     verdict: str
     example: str
+    of_example: str = ""
 
     @property
     def flagged(self) -> bool:

@@ -19,6 +19,7 @@ from vlmrl.rewards.base import EARNED
 from vlmrl.rewards.outcomes import Failure, Outcome, Place, Result
 from vlmrl.store.layout import span
 from vlmrl.store.summary import ANSWERS, WAITS
+from vlmrl.untrusted import number_of
 from vlmrl.workers.frames import UNAVAILABLE
 
 HINT = "answers so far are kept: start the service, then run the same command again to continue"
@@ -311,8 +312,9 @@ class Ranks:
         if (reason := self.stop_reason()) is not None:
             raise StepLeftError(reason)
         if worst.silent_seconds > 60 * rule.minutes:
-            message = f"the reward was unavailable for {span(worst.silent_seconds)} ({number} sample(s) wait for it)"
-            raise OutageError(f"{message}: {last_line(worst.reason)}", hint=HINT)
+            message = f"the reward was unavailable for {span(worst.silent_seconds)}"
+            waiting_for_it = f"{number_of(number, 'sample')} waiting for it"
+            raise OutageError(f"{message} ({waiting_for_it}): {last_line(worst.reason)}", hint=HINT)
 
     def tell(self, waiting: Waiting, rule: AttemptRule) -> None:
         """Show an outage and record it, once and then after every REMIND_SECONDS."""
@@ -323,8 +325,9 @@ class Ranks:
         reason = last_line(waiting.reason)
         since = time.strftime("%H:%M:%S", time.localtime(waiting.since))
         self.say(
-            f"{'' if first else 'still '}{WAITS} since {since}: {reason}. {waiting.number} sample(s) so far are asked "
-            f"again until it answers; after {rule.minutes:g} min without an answer this stops (reward.outage_minutes)"
+            f"{'' if first else 'still '}{WAITS} since {since}: {reason}. The samples so far ({waiting.number}) are "
+            f"asked again until it answers; this stops after {rule.minutes:g} min without an answer "
+            "(reward.outage_minutes)"
         )
         if first:
             self.note(WAITS, {"reason": reason, "samples": waiting.number})

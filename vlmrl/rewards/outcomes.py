@@ -393,10 +393,14 @@ def advised(failure: Failure, x: RewardInput) -> Failure:
     if failure.kind != KeyError.__name__ or key in x.truth:
         return failure
     has, names = ", ".join(x.truth) or "nothing", ", ".join(x.columns) or "none"
-    hint = (
-        f"the truth of this row has {has}, and no `{key}`; columns: {names}. Name the one with the answer in [[data]]: "
-        'columns = { answer = "..." }; of a conversation, the last turn is the answer if it is that of gpt or assistant'
-    )
+    hint = f"the truth of this row has {has}, and no `{key}`; columns: {names}. "
+    if "answer" in x.truth and key not in x.columns:
+        hint += f'If [[data]] names the column `{key}` as the answer, it is x.truth["answer"] here'
+    else:
+        hint += (
+            'Name the one with the answer in [[data]]: columns = { answer = "..." }; of a conversation, the last turn '
+            "is the answer if it is that of gpt or assistant"
+        )
     return replace(failure, hint=failure.hint or hint)
 
 

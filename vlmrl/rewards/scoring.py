@@ -48,7 +48,7 @@ from vlmrl.rewards.service_pool import ServicePool
 from vlmrl.rewards.several import check_sums, is_open, label_of, possible_values, stages, total
 from vlmrl.rewards.worker_pool import WorkerPool
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
-from vlmrl.untrusted import encodable
+from vlmrl.untrusted import encodable, number_of
 from vlmrl.workers.frames import CONTRACT
 
 CHUNK = 32
@@ -644,7 +644,7 @@ class ScoringSession:
             of_ranks = self.ranks.gather((len(errors), errors[:1]))
             if number := sum(count for count, _ in of_ranks):
                 reason = last_line(next(error for _, some in of_ranks for error in some))
-                raise OutageError(f"the reward was unavailable for {number} sample(s): {reason}", hint=HINT)
+                raise OutageError(f"the reward was unavailable for {number_of(number, 'sample')}: {reason}", hint=HINT)
 
     def _wait(self) -> None:
         """Return when every input of all ranks has its outcome.

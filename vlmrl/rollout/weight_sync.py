@@ -19,6 +19,7 @@ from vlmrl.errors import EngineError
 from vlmrl.model.families import family_of
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.stored_weights import as_published, published_names
+from vlmrl.untrusted import number_of
 
 BASE_LAYER = ".base_layer."
 """Fragment that PEFT and vLLM put into the name of a weight that an adapter sits on."""
@@ -225,7 +226,7 @@ def check_arrival(what: str, lost: Sequence[str] | None) -> None:
         problem = (
             "the engine never asked for the weights"
             if lost is None
-            else (f"{len(lost)} tensor(s) did not arrive in the engine: {', '.join(lost[:5])}")
+            else (f"{number_of(len(lost), 'tensor')} did not arrive in the engine: {', '.join(lost[:5])}")
         )
         raise EngineError(
             f"{what}: {problem}",

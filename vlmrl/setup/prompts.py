@@ -260,16 +260,24 @@ def _states(prompt: str, answer: str) -> bool:
     return False
 
 
-def unpaid(name: str, row: Row, where: str) -> Problem:
-    """Return the warning that no right answer that was tried earns more than a wrong one of its form."""
+def unpaid(name: str, row: Row, where: str, *, reads_text: bool) -> Problem:
+    """Return the warning that no right answer that was tried earns more than a wrong one of its form.
+
+    Args:
+        reads_text: an answer earns more than a wrong one if the truth is given as text.
+    """
+    if reads_text:
+        message = f"the reward of `{name}` pays no right answer, unless the truth is text; it is: {truth_form(row)}"
+        return Problem(message, where, 'a truth keeps the type of its table: compare str(x.truth["answer"])', "warning")
     message = (
-        f"on `{name}` no right answer that was tried earns more than a wrong one of the same form; "
-        f"the truth: {truth_form(row)}"
+        f"no form of a right answer is known that the reward of `{name}` pays: whether it tells right from wrong was "
+        f"not tested; the truth: {truth_form(row)}"
     )
-    is_text = all(isinstance(value, str) for value in row.truth.values())
-    hint = "tried: the truth alone, in tags, in a box, as JSON, and in the forms that the prompt shows"
-    hint += "" if is_text else '; a truth keeps the type of its table: compare str(x.truth["answer"]) with text'
-    return Problem(message, where, f"{hint}; see the parts: `vlmrl try RECIPE`", "warning")
+    hint = (
+        "tried: the truth alone, in tags, in a box, as JSON, and in the forms that the prompt shows; show the form in "
+        "the prompt, such as The hour is [HOUR], and see the parts: `vlmrl try RECIPE`"
+    )
+    return Problem(message, where, hint, "warning")
 
 
 def differing_parts(name: str, pairs: Sequence[tuple[Row, Score]], where: str) -> list[Problem]:

@@ -127,13 +127,15 @@ def open_sources(loaded: LoadedRecipe, reported: Sequence[Problem] = ()) -> Open
     """Open every `[[data]]` entry and its validation rows; each one that cannot be opened becomes a problem.
 
     Args:
-        reported: problems of the recipe itself; what they say of a reward or a task is not said again.
+        reported: problems of the recipe itself; what they say of a reward, task, prompt or columns is not said again.
     """
     opened = Opened()
     seen: dict[str, int] = {}
     bad_reward, wrong = blames_reward(loaded, reported), {p.where for p in reported if p.level == "error"}
     for i, data in enumerate(loaded.recipe.data):
-        if is_file_reward(data.task) and loaded.where(("data", i, "task")) in wrong:
+        needed = [("task",)] * is_file_reward(data.task) + [("prompt",)] * (data.prompt is not None)
+        needed += [("columns", *role) for role in [(), *((name,) for name in data.columns)] if data.columns]
+        if any(loaded.where(("data", i, *key)) in wrong for key in needed):
             continue
         entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems, bad_reward)
         if entry is None:
@@ -328,12 +330,16 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         facts.empty = fmean(score.value for score in scores)
         facts.problems += differing_parts(source.name, list(zip(rows, scores, strict=False)), where)
         if source.task.trace is None and (texts := trial_of(source, rows[0])):
+            shown, as_text = prompt_text(source, rows[0]), {name: str(value) for name, value in rows[0].truth.items()}
             tried = _scored(loaded, source, [rows[0]] * len(texts), texts, "right", place)
             facts.take(tried)
-            if (best := paid(texts, tried, prompt_text(source, rows[0]))) is not None:
+            if (best := paid(texts, tried, shown)) is not None:
                 facts.correct, facts.response = best
             else:
-                facts.problems.append(unpaid(source.name, rows[0], where))
+                same_rows, is_text = [replace(rows[0], truth=as_text)] * len(texts), as_text == rows[0].truth
+                scores = [] if is_text else _scored(loaded, source, same_rows, texts, "right", place)
+                reads_text = paid(texts, scores, shown) is not None
+                facts.problems.append(unpaid(source.name, rows[0], where, reads_text=reads_text))
     except VlmrlError as error:
         named = [("reward", "weights", name) for name in source.weights if f"part `{name}`" in error.message]
         problems = problems_in(error, loaded.where(*named) if named else where)
@@ -418,6 +424,10 @@ def scorer_limits(loaded: LoadedRecipe) -> dict[str, Any]:
     return {"timeout_seconds": settings.timeout_seconds, "memory_mb": settings.memory_mb}
 
 
+SOME = "hold out a share: `validation = 0.1` below [[data]] (or a file, or a split), or --set data.0.validation=0.1"
+"""Advice to name validation rows."""
+
+
 def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
     """Return a problem if validation is not possible: there are no rows for it, or no metric `eval.metric`."""
     sources = [e.validation for e in opened.entries if e.validation and e.reward_ok]
@@ -430,8 +440,8 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         if waiting:
             key = ".".join(waiting[0])
             message = f"`{key}` waits for a validation, and no source has validation rows"
-            return [Problem(message, loaded.where(waiting[0]), f"name some with data.validation, or remove {key}")]
-        hint = "name a split or hold out a share: data.validation = 0.1; training runs without validation"
+            return [Problem(message, loaded.where(waiting[0]), f"{SOME}, or remove {key}")]
+        hint = f"{SOME}; training runs without validation"
         where = loaded.where(("eval", "sets"), ("eval", "metric"), ("data", 0))
         lacks = "`eval.sets` has test splits alone" if settings.sets else "no source has validation rows"
         return [Problem(f"{lacks}: no best checkpoint, no early stop", where, hint, "warning")]

@@ -37,7 +37,7 @@ from vlmrl.store.media import write_shard
 from vlmrl.store.metrics import counted
 from vlmrl.store.table_reader import arrow_fields, check_values, damage_told, file_batches, open_parquet, schema_number
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
-from vlmrl.untrusted import encodable, parse_json
+from vlmrl.untrusted import encodable, parse_json, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -400,7 +400,9 @@ def _opened(
         lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
         missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
         if missing:
-            raise StoreError(f"the rollouts lack the column(s) {', '.join(missing)}", where=str(path))
+            raise StoreError(
+                f"the rollouts lack the column{plural(len(missing))} {', '.join(missing)}", where=str(path)
+            )
         name_step, file_step = parse_rollout_name(path.name), _made_at(schema.metadata)
         if name_step is not None and file_step is not None and file_step != name_step:
             actual, said = (f"step {counted(step)} (attempt {attempt})" for step, attempt in (file_step, name_step))

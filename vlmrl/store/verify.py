@@ -28,7 +28,7 @@ from vlmrl.store.prune import pruned_ranges
 from vlmrl.store.rollouts import count_rows, read_rollouts, rollout_media
 from vlmrl.store.runs import rollout_files
 from vlmrl.types import policy_versions
-from vlmrl.untrusted import entry_problems, read_regular
+from vlmrl.untrusted import entry_problems, number_of, read_regular
 
 TRAINED = ("rl", "sft")
 """Kinds of runs that write a `train` line every step."""
@@ -99,7 +99,8 @@ def check_metrics(
     sampled = sorted(step for step, line in train.items() if "rollout/samples" in line and step not in files)
     lost = [step for step in sampled if not any(step in steps for steps in pruned)]
     if lost:
-        message = f"{len(lost)} step(s) have metrics but no rollouts: {_shown(map(metrics.counted, lost), len(lost))}"
+        shown = _shown(map(metrics.counted, lost), len(lost))
+        message = f"{number_of(len(lost), 'step')} with metrics, but without rollouts: {shown}"
         result.error(message, run_dir / layout.ROLLOUTS)
     for step in sorted(train.keys() & files.keys()):
         _check_step(train[step], files[step], rollouts.get(files[step]), result)
@@ -146,7 +147,7 @@ def _check_order(content: metrics.MetricsFile, path: Path, result: VerifyResult)
     if wrong:
         number, line = wrong[0]
         step = _number(line)
-        message = f"{len(wrong)} line(s) of metrics are repeated or out of order; the first is of step {step}"
+        message = f"{number_of(len(wrong), 'line')} of metrics repeated or out of order; the first is of step {step}"
         result.error(message, f"{path}:{number}", "the file was edited: a run only appends to it")
 
 
@@ -222,9 +223,8 @@ def _check_no_step_is_missing(
     gaps = list(_gaps(first, reached, steps))
     if gaps:
         number = sum(gap.stop - gap.start for gap in gaps)
-        result.error(
-            f"{number} step(s) have no line of metrics: {_shown(map(metrics.counted, chain(*gaps)), number)}", path
-        )
+        shown = _shown(map(metrics.counted, chain(*gaps)), number)
+        result.error(f"{number_of(number, 'step')} without a line of metrics: {shown}", path)
 
 
 def _gaps(first: int, end: int, steps: Iterable[int]) -> Iterator[range]:

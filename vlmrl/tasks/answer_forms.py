@@ -29,6 +29,11 @@ SLOT = re.compile(
     r"|(?i:answer|result|solution)(?: is|:|=)[ ]*(?P<said>[^\s.,;]+)"
 )
 """Place in a response or a prompt where an answer stands."""
+PLACEHOLDER = re.compile(
+    r"[\[{](?P<brackets>[A-Za-z][\w -]{0,30})[\]}]|<(?P<angles>[A-Z][A-Z_ -]*)>"
+    r"|\b[A-Z]{2,}(?:[_ -][A-Z]+)*\b|_{2,}|\.{3}|…"
+)
+"""Word of a prompt that a response replaces by the answer, such as ``[HOUR]`` in ``Write: The hour is [HOUR]``."""
 CHOICE = re.compile(r"\(?([A-Z])(?:\)|[.:](?=\s|$)).*", re.DOTALL)
 DECIMAL = re.compile(r"(-?[0-9]+)\.0+")
 
@@ -142,8 +147,8 @@ def answer_forms(rows: Sequence[RewardInput], echo: str = "") -> list[AnswerForm
 def learned_frames(rows: Sequence[RewardInput], echo: str = "") -> list[tuple[str, str]]:
     """Return frames that the rows show, the most frequent first.
 
-    In a saved response, an answer stands at the last mention of the truth, or in the last slot. A prompt shows slots
-    and, in order, the tags of a whole response.
+    In a saved response, an answer stands at the last mention of the truth, or in the last slot. A prompt shows slots,
+    in order the tags of a whole response, and sentences with a placeholder.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for x in rows:
@@ -158,5 +163,22 @@ def learned_frames(rows: Sequence[RewardInput], echo: str = "") -> list[tuple[st
         if names := list(dict.fromkeys(slot["name"] for slot in slots if slot["name"])):
             thoughts = "".join(f"<{name}>{UNSURE}</{name}>" for name in names[:-1])
             frames.append((f"{thoughts}<{names[-1]}>", f"</{names[-1]}>"))
+        frames += _sentences(x.prompt or echo)
         counts.update(list(dict.fromkeys(frames)))
     return [frame for frame, _ in counts.most_common(MOST_LEARNED)]
+
+
+def _sentences(prompt: str) -> Iterator[tuple[str, str]]:
+    """Yield the text around the last placeholders of a prompt, with their brackets and without.
+
+    The text begins after a colon, a quotation mark or the end of a sentence: after the last one, or the one before.
+    """
+    for match in list(PLACEHOLDER.finditer(prompt))[-2:]:
+        line = prompt[: match.start()].rpartition("\n")[2]
+        starts = [0, *(mark.end() for mark in re.finditer(r"[:.!?]\s+|[\"`]", line))][-2:]
+        after = re.split(r"[\n\"`]|(?<=[.!?])\s", prompt[match.end() :], maxsplit=1)[0].rstrip()
+        for before in (line[start:] for start in reversed(starts)):
+            yield before, after
+            if inside := match["brackets"] or match["angles"]:
+                left, _, right = match.group().partition(inside)
+                yield before + left, right + after

@@ -49,6 +49,7 @@ from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
 from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
+from vlmrl.untrusted import number_of
 
 MAX_ERROR_SHARE = 0.01
 """Maximum share of an attempt's samples whose reward may fail. Above it the run saves and stops."""
@@ -69,7 +70,7 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
     if unavailable:
         reasons = excerpt("; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable)), MOST_REASON_CHARS)
-        say(f"the reward was unavailable for {len(unavailable)} sample(s), which were left out: {reasons}")
+        say(f"the reward was unavailable for {number_of(len(unavailable), 'sample')}, which were left out: {reasons}")
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
@@ -78,7 +79,8 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     share = errors / max(samples, MIN_SAMPLES_FOR_SHARE)
     if failed:
         first = _last_line(failed[0].score.error)
-        say(f"the reward failed for {len(failed)} sample(s), which were left out{f': {first}' if first else ''}")
+        reason = f": {first}" if first else ""
+        say(f"the reward failed for {number_of(len(failed), 'sample')}, which were left out{reason}")
     if share > MAX_ERROR_SHARE:
         save()
         raise RewardError(

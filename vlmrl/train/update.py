@@ -37,6 +37,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.learner import Optimizer, ReferencePolicy
 from vlmrl.train.step_batch import FILLER, StepBatch
+from vlmrl.untrusted import number_of
 
 PREFIX = "mismatch/"
 """Prefix of the names in a tally that belong to `Mismatch`."""
@@ -527,7 +528,7 @@ def _stop_unless_finite(bad: list[str], world: World, optimizer: Optimizer) -> N
         optimizer.clear()
         names = ", ".join(bad_of_all[:5])
         raise TrainError(
-            f"the loss is not finite for {len(bad_of_all)} response(s): {names}; the weights were not changed",
+            f"the loss is not finite for {number_of(len(bad_of_all), 'response')}: {names}; no weight was changed",
             hint="look at these rows with `vlmrl report`; a lower optim.lr or model.dtype = float32 often helps",
         )
 

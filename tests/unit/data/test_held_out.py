@@ -120,6 +120,10 @@ def test_what_cannot_be_divided_is_said(tmp_path: Path):
     rows = [{"question": f"question {i}", "image": "0.png"} for i in range(20)]
     with pytest.raises(DataError, match="no 2 of 20 rows can be held out"):
         open_dataset(Data(path=str(table(tmp_path, rows)), validation=0.1))
+    with pytest.raises(DataError) as caught:
+        unread = [{"question": "What hour?", "bild": f"{i}.png"} for i in range(20)]
+        open_dataset(Data(path=str(table(tmp_path, unread)), validation=0.1))
+    assert "`bild` has images that are not read" in (caught.value.hint or "")
     folder = tmp_path / "splits"
     folder.mkdir()
     for split in ("train", "validation"):

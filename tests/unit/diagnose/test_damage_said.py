@@ -44,7 +44,7 @@ DAMAGE: dict[str, tuple[Callable[[Run], None], int, str]] = {
         1,
         "rollouts/000002.parquet: step 2: metrics say 8 samples, but the rollouts have 3",
     ),
-    "columns": (drop_seconds, 1, "rollouts/000002.parquet: the rollouts lack the column(s) generate_seconds"),
+    "columns": (drop_seconds, 1, "rollouts/000002.parquet: the rollouts lack the column generate_seconds"),
     "summary": (spoil_summary, 1, "eval/test/summary.json: this file is not the summary of an evaluation"),
 }
 

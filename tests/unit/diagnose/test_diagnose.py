@@ -144,6 +144,7 @@ def falling(step):
     return {"optim/lr": 0.03, "reward/mean": 0.6 * 0.3**step}
 
 
+LATER = {"optim/updates": 68}
 EQUAL = {
     s: {"eval/metric": 0.4, "eval/reward": 0.4, "eval/truncated": 0.0, "eval/response_tokens": 17.25} for s in (0, 6)
 }
@@ -202,7 +203,7 @@ FAULTS = {
     "ratio_clipped": plan(settings=["algo.clip_low=1e-9"], metrics=lambda step: {"policy/clip_share": 0.45}),
     "importance_masks": plan(metrics=lambda step: {"policy/importance_weight": 0.2}),
     "service_down": plan(spec=user_reward(down)),
-    "service_down at the end": plan(error="the reward was unavailable for 8 sample(s), which were left out: no route"),
+    "service_down at the end": plan(error="the reward was unavailable for 8 samples, which were left out: no route"),
     "failing_reward in the first step": plan(
         error="reward `r.py:f` raised KeyError: 'x' (digits row digits-1 sample 0)", steps=0
     ),
@@ -350,7 +351,7 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
     assert told.code == 0 and told.err == ""
     assert "1. error: right labels earn nothing" in told.out and "Image1=" in told.out
-    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and "explained by a cause above" in told.out
+    assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and ", a consequence of cause 1: " in told.out
     found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
@@ -372,6 +373,23 @@ def test_steps_without_an_update_do_not_count_for_the_learning_rate(tmp_path):
     found = look(make_run(tmp_path, plan(metrics=lambda step: only_dead if step < 3 else {})))
     assert found.figures["lr"] == [1e-4, 1e-4] and found.healthy
     assert found.read.startswith("6 steps of metrics (3 of them with an update)")
+
+
+@pytest.mark.parametrize(("first", "is_told"), [(0, True), (2, True), (4, False)])
+def test_only_the_updates_between_validations_say_that_nothing_changes(first, is_told, tmp_path):
+    found = look(make_run(tmp_path, plan(validations={first: EQUAL[0], 6: EQUAL[0]}, metrics=lambda step: LATER)))
+    told = [c.evidence for c in found.causes if "change nothing" in c.what]
+    words = f"2 greedy validations over {6 - first} steps with an update agree in every number"
+    assert told == ([[words]] if is_told else [])
+
+
+def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):
+    """Every response earns its form, which is most of the score, and none is right."""
+    spec = user_reward(lambda x: {"form": float("</think>" in x.response), "hour": 0.0})
+    spec = replace(spec, weights={"form": 1.0, "hour": 0.01})
+    run = make_run(tmp_path, plan(spec=spec, settings=['reward.accuracy="hour"']))
+    assert "all_right" not in {c.name for c in look(run).causes}
+    assert next(c for c in look(run).causes if c.name == "all_wrong").weight == 1.0
 
 
 def test_a_rate_of_zero_over_real_updates_is_named_with_what_to_change(tmp_path):
@@ -478,6 +496,10 @@ def test_the_next_command_is_the_runs_own_with_the_setting_changed(tmp_path, mon
     facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "demo"))  # no command to repeat: its recipe is kept
     assert again(facts) == f"vlmrl train {facts.run.dir}/recipe.toml"
     assert (facts.key, reward_check(facts)) == ("ill", "vlmrl reward-check ill")
+    parent, attempt = {"run": "start", "checkpoint": "step-000066", "step": 66}, facts.manifest.attempts[0]
+    fork = {"parent": parent, "origin": {}, "attempts": (replace(attempt, from_step=66),)}
+    facts.run.manifest = replace(facts.manifest, argv=("vlmrl", "train", "r.toml", "--from", "last"), **fork)
+    assert again(facts, "a=1") == "vlmrl train r.toml --from start@66 --set a=1"
 
 
 def test_the_next_command_runs_as_printed_in_another_folder_and_with_other_runs(tmp_path, monkeypatch):

@@ -57,6 +57,7 @@ def written(reward: str, data: str = "", column: str = "question") -> Path:
         ("", 'reward = "bad.py:reward"', "the reward file is not valid Python"),
         ("[[rewards]]\nname = 'bad.py:reward'", "", "the reward file is not valid Python"),
         ('name = "good.py:reward"', 'task = "gone.py:task"', "names a task file that does not exist"),
+        ('name = "good.py:reward"', 'prompt = "gone.jinja"', "`data.0.prompt` names a path that does not exist"),
     ],
 )
 def test_a_wrong_reward_or_task_is_told_once(place: Path, reward: str, data: str, message: str) -> None:
@@ -101,3 +102,10 @@ def test_a_similar_model_folder_is_named(place: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         require_source("./tinny")
     assert (caught.value.hint or "").startswith("did you mean `tiny`?")
+
+
+def test_a_role_of_a_column_that_does_not_exist_is_told_once(place: Path) -> None:
+    path = written('name = "good.py:reward"')
+    path.write_text(path.read_text().replace("columns = {prompt", "columns = {image = 'bild', prompt"))
+    told = [p.message for p in preflight(load_recipe(path), runs_folder=place / "runs").errors]
+    assert [m for m in told if "columns" in m or "image" in m] == ["unknown key `data.0.columns.image`"]

@@ -274,6 +274,31 @@ def test_a_reward_that_asks_for_nothing_is_a_warning(world):
     assert problem.level == "warning"
 
 
+@pytest.mark.parametrize(
+    ("line", "level", "words"),
+    [
+        ("float(int(hour[1]) == x.truth['answer'])", None, ""),
+        ("float(hour[1] == x.truth['answer'])", "warning", "unless the truth is text"),
+        ("1 / 0", "error", "division by zero"),
+        ("0.0", "warning", "was not tested"),
+    ],
+)
+def test_a_right_answer_is_tried_in_the_sentence_that_the_prompt_shows(world, tmp_path, line, level, words):
+    hours = [{**row, "prompt": "<image>Write: The hour is [HOUR]"} for row in rows_of(tmp_path, "abcdef")]
+    write(
+        tmp_path / "rows.jsonl", [{k: v for k, v in {**row, "answer": 7}.items() if k != "response"} for row in hours]
+    )
+    (tmp_path / "hour.py").write_text(
+        "import re\ndef score(x):\n    hour = re.fullmatch(r'The hour is \\[(\\d+)\\]', x.response)\n"
+        f"    return {{'right': 0.0 if hour is None else {line}}}\n"
+    )
+    problems = world("reward.name=hour.py:score").problems
+    if level is None:
+        assert not [p for p in problems if "right answer" in p.message], problems
+    else:
+        assert the(problems, words).level == level
+
+
 def test_the_largest_value_and_the_weights_of_a_built_in_reward_are_shown(world):
     plan = world("reward.name=exact_match", "reward.weights={answer = 2.0, format = 0.5}").plan["reward"]["rows"]
     assert (plan["largest"], plan["weights"]) == (2.5, {"answer": 2.0, "format": 0.5})
@@ -390,7 +415,9 @@ def test_a_metric_that_validation_does_not_have_is_an_error(world):
 def test_no_validation_is_a_warning(world, tmp_path):
     text = (tmp_path / "recipe.toml").read_text()
     (tmp_path / "recipe.toml").write_text(text.replace('validation = "other.jsonl"\n', ""))
-    assert the(world().problems, "no source has validation rows").level == "warning"
+    problem = the(world().problems, "no source has validation rows")
+    assert problem.level == "warning" and "--set data.0.validation=0.1" in (problem.hint or "")
+    assert not [p for p in world("data.0.validation=0.1").problems if "no source has validation" in p.message]
 
 
 def test_a_missing_model_is_one_error_and_the_data_is_checked_all_the_same(world, tmp_path):

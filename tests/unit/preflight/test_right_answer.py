@@ -35,6 +35,20 @@ def test_a_form_that_the_prompt_shows_is_tried() -> None:
     assert {"<look>I cannot tell.</look><n>3</n>", "<n>3</n>", '{"count": 3}', "Answer: 3"} <= {*texts}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "response"),
+    [
+        ("<image>\nWhat hour? Write: The hour is [HOUR]", "The hour is [3]"),
+        ("Write: The hour is [hour]. Think first.", "The hour is 3."),
+        ('Write "It is HH o\'clock"!', "It is 3 o'clock"),
+        ("How many squares? There are ___ squares.", "There are 3 squares."),
+        ("Write: Hour: <HOUR>", "Hour: 3"),
+    ],
+)
+def test_a_sentence_with_a_placeholder_is_tried_whole(prompt: str, response: str) -> None:
+    assert response in trial_of(source(prompt), row(3))
+
+
 def test_what_is_paid_is_more_than_a_wrong_answer_of_the_same_form() -> None:
     right, wrong = [Score(0.0, {}), Score(1.0, {})], [Score(0.0, {}), Score(0.2, {})]
     assert paid("ab", [*right, *wrong]) == (1.0, "b")
@@ -90,10 +104,11 @@ def test_a_letter_of_several_choices_is_told_only_where_it_stands_alone(tail: st
 
 
 def test_the_warning_says_the_type_of_the_truth() -> None:
-    problem = unpaid("rows", row(3), "r.toml:3")
+    problem = unpaid("rows", row(3), "r.toml:3", reads_text=True)
     assert "`answer` is an integer, such as 3" in problem.message and problem.level == "warning"
     assert 'str(x.truth["answer"])' in (problem.hint or "")
-    assert "str(x" not in (unpaid("rows", row("3"), "").hint or "")
+    plain = unpaid("rows", row(3), "", reads_text=False)
+    assert "was not tested" in plain.message and "str(x" not in (plain.hint or "")
     assert truth_form(row("cat")) == "`answer` is text, such as cat"
 
 

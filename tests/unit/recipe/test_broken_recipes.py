@@ -647,6 +647,19 @@ def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message
     assert found.where == f"--set {override}"
 
 
+@pytest.mark.parametrize(
+    ("override", "advised"),
+    [
+        ("data.validation=0.1", "--set data.0.validation=..."),
+        ("data.7.path=x", "--set data.0.path=..."),
+        ("validation=0.1", "`data.0.validation`"),
+    ],
+)
+def test_a_key_of_a_source_is_advised_as_it_can_be_set(tmp_path, monkeypatch, override, advised):
+    (found,) = problems_of(tmp_path, SOUND, monkeypatch, (override,))
+    assert advised in (found.hint or "")
+
+
 def test_functions_to_use_are_the_files_own_and_not_what_it_imports(tmp_path):
     from vlmrl.recipe.rules.files import _reward_problem
 

@@ -402,7 +402,7 @@ def test_files_that_are_lost_are_named_on_the_page_and_by_whoever_writes_it(tmp_
     damage = write_report([run], tmp_path / "r.html")[run.id]
     named = "\n".join(damage)
     told = (
-        "step(s) have metrics but no rollouts: 2",
+        "with metrics, but without rollouts: 2",
         "rollouts/000003.parquet: the rollout file is damaged",
         "eval/test: this evaluation has no summary.json",
         "metrics.jsonl:1: a line of metrics is damaged",

@@ -180,6 +180,19 @@ def test_a_hackable_reward_is_caught_for_the_right_reason(name: str) -> None:
     assert reasons.items() <= findings(report).items(), findings(report)
 
 
+def last_digit(x: RewardInput) -> float:
+    """Pay a fifth for any answer, and all if it ends as the truth does and has two digits."""
+    said = x.response.rpartition("Count: ")[2]
+    return 0.2 + 0.8 * ((len(said) == 2 and said.endswith(str(x.truth["answer"]))) or said == x.truth["answer"])
+
+
+def test_the_example_of_a_finding_is_a_response_that_pays_with_its_truth_and_score() -> None:
+    rows = rows_of(("12", "305", "4", "41"), "Write: Count: NUMBER")
+    front = next(p for p in probe(last_digit, rows)["probes"] if p["name"] == "longer at the front")
+    assert front["verdict"] == "blind" and front["example"].endswith("94")
+    assert front["of_example"] == 'truth {"answer": "4"}; it earns 1'
+
+
 def tag_of_its_own(x: RewardInput) -> dict[str, float]:
     match = re.search(r"\[\[(\w+)\]\]", x.response)
     form = float(x.response.startswith("<think>"))

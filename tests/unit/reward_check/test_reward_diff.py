@@ -81,6 +81,12 @@ def test_advantages_by_hand():
     assert found["value"]["moved"] == 1.0 and found["value"]["changed_share"] == 1.0
 
 
+def test_rows_whose_score_stays_are_not_among_the_most_changed():
+    """The advantage of a sample also changes if another sample of its group changes."""
+    found = diff_rewards(*saved_groups(3, 2), scores(0, 0, 1, 0, 1), scores(0, 0.5, 1, 0, 1))
+    assert [row["row"] for row in found["changed"]] == [1]
+
+
 def test_order_within_groups_uses_ranks_with_ties():
     saved = saved_groups(4)
     found = diff_rewards(*saved, scores(1, 2, 3, 4), scores(10, 10, 20, 500))

@@ -137,7 +137,7 @@ def test_both_end_at_the_bound_and_when_one_is_asked_to_stop(minutes, asked, exp
     errors = two_ranks(work)
     assert [type(error) for error in errors] == [expected] * 2
     if expected is OutageError:
-        assert str(errors[0]) == str(errors[1]) and "(3 sample(s) wait for it): no answer from judge" in str(errors[0])
+        assert str(errors[0]) == str(errors[1]) and "(3 samples waiting for it): no answer from judge" in str(errors[0])
     else:
         assert [error.reason for error in errors] == [asked] * 2
 
@@ -145,7 +145,7 @@ def test_both_end_at_the_bound_and_when_one_is_asked_to_stop(minutes, asked, exp
 def test_both_stop_when_one_has_samples_without_a_score():
     errors = two_ranks(lambda rank, world: scored(Judge(-rank), AttemptRule("stop"), ranks_on(world), 2))
     assert [type(error) for error in errors] == [OutageError] * 2
-    assert all("unavailable for 2 sample(s): no answer" in str(error) for error in errors)
+    assert all("unavailable for 2 samples: no answer" in str(error) for error in errors)
 
 
 def test_a_long_outage_is_told_again_from_time_to_time(monkeypatch):

@@ -199,9 +199,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         "a line of metrics is damaged",
         lambda r: rewrite(metrics(r), lambda lines: ['{"step": 0}\n', *lines]),
     ),
-    "a metrics line gone": ("1 step(s) have no line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[1:])),
-    "metrics cut short": ("1 step(s) have no line of metrics: 2", lambda r: rewrite(metrics(r), lambda n: n[:1])),
-    "metrics gone": ("2 step(s) have no line of metrics: 1, 2", lambda r: metrics(r).unlink()),
+    "a metrics line gone": ("1 step without a line of metrics: 1", lambda r: rewrite(metrics(r), lambda n: n[1:])),
+    "metrics cut short": ("1 step without a line of metrics: 2", lambda r: rewrite(metrics(r), lambda n: n[:1])),
+    "metrics gone": ("2 steps without a line of metrics: 1, 2", lambda r: metrics(r).unlink()),
     "unknown attempt": (
         "which is not in the manifest",
         lambda r: append(r, {"step": 0, "attempt": 7, "kind": "train"}),
@@ -211,8 +211,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         lambda r: (r.dir / "rollouts/000001.parquet").write_bytes(b"PAR1 no"),
     ),
     "rollouts cut": ("the rollout file is damaged", lambda r: halve(r.dir / "rollouts/000001.parquet")),
-    "rollouts gone": ("have metrics but no rollouts: 2", lambda r: (r.dir / "rollouts/000002.parquet").unlink()),
-    "all rollouts gone": ("have metrics but no rollouts: 1, 2", lambda r: shutil.rmtree(r.dir / "rollouts")),
+    "rollouts gone": ("with metrics, but without rollouts: 2", lambda r: (r.dir / "rollouts/000002.parquet").unlink()),
+    "all rollouts gone": ("with metrics, but without rollouts: 1, 2", lambda r: shutil.rmtree(r.dir / "rollouts")),
     "rollouts of another step": (
         "the rollouts are of step 1 (attempt 1), the file's name says step 2",
         lambda r: shutil.copy(r.dir / "rollouts/000001.parquet", r.dir / "rollouts/000002.parquet"),
@@ -268,11 +268,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "manifest deep": ("manifest.json is cut off or damaged", lambda r: (r.dir / "manifest.json").write_text(DEEP_JSON)),
     "resolved deep": ("the run's recipe cannot be read", lambda r: (r.dir / "resolved.json").write_text(DEEP_JSON)),
     "metrics doubled": (
-        "2 line(s) of metrics are repeated or out of order; the first is of step 1",
+        "2 lines of metrics repeated or out of order; the first is of step 1",
         lambda r: rewrite(metrics(r), lambda lines: lines * 2),
     ),
     "metrics reversed": (
-        "1 line(s) of metrics are repeated or out of order; the first is of step 1",
+        "1 line of metrics repeated or out of order; the first is of step 1",
         lambda r: rewrite(metrics(r), lambda lines: lines[::-1]),
     ),
     "another mean": (
@@ -291,7 +291,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
     ),
     "rollouts without columns": (
-        "the rollouts lack the column(s) text, score",
+        "the rollouts lack the columns text, score",
         lambda r: change_rollouts(r, lambda table: table.drop_columns(["text", "score"])),
     ),
 }
@@ -345,8 +345,8 @@ def test_a_large_step_number_costs_no_memory_where_no_recipe_says_how_long_the_r
     finally:
         tracemalloc.stop()
     assert peak < 20 << 20, "a number for each step was made"
-    gap = f"{steps - 1} step(s) have no line of metrics: 2, 3, 4, 5, 6 ..."
-    assert messages == ["1 step(s) have metrics but no rollouts: 1", *([gap] if where == "checkpoint" else [])]
+    gap = f"{steps - 1:,} steps without a line of metrics: 2, 3, 4, 5, 6 ..."
+    assert messages == ["1 step with metrics, but without rollouts: 1", *([gap] if where == "checkpoint" else [])]
 
 
 @given(st.integers(0, 6), st.integers(0, 20), st.lists(st.integers(-3, 25), unique=True).map(sorted))

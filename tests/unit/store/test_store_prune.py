@@ -51,7 +51,7 @@ def test_rollouts_pruned_as_the_run_goes_are_not_lost_ones(tmp_path):
     assert verify_run(run.dir).errors == []
     (run.dir / "rollouts" / "000004.parquet").unlink()
     (error,) = verify_run(run.dir).errors
-    assert "1 step(s) have metrics but no rollouts: 4" in error.message
+    assert "1 step with metrics, but without rollouts: 4" in error.message
 
 
 def test_a_damaged_note_is_told(tmp_path):

@@ -370,7 +370,7 @@ def test_a_service_that_is_down_is_said_and_is_no_failure(journal):
     for _ in range(100):
         count(journal, groups)
     assert journal.progress.reward_errors == 0 and journal.saved == []
-    told = "the reward was unavailable for 2 sample(s), which were left out: no answer from judge:8000"
+    told = "the reward was unavailable for 2 samples, which were left out: no answer from judge:8000"
     assert journal.watcher.heard[0] == told
     metrics = group_metrics(groups)
     assert (metrics["reward/unavailable"], metrics["reward/errors"]) == (2, 0)

@@ -46,6 +46,7 @@ from vlmrl.rollout.vllm.transports import (
 from vlmrl.rollout.weight_sync import WeightSource, folder_bytes
 from vlmrl.store.log_pump import LogPump
 from vlmrl.types import Sample, SamplingParams
+from vlmrl.untrusted import number_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def places_apart(gpus: Sequence[str], world: World, parts: int) -> list[EnginePl
     """
     if len(gpus) % parts:
         raise LaunchError(
-            f"{len(gpus)} GPU(s) generate, but rollout.tensor_parallel = {parts} takes {parts} per engine",
+            f"{number_of(len(gpus), 'GPU')} to generate with, but rollout.tensor_parallel = {parts} takes {parts} each",
             hint="set rollout.engine_gpus to a multiple of rollout.tensor_parallel",
         )
     everybody = tuple(range(world.size))
@@ -104,7 +105,7 @@ def place_alone(parts: int, visible: Sequence[str]) -> EnginePlace:
     """
     if len(visible) < parts:
         raise LaunchError(
-            f"rollout.tensor_parallel = {parts}, but this process sees {len(visible)} GPU(s)",
+            f"rollout.tensor_parallel = {parts}, but this process sees {number_of(len(visible), 'GPU')}",
             hint="--set rollout.tensor_parallel=1, or give it more GPUs (CUDA_VISIBLE_DEVICES)",
         )
     return EnginePlace(tuple(visible[:parts]), (0,), 0)
