@@ -196,10 +196,9 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "model",
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
-    from vlmrl.setup.auto_choice import choice_text
+    from vlmrl.setup.auto_choice import UNUSED, choice_text
 
-    for choice in plan.get("chosen", []):
-        yield "chosen", choice_text(choice)
+    yield from (("chosen", choice_text(one)) for one in plan.get("chosen", []) if one["reason"] != UNUSED)
     if "attention" in plan:
         yield from _attention_lines(plan["attention"])
     most = disk["rollouts_bytes_at_most"]
