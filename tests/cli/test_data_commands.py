@@ -201,3 +201,25 @@ def test_a_name_that_no_file_system_takes_is_an_error_in_words(tmp_path: Path, w
     command = [*most, last + name] if last.endswith("@") else [*most, last, name]
     done = this_process(*command, cwd=tmp_path)
     assert done.code == 2 and "a name is too long" in done.err and len(done.err) < 400
+
+
+def test_the_doctor_names_rows_that_are_equal_and_a_recipe_is_answered_with_its_tables(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {number}?", "answer": str(number)} for number in (1, 2, 3, 2)]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checks = answered("data", "doctor", table)["doctor"]["checks"]
+    found = {check["check"]: (check["verdict"], check["finding"]) for check in checks}
+    verdict, finding = found["repeated rows"]
+    assert verdict == "look" and finding.startswith("1 row equal to an earlier row, such as ")
+    assert ":4 " in finding and ":2 " in finding
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'[model]\npath = "m"\n[[data]]\npath = "{table}"\n')
+    for command in ("show", "doctor", "export"):
+        error = refused("data", command, recipe, *([tmp_path / "out"] if command == "export" else []))
+        assert error.message == "this is a recipe, not a table" and str(table) in str(error.hint)
+
+
+def test_a_table_without_a_prompt_is_answered_with_the_option_and_the_key(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"frage": "?", "answer": "1"}\n')
+    hint = str(refused("data", "show", tmp_path / "rows.jsonl").hint)
+    assert "--columns prompt=NAME" in hint and 'prompt = "FILE" with a Jinja template' in hint

@@ -77,13 +77,19 @@ def test_the_heading_names_the_setting_and_notes_that_repeat_are_printed_once(ca
     text = printed(capsys, result("first", **passes), result("second", **passes))
     for name in ("first", "second"):
         assert f"m on s/test: 2 prompts, 8 responses, {name} (T=1.0, n=4, top_p=0.9)" in text
-    assert [text.count(note) for note in ("n: responses", "intervals: ", "accuracy is the part `right`")] == [1, 1, 1]
-    assert "none:" not in text and "no pass@k" not in text
+    assert [text.count(note) for note in ("n counts responses", "intervals: ", "accuracy is the part `right`")] == [
+        1,
+        1,
+        1,
+    ]
+    assert "none:" not in text and "need an accuracy" not in text
 
 
 def test_a_dash_is_explained_and_so_are_missing_pass_at_k(capsys: Any) -> None:
     text = printed(capsys, result("first", response_tokens=metric(24.0, None, None)))
-    assert "- = none: one cluster of rows" in text and "no pass@k, maj@k and mean@k" in text
+    assert (
+        "- = none: one cluster of rows" in text and "need an accuracy: name the part" in text and "n counts" not in text
+    )
 
 
 def test_metrics_of_reflection_are_a_line_if_all_are_0(capsys: Any) -> None:

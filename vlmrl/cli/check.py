@@ -182,10 +182,9 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "model",
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
-    from vlmrl.setup.auto_choice import choice_text
+    from vlmrl.setup.auto_choice import UNUSED, choice_text
 
-    for choice in plan.get("chosen", []):
-        yield "chosen", choice_text(choice)
+    yield from (("chosen", choice_text(one)) for one in plan.get("chosen", []) if one["reason"] != UNUSED)
     if attention := plan.get("attention"):
         text, images = attention["text"], attention["images"]
         yield "attention", text if text == images else f"{text}; for images {images}"
@@ -207,7 +206,7 @@ def show_problems(problems: Sequence[Problem], shown: Sequence[Problem] = ()) ->
 
     show_each([p for p in problems if p not in shown])
     counts = [(sum(p.level == level for p in problems), level) for level in ("error", "warning")]
-    words = ", ".join(f"{n} {level}{plural(n)}" for n, level in counts if n) or "no problems"
+    words = ", ".join(number_of(n, level) for n, level in counts if n) or "no problems"
     console(stderr=False).print(Text(f"\n{words}"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,11 +13,20 @@ from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, shorten, tell
 from vlmrl.untrusted import visible
 
+if TYPE_CHECKING:
+    from vlmrl.data.dataset import Dataset
 
-def _open(dataset: str, columns: str | None) -> Any:
+
+def _opened(dataset: str, columns: str | None) -> Dataset:
+    """Return the dataset that a command names. Raises: DataError for a recipe, with the tables that it names."""
     from vlmrl.data.open_dataset import open_dataset
+    from vlmrl.errors import DataError
+    from vlmrl.recipe.load import load_recipe
     from vlmrl.recipe.schema import Data
 
+    if dataset.endswith(".toml") and Path(dataset).is_file():
+        tables = ", ".join(data.path for data in load_recipe(dataset).recipe.data)
+        raise DataError("this is a recipe, not a table", where=dataset, hint=f"name a table of it: {tables}")
     return open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))
 
 
@@ -42,7 +51,7 @@ def doctor(
     from vlmrl.tasks import kind_of, task_of
     from vlmrl.tasks.dataset_assembly import prompt_texts, prompt_tokens
 
-    opened = _open(dataset, columns)
+    opened = _opened(dataset, columns)
     chosen_task = task_of(opened, task)
     tokens, texts, part_counter = prompt_tokens(chosen_task), prompt_texts(chosen_task), PartCounter()
     report = visit(
@@ -78,7 +87,7 @@ def export(
     from vlmrl.tasks import task_of
     from vlmrl.tasks.dataset_assembly import export_dataset
 
-    opened = _open(dataset, columns)
+    opened = _opened(dataset, columns)
     for name in split:
         require_split(opened, name)
     chosen_task = task_of(opened, task)
@@ -162,7 +171,7 @@ def show(
     from vlmrl.data.dataset import require_split
     from vlmrl.tasks import task_of
 
-    opened = _open(dataset, columns)
+    opened = _opened(dataset, columns)
     split = split or next(iter(opened.splits))
     require_split(opened, split)
     count = min(n, opened.splits[split])

@@ -80,7 +80,8 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
         tell(f"not defined on these answers: {', '.join(undefined)}")
     if result["rows"] > result["prompts"] and not any(name.startswith(BEGINNINGS) for name in result["metrics"]):
         tell(
-            "no pass@k, maj@k and mean@k: these rows have no accuracy (a part of the reward is one: [reward] accuracy)"
+            "pass@k, maj@k and mean@k need an accuracy: name the part that is 1 for a right answer: "
+            "--set reward.accuracy=PART"
         )
     if other:
         tell(f"difference: this minus {other}, on the rows both have; * = its interval excludes 0")
@@ -129,15 +130,17 @@ def _empty_group(result: Mapping[str, Any]) -> set[str]:
 
 def _legends(result: Mapping[str, Any], names: Sequence[str], has_paper: bool) -> list[str]:
     """Return the notes on how to read the metrics `names` of a table."""
-    from vlmrl.evaluate.estimates import NO_INTERVAL
+    from vlmrl.evaluate.estimates import METHOD, NO_INTERVAL
+    from vlmrl.evaluate.repeated import BEGINNINGS
     from vlmrl.store.evaluated_rows import method_of, set_method_of
 
     metrics = {name: result["metrics"][name] for name in names}
     legends = []
-    if result["rows"] != result["prompts"]:
-        legends.append("n: responses; of pass@k, maj@k and mean@k prompts")
+    if any(name.startswith(BEGINNINGS) for name in names):
+        legends.append("n counts responses; for pass@k, maj@k and mean@k it counts prompts")
     dash = f"; - = none: {NO_INTERVAL}" if any(interval(m) == "-" for m in metrics.values()) else ""
-    legends.append(f"intervals: {method_of(result)}{dash}")
+    method = method_of(result)
+    legends.append(f"intervals: {'95%, see `vlmrl eval --help`' if method == METHOD else method}{dash}")
     if (of_sets := set_method_of(result)) and metrics.keys() & set(result["set_metrics"]["names"]):
         legends.append(f"intervals {of_sets}")
     if has_paper:

@@ -99,7 +99,7 @@ def show_trial(trial: Any, result: dict[str, Any], show: int) -> None:
 def _rate(group: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """Return the solve rate of a prompt with its definition; if there is none, the spread of its rewards."""
     if group["solve_rate"] is not None:
-        return f"solve rate {group['solve_rate']:.2f} ({result['solve_rate_is'][group['source']]})"
+        return f"solve rate {group['solve_rate']:.2f} (here: {result['solve_rate_is'][group['source']]})"
     stats = group["spread"]
     if stats is None:
         return "no response was judged"

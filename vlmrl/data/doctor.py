@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, get_args
 
 from vlmrl.data.chat_template import typed_in
-from vlmrl.data.dataset import Dataset
+from vlmrl.data.dataset import Dataset, content_hash
 from vlmrl.data.image_scan import Examined, examined, find_near_copies, look_at
 from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, measure_images
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
 from vlmrl.types import Media, Row
-from vlmrl.untrusted import plural
+from vlmrl.untrusted import number_of, plural
 
 CheckLevel = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
@@ -443,12 +443,15 @@ def visit(
     image_numbers: dict[str, int] = {}  # content hash -> position in `media`
     media: list[Media] = []
     rows: dict[str, list[RowFacts]] = {}
-    group = ""
+    group, repeats = "", list[tuple[str, str]]()
+    first_places: dict[bytes, str] = {}
     for split, count in dataset.splits.items():
         members = dataset.rows(split)
         rows[split] = []
         for index in range(count):
             row = members[index]
+            first = first_places.setdefault(content_hash(row.media, row.columns, row.truth), row.place)
+            repeats += [(row.place, first)] * (first != row.place)
             for one in row.media:
                 if image_numbers.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
@@ -466,6 +469,9 @@ def visit(
     if len(labels) > MAX_LABELS:
         rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
     notes: dict[str, tuple[CheckLevel, str]] = {"columns": ("look", "; ".join(dataset.notes))} if dataset.notes else {}
+    if repeats:
+        finding = f"{number_of(len(repeats), 'row')} equal to an earlier row, such as {repeats[0][0]}: {repeats[0][1]}"
+        notes["repeated rows"] = ("look", finding)
     if rows_with_tokens:
         notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
     if broken:

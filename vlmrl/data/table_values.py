@@ -479,8 +479,8 @@ def missing_prompt(columns: Sequence[str], where: str) -> DataError:
     return DataError(
         f"no prompt column; the table has: {', '.join(columns)}",
         where=where,
-        hint=f'recognised names: {", ".join(TRAINING["prompt"])}; name yours with `columns = {{prompt = "..."}}`, '
-        "or give a Jinja template in `prompt`",
+        hint=f"recognised names: {', '.join(TRAINING['prompt'])}; name yours: --columns prompt=NAME; in a recipe: "
+        'columns = {prompt = "NAME"}, or prompt = "FILE" with a Jinja template',
     )
 
 

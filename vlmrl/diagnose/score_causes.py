@@ -72,19 +72,19 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
         if value == 1 and not blind:
             what, level = f"{what} (learned, or too easy to tell them apart)", "note"
         elif blind and value is not None:
-            what += f", although {blind}"
+            what += f", although {blind[0]}" if value > 0 else f", also for the {blind[1]}"
         evidence, weight = [f"{percent(share)} of the weights of the reward"] * bool(share), 0.5 + 0.4 * min(1.0, share)
         command, rows = reward_check(facts, "--probe"), rows_of(facts.responses)
         yield Cause("constant_part", level, what, command, weight, evidence, rows)
 
 
-def _unlike(facts: RunFacts) -> str:
-    """Return a reason why equal scores cannot be right for such different responses; "" if they can be."""
+def _unlike(facts: RunFacts) -> tuple[str, str] | None:
+    """Return which responses should not earn the same, the bad and the others in words; None if none stand out."""
     cut = fmean(r.cut for r in facts.responses)
     if 0.05 < cut < 0.95:
-        return f"{percent(cut)} of them are cut off"
+        return f"{percent(cut)} of them are cut off", f"{percent(1 - cut)} that are not cut off"
     empty = sum(not r.text.strip() for r in facts.responses)
-    return f"{empty} {'is' if empty == 1 else 'are'} empty" if empty else ""
+    return (f"{empty} {'is' if empty == 1 else 'are'} empty", "others, which are not empty") if empty else None
 
 
 def no_contrast(facts: RunFacts) -> Iterator[Cause]:

@@ -196,7 +196,8 @@ def measure_rate(source: Source, groups: Sequence[Group], solved: Solved | None 
         scaled = [
             [(s.score.value - low) / (high - low) if s.score.error is None else None for s in g.samples] for g in groups
         ]
-        return Rate(f"mean reward, from {low:g} = 0 to {high:g} = 1", _means(scaled))
+        scale = "" if (low, high) == (0, 1) else f", of {low:g} to {high:g}"
+        return Rate(f"the mean reward{scale}", _means(scaled))
     return None
 
 
@@ -205,14 +206,18 @@ def _means(values: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]
     return tuple(fmean(numbers) if numbers else None for numbers in present)
 
 
+FORMAL = re.compile("form|length|len|tag|token|short|long|penalty")
+"""Pattern of the names of parts that measure no answer."""
+
+
 def why_none(source: Source, groups: Sequence[Group]) -> str:
     """Return why a source has no solve rate, and the option that would define one."""
     parts = list(dict.fromkeys(name for g in groups for s in g.samples for name in s.score.parts))
-    example = next((name for name in parts if name != SCORE), SCORE)
-    known = ", ".join(dict.fromkeys([*parts, SCORE]))
+    known = list(dict.fromkeys([*parts, SCORE]))
+    example = min(known, key=lambda name: (name == SCORE, bool(FORMAL.search(name.lower()))))
     return (
-        f"it is not defined when a response of `{source.name}` is solved: {source.reward.name} gives no accuracy from "
-        f"0 to 1 and declares no RANGES; define it with --solved '{example}>=1' (known names: {known})"
+        f"it is not known which part of `{source.name}` means right. Name it, such as --solved '{example}>=1' "
+        f"(parts: {', '.join(known)})"
     )
 
 

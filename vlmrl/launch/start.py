@@ -22,7 +22,7 @@ from vlmrl.launch.request import EvalRequest, GenerateRequest, TrainRequest
 from vlmrl.process import DEBUG_RANK
 from vlmrl.recipe.load import REMOTE_CODE, LoadedRecipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.setup.auto_choice import choice_text, choices_of
+from vlmrl.setup.auto_choice import UNUSED, choice_text, choices_of
 from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
 from vlmrl.store.checkpoints import HF
 from vlmrl.store.kept_recipe import read_resolved
@@ -96,7 +96,7 @@ def begin_run(
     if isinstance(plan, LoadedRecipe):
         run, recipe, checkpoint = start_run(plan, root, argv, labels), plan.recipe, None
         say(f"run {run.id}\n{describe_size(recipe)}")
-        for choice in choices_of(plan):
+        for choice in (one for one in choices_of(plan) if one["reason"] != UNUSED):
             say(f"chosen: {choice_text(choice)}")
         if origin := describe_origin(recipe.model.path, run.manifest.parent):
             say(origin)

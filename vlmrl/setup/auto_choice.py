@@ -211,6 +211,8 @@ def choice_text(choice: Mapping[str, Any]) -> str:
 
 
 KEY = "rollout.engine"
+UNUSED = "nothing is sampled"
+"""Reason of a choice that has no effect. It is not shown."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,8 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
     If the built-in engine is chosen on a GPU, the choice has a warning with the reason and the estimated slowdown.
     """
     if recipe.kind != "rl":
-        return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine")
+        samples = recipe.eval.enabled and not recipe.eval.by_loss
+        return Choice(KEY, "torch", "`vlmrl sft` samples with the built-in engine" if samples else UNUSED)
     if world.gpu is None:
         return Choice(KEY, "torch", "no GPU is used")
     refused = unsupported_by_vllm(recipe)

@@ -144,7 +144,6 @@ def falling(step):
     return {"optim/lr": 0.03, "reward/mean": 0.6 * 0.3**step}
 
 
-LATER = {"optim/updates": 68}
 EQUAL = {
     s: {"eval/metric": 0.4, "eval/reward": 0.4, "eval/truncated": 0.0, "eval/response_tokens": 17.25} for s in (0, 6)
 }
@@ -373,23 +372,6 @@ def test_steps_without_an_update_do_not_count_for_the_learning_rate(tmp_path):
     found = look(make_run(tmp_path, plan(metrics=lambda step: only_dead if step < 3 else {})))
     assert found.figures["lr"] == [1e-4, 1e-4] and found.healthy
     assert found.read.startswith("6 steps of metrics (3 of them with an update)")
-
-
-@pytest.mark.parametrize(("first", "is_told"), [(0, True), (2, True), (4, False)])
-def test_only_the_updates_between_validations_say_that_nothing_changes(first, is_told, tmp_path):
-    found = look(make_run(tmp_path, plan(validations={first: EQUAL[0], 6: EQUAL[0]}, metrics=lambda step: LATER)))
-    told = [c.evidence for c in found.causes if "change nothing" in c.what]
-    words = f"2 greedy validations over {6 - first} steps with an update agree in every number"
-    assert told == ([[words]] if is_told else [])
-
-
-def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):
-    """Every response earns its form, which is most of the score, and none is right."""
-    spec = user_reward(lambda x: {"form": float("</think>" in x.response), "hour": 0.0})
-    spec = replace(spec, weights={"form": 1.0, "hour": 0.01})
-    run = make_run(tmp_path, plan(spec=spec, settings=['reward.accuracy="hour"']))
-    assert "all_right" not in {c.name for c in look(run).causes}
-    assert next(c for c in look(run).causes if c.name == "all_wrong").weight == 1.0
 
 
 def test_a_rate_of_zero_over_real_updates_is_named_with_what_to_change(tmp_path):

@@ -293,8 +293,9 @@ def test_without_a_maximum_or_an_accuracy_there_is_no_solve_rate():
     assert measure_rate(source, groups) is None
     assert measure_rate(source_of(ranges={"x": (0.0, math.inf)}, weights={"x": 1.0}), groups) is None
     told = why_none(source, groups)
-    assert "it is not defined when a response of `s` is solved: r.py:f gives no accuracy" in told
-    assert "--solved 'x>=1' (known names: x, reward)" in told
+    assert told == "it is not known which part of `s` means right. Name it, such as --solved 'x>=1' (parts: x, reward)"
+    scored = SimpleNamespace(score=Score(0.0, {"form": 1.0, "length": 0.5, "hour": 0.0}))
+    assert "--solved 'hour>=1'" in why_none(source, [SimpleNamespace(samples=[scored])])  # type: ignore[list-item]
     assert spread(groups[0]) == {"mean": 0.01, "min": 0.0, "max": 0.02, "std": 0.01}
     assert spread(group_of([None])) is None
 
@@ -321,7 +322,7 @@ def test_an_accuracy_in_between_gives_its_mean_and_one_beyond_gives_nothing():
 def test_with_declared_ranges_it_is_the_mean_reward_on_their_scale():
     groups = [group_of([0.0, 1.0]), group_of([0.5]), group_of([-1.0, -1.0]), group_of([None, 1.0]), group_of([None])]
     rate = measure_rate(source_of(ranges={"x": (-0.5, 0.5)}, weights={"x": 2.0}), groups)
-    assert rate is not None and rate.words == "mean reward, from -1 = 0 to 1 = 1"
+    assert rate is not None and rate.words == "the mean reward, of -1 to 1"
     assert rate.by_group == (0.75, 0.75, 0.0, 1.0, None)
 
 
@@ -366,7 +367,7 @@ def test_a_reward_without_a_maximum_shows_its_spread_and_filters_nothing(world):
     assert trial.kept["rows"][1] == sum(sum(e) > 0 for e in evens)
     with pytest.raises(RewardError, match="no reward returns the part `odd` of --solved 'odd > 0'") as error:
         tried(prompts=1, solved="odd>0")
-    assert "known names: even, easy" in (error.value.hint or "")
+    assert "(parts: even, easy" in (error.value.hint or "")
 
 
 def test_a_trial_that_fails_leaves_no_run(world):

@@ -12,7 +12,7 @@ from vlmrl.model.model_facts import ModelFacts
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.vllm import settings
 from vlmrl.rollout.vllm.settings import VllmFacts
-from vlmrl.setup.auto_choice import EngineWorld, choose_engine
+from vlmrl.setup.auto_choice import UNUSED, EngineWorld, choose_engine
 from vlmrl.setup.memory_sizes import Gpu
 
 GPU = Gpu("H100", 80 << 30, 3.35e12)
@@ -38,6 +38,11 @@ def test_without_a_gpu_the_built_in_engine_is_taken_without_a_word(tmp_path):
     choice = chosen(tmp_path, gpu=None, vllm=never)
     assert (choice.value, choice.problem) == ("torch", None)
     assert chosen(tmp_path, "kind=sft", vllm=never).problem is None
+
+
+def test_a_choice_without_effect_is_marked_so_that_it_is_not_shown(tmp_path):
+    assert chosen(tmp_path, "kind=sft", "eval.metric=loss", vllm=never).reason == UNUSED
+    assert chosen(tmp_path, "kind=sft", "eval.metric=reward", vllm=never).reason != UNUSED
 
 
 def test_on_a_gpu_vllm_is_taken_where_it_knows_the_model(tmp_path):

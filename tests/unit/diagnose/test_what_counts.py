@@ -1,0 +1,50 @@
+"""What `runs diagnose` counts: updates between validations, responses that are right, those that are not cut off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sick_runs import make_run, plan
+
+from vlmrl.diagnose.run import Diagnosis, diagnose
+from vlmrl.rewards.base import RewardSpec
+from vlmrl.store.runs import open_run
+
+LATER = {"optim/updates": 68}
+EQUAL = {"eval/metric": 0.4, "eval/reward": 0.4, "eval/truncated": 0.0, "eval/response_tokens": 17.25}
+
+
+def look(run) -> Diagnosis:
+    return diagnose(open_run(run.dir.parent, run.id))
+
+
+def user_reward(score) -> RewardSpec:
+    return RewardSpec("mine", score, {}, {"answer": 1.0}, pure=True)
+
+
+@pytest.mark.parametrize(("first", "is_told"), [(0, True), (2, True), (4, False)])
+def test_only_the_updates_between_validations_say_that_nothing_changes(first, is_told, tmp_path):
+    found = look(make_run(tmp_path, plan(validations={first: EQUAL, 6: EQUAL}, metrics=lambda step: LATER)))
+    told = [c.evidence for c in found.causes if "change nothing" in c.what]
+    words = f"2 greedy validations over {6 - first} steps with an update agree in every number"
+    assert told == ([[words]] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.0, "0 for all 216 responses, also for the "), (1.0, "1 for all 216 responses, although ")]
+)
+def test_equal_scores_are_compared_with_what_is_cut_off(value, words, tmp_path):
+    spec = user_reward(lambda x: {"part": value, "answer": float("1" in x.response)})
+    found = look(make_run(tmp_path, plan(spec=spec, cut=lambda text: len(text) % 2 == 0)))
+    (cause,) = (c for c in found.causes if c.what.startswith("the part `part`"))
+    assert words in cause.what and cause.what.endswith("not cut off" if value == 0 else "of them are cut off")
+
+
+def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):
+    """Every response earns its form, which is most of the score, and none is right."""
+    spec = user_reward(lambda x: {"form": float("</think>" in x.response), "hour": 0.0})
+    spec = replace(spec, weights={"form": 1.0, "hour": 0.01})
+    run = make_run(tmp_path, plan(spec=spec, settings=['reward.accuracy="hour"']))
+    assert "all_right" not in {c.name for c in look(run).causes}
+    assert next(c for c in look(run).causes if c.name == "all_wrong").weight == 1.0
