@@ -146,10 +146,12 @@ class _Kept:
     """Included samples of a group.
 
     Args:
+        group: the whole group.
         index: positions of the included samples in the group. G is the number of included samples here.
         totals_G: score of each sample minus the sum of its penalties.
         returns: per sample, the discounted return from each token on, [T]; [1] = the same for all tokens.
         lengths_G: number of trained tokens of each sample.
+        gamma: discount.
         lam: lambda of "gae".
     """
 

@@ -53,6 +53,7 @@ def shaped_score(
 
     Args:
         was_cut: whether the token limit ended the response.
+        max_tokens: token limit of a response.
         overlong_tokens: length of DAPO's buffer before the limit, in tokens; 0 = off.
         overlong_weight: maximum that a long response loses.
         truncated_score: score of a cut response instead of the reward's, like MAYE's penalty for a missing end token;
@@ -139,6 +140,7 @@ def scored_group(
         finishes: [G], "stop" or "length".
         lengths: [G], number of trained tokens of each sample.
         algorithm: its rules for cut and long responses are applied.
+        max_tokens: token limit of a response.
         weights: part -> weight. None or empty: the part `reward` is the only one with a weight; if there is no such
             part, every part has the weight 1. Several rewards: the weights of each.
         greedy: score of the prompt's greedy answer. If it is None although the estimator needs it, no sample is
@@ -223,6 +225,7 @@ def add_advantages(
         algorithm: its `truncated`: "keep" = a cut response is treated like any other; "mask" = it counts for the
             baseline but is not trained on; "drop" = neither. With a critic there is no baseline, and the two are the
             same.
+        max_tokens: the token limit of a response, for the length penalty.
         weights: source -> weights of the parts of its reward; for the estimator that normalises part by part.
         greedy: score of each group's greedy answer (None = its reward failed: the group gets 0).
         penalties: per sample of each group the penalty of its tokens, float64 [tokens] (the KL in the reward).

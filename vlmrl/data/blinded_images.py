@@ -38,6 +38,7 @@ def swap_images(media: Sequence[Sequence[Media]], seed: int) -> list[tuple[Image
 
     Args:
         media: images of each row; a row without images shows none.
+        seed: seed of the choice.
     Returns: one tuple per row, with as many places as the row has images.
     Raises: DataError when the images of a row are the only ones.
     """
@@ -300,6 +301,8 @@ class Blinding:
     """Rows of a source as the model sees them.
 
     Args:
+        dataset: of the rows.
+        rows: the rows that are evaluated.
         swaps: for `shuffled`: number of a row -> the images that it shows (`swap_images`).
     """
 

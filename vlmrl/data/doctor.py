@@ -47,6 +47,7 @@ class RowFacts(NamedTuple):
         distance: distance of a pair, 0 = the same class.
         text_tokens: number of tokens of its prompt without images.
         groups: names of the individuals or things in its images.
+        name: name of the row, for messages.
     """
 
     images: tuple[int, ...]

@@ -366,6 +366,7 @@ def look_at(
 
     Args:
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
+        work: folder for the parts.
     """
     portions = _portions(places)
     parts = [work / f"images-{i:05d}.jsonl" for i in range(len(portions))]

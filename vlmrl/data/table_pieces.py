@@ -40,7 +40,9 @@ class TablePiece:
     """Consecutive rows of a split.
 
     Args:
+        split: name of the split.
         first: number of the piece's first row in the split, from 0.
+        rows: number of rows.
         kind, path: the file that holds the rows.
         group: Parquet: number of the row group.
         skip: Arrow: number of rows of the file before the piece.

@@ -438,7 +438,9 @@ def match_columns(
 
     Args:
         spellings: role -> column names that are recognised.
+        columns: the table's columns.
         named: role -> column that the user chose; these take precedence.
+        where: the table, for messages.
         option: the option or recipe key with which the user chooses columns, for messages.
     Raises: DataError for an unknown role, or a named column that the table lacks, with the nearest name.
     """
@@ -461,9 +463,11 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
     """Find the column of each role of a training table.
 
     Args:
+        columns: the table's columns.
         named: `[[data]] columns` of the recipe: role -> column; these take precedence.
         first: a row of the table. If its column `reward_model` holds a `ground_truth`, as in verl's tables, that column
             is preferred for the answer; otherwise `reward_model` is not used for the answer.
+        where: the table, for messages.
     Raises: DataError; see `match_columns`.
     """
     cell = structured(first.get("reward_model"), f"{where}, column `reward_model`")

@@ -88,6 +88,7 @@ class Lpips:
 
     Args:
         source: folder with torchvision's weights of AlexNet, or their file; "" = the cache of torch's hub.
+        device: as `model.device` of a recipe.
     Raises: CheckpointError if the package or the weights are missing.
     Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", version 0.1.
     """

@@ -54,6 +54,7 @@ class TensorPiece:
     Args:
         position: position of its bytes in the file.
         offsets: index of its first element in the whole tensor, per dimension.
+        shape: its own shape.
     """
 
     path: Path

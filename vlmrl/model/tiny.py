@@ -54,6 +54,7 @@ def build_tiny(
 
     Args:
         texts: training texts of the tokenizer (prompts and answers of the task).
+        seed: seed of the random weights.
         hidden: hidden width, a multiple of 32; each head is 32 wide.
         vocabulary: maximum number of entries of the byte-level BPE tokenizer, at least 264.
         min_pixels, max_pixels: bounds of the image area.

@@ -35,6 +35,7 @@ class Choice:
     """Value of a key that the recipe left open.
 
     Args:
+        key: dotted name of the key.
         value: chosen value, a JSON value that the schema allows.
         reason: reason for the value, as text for the user; it becomes the value's origin.
         problem: warning for the user about the choice; None = no warning.
@@ -106,7 +107,11 @@ def keep_choices(loaded: LoadedRecipe, before: Mapping[str, Any]) -> LoadedRecip
 
 
 def _earlier_defaults(loaded: LoadedRecipe, values: Mapping[str, Any], origins: Mapping[str, Any]) -> list[Choice]:
-    """Return the defaults of unwritten keys with which a run began, if they differ from the present defaults."""
+    """Return the defaults of unwritten keys with which a run began, if they differ from the present defaults.
+
+    Args:
+        values, origins: values and origins in the run's `resolved.json`.
+    """
     choices: list[Choice] = []
     for key, value in leaves(loaded.resolved["recipe"]):
         name = dotted(key)

@@ -46,7 +46,10 @@ class Explained:
 
     Args:
         key: dotted name without list positions.
+        help: its help text, one paragraph.
+        type: its type, in words.
         default: its default as a JSON value; None = there is no default, or the default is "not set".
+        required: whether a recipe must set it.
         range: its bounds, in words; "" = no bounds.
         choices: the only allowed values; empty = any value.
         keys: keys of a table; empty for a key.

@@ -232,6 +232,8 @@ class LoadedRecipe:
 
     Args:
         recipe: the values, with defaults filled in and paths resolved.
+        text: content of the file.
+        path: path of the file.
         origins: dotted key of every value -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: content of `resolved.json`: {"schema", "recipe": every value, "origins"}.
         parents: the files that it extends, and those that they extend, in the order in which they were merged.
@@ -317,6 +319,7 @@ def reload_recipe(
     """Load the recipe of a `resolved.json` again, with `--set` on top. All other values and their origins are kept.
 
     Args:
+        file: the resolved.json, for errors.
         text: content of the original recipe file.
         overrides, kind: as in `load_recipe`. Defaults are not applied again: a run keeps the values that it began with.
         cwd: folder in which the run was started. Relative paths are tried there first.

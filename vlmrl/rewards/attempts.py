@@ -125,6 +125,7 @@ class Attempts:
     """Inputs of one reward from its first failure on. It asks nothing by itself, and reads no clock.
 
     Args:
+        rule: the rule.
         places: the inputs; more may come.
         outcomes: the outcomes that are kept so far; the caller keeps what `take` returns.
         batched: the reward gets all inputs in one call.

@@ -35,6 +35,8 @@ class UserReward:
 
     Args:
         file: path as shown to people.
+        function: name in the file.
+        source: text of the file.
         style: calling convention, see rewards/user_reward.py; "auto" until the worker has inspected the function.
         args: keyword arguments bound to every call.
         batched: the function gets the whole list of responses in one call.
@@ -61,6 +63,7 @@ class WorkerFunction:
     module is imported, and the function called, when a worker starts: that time is no response's.
 
     Args:
+        name: of the reward, for messages.
         module: module of vlmrl; the trainer never imports it.
         function: name in the module: `function(**args)` returns RewardInput -> parts, or a RewardResult.
         args: JSON values.
@@ -100,6 +103,7 @@ class ServiceFunction:
     It runs in this process, because a worker must not have the key of a service. Many responses are asked at a time.
 
     Args:
+        name: of the reward, for messages.
         module: module of vlmrl; it is imported when the first response is scored.
         function: name in the module: `function(**args)` returns a `Service`.
         args: JSON values.

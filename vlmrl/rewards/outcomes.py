@@ -274,6 +274,7 @@ class Result:
 
     Args:
         parts: from a worker they are numbers or None; `check_parts` comes later.
+        seconds: time that the function took.
         detail: as a JSON value.
         artifacts: references by name.
         files: image files by sha256.

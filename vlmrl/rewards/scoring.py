@@ -403,6 +403,7 @@ class ScoringSession:
 
         Args:
             key: the group's position in the draw; the groups may come in any order.
+            rows: names of the rows for messages; default `row 0`, `row 1`, ...
         """
         scorer = self._scorers[source]
         if scorer.session not in (None, self):

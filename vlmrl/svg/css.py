@@ -189,7 +189,12 @@ def _pseudo(compound: Compound, token: Any) -> Compound | None:
 
 
 class Tree:
-    """Elements of a document with their places."""
+    """Elements of a document with their places.
+
+    Args:
+        root: the outermost element.
+        work: counter of the comparisons.
+    """
 
     def __init__(self, root: Node, work: Work) -> None:
         self._work = work

@@ -393,6 +393,7 @@ class DrawJob:
     """SVG text to draw.
 
     Args:
+        svg: the text.
         size: width and height of the picture in pixels; None = what the document declares, scaled down to the limit.
     """
 

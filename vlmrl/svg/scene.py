@@ -24,6 +24,7 @@ class Gradient:
     """Gradient as the source of a fill or a stroke.
 
     Args:
+        radial: whether it is radial.
         coords: x1, y1, x2, y2; radial: centre and radius of the first circle, then of the second one.
         matrix: from the gradient's space to the user space of the shape.
         stops: offset in [0, 1], not falling, and colour; at least two.

@@ -289,6 +289,9 @@ def _shift(node: Node, place: Place) -> float:
 def lay_out(node: Node, place: Place, walk: Walk) -> list[Run]:
     """Return the runs of a `text` element, in order.
 
+    Args:
+        place: the place within the element.
+        walk: counter of elements and of work.
     Raises: SvgRefused (`limit`).
     """
     reader = _Reader(walk)

@@ -67,6 +67,7 @@ def make_task(name: str, info: Mapping[str, Any], variant: str | None = None) ->
     """Return the task of that name for a dataset: one of the table, or the user's `path/to/file.py:function`.
 
     Args:
+        info: the dataset's dataset.json.
         variant: name of the variant; None = the largest variant whose truth fields the dataset has.
     Raises: RecipeError with the nearest name when there is no such task or variant; DataError when the dataset lacks
         what the task or the variant needs.

@@ -37,6 +37,8 @@ class Attack:
     """Trick: a function that writes one response to each row.
 
     Args:
+        name: a few words.
+        idea: description of the trick.
         kind: a key of `KINDS`: it determines how much the trick may earn.
         make: returns the response to a row; None = the trick cannot be used on this row.
         cut: whether the response counts as cut at the token limit.
@@ -97,6 +99,7 @@ class Probe:
         informed: a right answer, written with knowledge of the truth.
         wrong: a well-formed wrong answer.
         guesses: well-formed answers without knowledge of the truth; no trick may earn more than the best of them.
+        attacks: the tricks.
         right_answer: returns the right answer to a row. If it is the same for all rows, a constant answer may earn as
             much as `informed`.
         broken_truths: name -> function that changes a row's truth into one that no reward should score.

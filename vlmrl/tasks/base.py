@@ -101,6 +101,7 @@ class Measures:
         Args:
             names: `eval.measures`; None = the default ones, and those whose weights the recipe names.
             weights: `eval.weights`.
+            task: name of the task, for messages.
         Raises: RecipeError for a measure that the task does not have, or that has no weights.
         """
         for name in [name for name in names or () if name != EVERYTHING]:
@@ -162,6 +163,7 @@ class AccumulatedMetrics:
     As `Task.set_metrics`, a resample examines no response again. Without this class, each of the 400 resamples would.
 
     Args:
+        examine: response -> facts about it.
         accumulate: facts about all responses, in their order -> function from how often each response is taken, [N], to
             the metrics by name; None = not defined.
         reflected: range of the metrics, if they are biased for few responses, as an average precision is. Resamples

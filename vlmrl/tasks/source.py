@@ -289,6 +289,7 @@ def make_source(
     Args:
         data: entry with the prompt, the reward and the share.
         template: text of the template and its place, for messages; None = that of the entry or the task.
+        scored: as for `open_source`.
     Raises: RecipeError or RewardError, as `open_source`.
     """
     text, path = _template(data, task) if template is None else template
@@ -321,6 +322,8 @@ def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Sourc
 
     A share of the rows that is held out is the split `validation`, too.
 
+    Args:
+        scored: as for `open_source`.
     Returns: None if the entry names no validation rows and the dataset has no split `validation`.
     Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
@@ -337,6 +340,7 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
 
     Args:
         split: name of the split that the file's rows get.
+        scored: as for `open_source`.
     Raises: as `open_source`.
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
@@ -346,6 +350,8 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
 def open_set(data: Data, reward: Reward, name: str, *, scored: bool = True) -> Source | None:
     """Open the rows of one of `eval.sets` for an entry; None if the entry does not have it.
 
+    Args:
+        scored: as for `open_source`.
     Raises: as `open_source`.
     """
     if is_table_file(name):
@@ -385,6 +391,9 @@ def outcome_of(task: Task, group: Group, sample: ScoredSample, spec: RewardSpec)
     """Return the outcome of a response of a group, and the reason why it is incomplete, or "".
 
     If a task fails on one response, only the numbers of that response are lost.
+
+    Args:
+        spec: the reward that gave the score.
     """
     outcome: Outcome = {}
     problem = ""

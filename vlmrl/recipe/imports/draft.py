@@ -52,6 +52,7 @@ class RecipeValue:
     """Recipe value and the settings that it came from.
 
     Args:
+        key: dotted recipe key.
         source: names of the settings, joined by " and "; "a placeholder" if there are none.
         why: difference between its meaning here and in the other system; "" = there is no difference.
     """
@@ -67,6 +68,7 @@ class Draft:
     """Recipe under construction, from another system's settings.
 
     Args:
+        system: name of the other system, for messages.
         given: settings that are written in the configuration: dotted key -> value.
         defaults: the system's own defaults: dotted key -> value.
         taken: recipe key -> its value and sources.

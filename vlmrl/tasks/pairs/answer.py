@@ -174,6 +174,7 @@ class FormField:
     """Truth field that an answer states.
 
     Args:
+        name: name of the truth field.
         tag: name of its tag in answers.
         labels: the names that it may hold; () = any name.
         level: whether the field is a level of the hierarchy.

@@ -51,6 +51,7 @@ def open_picture_model(name: str, source: str, device: str) -> PictureModel:
     Args:
         name: LPIPS, or one of COSINES.
         source: folder, or model of the hub; "" = the published one; for LPIPS see `Lpips`.
+        device: as `model.device` of a recipe.
     Raises: CheckpointError if it cannot be loaded.
     """
     from PIL import Image

@@ -166,6 +166,7 @@ class Problem:
     Args:
         kind: which problem of the collection.
         numbers: what distinguishes it from others of its kind, whatever its letters and its position.
+        sketch: the figure.
         short: question where the figure shows the values.
         full: question that states the values.
         steps: the way to the answer, in sentences; empty where the answer is only counted.

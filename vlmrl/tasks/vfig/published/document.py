@@ -309,6 +309,7 @@ class Fonts:
 
     Args:
         parent_of: parents of its elements.
+        rules: style sheets.
     """
 
     def __init__(self, parent_of: Mapping[Element, Element], rules: Classes) -> None:

@@ -154,7 +154,12 @@ def own_box(element: Element) -> Box | None:
 
 
 class Definitions:
-    """Elements with an id in the `defs` that are children of the root: what `use` refers to."""
+    """Elements with an id in the `defs` that are children of the root: what `use` refers to.
+
+    Args:
+        root: root of the document.
+        work: counter of the visits.
+    """
 
     def __init__(self, root: Element, work: Work) -> None:
         self.work = work
@@ -298,7 +303,9 @@ def claim_label(
     """Return label, font and texts of a shape, and mark the texts as used; ("", "", []) without any.
 
     Args:
+        box: the shape's.
         texts: all of the figure.
+        work: counter of the comparisons.
         margin: pixels by which the box is widened.
         inside_first: whether texts in the box itself come first, in document order, whatever their distance.
     """

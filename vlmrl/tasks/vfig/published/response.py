@@ -73,7 +73,12 @@ FILLED_ONLY = {"polyline", "path"}
 
 
 class Extraction:
-    """Shapes of one response."""
+    """Shapes of one response.
+
+    Args:
+        root: root of the document.
+        work: counter of the comparisons.
+    """
 
     def __init__(self, root: Element, work: Work) -> None:
         self.root, self.work = root, work
@@ -357,7 +362,11 @@ class _Marker:
 
 
 class _Reader:
-    """Reader of the arrows of a response."""
+    """Reader of the arrows of a response.
+
+    Args:
+        root: root of the document.
+    """
 
     def __init__(self, root: Element) -> None:
         self.root = root
@@ -494,7 +503,9 @@ def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[Dr
     """Return the arrows of a response without those that are parts of its shapes.
 
     Args:
+        root: root of the document.
         boxes: bounds of the response's shapes.
+        work: counter of the comparisons.
     """
     reader = _Reader(root)
     places = list(boxes)

@@ -303,7 +303,9 @@ def arrow_means(
         truths: arrows of the reference with the normal labels of their source and target.
         heads: heads of the reference; after a match the next but one belongs to the next arrow, and past
             the last one a head of their mean width on a stroke of 2 pixels.
+        arrows: arrows of the response.
         boxes: normal label -> bounds of the response's shapes.
+        work: counter of the comparisons.
     """
     if not truths:
         return dict.fromkeys(ARROW_METRICS, 1.0), 0.0, 1.0

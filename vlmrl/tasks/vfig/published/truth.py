@@ -433,8 +433,10 @@ def reconstructed_arrows(root: Element, text: str, boxes: Mapping[str, Box], wor
     """Return the arrows of a reference.
 
     Args:
+        root: root of the document.
         text: its SVG code, for the comments in it.
         boxes: bounds of its shapes.
+        work: counter of the comparisons.
     """
     arrows: list[TruthArrow] = []
     for element in arrow_elements(root, text):
