@@ -251,6 +251,10 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
             + [f"mean score {_mean_score(facts):.3f}"],
             rows_of(facts.responses),
         )
+    for name, (text, rows, truths) in facts.same_answers.items():
+        if rows >= limit("few_validated"):
+            what = f"all {rows} answers of the validation {name} are one text, to {truths} different truths"
+            yield Cause("one_answer", "error", what, look_again(facts), 1.0, [f"the text: {short(text, 120)}"])
     yield from _one_answer(facts)
 
 
