@@ -200,6 +200,10 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         evidence.append(f"mean score {_mean_score(facts):.3f}")
         command = look_again(facts, "rollout.temperature=1.0")
         yield Cause("temperature_high", level, what, command, weight, evidence, rows_of(facts.responses))
+    for name, (text, rows, truths) in facts.same_answers.items():
+        if rows >= limit("few_validated"):
+            what = f"all {rows} answers of the validation {name} are one text, to {truths} different truths"
+            yield Cause("one_answer", "error", what, look_again(facts), 1.0, [f"the text: {short(text, 120)}"])
     yield from _one_answer(facts)
 
 

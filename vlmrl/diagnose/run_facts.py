@@ -118,6 +118,7 @@ class RunFacts:
         responses: responses of the steps whose rollouts were read.
         steps_read, steps_saved: number of steps whose rollouts were read, and of steps that have rollouts.
         validated: `identity` of every row that was validated during training.
+        same_answers: newest validation -> (text of all its answers, number of rows, number of truths), where it is one.
         coordinates: evaluation -> `positions` of its summary (`Fit.fields`), where its boxes fit other coordinates.
         notes: messages about files that could not be read.
     """
@@ -131,6 +132,7 @@ class RunFacts:
     steps_read: int = 0
     steps_saved: int = 0
     validated: set[tuple[str, ...]] = field(default_factory=set)
+    same_answers: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     coordinates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -259,6 +261,7 @@ def read_facts(run: Run) -> RunFacts:
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.responses = _without_unpaid_formats(facts)
     facts.validated = _validated(run.dir, notes)
+    facts.same_answers = _same_answers(run.dir)
     coordinates: dict[str, Mapping[str, Any]] = {}
     for folder in layout.eval_dirs(run.dir):
         try:
@@ -356,6 +359,22 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
         except StoreError as error:
             notes.append(f"the validation {folder.name} cannot be read: {error.message}")
     return identities
+
+
+def _same_answers(run_dir: Path) -> dict[str, tuple[str, int, int]]:
+    """Return `RunFacts.same_answers`. A validation that cannot be read is left out."""
+    folders = (folder for folder in layout.eval_dirs(run_dir) if _is_validation(folder))
+    newest = {folder.name.rpartition("-step-")[0]: folder for folder in folders}
+    same: dict[str, tuple[str, int, int]] = {}
+    for folder in newest.values():
+        try:
+            table = read_rows(folder / layout.EVAL_ROWS, ["text", "truth"])
+        except StoreError:
+            continue
+        texts, truths = (set(table[name].to_pylist()) for name in ("text", "truth"))
+        if len(texts) == 1 and len(truths) > 1:
+            same[folder.name] = (texts.pop(), table.num_rows, len(truths))
+    return same
 
 
 def _is_validation(folder: Path) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sick_runs import make_run, plan
 
 from vlmrl.diagnose.run import Diagnosis, diagnose
 from vlmrl.rewards.base import RewardSpec
+from vlmrl.store import layout
 from vlmrl.store.runs import open_run
 
 LATER = {"optim/updates": 68}
@@ -39,6 +42,20 @@ def test_equal_scores_are_compared_with_what_is_cut_off(value, words, tmp_path):
     found = look(make_run(tmp_path, plan(spec=spec, cut=lambda text: len(text) % 2 == 0)))
     (cause,) = (c for c in found.causes if c.what.startswith("the part `part`"))
     assert words in cause.what and cause.what.endswith("not cut off" if value == 0 else "of them are cut off")
+
+
+@pytest.mark.parametrize(("texts", "is_told"), [(["7"] * 9, True), (["7"] * 8 + ["8"], False), (["7"] * 4, False)])
+def test_a_validation_whose_answers_are_all_one_text_is_named(texts, is_told, tmp_path):
+    run = make_run(tmp_path, plan())
+    for step, said in ((0, [f"{i}" for i in range(9)]), (6, texts)):
+        folder = layout.eval_dir(run.dir, f"validation-digits-step-{step:06}")
+        folder.mkdir(parents=True)
+        truths = [f'{{"hour": {i}}}' for i in range(len(said))]
+        pq.write_table(pa.table({"text": said, "truth": truths}), folder / layout.EVAL_ROWS)
+        (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
+    told = [c.what for c in look(run).causes if c.name == "one_answer"]
+    words = "all 9 answers of the validation validation-digits-step-000006 are one text, to 9 different truths"
+    assert told == [words] * is_told
 
 
 def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):
