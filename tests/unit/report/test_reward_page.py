@@ -32,7 +32,7 @@ def saved(tmp_path):
     """A run with images whose responses, truths and ids try to break the page."""
     file = tmp_path / "r.py"
     file.write_text("def score(x): return {'short': float(len(x.response) < 9), '<b>': 1.0}\n")
-    (tmp_path / "other.py").write_text("def score(x): return float(len(x.response) >= 9)\n")
+    (tmp_path / "other.py").write_text("def score(x): return 2.0 * (len(x.response) >= 9)\n")
     spec = load_reward(f"{file}:score")
     run = create_run(
         tmp_path / "runs", kind="rl", recipe_name="r", rewards=[{"source": "s", **reward_record(spec, {})}]
