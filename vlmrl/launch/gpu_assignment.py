@@ -98,7 +98,7 @@ def _free_ones(gpus: Sequence[MachineGpu], count: int) -> list[MachineGpu]:
         raise LaunchError(f"--gpus {count}: this process sees {number_of(len(gpus), 'GPU')}", hint=_have(gpus))
     free = [gpu for gpu in gpus if not _busy(gpu)]
     if count > len(free):
-        raise LaunchError(f"--gpus {count}: free: {len(free)} of {number_of(len(gpus), 'GPU')}", hint=_have(gpus))
+        raise LaunchError(f"--gpus {count}: {len(free)} of {number_of(len(gpus), 'GPU')} free", hint=_have(gpus))
     return free[:count]
 
 

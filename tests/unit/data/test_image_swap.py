@@ -93,5 +93,5 @@ def test_rows_without_images_show_none() -> None:
 
 
 def test_a_row_that_shows_everything_is_an_error() -> None:
-    with pytest.raises(DataError, match="a row shows all images"):
+    with pytest.raises(DataError, match="one row has all"):
         swap_images([[image("a")], [image("a")]], 0)

@@ -45,7 +45,7 @@ def test_the_last_folders_above_a_file_are_its_names_in_a_folder_and_in_an_archi
         (one.labels, one.media) for one in from_zip.images
     ]
     assert from_folder.fingerprint == from_zip.fingerprint
-    assert from_zip.read(from_zip.images[1]) == png(2)
+    assert from_zip.collection.read(from_zip.images[1].place) == png(2)
 
 
 def test_what_cannot_be_used_is_dropped_with_its_reason_and_nothing_is_written(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_base64_is_read_without_padding_and_in_the_alphabet_of_urls(head: str, u
 @pytest.mark.parametrize("cell", ["[{'role': 'user', 'content': 'x'}]", "{'role': 'user'}", '[{"role": "user"'])
 def test_text_that_begins_like_a_list_and_is_no_json_is_an_error(cell: str) -> None:
     for read in (lambda: read_messages(cell, "row 1"), lambda: split_images(cell, "row 1")):
-        with pytest.raises(DataError, match=r"is no JSON") as error:
+        with pytest.raises(DataError, match=r"is not JSON") as error:
             read()
         assert error.value.where == "row 1" and "json.dumps" in str(error.value.hint)
 

@@ -125,7 +125,13 @@ def test_a_hybrid_is_warned_of_each_kernel_that_it_lacks(tmp_path, environment, 
 
 
 def test_the_screen_names_the_missing_kernel():
-    lines = dict(check._attention_lines({"text": OWN, "images": OWN, "missing": INSTALL}))
+    def shown(**attention):
+        facts = {"type": "m", "parameters": 0, "trained": 0}
+        bytes_of = ("checkpoint_bytes", "rollouts_bytes_at_most", "merged_bytes", "free_bytes")
+        disk = {"checkpoints_at_once": 1, "folder": "runs", **dict.fromkeys(bytes_of, 0)}
+        return dict(check._machine_lines({"model": facts, "disk": disk, "attention": attention}))
+
+    lines = shown(text=OWN, images=OWN, missing=INSTALL)
     assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn would be used instead" in lines[""]
-    [(_, line)] = check._attention_lines({"text": "FlexAttention", "images": PLAIN_ATTENTION, "missing": None})
-    assert line == f"FlexAttention; for images {PLAIN_ATTENTION}"
+    lines = shown(text="FlexAttention", images=PLAIN_ATTENTION, missing=None)
+    assert lines["attention"] == f"FlexAttention; for images {PLAIN_ATTENTION}" and "" not in lines

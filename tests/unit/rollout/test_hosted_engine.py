@@ -35,7 +35,7 @@ def test_gpus_that_only_generate_make_whole_engines_for_all() -> None:
         EnginePlace(("4", "5"), everybody, 0),
         EnginePlace(("6", "7"), everybody, 1),
     ]
-    with pytest.raises(LaunchError, match=r"3 GPU.* takes 2 per engine"):
+    with pytest.raises(LaunchError, match=r"3 GPUs .* takes 2 each"):
         places_apart(["5", "6", "7"], SIX, 2)
 
 
@@ -199,7 +199,7 @@ def test_every_worker_process_is_given_all_weights_each_time(to_workers) -> None
 
 
 def test_what_gets_lost_on_the_way_to_a_worker_process_is_named(to_workers) -> None:
-    with pytest.raises(EngineError, match=r"sync 4: 1 tensor\(s\) did not arrive in the engine: bias"):
+    with pytest.raises(EngineError, match=r"sync 4: 1 tensor did not arrive in the engine: bias"):
         to_workers({"weight": torch.zeros(2, 3)}).during("sync 4", loading([Layer(3, 2), Layer(3, 2)]))
 
 

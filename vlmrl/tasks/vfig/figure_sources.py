@@ -110,7 +110,7 @@ def named_source(kind: Kind, text: str, image_root: Path | None = None, label: s
         label, path = label or match[1], Path(match[2])
     if kind == "svg":
         if not path.is_dir():
-            problem = "is no folder" if path.exists() else "is not there"
+            problem = "is not a folder" if path.exists() else "is not there"
             raise DataError(f"the folder of SVG files {path} {problem}", hint="give a folder, or NAME=FOLDER")
     else:
         require_file(path, hint="give a file, or NAME=FILE")
