@@ -194,7 +194,7 @@ def test_bombs_among_good_responses_earn_on_timeout_and_change_no_other(place, t
         else:
             bombs += 1
             why = ("exit code 3", "MemoryError")[kind]
-            assert score.value == -1.0 and why in score.note and score.note.endswith("it earns `on_timeout`")
+            assert score.value == -1.0 and why in score.note and score.note.endswith("scored as `on_timeout`")
     assert bombs >= 3 and run.metrics("train")[0]["reward/timeouts"] == bombs
 
 

@@ -66,7 +66,7 @@ def test_the_written_folder_passes_its_test_and_trains(tmp_path: Path, tiny_fold
     checked = json.loads(probed.out)
     assert probed.code == 5 and checked["probes"]["data"]["not_probed"]  # a reward for untrained models pays odd things
     assert checked["stored"]["equal"] and checked["disagreements"] is not None
-    assert {"flattery", "very long"} <= {p["name"] for one in checked["probes"].values() for p in one["probes"]}
+    assert {"very long"} <= {p["name"] for one in checked["probes"].values() for p in one["probes"]}
     (measured,) = this_process("eval", "own", "--json", cwd=tmp_path).json["evaluations"]
     assert measured["metrics"]["accuracy"]["value"] == 0.0
     assert measured["metrics"]["correlation"]["better"] == "higher" if "correlation" in measured["metrics"] else True
