@@ -214,11 +214,11 @@ def test_a_task_with_several_truth_fields_gives_them_all(scorer):
     ("source", "words"),
     [
         ("def reward(completions, ground_truth, solution_str): return 1.0", "it could be trl or verl"),
-        ("def reward(a, b): return 1.0", "belong to no known convention"),
-        ("def reward(response): return 1.0", "belong to no known convention"),
-        ("def reward(row: str): return 1.0", "belong to no known convention"),
-        ("def reward(**kwargs): return 1.0", "belong to no known convention"),
-        ("def reward(): return 1.0", "belong to no known convention"),
+        ("def reward(a, b): return 1.0", "fit no known convention"),
+        ("def reward(response): return 1.0", "fit no known convention"),
+        ("def reward(row: str): return 1.0", "fit no known convention"),
+        ("def reward(**kwargs): return 1.0", "fit no known convention"),
+        ("def reward(): return 1.0", "fit no known convention"),
     ],
 )
 def test_an_unclear_signature_is_refused_and_names_the_styles(reward_file, source, words):
