@@ -182,9 +182,9 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "model",
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
-    from vlmrl.setup.auto_choice import UNUSED, choice_text
+    from vlmrl.setup.auto_choice import choice_texts
 
-    yield from (("chosen", choice_text(one)) for one in plan.get("chosen", []) if one["reason"] != UNUSED)
+    yield from (("chosen", text) for text in choice_texts(plan.get("chosen", [])))
     if attention := plan.get("attention"):
         text, images = attention["text"], attention["images"]
         yield "attention", text if text == images else f"{text}; for images {images}"

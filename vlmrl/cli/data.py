@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 def _opened(dataset: str, columns: str | None) -> Dataset:
     """Return the dataset that a command names. Raises: DataError for a recipe, with the tables that it names."""
     from vlmrl.data.open_dataset import open_dataset
-    from vlmrl.errors import DataError
-    from vlmrl.recipe.load import load_recipe
     from vlmrl.recipe.schema import Data
 
     if dataset.endswith(".toml") and Path(dataset).is_file():
+        from vlmrl.errors import DataError
+        from vlmrl.recipe.load import load_recipe
+
         tables = ", ".join(data.path for data in load_recipe(dataset).recipe.data)
         raise DataError("this is a recipe, not a table", where=dataset, hint=f"name a table of it: {tables}")
     return open_dataset(Data(path=dataset, columns=options.parse_columns(columns)))

@@ -12,7 +12,7 @@ from vlmrl.cli.output import emit, say, shorten, show_table, tell
 from vlmrl.cli.progress import by_setting
 from vlmrl.errors import StoreError
 from vlmrl.types import INAPPLICABLE, NO_SCORE
-from vlmrl.untrusted import one_line, visible, visible_json
+from vlmrl.untrusted import number_of, one_line, plural, visible, visible_json
 
 if TYPE_CHECKING:
     from vlmrl.diagnose.run import Diagnosis
@@ -111,7 +111,7 @@ def _rollouts(steps: list[int]) -> str:
     if not steps:
         return ""
     first, last = min(steps), max(steps)
-    return f"{len(steps)} step{'s' if len(steps) > 1 else ''}, {counted(first)} to {counted(last)}"
+    return f"{len(steps)} step{plural(len(steps))}, {counted(first)} to {counted(last)}"
 
 
 def _judge(accounts: dict[str, dict[str, Any]]) -> str:
@@ -124,7 +124,7 @@ def _judge(accounts: dict[str, dict[str, Any]]) -> str:
         cost = f", cost {spent['cost']:.4f}" if spent["cost"] else ""
         waiting = f" and {spent['reserved']:,} in flight" if spent["reserved"] else ""
         name = "training" if account == "run" else account
-        texts.append(f"{name} {spent['calls']:,} call{'s' if spent['calls'] != 1 else ''}{waiting}{cost}")
+        texts.append(f"{name} {number_of(spent['calls'], 'call')}{waiting}{cost}")
     return "; ".join(texts)
 
 
@@ -262,7 +262,7 @@ def show_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> No
     checkpoints = [name for name in names if "/" not in name]
     counts = {"rollout file": "rollouts/", "image shard": "media/"}
     numbers = {what: sum(n.startswith(prefix) for n in names) for what, prefix in counts.items()}
-    parts = checkpoints + [f"{n} {what}{'s' if n > 1 else ''}" for what, n in numbers.items() if n]
+    parts = checkpoints + [f"{n} {what}{plural(n)}" for what, n in numbers.items() if n]
     verb = "deleted" if really else "would delete"
     tell(
         f"{verb} {', '.join(parts)} ({size_text(freed)}); kept: {kept}" if parts else f"nothing to delete; kept: {kept}"

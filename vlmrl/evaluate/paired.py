@@ -25,6 +25,7 @@ from vlmrl.evaluate.repeated import BEGINNINGS, estimates_per_prompt, shown_esti
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.identity import RewardIdentity, identity_of, shown_weights
 from vlmrl.store.evaluated_rows import ROLES
+from vlmrl.untrusted import number_of
 
 
 class PairedColumn(NamedTuple):
@@ -232,8 +233,8 @@ def _numbers_text(evaluation: Mapping[str, Any]) -> str:
     metrics = _deciding(evaluation)
     parts = [f"{m['metric']} {signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
     n, clusters = metrics[0]["n"], metrics[0]["clusters"]
-    rows = f"{n:,} row{'s' if n != 1 else ''} of {evaluation['name']}"
-    shared = f" ({clusters:,} cluster{'s' if clusters != 1 else ''})" if clusters < n else ""
+    rows = f"{number_of(n, 'row')} of {evaluation['name']}"
+    shared = f" ({number_of(clusters, 'cluster')})" if clusters < n else ""
     return f"{', '.join(parts)}, paired on {rows}{shared}"
 
 

@@ -36,6 +36,7 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
 from vlmrl.evaluate.significance import LEADING, LEVEL, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
+from vlmrl.untrusted import plural
 
 BY_RUNS = "Student's t over rows and runs"
 SETTING_METHOD = (
@@ -348,6 +349,6 @@ def _sentence(d: Mapping[str, Any], setting: Setting) -> str:
         "no difference shown": f"No difference between A and {setting.letter} is shown",
     }.get(d["verdict"], f"It is not clear whether {setting.letter} is better than A")
     ends = "no interval" if d["low"] is None else f"[{d['low']:+.3f}, {d['high']:+.3f}]"
-    runs = f"{d['runs'][1]} against {d['runs'][0]} run{'s' if d['runs'][0] != 1 else ''}"
+    runs = f"{d['runs'][1]} against {d['runs'][0]} run{plural(d['runs'][0])}"
     corrected = f" with Holm's correction for {d['test']['comparisons']}" if d["test"]["comparisons"] > 1 else ""
     return f"{begin}: {d['metric']} {d['difference']:+.3f} {ends}, {runs}, p = {d['test']['p_holm']:.3g}{corrected}."

@@ -22,7 +22,7 @@ from vlmrl.launch.request import EvalRequest, GenerateRequest, TrainRequest
 from vlmrl.process import DEBUG_RANK
 from vlmrl.recipe.load import REMOTE_CODE, LoadedRecipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.setup.auto_choice import UNUSED, choice_text, choices_of
+from vlmrl.setup.auto_choice import choice_texts, choices_of
 from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
 from vlmrl.store.checkpoints import HF
 from vlmrl.store.kept_recipe import read_resolved
@@ -30,7 +30,7 @@ from vlmrl.store.listing import command_line
 from vlmrl.store.manifest import read_manifest, record_end
 from vlmrl.store.removal import set_aside
 from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, notes_of, plan_fork, plan_resume
-from vlmrl.untrusted import number_of
+from vlmrl.untrusted import number_of, plural
 
 if TYPE_CHECKING:
     from vlmrl.store.runs import Run
@@ -96,8 +96,8 @@ def begin_run(
     if isinstance(plan, LoadedRecipe):
         run, recipe, checkpoint = start_run(plan, root, argv, labels), plan.recipe, None
         say(f"run {run.id}\n{describe_size(recipe)}")
-        for choice in (one for one in choices_of(plan) if one["reason"] != UNUSED):
-            say(f"chosen: {choice_text(choice)}")
+        for text in choice_texts(choices_of(plan)):
+            say(f"chosen: {text}")
         if origin := describe_origin(recipe.model.path, run.manifest.parent):
             say(origin)
     elif request.fork is not None:
@@ -239,7 +239,7 @@ def describe_processes(placement: Placement) -> str:
 
 
 def describe_threads(placement: Placement) -> str:
-    return f"{placement.threads} thread{'s' if placement.threads != 1 else ''} each"
+    return f"{placement.threads} thread{plural(placement.threads)} each"
 
 
 def _describe(request: TrainRequest, ranks: RankPlan) -> str:

@@ -33,6 +33,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
 from vlmrl.store.verify import damage_of, shortened
+from vlmrl.untrusted import plural
 
 MAX_CAUSES = 3
 BEGINNINGS = {
@@ -136,7 +137,7 @@ def _cost(run: Run, about: Mapping[str, Any], lines: RunCurves) -> str:
     tokens = sum(count * float(n.get("rollout/response_tokens_mean") or 0.0) for count, n in samples)
     parts = [span(about["seconds"])]
     if gpus:
-        parts.append(f"{about['seconds'] / 3600 * gpus:,.1f} GPU hours ({gpus} GPU{'s' if gpus > 1 else ''})")
+        parts.append(f"{about['seconds'] / 3600 * gpus:,.1f} GPU hours ({gpus} GPU{plural(gpus)})")
     if samples:
         parts.append(f"{sum(count for count, _ in samples):,} responses of {tokens:,.0f} tokens")
     try:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -208,6 +208,11 @@ def choices_of(loaded: LoadedRecipe) -> list[dict[str, Any]]:
 def choice_text(choice: Mapping[str, Any]) -> str:
     """Return a choice of `choices_of` as text. Example: `model.dtype = "bfloat16": a GPU is used`."""
     return f"{choice['key']} = {toml_value(choice['value'])}: {choice['reason']}"
+
+
+def choice_texts(choices: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the choices of `choices_of` that have an effect, as texts for the user."""
+    return [choice_text(choice) for choice in choices if choice["reason"] != UNUSED]
 
 
 KEY = "rollout.engine"

@@ -1,4 +1,4 @@
-"""What `runs diagnose` counts: updates between validations, responses that are right, those that are not cut off."""
+"""Counts of `runs diagnose`: updates between validations, responses that are right, those that are not cut off."""
 
 from __future__ import annotations
 
