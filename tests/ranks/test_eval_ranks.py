@@ -14,6 +14,7 @@ from PIL import Image
 from processes import assert_all_gone, below
 
 from vlmrl.store import layout
+from vlmrl.store.listing import run_ids
 from vlmrl.store.runs import open_run
 
 pytestmark = pytest.mark.slow
@@ -76,8 +77,8 @@ def test_a_process_that_is_killed_ends_the_others_with_words_and_writes_nothing(
     assert "rank 1 was killed by SIGKILL" in err and "the unfinished evaluation left no results" in err
     assert "Traceback" not in err
     assert_all_gone(tree)
-    for folder in (place / "runs").glob("*"):
-        manifest = open_run(place / "runs", folder.name).manifest
+    for run_id in run_ids(place / "runs"):
+        folder, manifest = place / "runs" / run_id, open_run(place / "runs", run_id).manifest
         assert manifest.status in ("failed", "interrupted") and "rank 1 was killed" in (manifest.error or "")
         assert not list(layout.eval_dirs(folder))
 
