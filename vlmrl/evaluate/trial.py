@@ -36,8 +36,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
 from vlmrl.rollout.sample import Prompt, encode_prompt, sample_rollouts, score_rollouts
-from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
+from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.setup.sources import make_scorer, open_sources
@@ -425,7 +424,7 @@ def run_trial(
     policy = make_policy(recipe.model, model, processor, recipe.rollout.temperature)
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
-    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    engine = make_generator(recipe, policy, encoder, engine="torch")
     chosen_algorithm = algorithm_of(recipe.algo)
     algorithm = without_greedy(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)

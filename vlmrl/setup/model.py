@@ -217,9 +217,10 @@ def make_generator(
     recipe: Recipe,
     policy: Policy,
     encoder: Encoder,
-    files: str,
-    say: Callable[[str], None],
+    files: str = "",
+    say: Callable[[str], None] = lambda text: None,
     *,
+    engine: str | None = None,
     world: World = ALONE,
     log: Callable[[str], Path] | None = None,
     pending_bytes: int = 0,
@@ -230,15 +231,16 @@ def make_generator(
     (`rollout.tensor_parallel`), or when it runs in training (`log` is given) on GPUs that the launcher reserved.
 
     Args:
-        files: folder or hub name with the model's configuration and processor.
+        files: folder or hub name with the model's configuration and processor; the built-in engine does not need it.
         say: called once for each unusual event, with a text.
+        engine: another engine than `rollout.engine`.
         log: name of a process -> path of its log file; None outside training.
         pending_bytes: memory in bytes that the trainer will need and has not allocated yet.
     Raises: EngineError when the engine is not installed or does not start; LaunchError when the number of its parts
         does not match the GPUs.
     """
     r = recipe.rollout
-    if r.engine == "torch":
+    if (engine or r.engine) == "torch":
         return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
     from vlmrl.rollout.vllm.engine import VllmEngine
     from vlmrl.rollout.vllm.settings import EngineSettings

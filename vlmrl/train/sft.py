@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.setup.model import make_generator
 from vlmrl.train.journal import Clock, memory_metrics
 from vlmrl.train.learner import keep_batches, learning_rate
 from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
@@ -23,7 +23,7 @@ def train_sft(session: Session) -> str:
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress
-    generator = TorchEngine(policy, feed.encoder.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    generator = make_generator(recipe, policy, feed.encoder, say=journal.watcher.message, engine="torch")
     keep_batches(learner.budgets, generator)
     scan = partial(heaviest_rows, feed, progress.step, partial(target_item, feed), trace_text)
     rehearse(learner, CrossEntropy(), scan, progress.step, journal.run, journal.watcher.message)
