@@ -424,7 +424,7 @@ def run_trial(
     policy = make_policy(recipe.model, model, processor, recipe.rollout.temperature)
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
-    engine = make_generator(recipe, policy, encoder, engine="torch")
+    engine = make_generator(recipe, policy, encoder, sources=sources, engine="torch")
     chosen_algorithm = algorithm_of(recipe.algo)
     algorithm = without_greedy(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
@@ -450,7 +450,7 @@ def run_trial(
             groups = add_advantages(
                 scored,
                 algorithm,
-                max_tokens=recipe.rollout.max_new_tokens,
+                max_tokens=recipe.longest_response,
                 weights={s.name: s.part_weights for s in sources},
                 values=values if algorithm.needs_critic else None,
             )

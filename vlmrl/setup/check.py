@@ -487,7 +487,7 @@ def _check_tokens(
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             traces = max(traces, *facts.trace_tokens, 0)
             result.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
-    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
+    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.longest_response
     return PromptLengths(longest, images, response) if longest else None
 
 
@@ -551,7 +551,7 @@ def _check_machine(
     result.problems += [] if target.is_elsewhere else problems
     result.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    needed = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
+    needed = longest.tokens + loaded.recipe.longest_response if longest else 0
     if limit and needed > limit:
         message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))

@@ -13,7 +13,9 @@ is NaN where no token was sampled. The first `num_row_images` of `images` belong
 segments, in order; `seen_width` and `seen_height` are sizes after resizing for the model (null: not known). `artifacts`
 are images that the reward made. `turns` is JSON, null if the response is a single turn of the assistant.
 
-Schema 1 lacks `status`, `detail`, `artifacts`, `turns`, the authors, versions and images of segments, and the seen
+`ending` is the reason why an episode ended, `measured` JSON of what its environment measured; null for one turn.
+
+Schema 2 lacks these two. Schema 1 lacks also `status`, `detail`, `artifacts`, `turns`, the authors, versions and images of segments, and the seen
 sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the environment's.
 """
 
@@ -107,6 +109,8 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "detail": None if scored.score.detail is None else _json(redact_value(scored.score.detail)),
         "artifacts": [{"name": _remark(name), **m.fields()} for name, m in sorted(scored.score.artifacts.items())],
         "turns": _turns_text(scored.turns) if scored.turns else None,
+        "ending": scored.ending,
+        "measured": _json(scored.measured) if scored.measured else None,
     }
 
 
@@ -129,6 +133,8 @@ def _turns_text(turns: Sequence[Turn]) -> str:
             "text": _text(turn.text),
             "media": [m.fields() for m in turn.media],
             "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
+            **({"errors": turn.errors} if turn.errors else {}),
+            **({"seconds": turn.seconds} if turn.seconds else {}),
         }
         for turn in turns
     ]
@@ -212,6 +218,8 @@ def sample_of(row: dict[str, Any]) -> ScoredSample:
         row["generate_seconds"],
         row["reward_seconds"],
         turns=read_turns(row["turns"]),
+        ending=row["ending"],
+        measured={} if row["measured"] is None else parse_json(row["measured"]),
     )
 
 
@@ -242,9 +250,12 @@ def _remark(text: str) -> str:
     return encodable(redact_text(text))
 
 
-SCHEMA = 2
-ADDED = {"status": "ok", "detail": None, "artifacts": (), "turns": None}
-"""Columns of schema 2 that schema 1 lacks, with their values for files of schema 1."""
+SCHEMA = 3
+ADDED = {
+    2: {"status": "ok", "detail": None, "artifacts": (), "turns": None},
+    3: {"ending": None, "measured": None},
+}
+"""Schema -> columns that it added, with their values for files of an older one."""
 REQUIRED = (
     "step:int32 attempt:int32 group:int32 version:int64 source:string task:string prompt_id:string occurrence:int32 "
     "sample:int32 seed:int64 truth:string columns:string prompt_text:string text:string prompt_ids:[int32] "
@@ -252,7 +263,7 @@ REQUIRED = (
     "advantage:float64 masked:bool images:images num_row_images:int32 generate_seconds:float64 reward_seconds:float64 "
     "status:string artifacts:artifacts"
 )
-OPTIONAL = "error:string detail:string turns:string"
+OPTIONAL = "error:string detail:string turns:string ending:string measured:string"
 """Columns of a rollout file (`arrow_fields`): those without a null, and the others."""
 
 
@@ -397,7 +408,8 @@ def _opened(
             message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
             raise StoreError(message, where=str(path), hint="upgrade vlmrl")
         expected_columns = arrow_schema().names if columns is None else columns
-        lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
+        added = {name for schema, names in ADDED.items() if schema > int(number) for name in names}
+        lacking = tuple(name for name in expected_columns if name in added)
         missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
         if missing:
             raise StoreError(
@@ -414,7 +426,8 @@ def _opened(
 def _default(name: str, rows: int) -> Any:
     import pyarrow as pa
 
-    return pa.array([ADDED[name]] * rows, type=arrow_schema().field(name).type)
+    value = next(names[name] for names in ADDED.values() if name in names)
+    return pa.array([value] * rows, type=arrow_schema().field(name).type)
 
 
 def _made_at(metadata: Mapping[bytes, bytes]) -> tuple[int, int] | None:

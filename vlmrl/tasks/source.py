@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
-from vlmrl.recipe.schema import Data, Recipe, Reward
+from vlmrl.recipe.schema import Data, Environment, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
@@ -28,6 +28,9 @@ from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
+
+if TYPE_CHECKING:
+    from vlmrl.environments.processes import LoadedEnvironment
 
 Chosen = tuple["RewardSpec", dict[str, float]]
 """Reward, and the weights of its parts; of several rewards, the weights of the rewards by their labels."""
@@ -171,6 +174,8 @@ class Source:
         prompt_sha256: fingerprint of the prompt without the row (`prompt_print`).
         prompt_earlier: fingerprints of the same prompt in earlier versions of vlmrl.
         notes: messages for the user; some are added while rows are rendered.
+        environment: what answers the model between its turns; None = a response is one turn.
+        environment_settings: its table in the recipe.
     """
 
     name: str
@@ -187,6 +192,8 @@ class Source:
     prompt_sha256: str
     prompt_earlier: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    environment: LoadedEnvironment | None = None
+    environment_settings: Environment = field(default_factory=Environment)
 
     @property
     def task_name(self) -> str:
@@ -211,6 +218,10 @@ class Source:
     def prompt_record(self) -> dict[str, Any]:
         """Record of the prompt in a run's manifest."""
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
+
+    def tools(self, row: Row) -> Sequence[Mapping[str, Any]]:
+        """Return the schemas of the tools of a row; () without an environment."""
+        return () if self.environment is None else self.environment.tools_of(row)
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.
@@ -294,7 +305,9 @@ def make_source(
     """
     text, path = _template(data, task) if template is None else template
     spec, weights = reward_of(data, reward, task, scored)
+    environment = _environment(data)
     users = [single.user.source for single in spec.singles if single.user]
+    users += [environment.user.code] if environment else []
     learn(filter(None, (text, data.system, *users, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))
     print_now = prompt_print(text, data.system, task.variables, task.name)
@@ -314,7 +327,18 @@ def make_source(
         prompt_sha256=print_now,
         prompt_earlier=earlier,
         notes=[*dataset.notes, *accuracy_notes(spec)],
+        environment=environment,
+        environment_settings=data.own_environment or Environment(),
     )
+
+
+def _environment(data: Data) -> LoadedEnvironment | None:
+    """Return the environment of an entry, loaded; None if its responses are one turn."""
+    if (settings := data.own_environment) is None:
+        return None
+    from vlmrl.environments.processes import load_environment
+
+    return load_environment(settings.name, settings.args)
 
 
 def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Source | None:
@@ -422,6 +446,7 @@ def response_input(group: Group, sample: ScoredSample) -> RewardInput:
         media=row.media,
         seen_sizes=trajectory.seen_sizes,
         turns=sample.turns,
+        measured=sample.measured,
     )
 
 

@@ -1,0 +1,149 @@
+"""What an environment gets and returns, and its settings. A user's environment imports this module.
+
+The smallest environment is one typed function: `environment = "tools.py:zoom"`. A list of functions works too, and so
+does a class in the form of TRL's `environment_factory`: its public methods are the tools, beside `reset(**row)` and
+`get_reward()`. A dict of such classes is chosen from by the row's column `environment`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmrl.types import Size
+
+ERROR = "error: "
+"""Beginning of an observation in words about a bad call, or a tool's error."""
+IMAGE_MARK = "<image>"
+"""Place of an image in the text of an `Observation`."""
+GIVEN = ("prompt", "images", "image", "seen_sizes", "seed")
+"""Names of what `reset` gets beside the row's columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the policy sees next; a tool may return one instead of a text or an image.
+
+    Args:
+        text: with one `<image>` for each image, in order; without any, the images come first.
+        images: PIL images.
+        done: whether the episode ends now; the policy then does not see this.
+        measured: numbers for the reward and the metrics. They are no score by themselves.
+        note: one line for people.
+    """
+
+    text: str = ""
+    images: Sequence[Any] = ()
+    done: bool = False
+    measured: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin of an episode, for a tool that is a function: its first parameter annotated `Start` gets this.
+
+    Args:
+        columns: columns of the row, without its truth.
+        images: the images of the prompt, PIL RGB as stored.
+        seen_sizes: (width, height) of each image as the model saw it; () = unknown.
+        seed: seed of the episode.
+        prompt: the prompt as text.
+    """
+
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    images: Sequence[Any] = ()
+    seen_sizes: tuple[Size, ...] = ()
+    seed: int = 0
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserEnvironment:
+    """User's environment, as its processes load it.
+
+    Args:
+        file: path of the file, for messages.
+        names: of the functions, or of the one class, function, list or dict.
+        code: text of the file, as it was hashed.
+        args: arguments of the class or the functions, as JSON values.
+    """
+
+    file: str
+    names: tuple[str, ...]
+    code: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.code.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLimits:
+    """Limits of an environment's processes.
+
+    Args:
+        tool_seconds: longest time of one call, in seconds of wall clock.
+        memory_mb: memory of an episode's process in MiB.
+        workers: number of calls that run at the same time.
+        calls: largest number of calls in a turn.
+        image_pixels: largest area of an image that the policy sees; a larger one is shrunk.
+    """
+
+    tool_seconds: float = 10.0
+    memory_mb: int = 2048
+    workers: int = 4
+    calls: int = 8
+    image_pixels: int = 1 << 20
+
+
+def row_fields(
+    columns: Mapping[str, Any], truth: Mapping[str, Any], reset: inspect.Signature | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what `reset` gets of a row, and the names that are kept back from it.
+
+    A truth field is handed over if `reset` names it as a parameter: that declares the need. `**row` alone never gets
+    one, nor a column that equals or contains it, as some tables repeat the truth.
+
+    Args:
+        reset: its signature without `self`; None = there is no reset, and `Start` gets what `**row` would.
+    """
+    parameters = reset.parameters if reset is not None else {}
+    named = {name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    takes_all = reset is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    hidden = {name: value for name, value in truth.items() if name not in named}
+    fields, kept_back = {name: value for name, value in truth.items() if name in named}, sorted(hidden)
+    for name, value in columns.items():
+        if name in fields or not (takes_all or name in named):
+            continue
+        if name in hidden or (name not in named and any(_holds(value, one) for one in hidden.values())):
+            kept_back.append(name)
+        else:
+            fields[name] = value
+    return fields, sorted(set(kept_back))
+
+
+def _holds(value: Any, truth: Any) -> bool:
+    """Return whether a column's value equals the truth, or contains it at any depth, as a JSON text too."""
+    if value is None or truth is None or truth in ("", [], {}):
+        return False
+    if value == truth:
+        return True
+    if isinstance(value, Mapping):
+        return any(_holds(one, truth) for one in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds(one, truth) for one in value)
+    if isinstance(value, str):
+        if isinstance(truth, str):
+            return truth.strip() == value.strip()
+        try:
+            read = json.loads(value)
+        except ValueError:
+            return value.strip() == str(truth)
+        return not isinstance(read, str) and _holds(read, truth)
+    return False
