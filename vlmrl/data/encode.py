@@ -5,6 +5,8 @@ A whole image's size after the image processor's resize is the size that a model
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from vlmrl.data.chat_template import IMAGE_SLOT, TEMPLATE_HINT, ControlTokens, guard_message, render_chat
 from vlmrl.data.images import MAX_PIXELS, BoundedCache
+from vlmrl.environments.calls import form_of, tools_text
 from vlmrl.errors import DataError
 from vlmrl.redaction.redact import first_line
 from vlmrl.types import Media, Message, Row, Size
@@ -158,10 +161,6 @@ class Encoder:
         processor: a transformers processor (tokenizer, image processor, chat template).
         min_pixels, max_pixels: bounds of an image's area after resizing, in pixels; None = the processor's own.
         thinking: "on" or "off" is passed to the chat template as `enable_thinking`; "template" passes nothing.
-        tools: JSON schemas of the tools that every prompt shows, in the form that chat templates take:
-            {"type": "function", "function": {"name", "description", "parameters"}}.
-        tools_text: writes the schemas as a text. It stands in front of the system message where the chat template does
-            not show tools by itself.
 
     Attributes:
         takes_pixel_bounds: whether `min_pixels` and `max_pixels` have an effect. Processors that resize an image to a
@@ -176,16 +175,33 @@ class Encoder:
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         thinking: str = "template",
-        tools: Sequence[Mapping[str, Any]] = (),
-        tools_text: Callable[[Sequence[Mapping[str, Any]]], str] | None = None,
     ) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
         self.takes_pixel_bounds = _takes_pixel_bounds(processor.image_processor)
         bounded = self.takes_pixel_bounds
         self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
-        self._tools, self._tools_text = tools, tools_text
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._form = "auto"
+        self._with_tools: dict[str, Encoder] = {}
         self._cache: BoundedCache[Mapping[str, Tensor]] = BoundedCache(CACHED_BYTES, tensor_bytes)
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]], form: str = "auto") -> Encoder:
+        """Return an encoder whose prompts show tools; this one without any.
+
+        Args:
+            tools: JSON schemas in the form that chat templates take: {"type": "function", "function": {"name",
+                "description", "parameters"}}. A chat template that does not show them gets a system text instead.
+            form: form of the calls that such a text describes (environments/calls.py); auto = that of the template.
+        """
+        if not tools:
+            return self
+        key = json.dumps([form, list(tools)])
+        if key not in self._with_tools:
+            other = self._with_tools[key] = copy.copy(self)
+            other._tools, other._form, other._with_tools = tools, form, {}
+            other.__dict__.pop("_shown", None)  # what this one has worked out
+        return self._with_tools[key]
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -211,11 +227,9 @@ class Encoder:
         user = Message("user", "u")
         if PROBE not in self._render(with_system_text([user], PROBE), True):
             message = "the model's chat template shows neither tools nor a system message"
-        elif self._tools_text is None:
-            message = "the model's chat template does not show tools, and no text describes them"
-        else:
-            return (), self.control.guard_literal(self._tools_text(self._tools))
-        raise DataError(message, hint=TOOLS_HINT)
+            raise DataError(message, hint=TOOLS_HINT)
+        form = form_of(str(self.processor.chat_template)) if self._form == "auto" else self._form
+        return (), self.control.guard_literal(tools_text(self._tools, form))
 
     def _shows_schemas(self) -> bool:
         """Return whether the chat template writes the description of a tool, and its guarded control tokens as is."""

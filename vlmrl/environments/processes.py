@@ -217,7 +217,8 @@ class EnvironmentPool:
         try:
             self._listener.bind(address)
         except OSError as error:
-            raise RewardError(f"no socket can be made there: {error}", where=address, hint="set TMPDIR to a short path")
+            message = f"no socket can be made there: {error.strerror}"
+            raise RewardError(message, where=address, hint="set TMPDIR to a short path") from error
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self._forks = _Forks(environment.user, form, limits, address)

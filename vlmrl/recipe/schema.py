@@ -226,13 +226,12 @@ NO_ENVIRONMENT = "none"
 
 
 class Environment(RecipeTable):
-    """What answers the model between its turns: tools that it calls, in a process for each episode. Without a `name`,
-    a response is one turn.
-    """
+    """Tools that the model calls between its turns, in a process for each episode."""
 
     name: Annotated[str, ENVIRONMENT, FILE_OR_NAME] = ""
     """Tools as path/to/file.py:name: a typed function, a list of functions, or a class whose public methods are the
-    tools (TRL's `environment_factory` form), or a dict of such classes, chosen by the rows' column `environment`."""
+    tools (TRL's `environment_factory` form), or a dict of such classes, chosen by the rows' column `environment`. Left
+    out = a response is one turn."""
     args: Annotated[dict[str, Any], ENVIRONMENT] = {}
     """Keyword arguments of the class, or of the functions."""
     calls: Annotated[Literal["auto", "hermes", "qwen_xml", "gemma4", "glm"], ENVIRONMENT] = "auto"
@@ -249,8 +248,8 @@ class Environment(RecipeTable):
     observation_tokens: Annotated[Tokens, PROMPT] = 512
     """Largest number of text tokens of one observation; a longer one is cut in the middle."""
     tool_seconds: Annotated[float, Field(ge=0.01, le=86_400), ENDING] = 10.0
-    """Longest time of one call. A tool that takes longer is interrupted, and the model sees an error; one that cannot be
-    interrupted ends the episode."""
+    """Longest time of one call. A tool that takes longer is interrupted, and the model sees an error; one that goes on
+    ends the episode."""
     seconds: Annotated[float, Field(ge=0.01, le=604_800), ENDING] = 300.0
     """Longest time that the environment works for an episode, in all; the time of the model's turns does not count."""
     memory_mb: Annotated[int, Field(ge=128, le=MOST), LIMIT] = 4096

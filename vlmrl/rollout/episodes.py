@@ -291,7 +291,9 @@ class EpisodeEngine(Generator):
             return
         pictures = iter(images)
         content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
-        more = without_first(e.kind.encoder.encode(content, media), e.segments[-1].ids[-1])
+        more = without_first(
+            e.kind.encoder.encode(content, media, f"an episode of {e.prompt.row.prompt_id}"), e.segments[-1].ids[-1]
+        )
         if e.num_tokens + len(more.prompt_ids) + e.params.max_new_tokens > limits.tokens:
             self._end(e, "token limit")
             return

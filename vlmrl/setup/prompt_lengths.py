@@ -115,11 +115,11 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             if (
                 image_tokens is not None and image_tokens > loaded.recipe.rollout.max_prompt_tokens
             ):  # the images alone are too long
-                facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
+                facts.prompt_tokens.append(source.encoder(encoder, row).count_prompt_tokens(row, source.messages(row)))
                 facts.image_tokens.append(image_tokens)
                 continue
             images = [source.dataset.image(media) for media in row.media]
-            prompt = encoder.encode(row, source.messages(row), images)
+            prompt = source.encoder(encoder, row).encode(row, source.messages(row), images)
             sizes = prompt.seen_sizes
             trace = source.task.correct_response(row, random.Random(0), sizes) if source.task.trace else None
         except VlmrlError as error:
@@ -174,8 +174,8 @@ def _length_problems(loaded: LoadedRecipe, source: Source, facts: TokenFacts, wh
         problems.append(Problem(message, place, hint))
     if loaded.recipe.kind == "rl" and longest + loaded.recipe.longest_response > train.tokens_per_row:
         message = (
-            f"the longest prompt ({longest} tokens) and a full response ({loaded.recipe.longest_response}) do not fit into "
-            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a packed row of its own"
+            f"the longest prompt ({longest} tokens) and a full response ({loaded.recipe.longest_response}) do not fit "
+            f"into train.tokens_per_row ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         hint = f"train.tokens_per_row = {longest + loaded.recipe.longest_response} would hold it"
         problems.append(Problem(message, loaded.where(("train", "tokens_per_row")), hint, "warning"))

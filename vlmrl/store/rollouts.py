@@ -15,8 +15,9 @@ are images that the reward made. `turns` is JSON, null if the response is a sing
 
 `ending` is the reason why an episode ended, `measured` JSON of what its environment measured; null for one turn.
 
-Schema 2 lacks these two. Schema 1 lacks also `status`, `detail`, `artifacts`, `turns`, the authors, versions and images of segments, and the seen
-sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the environment's.
+Schema 2 lacks these two. Schema 1 lacks also `status`, `detail`, `artifacts`, `turns`, the authors, versions and images
+of segments, and the seen sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the
+environment's.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, p
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
 
 if TYPE_CHECKING:
+    from vlmrl.data.encode import Encoder
     from vlmrl.environments.processes import LoadedEnvironment
 
 Chosen = tuple["RewardSpec", dict[str, float]]
@@ -219,9 +220,14 @@ class Source:
         """Record of the prompt in a run's manifest."""
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
 
-    def tools(self, row: Row) -> Sequence[Mapping[str, Any]]:
-        """Return the schemas of the tools of a row; () without an environment."""
-        return () if self.environment is None else self.environment.tools_of(row)
+    def encoder(self, encoder: Encoder, row: Row) -> Encoder:
+        """Return the encoder of a row's prompt: it shows the tools of the row's environment, if there is one.
+
+        Raises: DataError when the row names an environment that there is not.
+        """
+        if self.environment is None:
+            return encoder
+        return encoder.with_tools(self.environment.tools_of(row), self.environment_settings.calls)
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.
