@@ -413,6 +413,7 @@ def _meta(
         "reward_args": encode(dict(source.reward.args)),
         "prompt_sha256": source.prompt_sha256,
         "prompt_earlier": list(source.prompt_earlier),
+        **({"environment": source.environment_record} if source.environment else {}),
         **({"setting": settings.setting} if settings.setting else {}),
         "sampling": _sampling(recipe, settings),
         "greedy": settings.is_greedy,

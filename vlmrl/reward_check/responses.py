@@ -112,7 +112,8 @@ def _as_rollouts(batch: pa.RecordBatch, numbers: dict[str, int]) -> dict[str, An
     add("step", [0] * size)
     add("advantage", [float("nan")] * size)
     add("token_ids", [None] * size)
-    add("turns", [None] * size)
+    if "turns" not in columns:
+        add("turns", [None] * size)
     add("num_row_images", batch.column("images").value_lengths().fill_null(0))
     lengths = batch.column("num_tokens").fill_null(0).to_pylist()
     whole = {"role": "assistant", "start": 0, "trained": False, "sampled": True, "author": "policy", "num_images": 0}

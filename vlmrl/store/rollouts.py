@@ -22,11 +22,13 @@ environment's.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -39,7 +41,7 @@ from vlmrl.store.layout import media_path, parse_rollout_name, rollout_format
 from vlmrl.store.media import write_shard
 from vlmrl.store.metrics import counted
 from vlmrl.store.table_reader import arrow_fields, check_values, damage_told, file_batches, open_parquet, schema_number
-from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
+from vlmrl.types import Group, Media, Row, Sample, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.untrusted import encodable, parse_json, plural
 
 if TYPE_CHECKING:
@@ -63,26 +65,11 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
     t = scored.trajectory
     if (t.task, t.prompt_id) != (row.task, row.prompt_id) or t.media != row.media:
         raise ValueError(f"the trajectory of {t.task}/{t.prompt_id} is in the group of {row.task}/{row.prompt_id}")
-    segments, logp, start = [], [], 0
+    logp: list[float] = []
     for s in t.segments:
-        end = start + len(s.ids)
-        sampled = s.sampler_logp is not None
         if s.sampler_logp is not None and len(s.sampler_logp) != len(s.ids):
             raise ValueError(f"{len(s.ids)} tokens but {len(s.sampler_logp)} log-probs in a segment of {t.prompt_id}")
-        segments.append(
-            {
-                "role": s.role,
-                "start": start,
-                "end": end,
-                "trained": s.trained,
-                "sampled": sampled,
-                "author": s.author,
-                "version": s.version,
-                "num_images": len(s.media),
-            }
-        )
         logp.extend([math.nan] * len(s.ids) if s.sampler_logp is None else s.sampler_logp)
-        start = end
     return {
         "version": t.version,
         "occurrence": t.occurrence,
@@ -92,7 +79,7 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "prompt_ids": t.prompt_ids,
         "token_ids": t.response_ids,
         "sampler_logp": logp,
-        "segments": segments,
+        "segments": _segment_fields(t.segments),
         "finish": t.finish,
         "parts": _json(scored.score.parts),
         "score": scored.score.value,
@@ -109,9 +96,62 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "status": scored.score.status,
         "detail": None if scored.score.detail is None else _json(redact_value(scored.score.detail)),
         "artifacts": [{"name": _remark(name), **m.fields()} for name, m in sorted(scored.score.artifacts.items())],
-        "turns": _turns_text(scored.turns) if scored.turns else None,
+        "turns": turns_text(scored.turns) if scored.turns else None,
         "ending": scored.ending,
         "measured": _json(scored.measured) if scored.measured else None,
+    }
+
+
+def _segment_fields(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    fields, start = [], 0
+    for s in segments:
+        end = start + len(s.ids)
+        fields.append(
+            {
+                "role": s.role,
+                "start": start,
+                "end": end,
+                "trained": s.trained,
+                "sampled": s.sampler_logp is not None,
+                "author": s.author,
+                "version": s.version,
+                "num_images": len(s.media),
+            }
+        )
+        start = end
+    return fields
+
+
+def episode_fields(sample: Sample) -> dict[str, Any]:
+    """Return what a response is besides its text and ids, as JSON values, images included; {} for a single turn."""
+    if sample.ending is None:
+        return {}
+    return {
+        "segments": _segment_fields(sample.segments),
+        "images": [i for s in sample.segments for i in image_fields(s.media, s.seen_sizes)],
+        "turns": turns_text(sample.turns),
+        "files": {sha256: base64.b64encode(file).decode() for sha256, file in sample.files.items()},
+        "ending": sample.ending,
+        "measured": dict(sample.measured),
+        "fault": sample.fault,
+    }
+
+
+def read_episode(fields: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of a `Sample` from `episode_fields`, without log-probs; {} for a single turn.
+
+    Raises: ValueError, KeyError or TypeError.
+    """
+    if fields.get("ending") is None:
+        return {}
+    row = {"token_ids": ids, "sampler_logp": [0.0] * len(ids), "num_row_images": 0, **fields}
+    return {
+        "segments": tuple(replace(s, sampler_logp=None) for s in _segments(row)),
+        "turns": read_turns(fields["turns"]),
+        "files": {sha256: base64.b64decode(file) for sha256, file in fields["files"].items()},
+        "ending": fields["ending"],
+        "measured": fields["measured"],
+        "fault": fields["fault"],
     }
 
 
@@ -126,7 +166,7 @@ def image_fields(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str,
     ]
 
 
-def _turns_text(turns: Sequence[Turn]) -> str:
+def turns_text(turns: Sequence[Turn]) -> str:
     """Return turns as JSON text."""
     content = [
         {

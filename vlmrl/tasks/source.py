@@ -154,6 +154,8 @@ def accuracy_notes(spec: RewardSpec) -> Sequence[str]:
 
 
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+NOT_IN_RECORD = {"name", "args", "workers", "memory_mb"}
+"""Keys of `[environment]` on which no response depends, or that the record of an environment has."""
 VALIDATION = "validation"
 """Split that training validates on, unless `data.validation` names other rows."""
 
@@ -216,9 +218,16 @@ class Source:
         ]
 
     @property
+    def environment_record(self) -> dict[str, Any]:
+        """All of an environment that responses depend on: its code, its tools, and its table in the recipe."""
+        assert self.environment is not None
+        return {**self.environment.record, "limits": self.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
+
+    @property
     def prompt_record(self) -> dict[str, Any]:
-        """Record of the prompt in a run's manifest."""
-        return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
+        """Record of the prompt in a run's manifest, with the environment whose tools it shows."""
+        own = {"environment": self.environment.record} if self.environment else {}
+        return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier), **own}
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
         """Return the encoder of a row's prompt: it shows the tools of the row's environment, if there is one.

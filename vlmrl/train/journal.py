@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO, get_args
 
 import numpy as np
 import torch
@@ -43,10 +43,37 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.rollouts import RolloutFiles
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.types import NO_SCORE, Group, Score
+from vlmrl.types import NO_SCORE, Ending, Group, Score, ScoredSample
 from vlmrl.workers.frames import pack
 
 LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+
+
+def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
+    """Return the metrics of the episodes among samples, per episode; {} without one.
+
+    They are the means of turns, calls, images, seconds of tools and measured numbers, the share of calls that failed,
+    and the shares of the endings.
+    """
+    episodes = [x for x in samples if x.ending is not None]
+    if not episodes:
+        return {}
+    num_calls = sum(len(turn.calls) for x in episodes for turn in x.turns)
+    failed = sum(turn.errors for x in episodes for turn in x.turns)
+    metrics = {
+        "episode/turns": fmean(sum(turn.role == "assistant" for turn in x.turns) for x in episodes),
+        "episode/calls": num_calls / len(episodes),
+        "episode/images": fmean(sum(len(turn.media) for turn in x.turns) for x in episodes),
+        "episode/tool_seconds": fmean(sum(turn.seconds for turn in x.turns) for x in episodes),
+    }
+    if num_calls:
+        metrics["episode/tool_errors"] = failed / num_calls
+    for ending in get_args(Ending):
+        if share := fmean(x.ending == ending for x in episodes):
+            metrics[f"episode/ended/{ending.replace(' ', '_')}"] = share
+    for name in sorted({name for x in episodes for name in x.measured}):
+        metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
+    return metrics
 
 
 def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
@@ -72,6 +99,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
+    metrics |= episode_metrics(samples)
     if unavailable := sum(x.score.status == "unavailable" for x in samples):
         metrics["reward/unavailable"] = unavailable
     if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):
