@@ -19,7 +19,9 @@ Author = Literal["policy", "demonstration", "environment"]
 """Author of a segment: the trained model, a demonstration that it learns from, or a tool that answered the model."""
 Status = Literal["ok", "failed", "unavailable"]
 """State of a score: it exists, the reward has a bug, or a service that the reward needs is down."""
-Ending = Literal["answer", "done", "turn cut", "turn limit", "token limit", "image limit", "time limit", "environment"]
+EpisodeEnd = Literal[
+    "answer", "done", "turn cut", "turn limit", "token limit", "image limit", "time limit", "environment"
+]
 """Reason why an episode ended.
 
 answer: a turn without a call. done: the environment said so. turn cut: a turn reached `rollout.max_new_tokens`. turn,
@@ -222,7 +224,7 @@ class Sample:
     segments: tuple[Segment, ...] = ()
     turns: tuple[Turn, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    ending: Ending | None = None
+    ending: EpisodeEnd | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
 
@@ -408,7 +410,7 @@ class ScoredSample:
     value_targets: tuple[float, ...] | None = None
     turns: tuple[Turn, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
-    ending: Ending | None = None
+    ending: EpisodeEnd | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
 
 

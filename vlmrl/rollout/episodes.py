@@ -22,11 +22,11 @@ from vlmrl.data.images import image_hash
 from vlmrl.data.turns import TurnEncoder, followed, without_first
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
-from vlmrl.types import Call, Ending, Media, Sample, SamplingParams, Segment, Turn, hash64
+from vlmrl.types import Call, EpisodeEnd, Media, Sample, SamplingParams, Segment, Turn, hash64
 
 CUT_MARK = "\n[... cut ...]\n"
 """Text in the middle of an observation that was cut."""
-LIMITS: tuple[Ending, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
+LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
 """Endings by a limit: the response counts as cut, like one that reached the token limit."""
 POLL_SECONDS = 0.02
 """Longest wait for an engine while tools run, and the other way round."""
@@ -79,7 +79,7 @@ class _Episode:
     measured: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     has_begun: bool = False
-    ending: Ending | None = None
+    ending: EpisodeEnd | None = None
     fault: str = ""
     version: int = 0
 
@@ -291,9 +291,9 @@ class EpisodeEngine(Generator):
             return
         pictures = iter(images)
         content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
-        more = without_first(
-            e.kind.encoder.encode(content, media, f"an episode of {e.prompt.row.prompt_id}"), e.segments[-1].ids[-1]
-        )
+        place = f"an episode of {e.prompt.row.prompt_id}"
+        seen = e.kind.encoder.encode(content, media, place, images_before=e.prompt.num_images)
+        more = without_first(seen, e.segments[-1].ids[-1])
         if e.num_tokens + len(more.prompt_ids) + e.params.max_new_tokens > limits.tokens:
             self._end(e, "token limit")
             return
@@ -318,7 +318,7 @@ class EpisodeEngine(Generator):
                     part = f"{self._tokenizer.decode(head)}{CUT_MARK}{self._tokenizer.decode(tail)}"
             yield part
 
-    def _end(self, e: _Episode, ending: Ending, *, is_gone: bool = False) -> None:
+    def _end(self, e: _Episode, ending: EpisodeEnd, *, is_gone: bool = False) -> None:
         """End an episode; its environment is asked for its own reward, if it has one."""
         if e.kind.pool.own_reward and not is_gone:
             e.ending = ending
@@ -332,7 +332,7 @@ class EpisodeEngine(Generator):
         if e.turns:
             self._complete(e, "environment")
 
-    def _complete(self, e: _Episode, ending: Ending) -> None:
+    def _complete(self, e: _Episode, ending: EpisodeEnd) -> None:
         e.kind.pool.drop(e.key)
         del self._episodes[e.key]
         if e in self._next:

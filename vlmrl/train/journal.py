@@ -43,7 +43,7 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.rollouts import RolloutFiles
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.types import NO_SCORE, Ending, Group, Score, ScoredSample
+from vlmrl.types import NO_SCORE, EpisodeEnd, Group, Score, ScoredSample
 from vlmrl.workers.frames import pack
 
 LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -68,7 +68,7 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
     }
     if num_calls:
         metrics["episode/tool_errors"] = failed / num_calls
-    for ending in get_args(Ending):
+    for ending in get_args(EpisodeEnd):
         if share := fmean(x.ending == ending for x in episodes):
             metrics[f"episode/ended/{ending.replace(' ', '_')}"] = share
     for name in sorted({name for x in episodes for name in x.measured}):
