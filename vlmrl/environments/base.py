@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.types import Size
+from vlmrl.untrusted import parse_json
 
 ERROR = "error: "
 """Beginning of an observation in words about a bad call, or a tool's error."""
@@ -138,12 +138,12 @@ def _holds(value: Any, truth: Any) -> bool:
         return any(_holds(one, truth) for one in value.values())
     if isinstance(value, (list, tuple)):
         return any(_holds(one, truth) for one in value)
-    if isinstance(value, str):
-        if isinstance(truth, str):
-            return truth.strip() == value.strip()
-        try:
-            read = json.loads(value)
-        except ValueError:
-            return value.strip() == str(truth)
-        return not isinstance(read, str) and _holds(read, truth)
-    return False
+    if not isinstance(value, str):
+        return False
+    text = value.strip()
+    if text == str(truth).strip():
+        return True
+    try:
+        return text.startswith(("{", "[")) and _holds(parse_json(text), truth)
+    except ValueError:
+        return False

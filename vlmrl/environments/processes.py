@@ -29,7 +29,17 @@ from vlmrl.process import descendants, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.user_reward import read_user_file
 from vlmrl.types import Row, Size
-from vlmrl.workers.frames import PIPE_BYTES, TOKEN_BYTES, WHOLE, Frame, FrameBuffer, GarbledError, pack, pack_frame
+from vlmrl.workers.frames import (
+    CONTRACT,
+    PIPE_BYTES,
+    TOKEN_BYTES,
+    WHOLE,
+    Frame,
+    FrameBuffer,
+    GarbledError,
+    pack,
+    pack_frame,
+)
 from vlmrl.workers.images import pixels_of
 from vlmrl.workers.pool import Limits, Lost, Pool, Worker
 
@@ -114,10 +124,8 @@ class _Forks(Pool[str, int]):
     def _started(self, worker: Worker) -> None:
         assert worker.facts is not None
         if fatal := worker.facts.get("fatal"):
-            lines = "".join(f"\n  {excerpt(line, MOST_MESSAGE_CHARS)}" for line in fatal["lines"])
-            kind = "" if fatal["kind"] == "contract" else f"{fatal['kind']}: "
-            message = f"{kind}{excerpt(fatal['message'], MOST_MESSAGE_CHARS)}{lines}"
-            raise RewardError(f"the environment cannot be loaded: {message}", where=self.user.file, hint=fatal["hint"])
+            words = _words(fatal)
+            raise RewardError(f"the environment cannot be loaded: {words}", where=self.user.file, hint=fatal["hint"])
 
     def _lost(self, worker: Worker, lost: Lost) -> Iterable[tuple[str, int]]:
         how = lost.signal or lost.ending or lost.text
@@ -425,9 +433,8 @@ class EnvironmentPool:
     def _take(self, episode: _Process, frame: Frame) -> None:
         body = frame.body
         if fault := body.get("fault"):
-            lines = "; ".join(map(str, fault["lines"][-2:]))
-            why = f"{fault['kind']}: {excerpt(str(fault['message']), MOST_MESSAGE_CHARS)}"
-            self._stop(episode, over_time=False, why=f"{why} ({excerpt(lines, MOST_MESSAGE_CHARS)})" if lines else why)
+            hint = f"; {excerpt(str(fault['hint']), MOST_MESSAGE_CHARS)}" if fault["hint"] else ""
+            self._stop(episode, over_time=False, why=_words(fault) + hint)
             return
         parts = [part if isinstance(part, str) else frame.blobs[part] for part in body["parts"]]
         done = body.get("done")
@@ -443,6 +450,13 @@ class EnvironmentPool:
     def _stop(self, episode: _Process, *, over_time: bool, why: str) -> None:
         self.drop(episode.key)
         self._outcomes.append((episode.key, Stopped(over_time, why)))
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    """Return an error of the user's code (`describe_error`) in words, with the lines that raised it."""
+    kind = "" if error["kind"] == CONTRACT else f"{excerpt(str(error['kind']), MOST_MESSAGE_CHARS)}: "
+    lines = "; ".join(excerpt(str(line), MOST_MESSAGE_CHARS) for line in error["lines"][-2:])
+    return f"{kind}{excerpt(str(error['message']), MOST_MESSAGE_CHARS)}" + (f" ({lines})" if lines else "")
 
 
 def _said(forks: _Forks) -> str:

@@ -240,7 +240,7 @@ class Episode:
         parameters = signature.parameters
         is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         values = {**more, **fields} if is_open else {k: v for k, v in {**more, **fields}.items() if k in parameters}
-        return self._seen(_run(self.owner.reset, values), {})
+        return self._seen([_run(self.owner.reset, values)], {})
 
     def _turn(self, text: str, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
         """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
@@ -298,10 +298,10 @@ class Episode:
             return {}
         return {k: v for k, v in self.own.user.args.items() if k in inspect.signature(tool).parameters}
 
-    def _seen(self, result: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """Return an observation as JSON values and PNG files."""
+    def _seen(self, results: Sequence[Any], answer: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+        """Return what calls returned as JSON values and PNG files."""
         measured, notes = dict(answer.get("measured", {})), list[str]()
-        content = list(_content(result, measured, notes))
+        content = list(_joined(results, measured, notes))
         files = [self._png(part) for part in content if not isinstance(part, str)]
         if len(files) > MOST_IMAGES:
             raise RewardError(f"an observation has {len(files)} images; the most is {MOST_IMAGES}")
@@ -347,6 +347,15 @@ def _run(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     return result
 
 
+def _joined(results: Sequence[Any], measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
+    """Yield the texts and images of several results; texts that follow each other are lines."""
+    after_text = False
+    for result in results:
+        for part in _content(result, measured, notes):
+            yield "\n" + part if isinstance(part, str) and after_text else part
+            after_text = isinstance(part, str)
+
+
 def _content(result: Any, measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
     """Yield the texts and PIL images of what a tool or `reset` returned, in order.
 
@@ -375,13 +384,7 @@ def _content(result: Any, measured: dict[str, float], notes: list[str]) -> Itera
     elif isinstance(result, Mapping) and result.get("type") in ("text", "image", "image_url"):
         yield from _content(_of_block(result), measured, notes)
     elif isinstance(result, (list, tuple)) and any(not isinstance(x, (int, float, bool)) for x in result):
-        before_text = False
-        for one in result:
-            for part in _content(one, measured, notes):
-                if isinstance(part, str) and before_text:
-                    part = "\n" + part
-                before_text = isinstance(part, str)
-                yield part
+        yield from _joined(result, measured, notes)
     else:
         try:
             yield json.dumps(result, ensure_ascii=False)
