@@ -16,14 +16,13 @@ import argparse
 import importlib.util
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, metadata
@@ -33,10 +32,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+from vlmrl.process import adopt_orphans, descendants, die_with_parent, end_on_sigterm, kill_all
+
 CALL_MINUTES = 9.0
 """Longest time of one call of this script."""
 LOG_CHARACTERS = 20_000
 """How much of what a measurement printed is kept in the log."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+TICK_SECONDS = 0.1
 HOW_TO_CARRY = """\
 fetch their wheels for the machine's Python, say 3.12, into a folder for --wheels:
   scripts/gpu-day --carry > carry.txt
@@ -74,6 +77,8 @@ class Measure:
         name: unique within its part.      target: "module:function"; it is called as `function(smoke, **args)` and
             yields `Row`s.
         limit_seconds: of its process, the start of Python included.      needs: modules that it imports.
+        times_compiling: whether it times compilation. Its Inductor cache is empty and its own then; all others share
+            one, so that nothing is compiled twice in a day.
     """
 
     name: str
@@ -81,6 +86,7 @@ class Measure:
     limit_seconds: int
     needs: tuple[str, ...] = CORE
     args: Mapping[str, Any] = field(default_factory=dict)
+    times_compiling: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ PARTS: dict[str, Part] = {
         (
             Measure("varlen", "gpu_kernels:varlen_rows", 45),
             Measure("vision", "gpu_kernels:vision_towers", 30),
-            Measure("flex", "gpu_kernels:flex_rows", 100),
+            Measure("flex", "gpu_kernels:flex_rows", 100, times_compiling=True),
         ),
         {
             "output": ("error_out", ".1e"),
@@ -130,7 +136,7 @@ PARTS: dict[str, Part] = {
         1,
         (
             Measure("layer", "gpu_kernels:layer_speed", 45),
-            Measure("graphs", "gpu_kernels:flex_graphs", 100),
+            Measure("graphs", "gpu_kernels:flex_graphs", 100, times_compiling=True),
         ),
         {
             "ms": ("milliseconds", ".2f"),
@@ -287,9 +293,14 @@ def run_apart(part: str, measures: Sequence[Measure], smoke: bool, seconds: floa
         return [line | {"outcome": f"skipped: needs {', '.join(dict.fromkeys(lacking))}"}]
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as folder:
         lines, printed = Path(folder, "lines.jsonl"), Path(folder, "printed.txt")
-        here = json.dumps([{"name": m.name, "target": m.target, "args": dict(m.args)} for m in measures])
-        command = [sys.executable, __file__, "--out", str(lines), "--here", here]
+        here = [{"name": m.name, "target": m.target, "args": dict(m.args)} for m in measures]
+        order = json.dumps({"parent": os.getpid(), "measures": here})
+        command = [sys.executable, __file__, "--out", str(lines), "--here", order]
         environment = os.environ | {"TMPDIR": folder, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        if any(m.times_compiling for m in measures):
+            environment[CACHE] = str(Path(folder, "inductor"))
+        else:
+            environment.setdefault(CACHE, str(Path.home() / ".cache" / "vlmrl-gpu-day"))
         with printed.open("wb") as output:
             process = subprocess.Popen(
                 [*command, "--smoke"] if smoke else command,
@@ -324,10 +335,33 @@ def _json_lines(path: Path) -> list[Row]:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its session: a run that it started must not keep the GPU."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End a process and all that it started: nothing of a measurement may keep the GPU."""
+    if process.poll() is None:
+        kill_all(lambda: [process.pid, *descendants(process.pid)])
     process.wait()
+
+
+def go_on_watched(parent: int, folder: Path) -> None:
+    """Go on in a child of this process, which waits and ends the child, with all that it started, if `parent` ends.
+
+    A parent that is killed cannot do that itself.
+    Args: folder: files of the measurement, which go too then.
+    """
+    adopt_orphans()
+    me, child = os.getpid(), os.fork()
+    if child == 0:
+        die_with_parent(me)
+        return
+    ended, status = 0, 0
+    while not ended and os.getppid() == parent:
+        time.sleep(TICK_SECONDS)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    kill_all(lambda: descendants(me))
+    if not ended:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def read_lines(path: Path, smoke: bool) -> list[Row]:
@@ -508,7 +542,9 @@ def main() -> None:
     if options.wheels:
         use_wheels(options.wheels.resolve())
     if options.here:
-        for measure in json.loads(options.here):
+        order = json.loads(options.here)
+        go_on_watched(order["parent"], options.out.parent)
+        for measure in order["measures"]:
             run_here(measure["name"], measure["target"], measure["args"], options.smoke, options.out)
         return
     names = [n for n, p in PARTS.items() if n in (options.part or PARTS) and options.call in (None, p.call)]
@@ -523,7 +559,12 @@ def main() -> None:
         if not options.smoke and facts_of(False)["device"] == "CPU":
             sys.exit(f"error: torch sees no GPU here\n\nhint: {NO_GPU_HINT}")
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        run_parts(names, options.out, 24 * 60 if options.smoke else min(options.minutes, CALL_MINUTES), options.smoke)
+        end_on_sigterm()
+        minutes = 24 * 60 if options.smoke else min(options.minutes, CALL_MINUTES)
+        try:
+            run_parts(names, options.out, minutes, options.smoke)
+        except KeyboardInterrupt:
+            sys.exit("interrupted; the same command goes on there")
     rows = [r for r in read_lines(options.out, options.smoke) if r["part"] in names]
     print("\n".join(json.dumps(r) for r in rows) if options.json else tables(rows))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,10 +35,14 @@ def broken(smoke):
     raise ValueError("no kernel for this")
 
 def hanging(smoke):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    code = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(code, start_new_session=True)
     open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}")
     yield {"case": "before", "figure": 1.0}
     time.sleep(600)
+
+def cached(smoke):
+    yield {"case": os.environ["TORCHINDUCTOR_CACHE_DIR"], "inside": os.environ["TMPDIR"]}
 
 def killed(smoke):
     yield {"case": "before", "figure": 1.0}
@@ -95,7 +100,7 @@ def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
         ("first", "done"),
         ("second", "done"),
         ("before", "done"),
-        ("killed", "failed, exit code -9"),
+        ("killed", "failed, exit code 137"),
         ("first", "done"),
         ("second", "done"),
     ]
@@ -116,6 +121,54 @@ def test_a_measurement_that_hangs_is_ended_with_what_it_started(fake, monkeypatc
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(alive, pids))
+
+
+DAY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv.pop(1))
+import gpu_day
+gpu_day.facts_of = lambda smoke: {"device": "Fake 1", "torch": "2", "smoke": smoke}
+gpu_day.PARTS["kernels"] = gpu_day.Part("a test", 1, (gpu_day.Measure("hanging", "fake:hanging", 600),), {})
+gpu_day.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_day_that_is_killed_leaves_no_process_and_no_files(fake, number):
+    """What a measurement started goes too, even in a session of its own."""
+    command = [sys.executable, "-c", DAY, str(BENCH), "--smoke", "--part", "kernels", "--out", str(fake / "day.jsonl")]
+    temporary = fake / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"PIDS": str(fake / "pids"), "TMPDIR": str(temporary)}
+    day = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (pids := (fake / "pids").read_text().split() if (fake / "pids").exists() else []):
+        assert time.monotonic() < end and day.poll() is None
+        time.sleep(0.05)
+    day.send_signal(number)
+    _, shown = day.communicate(timeout=60)
+    assert shown == ("" if number == signal.SIGKILL else "interrupted; the same command goes on there\n")
+    end = time.monotonic() + 20
+    while (any(alive(int(pid)) for pid in pids) or list(temporary.iterdir())) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(int(pid)) for pid in pids) and not list(temporary.iterdir())
+
+
+def test_all_measurements_share_one_inductor_cache_but_those_that_time_compiling(fake, monkeypatch):
+    monkeypatch.delenv(gpu_day.CACHE, raising=False)
+    timed = Measure("timed", "fake:cached", 60, times_compiling=True)
+    use(monkeypatch, a=part(measure("cached"), timed), b=part(measure("cached")))
+    out = fake / "day.jsonl"
+    run_parts(["a", "b"], out, 9, False)
+    first, own, second = read_lines(out, False)
+    assert first["case"] == second["case"] == str(Path.home() / ".cache" / "vlmrl-gpu-day")
+    assert first["inside"] != second["inside"] and own["case"].startswith(own["inside"])
+    monkeypatch.setenv(gpu_day.CACHE, str(fake / "mine"))
+    run_parts(["a"], fake / "other.jsonl", 9, False)
+    assert [r["case"] == str(fake / "mine") for r in read_lines(fake / "other.jsonl", False)] == [True, False]
+    assert {m.name for p in PARTS.values() for m in p.measures if m.times_compiling} == {"flex", "graphs"}
 
 
 def test_what_the_end_of_a_call_cuts_off_is_left_for_the_next_one(fake, monkeypatch, capsys):
@@ -201,7 +254,7 @@ def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypat
         "| first | done | yes | 1.5 |  |",
         "| second | done | **no** | 2.5 | a / b |",
         "| before | done | - | 1.0 |  |",
-        "| killed | failed, exit code -9 | - | - | it printed nothing |",
+        "| killed | failed, exit code 137 | - | - | it printed nothing |",
     ]
 
 
