@@ -29,8 +29,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from vlmrl.process import adopt_orphans, descendants, die_with_parent, end_on_sigterm, kill_all
 
@@ -112,6 +112,7 @@ def _cases(patterns: Sequence[str], limit_seconds: int, needs: tuple[str, ...] =
 
 
 PATHS = ("shared-varlen", "packed-varlen", "padded-sdpa")
+LARGE = "taxon/Qwen2.5-VL-7B"
 PARTS: dict[str, Part] = {
     "kernels": Part(
         "attention kernels beside a float32 oracle: packed rows and vision towers, by heads and head width",
@@ -149,16 +150,28 @@ PARTS: dict[str, Part] = {
         "ten rows compile no more graphs than they have padded lengths",
     ),
     "updates": Part(
-        "a training update of the TaxonRL shape: two 800-pixel images, 16 responses of 300 tokens",
+        "an update of the TaxonRL shape (two 800-pixel images, 16 responses of 300 tokens), and over 16,384 text tokens",
         2,
         (
-            *_cases([f"taxon/Qwen2.5-VL-3B/adamw/{path}" for path in PATHS], 60),
-            *_cases([f"taxon/Qwen2.5-VL-7B/LoRA64/{path}" for path in PATHS], 60, ADAPTERS),
+            *_cases([f"taxon/Qwen2.5-VL-3B/adamw/{path}" for path in PATHS], 50),
+            *(
+                Measure(
+                    f"{LARGE}/{path}",
+                    "gpu:measure_first_that_fits",
+                    60,
+                    (*ADAPTERS, "pydantic"),
+                    {"patterns": [f"{LARGE}/{trained}/{path}" for trained in ("adamw_bf16_kahan", "LoRA64")]},
+                )
+                for path in PATHS
+            ),
+            *_cases(["text/Qwen3-VL-4B/LoRA16/shared-varlen"], 45, ADAPTERS),
         ),
         {
             "s an update": ("seconds", ".2f"),
             "response tokens/s": ("response_tokens_per_s", ",.0f"),
             "tokens computed": ("computed_tokens", ","),
+            "tokens computed/s": ("computed_tokens_per_s", ",.0f"),
+            "MFU as prime-rl counts": ("mfu_prime_rl", ".1%"),
             "MFU of the work done": ("mfu_done", ".1%"),
             "MFU of the padded equivalent": ("mfu_worth", ".1%"),
             "peak GiB": ("peak_gib", ".1f"),
