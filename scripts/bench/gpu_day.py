@@ -41,9 +41,11 @@ LOG_CHARACTERS = 20_000
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 TICK_SECONDS = 0.1
 HOW_TO_CARRY = """\
-fetch their wheels for the machine's Python, say 3.12, into a folder for --wheels:
+fetch their wheels for the machine's Python, say 3.12, into a folder for --wheels (scripts/gpu-day --bare DIR does it):
   scripts/gpu-day --carry > carry.txt
   pip download --no-deps --only-binary :all: --python-version 3.12 -r carry.txt -d wheels"""
+CARRIED_BYTES, PROJECT_BYTES = 64 << 20, 17 << 20
+"""How much may be carried to a lent machine, and how much of that this project's files take."""
 USUALLY_THERE = ("accelerate", "peft", "pillow", "pyarrow", "scipy")
 """Packages beside torch, torchvision and transformers that GPU images have; their wheels are the large ones."""
 NO_GPU_HINT = "`nvidia-smi` shows the driver; --smoke runs toy sizes on the CPU"
@@ -150,7 +152,7 @@ PARTS: dict[str, Part] = {
         "ten rows compile no more graphs than they have padded lengths",
     ),
     "updates": Part(
-        "an update of the TaxonRL shape (two 800-pixel images, 16 responses of 300 tokens), and over 16,384 text tokens",
+        "an update of the TaxonRL shape (two 800-pixel images, 16 responses of 300 tokens), and of 16,384 text tokens",
         2,
         (
             *_cases([f"taxon/Qwen2.5-VL-3B/adamw/{path}" for path in PATHS], 50),
@@ -472,6 +474,17 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
+def check_size(folder: Path) -> None:
+    """End with an error when these wheels, which a smoke run tries, are too large to be carried to a lent machine."""
+    size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
+    room = CARRIED_BYTES - PROJECT_BYTES
+    if size > room:
+        message = (
+            f"the wheels in {folder} take {size / 2**20:.1f} MiB; {room >> 20} MiB can be carried beside the project"
+        )
+        sys.exit(f"error: {message}\n\nhint: scripts/gpu-day --carry --have NAMES leaves out what the machine has")
+
+
 def use_wheels(folder: Path) -> None:
     """Unpack wheels into a folder beside them and let this process and those it starts import from there."""
     target = folder / "unpacked"
@@ -553,6 +566,8 @@ def main() -> None:
     parser.add_argument("--here", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.wheels:
+        if options.smoke and not options.here:
+            check_size(options.wheels.resolve())
         use_wheels(options.wheels.resolve())
     if options.here:
         order = json.loads(options.here)
@@ -580,6 +595,8 @@ def main() -> None:
             sys.exit("interrupted; the same command goes on there")
     rows = [r for r in read_lines(options.out, options.smoke) if r["part"] in names]
     print("\n".join(json.dumps(r) for r in rows) if options.json else tables(rows))
+    if options.smoke and not all(r["outcome"] == "done" and r["ok"] is not False for r in rows):
+        sys.exit("error: a line above is not done, or not ok")
 
 
 if __name__ == "__main__":

@@ -109,13 +109,13 @@ def test_the_text_case_has_the_shape_and_the_count_that_prime_rl_published():
     assert "6,229 tokens/s, MFU 21.7%, 23.3 GiB" in gpu.TEXT_NOTE and "no image" in gpu.TEXT_NOTE
 
 
-@pytest.mark.parametrize(("card", "trained"), [("H100", "LoRA64"), ("H200", "adamw_bf16_kahan")])
-def test_the_7b_case_is_the_first_that_fits_the_card_by_the_memory_plan(card, trained):
+@pytest.mark.parametrize(("name", "trained"), [("H100", "LoRA64"), ("H200", "adamw_bf16_kahan")])
+def test_the_7b_case_is_the_first_that_fits_the_gpu_by_the_memory_plan(name, trained):
     by_name = {c.name: c for c in gpu.plan(False)}
     cases = [by_name[f"taxon/Qwen2.5-VL-7B/{way}/shared-varlen"] for way in ("adamw_bf16_kahan", "LoRA64")]
-    chosen, words = gpu.first_that_fits(cases, False, parse_gpu(card))
+    chosen, words = gpu.first_that_fits(cases, False, parse_gpu(name))
     assert chosen.name == f"taxon/Qwen2.5-VL-7B/{trained}/shared-varlen"
-    assert words.endswith({"H100": " of 79 GiB", "H200": " of 140 GiB"}[card])
+    assert words.endswith({"H100": " of 79 GiB", "H200": " of 140 GiB"}[name])
 
 
 def test_the_day_measures_the_case_that_fits_and_says_why(monkeypatch):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(BENCH))
 
 import gpu_day  # noqa: E402
 import gpu_kernels  # noqa: E402
-from gpu_day import PARTS, Measure, Part, carried, is_finished, read_lines, run_parts, tables  # noqa: E402
+from gpu_day import PARTS, PROJECT_BYTES, Measure, Part, carried, is_finished, read_lines, run_parts, tables  # noqa: E402
 from gpu_profile import covered  # noqa: E402
 
 FAKE = """
@@ -278,6 +278,58 @@ def test_wheels_are_imported_from_their_folder(tmp_path):
         "import os, carried_thing; print(carried_thing.WORD, 'unpacked' in os.environ['PYTHONPATH'])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "here True\n"
+
+
+def test_wheels_that_cannot_be_carried_are_refused_before_anything_runs(tmp_path, monkeypatch):
+    with (tmp_path / "large-1.0-py3-none-any.whl").open("wb") as file:
+        file.truncate(gpu_day.CARRIED_BYTES - gpu_day.PROJECT_BYTES)
+    gpu_day.check_size(tmp_path)
+    (tmp_path / "more-1.0-py3-none-any.whl").write_bytes(b"x")
+    monkeypatch.setattr(sys, "argv", ["gpu-day", "--smoke", "--wheels", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"take 47\.0 MiB; 47 MiB can be carried beside the project"):
+        gpu_day.main()
+
+
+def test_the_project_takes_no_more_of_what_is_carried_than_is_planned():
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sum((ROOT / n).lstat().st_size for n in names.split("\0") if n and (ROOT / n).exists()) <= PROJECT_BYTES
+
+
+def test_a_smoke_run_with_a_line_that_is_not_ok_is_an_error(fake, monkeypatch, capsys):
+    use(monkeypatch, a=part(measure("good")))
+    monkeypatch.setattr(sys, "argv", ["gpu-day", "--smoke", "--out", str(fake / "day.jsonl")])
+    with pytest.raises(SystemExit, match="a line above is not done, or not ok"):
+        gpu_day.main()
+    assert "| second | done | **no** |" in capsys.readouterr().out
+
+
+FAKE_TOOL = """#!/usr/bin/env bash
+printf '%s ' "$(basename "$0")" "$@" >> "$LOG"; echo >> "$LOG"
+[ "$1" != venv ] || { mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python"; }
+"""
+
+
+def test_the_bare_environment_has_what_a_lent_machine_has_and_runs_every_part(tmp_path):
+    for name in ("uv", "project-python"):
+        (tmp_path / name).write_text(FAKE_TOOL)
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "PYTHON": "./project-python",
+    }
+    command = [ROOT / "scripts" / "gpu-day", "--bare", "new/folder", "python3.12"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    folder, script = tmp_path / "new" / "folder", BENCH / "gpu_day.py"
+    assert (tmp_path / "log").read_text().splitlines() == [
+        f"uv venv --quiet --seed --python python3.12 {folder}/env ",
+        f"uv pip install --quiet --python {folder}/env/bin/python torch==2.11.* torchvision transformers==5.17.* "
+        + " ".join(gpu_day.USUALLY_THERE)
+        + " ",
+        f"project-python {script} --carry ",
+        f"python -m pip download --quiet --no-deps --only-binary :all: -r {folder}/carry.txt -d {folder}/wheels ",
+        f"python {script} --smoke --wheels {folder}/wheels --out {folder}/gpu-day.jsonl ",
+    ]
 
 
 @pytest.mark.slow
