@@ -1,6 +1,7 @@
 """The GPU day: everything of vlmrl that only a GPU can measure, in parts that run alone and end in time.
 
     scripts/gpu-day [--part NAME ...] [--call 1|2|3] [--minutes 9] [--out gpu-day.jsonl] [--smoke]
+    scripts/gpu-day --bare DIR [PYTHON]     makes the environment of a lent machine and tries everything there
 
 Each measurement runs in a process of its own under a time limit. Its lines are added to `--out`, and what it printed to
 the log beside that file. A measurement that fails, hangs or lacks a library becomes a line that says so,
