@@ -19,14 +19,15 @@ LEVELS = {
     "__init__": 1, "algo": 1, "store": 1, "workers": 1,
     "rewards": 2, "svg": 2,
     "recipe": 3,
-    "data": 4, "model": 4, "dist": 4, "services": 4,
-    "tasks": 5, "rollout": 5, "checkpoint": 5, "loggers": 5,
-    "reward_check": 6, "setup": 6,
-    "evaluate": 7, "diagnose": 7,
-    "train": 8, "report": 8,
-    "launch": 9, "demo": 9,
-    "cli": 10,
-    "__main__": 11,
+    "model": 4, "dist": 4, "services": 4,
+    "data": 5,
+    "tasks": 6, "rollout": 6, "checkpoint": 6, "loggers": 6,
+    "reward_check": 7, "setup": 7,
+    "evaluate": 8, "diagnose": 8,
+    "train": 9, "report": 9,
+    "launch": 10, "demo": 10,
+    "cli": 11,
+    "__main__": 12,
 }  # fmt: skip
 """Top-level name under vlmrl/ -> level. Imports go downward only; packages of one level do not import each other."""
 

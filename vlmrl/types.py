@@ -77,7 +77,7 @@ class Turn:
 class Message:
     """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
