@@ -341,11 +341,14 @@ class Encoder:
         marked = self.render([guard_message(self.control, m) for m in messages])
         return self.encode_rendered(row, marked, images, self.control)
 
-    def encode_rendered(self, row: Row, marked: str, images: Sequence[Image], control: ControlTokens) -> EncodedPrompt:
+    def encode_rendered(
+        self, row: Row, marked: str, images: Sequence[Image], control: ControlTokens, images_before: int = 0
+    ) -> EncodedPrompt:
         """Return the token ids and pixels of a text that the chat template wrote from text guarded by `control`.
 
         Args:
             row: with the images as `media`.
+            images_before: number of images of the conversation before this text.
         Raises: DataError when the text does not hold one placeholder for each image, or the processor refuses them.
         """
         self.require_sizes(row)
@@ -354,7 +357,7 @@ class Encoder:
         if not images:
             return EncodedPrompt(row, text, short, (0,) * len(short), {}, 0, 0, (), short)
         if not hasattr(self.processor.image_processor, "merge_size"):
-            return self._encode_whole(row, marked, short, images, control)
+            return self._encode_whole(row, marked, short, images, control, images_before)
         features = [self._image_features(row, media, image) for media, image in zip(row.media, images, strict=True)]
         # Patches of each image, [p, ...] -> of all images in order, [sum of p, ...]; image_grid_thw: [images, 3].
         joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
@@ -397,19 +400,27 @@ class Encoder:
         return kinds, tensors
 
     def _encode_whole(
-        self, row: Row, marked: str, short: tuple[int, ...], images: Sequence[Image], control: ControlTokens
+        self,
+        row: Row,
+        marked: str,
+        short: tuple[int, ...],
+        images: Sequence[Image],
+        control: ControlTokens,
+        images_before: int = 0,
     ) -> EncodedPrompt:
         """Encode a prompt for a family without a grid of patches.
 
         The processor makes ids and tensors of all images together, because it alone knows how many tokens an image gets
         (tiles, crops, pooled patches).
         """
-        key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
         text, processor = control.reveal(marked), self.processor
-        prompt = text
+        settings = {"return_tensors": "pt", "add_special_tokens": False}
+        if images_before and getattr(processor, "default_use_image_id", False):  # MiniCPM-V would number from 0
+            marked, settings["use_image_id"] = self._numbered(marked, images_before), False
+        key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
+        prompt = control.reveal(marked)
         if control.is_ambiguous(marked):
             prompt, processor = marked, control.processor_over(processor)
-        settings = {"return_tensors": "pt", "add_special_tokens": False}
         outputs = self._cached(key, row, lambda: processor(text=[prompt], images=list(images), **settings))
         ids = tuple(outputs["input_ids"][0].tolist())
         kinds = outputs.get("mm_token_type_ids", outputs.get("token_type_ids"))  # [1, P]
@@ -426,6 +437,13 @@ class Encoder:
         return EncodedPrompt(
             row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images), seen
         )
+
+    def _numbered(self, marked: str, number: int) -> str:
+        """Return the text with the number of its image before each placeholder; the first image has this number."""
+        p = self.processor
+        first, *rest = marked.split(p.image_token)
+        texts = enumerate(rest, start=number)
+        return first + "".join(f"{p.image_id_start_token}{i}{p.image_id_end_token}{p.image_token}{t}" for i, t in texts)
 
     def require_placeholders(self, marked: str, num_images: int, row: Row) -> None:
         """Raise a DataError when the chat template did not write one placeholder for each image."""

@@ -101,7 +101,7 @@ class TurnEncoder:
         names = "".join(encoder.control.names)
         self.control = ControlTokens(encoder.processor, lambda text: names + self._suffix(text))
 
-    def encode(self, parts: Sequence[Part], media: Sequence[Media], place: str) -> EncodedPrompt:
+    def encode(self, parts: Sequence[Part], media: Sequence[Media], place: str, *, images_before: int) -> EncodedPrompt:
         """Return the tokens from the end of an assistant's turn to the beginning of the next one.
 
         The first token often ends the assistant's turn; see `without_first`. Control tokens in the texts stay letters.
@@ -110,6 +110,7 @@ class TurnEncoder:
             parts: texts and images (RGB) in order. Texts that follow each other are joined.
             media: the images by content, in order.
             place: of the observation, for errors.
+            images_before: number of images in the prompt and in the turns before; some processors write it.
         Returns: `text` and all else are of the observation alone.
         Raises: DataError when the processor refuses an image.
         """
@@ -118,7 +119,7 @@ class TurnEncoder:
         frame = self._frame(shape)
         marked = frame.filled([self.control.guard(text) for text in frame.trimmed(texts)])
         row = Row(place, "", "", {}, tuple(media), origin=place)
-        return self.encoder.encode_rendered(row, marked, images, self.control)
+        return self.encoder.encode_rendered(row, marked, images, self.control, images_before)
 
     def _require_role(self) -> None:
         """Raise a DataError unless observations can be shown in this role."""

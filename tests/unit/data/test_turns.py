@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,14 @@ def pictures(*sizes: tuple[int, int]) -> tuple[list[Media], list[Any]]:
     return media, [image(width * height, width, height) for width, height in sizes]
 
 
+def observed(turns: TurnEncoder, *parts: str | tuple[int, int], images_before: int = 1) -> EncodedPrompt:
+    """An observation of texts and of images of these sizes."""
+    media, images = pictures(*(p for p in parts if not isinstance(p, str)))
+    rest = iter(images)
+    shown = [p if isinstance(p, str) else next(rest) for p in parts]
+    return turns.encode(shown, media, "here", images_before=images_before)
+
+
 def stream(
     turns: TurnEncoder, prompt: str, exchanges: Sequence[tuple[str, Sequence[Any], bool]], end: str
 ) -> tuple[EncodedPrompt, EncodedPrompt]:
@@ -117,8 +126,7 @@ def stream(
     messages = [own]
     for said, parts, is_ended in exchanges:
         media, images = pictures(*(p for p in parts if not isinstance(p, str)))
-        rest = iter(images)
-        seen = turns.encode([p if isinstance(p, str) else next(rest) for p in parts], media, "here")
+        seen = observed(turns, *parts, images_before=len(all_media))
         assert seen.prompt_ids[0] == end_id
         sampled = encoder.encode_text(said) + ((end_id,) if is_ended else ())
         now = followed(now, sampled, without_first(seen, sampled[-1]))
@@ -154,8 +162,7 @@ def test_the_tokens_of_an_observation_by_hand(plain):
     def letters(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    media, images = pictures((56, 56))
-    found = plain.encode(["same? ", images[0], "3"], media, "here")
+    found = observed(plain, "same? ", (56, 56), "3")
     opening = [special("<|im_end|>"), *letters("\n"), special("<|im_start|>"), *letters("tool\nsame? ")]
     closing = [*letters("3"), special("<|im_end|>"), *letters("\n"), special("<|im_start|>"), *letters("assistant\n")]
     pads = [special("<|vision_start|>"), *[special("<|image_pad|>")] * 4, special("<|vision_end|>")]
@@ -167,7 +174,7 @@ def test_the_tokens_of_an_observation_by_hand(plain):
         "<|im_end|>\n<|im_start|>tool\nsame? <|vision_start|><|image_pad|><|vision_end|>3<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert found.row.media == tuple(media) and found.seen_sizes == ((56, 56),)
+    assert found.row.media == (Media("picture-56-56", 56, 56),) and found.seen_sizes == ((56, 56),)
     rest = without_first(found, special("<|im_end|>"))
     assert (rest.prompt_ids, rest.kinds) == (found.prompt_ids[1:], found.kinds[1:])
     assert rest.unexpanded_ids == found.unexpanded_ids[1:]
@@ -186,7 +193,7 @@ def test_a_template_that_does_not_show_tools_shows_users(with_template, name):
     assert turns.role == "user" and list(turns.problems) == ["tool"]
     with pytest.raises(DataError, match=why):
         raise DataError(turns.problems["tool"])
-    assert "<|im_start|>user\nseen<|im_end|>" in turns.encode(["seen"], [], "here").text
+    assert "<|im_start|>user\nseen<|im_end|>" in observed(turns, "seen").text
 
 
 @pytest.mark.parametrize("name", NEITHER)
@@ -242,8 +249,7 @@ WORDS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 @given(before=WORDS, behind=WORDS, has_image=st.booleans())
 def test_any_text_of_a_tool_stays_letters(plain, before, behind, has_image):
     tokenizer, names = plain.encoder.tokenizer, plain.control.names
-    media, images = pictures(*[(56, 56)] * has_image)
-    found = plain.encode([before, *images, behind], media, "here")
+    found = observed(plain, before, *[(56, 56)] * has_image, behind)
     picture = "<|vision_start|><|image_pad|><|vision_end|>" * has_image
     assert found.text == f"<|im_end|>\n<|im_start|>tool\n{before}{picture}{behind}<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(found.unexpanded_ids) == found.text
@@ -279,7 +285,7 @@ def test_tokens_that_only_an_observation_has_stay_letters_in_it(tiny_processor):
     processor.chat_template = chat(of_tool("<seen>\n\n" + CONTENT))
     turns = TurnEncoder(Encoder(processor))
     seen, lines = processor.tokenizer.convert_tokens_to_ids(["<seen>", "\n\n"])
-    ids = turns.encode(["a <seen>\n\nb"], [], "here").prompt_ids
+    ids = observed(turns, "a <seen>\n\nb").prompt_ids
     assert ids.count(seen) == 1 and ids.count(lines) == 2  # line breaks open nothing
     assert "<seen>" not in turns.encoder.control.names
 
@@ -289,25 +295,22 @@ def test_frames_are_rendered_once(with_template, monkeypatch):
     rendered: list[Any] = []
     right = chat_template.WORKER.render
     monkeypatch.setattr(chat_template.WORKER, "render", lambda *given: rendered.append(given) or right(*given))
-    media, images = pictures((56, 56), (84, 56))
-    for parts in (["a"], ["b"], ["b", "c", ""], [images[0], "a"], [images[1], "b"]):
-        turns.encode(parts, media[: len(parts) - 1] if images[0] in parts or images[1] in parts else [], "here")
+    for parts in (["a"], ["b"], ["b", "c", ""], [(56, 56), "a"], [(84, 56), "b"]):
+        observed(turns, *parts)
     assert not rendered
     for number in range(3):
-        turns.encode([f"{number}", *images, "x"], media, "here")
+        observed(turns, f"{number}", (56, 56), (84, 56), "x")
     assert len(rendered) == 1
 
 
 def test_an_empty_observation_is_a_turn(plain):
-    assert plain.encode([], [], "here").prompt_ids == plain.encode([""], [], "here").prompt_ids
-    assert plain.encode([], [], "here").text == "<|im_end|>\n<|im_start|>tool\n<|im_end|>\n<|im_start|>assistant\n"
+    empty = observed(plain)
+    assert empty.text == "<|im_end|>\n<|im_start|>tool\n<|im_end|>\n<|im_start|>assistant\n"
+    assert empty.prompt_ids == observed(plain, "").prompt_ids
 
 
 def test_an_unknown_size_leaves_none_known(plain):
-    from dataclasses import replace
-
-    media, images = pictures((56, 56))
-    seen = plain.encode(images, media, "here")
+    seen, (media, images) = observed(plain, (56, 56)), pictures((56, 56))
     prompt = plain.encoder.encode(row_of(*media), [Message("user", "<image>")], images)
     assert followed(prompt, (5,), seen).seen_sizes == ((56, 56), (56, 56))
     assert followed(replace(prompt, seen_sizes=()), (5,), seen).seen_sizes == ()
