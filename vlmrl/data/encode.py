@@ -360,7 +360,8 @@ class Encoder:
             return self._encode_whole(row, marked, short, images, control, images_before)
         features = [self._image_features(row, media, image) for media, image in zip(row.media, images, strict=True)]
         # Patches of each image, [p, ...] -> of all images in order, [sum of p, ...]; image_grid_thw: [images, 3].
-        joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
+        # One image is not copied: a copy takes longer than all the rest of an observation.
+        joined = features[0] if len(images) == 1 else {k: torch.cat([f[k] for f in features]) for k in features[0]}
         ids, kinds = self._expand(marked, joined, control)
         sizes = tuple(self._model_size(f) for f in features)
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images), sizes)
