@@ -235,6 +235,7 @@ def test_a_stream_is_the_whole_for_every_family(name, is_ended):
     processor.chat_template = ended.replace("[answer]", "[assistant]")
     turns = TurnEncoder(Encoder(processor))
     exchanges = [(said, parts, is_ended) for said, parts, _ in EXCHANGES[:2]]
+    exchanges.append(("So.", ["It writes <eos> ", (56, 56)], is_ended))
     assert_same(*stream(turns, "what?", exchanges, "<eos>"))
 
 
@@ -329,8 +330,8 @@ def test_a_template_that_shows_tools_gets_the_schemas(with_template):
     found = shown(encoder)
     assert found.text.count("Zooms into an <image>; never writes <|im_end|> itself.") == 1
     assert "You have" not in found.text and '"<|im_start|>": {"type": "string"}' in found.text
-    ends = found.prompt_ids.count(encoder.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    assert ends == 2 and encoder.tokenizer.decode(found.prompt_ids) == found.text
+    ends, starts = map(found.prompt_ids.count, encoder.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"]))
+    assert (ends, starts) == (2, 3) and encoder.tokenizer.decode(found.prompt_ids) == found.text
     assert shown(with_template(chat(head=SHAPED))).text.startswith("<|im_start|>user")
 
 
@@ -338,7 +339,7 @@ def test_a_template_that_shows_tools_gets_the_schemas(with_template):
     "head",
     [
         "",
-        "{% if tools and messages[0].role != 'system' %}{{ tools }}{% endif %}",
+        "{% if tools and messages[0].role != 'system' %}{{ tools | tojson }}{% endif %}",
         "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}",
         "{% if tools %}{{ raise_exception('no tools') }}{% endif %}",
         "{% if tools %}{{ tools | tojson(ensure_ascii=True) }}{% endif %}",
