@@ -134,6 +134,23 @@ def training_flops(model: Any, work: PassWork) -> Flops:
     return Flops(forward, backward)
 
 
+def prime_rl_flops(model: Any, tokens: int) -> float:
+    """Return the FLOPs of a pass over one sequence of text, with an adapter, as prime-rl counts them for its MFU.
+
+    4 for a frozen weight and a token (forward, and the gradient of the input), 6 for one of the adapter. Attention: 12
+    for a layer, a channel of the hidden size (in place of heads x head width) and a pair of tokens, as without a mask.
+
+    Source: src/prime_rl/trainer/perf.py of PrimeIntellect-ai/prime-rl.
+    """
+    text = model.config.get_text_config()
+    weights = {True: 0, False: 0}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and part_of(f"{name}.weight") in ("language", "embeddings"):
+            weights[module.weight.requires_grad] += module.weight.numel()
+    attention = 12 * text.num_hidden_layers * text.hidden_size * tokens
+    return float(tokens * (4 * weights[False] + 6 * weights[True] + attention))
+
+
 def _reads_embeddings(name: str) -> bool:
     """Return whether this linear layer of the text model reads the first layer's input."""
     return ".layers.0." in name and "lora_B" not in name and any(reader in name for reader in FIRST_READERS)

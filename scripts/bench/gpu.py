@@ -9,6 +9,7 @@ gradient checkpointing, gradient clipping and the optimizer's step, over one gro
 
     taxon   two images of 800 pixels, about 300 tokens of text, 16 responses of 300 tokens
     vfig    a prompt of 9,000 tokens with an image, 8 responses of up to 8,500
+    text    one sequence of 16,384 tokens without an image, as prime-rl measures (PUBLISHED)
 
     padded  transformers' own forward, each response behind its own copy of the prompt, padded to the longest
     packed  the same sequences one after another in rows, nothing padded
@@ -33,18 +34,22 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import transformers
-from flops import padded_work, training_flops
-from gpu_world import GIB, Case, World, one_pass, rank_of, shape_of, use_attention
+from flops import padded_work, prime_rl_flops, training_flops
+from gpu_world import GIB, Case, World, make_config, one_pass, rank_of, shape_of, use_attention
+
+if TYPE_CHECKING:
+    from vlmrl.setup.memory_sizes import Gpu
 
 PEAKS = {
     "NVIDIA H200": 989.4e12, "NVIDIA H200 NVL": 835.5e12, "NVIDIA H100 80GB HBM3": 989.4e12,
@@ -54,6 +59,10 @@ PEAKS = {
 }  # fmt: skip
 """torch's name of a device -> dense bfloat16 FLOPs a second, by its data sheet. Names are matched whole: "H20" is part
 of "H200", and has a seventh of its peak."""
+PUBLISHED = "prime-rl, Qwen3-4B, one H100, FlashAttention 3, compiled: 6,229 tokens/s, MFU 21.7%, 23.3 GiB"
+"""`RL LoRA(r=16)`, sequences of 16,384 tokens, recomputed activations: benchmarks/results/BENCHMARKS.md of
+PrimeIntellect-ai/prime-rl, January 2026."""
+TEXT_NOTE = f"no image; the text model has Qwen3-4B's shape, the vision tower is idle; published: {PUBLISHED}"
 
 
 def plan(smoke: bool) -> list[Case]:
@@ -65,8 +74,9 @@ def plan(smoke: bool) -> list[Case]:
     long: dict[str, Any] = {"rank": 64, "tokens_per_row": 65_536}
     three = (("shared", fast), ("packed", fast), ("padded", "sdpa"))
     cases = [Case("update", "taxon", small, p, b) for p, b in three]
-    # Adapters: all weights of a 7B model with kahan's 14 bytes each, 116 GB, fit no GPU of 80 GB.
-    cases += [Case("update", "taxon", large, p, b, **lora) for p, b in three]
+    # All weights of a 7B model with kahan's 14 bytes each, 116 GB, fit an H200; an H100 has room for adapters.
+    cases += [Case("update", "taxon", large, p, b, **way) for way in (kahan, lora) for p, b in three]
+    cases += [Case("update", "text", "Qwen3-VL-4B", "shared", fast, rank=16)]
     cases += [
         Case("update", "taxon", small, p, b)
         for p, b in (
@@ -114,6 +124,10 @@ def measure_update(case: Case, smoke: bool) -> dict[str, Any]:
     tokens, computed = sum(shape.responses), sum(work.tokens for work in works)
     name = torch.cuda.get_device_name() if cuda else "CPU"
     peak = PEAKS.get(name) if world.backward else None
+    text = {}
+    if case.work == "text":
+        counted = prime_rl_flops(world.model, computed)
+        text = {"mfu_prime_rl": counted / middle / peak if peak else None}
     return {
         "device": name,
         "seconds": middle,
@@ -128,7 +142,8 @@ def measure_update(case: Case, smoke: bool) -> dict[str, Any]:
         "mfu_done": done / middle / peak if peak else None,
         "mfu_worth": worth / middle / peak if peak else None,
         "peak_gib": torch.cuda.max_memory_allocated() / GIB if cuda else None,
-        "note": _note(name, world.backward),
+        **text,
+        "note": "; ".join(filter(None, [_note(name, world.backward), TEXT_NOTE if text else ""])),
     }
 
 
@@ -235,6 +250,50 @@ def measure_cases(smoke: bool, pattern: str) -> Iterator[dict[str, Any]]:
         pairs = [("ours_logp_mean", "stock_logp_mean"), ("ours_gradient", "stock_gradient")]
         known = [(result[a], result[b]) for a, b in pairs if result.get(a) is not None]
         yield result | {"ok": all(a <= ALLOWED_ERROR * b for a, b in known) if known else None}
+
+
+def first_that_fits(cases: Sequence[Case], smoke: bool, gpu: Gpu | None = None) -> tuple[Case, str]:
+    """(the first of these cases whose update fits the GPU by vlmrl's memory plan, else the last one; the plan's words).
+
+    Args: gpu: None = the one of this machine.
+    """
+    from vlmrl.model.model_facts import model_facts
+    from vlmrl.recipe.load import load_recipe
+    from vlmrl.setup.memory_fit import Target, find_cluster
+    from vlmrl.setup.memory_plan import TIGHT, UPDATE, make_plan
+    from vlmrl.setup.memory_sizes import PromptLengths
+
+    words = ""
+    for case in cases:
+        shape = shape_of(case, smoke)
+        prompts = PromptLengths(shape.prompt, sum(h * w // 4 for h, w in shape.grids), max(shape.responses))
+        with tempfile.TemporaryDirectory() as folder:
+            make_config(case.model, smoke).save_pretrained(folder)
+            values = {
+                "model.path": folder,
+                "model.device": "auto",
+                "model.gradient_checkpointing": "true",
+                "optim.name": case.optimizer,
+                "train.tokens_per_row": case.tokens_per_row,
+                "rollout.engine": "torch",
+            } | ({"lora.rank": case.rank} if case.rank else {})
+            loaded = load_recipe("fungi_im", overrides=[f"{key}={value}" for key, value in values.items()])
+            cluster = find_cluster(loaded, Target(gpu=gpu))
+            plan = make_plan(loaded, model_facts(loaded.recipe.model), cluster, prompts)
+        needs = next(phase.total for phase in plan.phases if phase.name == UPDATE)
+        words = f"by the memory plan {needs / GIB:.0f} of {cluster.each_bytes / GIB:.0f} GiB"
+        if needs <= TIGHT * cluster.each_bytes:
+            return case, words
+    return cases[-1], words
+
+
+def measure_first_that_fits(smoke: bool, patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Results of the first case that fits this GPU, for the GPU day."""
+    names = [pattern.replace("varlen", "sdpa") if smoke else pattern for pattern in patterns]
+    by_name = {case.name: case for case in plan(smoke)}
+    case, words = first_that_fits([by_name[name] for name in names], smoke)
+    for result in measure_cases(smoke, case.name):
+        yield result | {"note": "; ".join(filter(None, [result["note"], words]))}
 
 
 def run_apart(case: Case, limit: float) -> dict[str, Any]:

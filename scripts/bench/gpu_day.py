@@ -1,6 +1,7 @@
 """The GPU day: everything of vlmrl that only a GPU can measure, in parts that run alone and end in time.
 
     scripts/gpu-day [--part NAME ...] [--call 1|2|3] [--minutes 9] [--out gpu-day.jsonl] [--smoke]
+    scripts/gpu-day --bare DIR [PYTHON]     makes the environment of a lent machine and tries everything there
 
 Each measurement runs in a process of its own under a time limit. Its lines are added to `--out`, and what it printed to
 the log beside that file. A measurement that fails, hangs or lacks a library becomes a line that says so,
@@ -16,31 +17,36 @@ import argparse
 import importlib.util
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from vlmrl.process import adopt_orphans, descendants, die_with_parent, end_on_sigterm, kill_all
 
 CALL_MINUTES = 9.0
 """Longest time of one call of this script."""
 LOG_CHARACTERS = 20_000
 """How much of what a measurement printed is kept in the log."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+TICK_SECONDS = 0.1
 HOW_TO_CARRY = """\
-fetch their wheels for the machine's Python, say 3.12, into a folder for --wheels:
+fetch their wheels for the machine's Python, say 3.12, into a folder for --wheels (scripts/gpu-day --bare DIR does it):
   scripts/gpu-day --carry > carry.txt
   pip download --no-deps --only-binary :all: --python-version 3.12 -r carry.txt -d wheels"""
+CARRIED_BYTES, PROJECT_BYTES = 64 << 20, 17 << 20
+"""How much may be carried to a lent machine, and how much of that this project's files take."""
 USUALLY_THERE = ("accelerate", "peft", "pillow", "pyarrow", "scipy")
 """Packages beside torch, torchvision and transformers that GPU images have; their wheels are the large ones."""
 NO_GPU_HINT = "`nvidia-smi` shows the driver; --smoke runs toy sizes on the CPU"
@@ -74,6 +80,8 @@ class Measure:
         name: unique within its part.      target: "module:function"; it is called as `function(smoke, **args)` and
             yields `Row`s.
         limit_seconds: of its process, the start of Python included.      needs: modules that it imports.
+        times_compiling: whether it times compilation. Its Inductor cache is empty and its own then; all others share
+            one, so that nothing is compiled twice in a day.
     """
 
     name: str
@@ -81,6 +89,7 @@ class Measure:
     limit_seconds: int
     needs: tuple[str, ...] = CORE
     args: Mapping[str, Any] = field(default_factory=dict)
+    times_compiling: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ def _cases(patterns: Sequence[str], limit_seconds: int, needs: tuple[str, ...] =
 
 
 PATHS = ("shared-varlen", "packed-varlen", "padded-sdpa")
+LARGE = "taxon/Qwen2.5-VL-7B"
 PARTS: dict[str, Part] = {
     "kernels": Part(
         "attention kernels beside a float32 oracle: packed rows and vision towers, by heads and head width",
@@ -113,7 +123,7 @@ PARTS: dict[str, Part] = {
         (
             Measure("varlen", "gpu_kernels:varlen_rows", 45),
             Measure("vision", "gpu_kernels:vision_towers", 30),
-            Measure("flex", "gpu_kernels:flex_rows", 100),
+            Measure("flex", "gpu_kernels:flex_rows", 100, times_compiling=True),
         ),
         {
             "output": ("error_out", ".1e"),
@@ -130,7 +140,7 @@ PARTS: dict[str, Part] = {
         1,
         (
             Measure("layer", "gpu_kernels:layer_speed", 45),
-            Measure("graphs", "gpu_kernels:flex_graphs", 100),
+            Measure("graphs", "gpu_kernels:flex_graphs", 100, times_compiling=True),
         ),
         {
             "ms": ("milliseconds", ".2f"),
@@ -143,16 +153,28 @@ PARTS: dict[str, Part] = {
         "ten rows compile no more graphs than they have padded lengths",
     ),
     "updates": Part(
-        "a training update of the TaxonRL shape: two 800-pixel images, 16 responses of 300 tokens",
+        "an update of the TaxonRL shape (two 800-pixel images, 16 responses of 300 tokens), and of 16,384 text tokens",
         2,
         (
-            *_cases([f"taxon/Qwen2.5-VL-3B/adamw/{path}" for path in PATHS], 60),
-            *_cases([f"taxon/Qwen2.5-VL-7B/LoRA64/{path}" for path in PATHS], 60, ADAPTERS),
+            *_cases([f"taxon/Qwen2.5-VL-3B/adamw/{path}" for path in PATHS], 50),
+            *(
+                Measure(
+                    f"{LARGE}/{path}",
+                    "gpu:measure_first_that_fits",
+                    60,
+                    (*ADAPTERS, "pydantic"),
+                    {"patterns": [f"{LARGE}/{trained}/{path}" for trained in ("adamw_bf16_kahan", "LoRA64")]},
+                )
+                for path in PATHS
+            ),
+            *_cases(["text/Qwen3-VL-4B/LoRA16/shared-varlen"], 45, ADAPTERS),
         ),
         {
             "s an update": ("seconds", ".2f"),
             "response tokens/s": ("response_tokens_per_s", ",.0f"),
             "tokens computed": ("computed_tokens", ","),
+            "tokens computed/s": ("computed_tokens_per_s", ",.0f"),
+            "MFU as prime-rl counts": ("mfu_prime_rl", ".1%"),
             "MFU of the work done": ("mfu_done", ".1%"),
             "MFU of the padded equivalent": ("mfu_worth", ".1%"),
             "peak GiB": ("peak_gib", ".1f"),
@@ -287,9 +309,14 @@ def run_apart(part: str, measures: Sequence[Measure], smoke: bool, seconds: floa
         return [line | {"outcome": f"skipped: needs {', '.join(dict.fromkeys(lacking))}"}]
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as folder:
         lines, printed = Path(folder, "lines.jsonl"), Path(folder, "printed.txt")
-        here = json.dumps([{"name": m.name, "target": m.target, "args": dict(m.args)} for m in measures])
-        command = [sys.executable, __file__, "--out", str(lines), "--here", here]
+        here = [{"name": m.name, "target": m.target, "args": dict(m.args)} for m in measures]
+        order = json.dumps({"parent": os.getpid(), "measures": here})
+        command = [sys.executable, __file__, "--out", str(lines), "--here", order]
         environment = os.environ | {"TMPDIR": folder, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        if any(m.times_compiling for m in measures):
+            environment[CACHE] = str(Path(folder, "inductor"))
+        else:
+            environment.setdefault(CACHE, str(Path.home() / ".cache" / "vlmrl-gpu-day"))
         with printed.open("wb") as output:
             process = subprocess.Popen(
                 [*command, "--smoke"] if smoke else command,
@@ -324,10 +351,33 @@ def _json_lines(path: Path) -> list[Row]:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its session: a run that it started must not keep the GPU."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End a process and all that it started: nothing of a measurement may keep the GPU."""
+    if process.poll() is None:
+        kill_all(lambda: [process.pid, *descendants(process.pid)])
     process.wait()
+
+
+def go_on_watched(parent: int, folder: Path) -> None:
+    """Go on in a child of this process, which waits and ends the child, with all that it started, if `parent` ends.
+
+    A parent that is killed cannot do that itself.
+    Args: folder: files of the measurement, which go too then.
+    """
+    adopt_orphans()
+    me, child = os.getpid(), os.fork()
+    if child == 0:
+        die_with_parent(me)
+        return
+    ended, status = 0, 0
+    while not ended and os.getppid() == parent:
+        time.sleep(TICK_SECONDS)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    kill_all(lambda: descendants(me))
+    if not ended:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def read_lines(path: Path, smoke: bool) -> list[Row]:
@@ -425,6 +475,17 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
+def check_size(folder: Path) -> None:
+    """End with an error when these wheels, which a smoke run tries, are too large to be carried to a lent machine."""
+    size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
+    room = CARRIED_BYTES - PROJECT_BYTES
+    if size > room:
+        message = (
+            f"the wheels in {folder} take {size / 2**20:.1f} MiB; {room >> 20} MiB can be carried beside the project"
+        )
+        sys.exit(f"error: {message}\n\nhint: scripts/gpu-day --carry --have NAMES leaves out what the machine has")
+
+
 def use_wheels(folder: Path) -> None:
     """Unpack wheels into a folder beside them and let this process and those it starts import from there."""
     target = folder / "unpacked"
@@ -506,9 +567,13 @@ def main() -> None:
     parser.add_argument("--here", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.wheels:
+        if options.smoke and not options.here:
+            check_size(options.wheels.resolve())
         use_wheels(options.wheels.resolve())
     if options.here:
-        for measure in json.loads(options.here):
+        order = json.loads(options.here)
+        go_on_watched(order["parent"], options.out.parent)
+        for measure in order["measures"]:
             run_here(measure["name"], measure["target"], measure["args"], options.smoke, options.out)
         return
     names = [n for n, p in PARTS.items() if n in (options.part or PARTS) and options.call in (None, p.call)]
@@ -523,9 +588,16 @@ def main() -> None:
         if not options.smoke and facts_of(False)["device"] == "CPU":
             sys.exit(f"error: torch sees no GPU here\n\nhint: {NO_GPU_HINT}")
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        run_parts(names, options.out, 24 * 60 if options.smoke else min(options.minutes, CALL_MINUTES), options.smoke)
+        end_on_sigterm()
+        minutes = 24 * 60 if options.smoke else min(options.minutes, CALL_MINUTES)
+        try:
+            run_parts(names, options.out, minutes, options.smoke)
+        except KeyboardInterrupt:
+            sys.exit("interrupted; the same command goes on there")
     rows = [r for r in read_lines(options.out, options.smoke) if r["part"] in names]
     print("\n".join(json.dumps(r) for r in rows) if options.json else tables(rows))
+    if options.smoke and not all(r["outcome"] == "done" and r["ok"] is not False for r in rows):
+        sys.exit("error: a line above is not done, or not ok")
 
 
 if __name__ == "__main__":

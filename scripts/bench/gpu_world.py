@@ -80,7 +80,8 @@ class Case:
 
     Args:
         kind: "update", "parity" or "cap".      path: "padded", "packed" or "shared".
-        work: "taxon", "vfig", or "row": taxon's prompt with responses that fill a row of 16,384 tokens.
+        work: "taxon", "vfig", "text" (one sequence without an image), or "row": taxon's prompt with responses that
+            fill a row of 16,384 tokens.
         backend: of packed rows; of padded ones "sdpa" or "stock".      optimizer: as `optim.name`.
         rank: of the adapter; 0 = all weights are trained.      tokens_per_row: budget of a row, or of a padded batch.
         cap_gib, ranks: of "cap": memory of one GPU, and over how many of them states are sharded.
@@ -177,6 +178,8 @@ class Shape:
 
 def shape_of(case: Case, smoke: bool) -> Shape:
     patch = MODELS[case.model][2]["patch_size"]
+    if case.work == "text":
+        return Shape((), 8, (24,)) if smoke else Shape((), 64, (16_320,))
     if case.work in ("taxon", "row"):
         side = round(800 / (2 * patch)) * 2 if not smoke else 10  # the processor's rounding: 58 x 14, 50 x 16 pixels
         grids, text, responses = ((side, side),) * 2, 12 if smoke else 300, (6,) * 4 if smoke else (300,) * 16
@@ -198,16 +201,13 @@ def make_items(shape: Shape, config: Any, dtype: torch.dtype) -> list[TrainItem]
     for rows, columns in shape.grids:
         ids += [START, *[IMAGE] * (rows * columns // vision.spatial_merge_size**2), END]
     ids += words(shape.prompt - len(ids))
-    patches = sum(rows * columns for rows, columns in shape.grids)
-    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    pixels = torch.randn(patches, width, generator=torch.Generator().manual_seed(0)).to(dtype)
-    grid = torch.tensor([[1, rows, columns] for rows, columns in shape.grids])
-    prompt = PromptTokens(
-        tuple(ids),
-        tuple(int(i == IMAGE) for i in ids),
-        {"pixel_values": pixels, "image_grid_thw": grid},
-        len(shape.grids),
-    )
+    images = {}
+    if shape.grids:
+        patches = sum(rows * columns for rows, columns in shape.grids)
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        pixels = torch.randn(patches, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+        images = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, *grid] for grid in shape.grids])}
+    prompt = PromptTokens(tuple(ids), tuple(int(i == IMAGE) for i in ids), images, len(shape.grids))
     return [
         TrainItem(prompt, 0, (Segment("assistant", tuple(words(n)), True),), k) for k, n in enumerate(shape.responses)
     ]
@@ -246,7 +246,8 @@ def _one_sequence_a_group(row: PackedRow) -> PackedRow:
 
 
 def _grids(items: list[TrainItem]) -> list[tuple[int, int]]:
-    return [(rows, columns) for _, rows, columns in items[0].prompt.images["image_grid_thw"].tolist()]
+    images = items[0].prompt.images
+    return [(rows, columns) for _, rows, columns in images["image_grid_thw"].tolist()] if images else []
 
 
 def _work_of(row: PackedRow, items: list[TrainItem], sharing: str) -> PassWork:

@@ -1,5 +1,6 @@
-"""Encoding of messages and images as token ids and pixels. Only this module and model/packing.py handle image tokens.
+"""Encoding of messages and images as token ids and pixels.
 
+Only this module, data/turns.py and model/packing.py handle image tokens.
 A whole image's size after the image processor's resize is the size that a model's pixel coordinates refer to.
 """
 

@@ -136,9 +136,9 @@ class TurnEncoder:
         """Return what is rendered behind an assistant's turn for an observation.
 
         Args:
-            second: whether a prompt with an image, an assistant's turn and the same observation go before.
+            second: whether another assistant's turn and the same observation go before.
         """
-        before = [Message("user", f"{IMAGE_SLOT}u" if second else "u")]
+        before = [Message("user", "u")]
         if second:
             before += [Message("assistant", "a"), Message(self.role, content)]
         text = self.encoder.render([*before, Message("assistant", ANSWER), Message(self.role, content)])

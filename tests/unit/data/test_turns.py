@@ -17,6 +17,7 @@ from tinyworld import image
 from vlmrl.data import chat_template
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.data.turns import TurnEncoder, followed, without_first
+from vlmrl.environments.calls import tools_text
 from vlmrl.errors import DataError
 from vlmrl.types import Media, Message, Row
 
@@ -235,6 +236,7 @@ def test_a_stream_is_the_whole_for_every_family(name, is_ended):
     processor.chat_template = ended.replace("[answer]", "[assistant]")
     turns = TurnEncoder(Encoder(processor))
     exchanges = [(said, parts, is_ended) for said, parts, _ in EXCHANGES[:2]]
+    exchanges.append(("So.", ["It writes <eos> ", (56, 56)], is_ended))
     assert_same(*stream(turns, "what?", exchanges, "<eos>"))
 
 
@@ -316,21 +318,17 @@ def test_an_unknown_size_leaves_none_known(plain):
     assert followed(replace(prompt, seen_sizes=()), (5,), seen).seen_sizes == ()
 
 
-def words(tools: Sequence[Mapping[str, Any]]) -> str:
-    return "You have <image> tools: " + "; ".join(t["function"]["description"] for t in tools)
-
-
 def shown(encoder: Encoder, *messages: Message) -> EncodedPrompt:
     return encoder.encode(row_of(), [*messages, Message("user", "go")], [])
 
 
 def test_a_template_that_shows_tools_gets_the_schemas(with_template):
-    encoder = with_template(chat(head=SHAPED), tools=[TOOL], tools_text=words)
+    encoder = with_template(chat(head=SHAPED)).with_tools([TOOL])
     found = shown(encoder)
     assert found.text.count("Zooms into an <image>; never writes <|im_end|> itself.") == 1
-    assert "You have" not in found.text and '"<|im_start|>": {"type": "string"}' in found.text
-    ends = found.prompt_ids.count(encoder.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    assert ends == 2 and encoder.tokenizer.decode(found.prompt_ids) == found.text
+    assert "# Tools" not in found.text and '"<|im_start|>": {"type": "string"}' in found.text
+    ends, starts = map(found.prompt_ids.count, encoder.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"]))
+    assert (ends, starts) == (2, 3) and encoder.tokenizer.decode(found.prompt_ids) == found.text
     assert shown(with_template(chat(head=SHAPED))).text.startswith("<|im_start|>user")
 
 
@@ -338,15 +336,15 @@ def test_a_template_that_shows_tools_gets_the_schemas(with_template):
     "head",
     [
         "",
-        "{% if tools and messages[0].role != 'system' %}{{ tools }}{% endif %}",
+        "{% if tools and messages[0].role != 'system' %}{{ tools | tojson }}{% endif %}",
         "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}",
         "{% if tools %}{{ raise_exception('no tools') }}{% endif %}",
         "{% if tools %}{{ tools | tojson(ensure_ascii=True) }}{% endif %}",
     ],
 )
 def test_a_template_that_hides_tools_gets_a_text(with_template, head):
-    encoder = with_template(chat(head=head), tools=[TOOL], tools_text=words)
-    text = words([TOOL])
+    encoder = with_template(chat(head=head)).with_tools([TOOL])
+    text = tools_text([TOOL], "hermes")
     assert shown(encoder).text.startswith(f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\ngo<")
     found = shown(encoder, Message("system", "Be short."))
     assert found.text.startswith(f"<|im_start|>system\n{text}\n\nBe short.<|im_end|>\n<|im_start|>user")
@@ -355,11 +353,9 @@ def test_a_template_that_hides_tools_gets_a_text(with_template, head):
 
 
 def test_tools_that_cannot_be_shown_are_an_error_in_words(with_template):
-    with pytest.raises(DataError, match="does not show tools"):
-        shown(with_template(PLAIN, tools=[TOOL]))
     users = PLAIN.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")
     with pytest.raises(DataError, match="neither tools nor a system message"):
-        shown(with_template(users, tools=[TOOL], tools_text=words))
+        shown(with_template(users).with_tools([TOOL]))
 
 
 def test_the_limits_hold_for_tools(with_template, monkeypatch):
@@ -368,7 +364,7 @@ def test_the_limits_hold_for_tools(with_template, monkeypatch):
     monkeypatch.setattr(
         chat_template.WORKER, "render", lambda source, names: given.append(names) or right(source, names)
     )
-    shown(with_template(chat(head=SHAPED), tools=[{**TOOL, "extra": 1}]))
+    shown(with_template(chat(head=SHAPED)).with_tools([{**TOOL, "extra": 1}]))
     assert given[-1]["tools"][0]["extra"] == 1
     shown(with_template(PLAIN))
     assert given[-1]["tools"] is None
@@ -376,5 +372,5 @@ def test_the_limits_hold_for_tools(with_template, monkeypatch):
 
 def test_observations_follow_a_prompt_with_tools(with_template):
     for head in (SHAPED, ""):
-        turns = TurnEncoder(with_template(chat(head=head), tools=[TOOL], tools_text=words))
+        turns = TurnEncoder(with_template(chat(head=head)).with_tools([TOOL]))
         assert_same(*stream(turns, "what?", EXCHANGES, "<|im_end|>"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_flops import counted
-from transformers import AutoModelForImageTextToText, Qwen3_5Config
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3_5Config, Qwen3Config
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCH = ROOT / "scripts" / "bench"
@@ -19,8 +19,11 @@ sys.path.insert(0, str(BENCH))
 
 import gpu  # noqa: E402
 import gpu_world  # noqa: E402
-from flops import alone_work, forked_work, padded_work, shared_work, training_flops  # noqa: E402
-from gpu_world import MODELS, Case, World, batches, make_config, one_pass, rank_of, shape_of  # noqa: E402
+from flops import alone_work, forked_work, padded_work, prime_rl_flops, shared_work, training_flops  # noqa: E402
+from gpu_world import MODELS, Case, World, batches, make_config, make_model, one_pass, rank_of, shape_of  # noqa: E402
+
+from vlmrl.model.families import part_of  # noqa: E402
+from vlmrl.setup.memory_sizes import parse_gpu  # noqa: E402
 
 MISSING = """
 import builtins
@@ -77,6 +80,50 @@ def test_the_groups_are_those_of_the_two_works():
     assert taxon.grids == ((58, 58),) * 2 and taxon.prompt == 300 + 2 * 843 and taxon.responses == (300,) * 16
     assert other.grids == ((50, 50),) * 2 and other.prompt == 300 + 2 * 627
     assert vfig.prompt == 9000 and len(vfig.responses) == 8 and (vfig.responses[0], vfig.responses[-1]) == (1062, 8500)
+
+
+def test_the_text_case_has_the_shape_and_the_count_that_prime_rl_published():
+    """The text model has Qwen3-4B's parameters; 6,229 tokens/s are 21.7% of an H100 by the count here."""
+    [case] = [c for c in gpu.plan(False) if c.work == "text"]
+    shape = shape_of(case, smoke=False)
+    assert (case.rank, shape.grids, shape.prompt + sum(shape.responses)) == (16, (), 16_384)
+    dimensions = Qwen3Config(
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(dimensions)
+        ours = AutoModelForImageTextToText.from_config(make_config(case.model, smoke=False))
+    text = sum(p.numel() for n, p in ours.named_parameters() if part_of(n) in ("language", "embeddings"))
+    assert text == sum(p.numel() for p in theirs.parameters()) == 4_022_468_096
+    model = make_model(case, torch.device("meta"), torch.bfloat16, smoke=False)
+    assert 6_229 * prime_rl_flops(model, 16_384) / 16_384 / gpu.PEAKS["NVIDIA H100 80GB HBM3"] == pytest.approx(
+        0.217, abs=5e-4
+    )
+    assert "6,229 tokens/s, MFU 21.7%, 23.3 GiB" in gpu.TEXT_NOTE and "no image" in gpu.TEXT_NOTE
+
+
+@pytest.mark.parametrize(("name", "trained"), [("H100", "LoRA64"), ("H200", "adamw_bf16_kahan")])
+def test_the_7b_case_is_the_first_that_fits_the_gpu_by_the_memory_plan(name, trained):
+    by_name = {c.name: c for c in gpu.plan(False)}
+    cases = [by_name[f"taxon/Qwen2.5-VL-7B/{way}/shared-varlen"] for way in ("adamw_bf16_kahan", "LoRA64")]
+    chosen, words = gpu.first_that_fits(cases, False, parse_gpu(name))
+    assert chosen.name == f"taxon/Qwen2.5-VL-7B/{trained}/shared-varlen"
+    assert words.endswith({"H100": " of 79 GiB", "H200": " of 140 GiB"}[name])
+
+
+def test_the_day_measures_the_case_that_fits_and_says_why(monkeypatch):
+    monkeypatch.setattr(gpu, "run_case", lambda case, smoke: {"case": case.name, "note": "slow"})
+    monkeypatch.setattr(gpu, "first_that_fits", lambda cases, smoke: (cases[1], "28 of 79 GiB"))
+    names = [f"taxon/Qwen2.5-VL-7B/{way}/shared-varlen" for way in ("adamw_bf16_kahan", "LoRA64")]
+    [row] = gpu.measure_first_that_fits(False, names)
+    assert (row["case"], row["note"]) == (names[1], "slow; 28 of 79 GiB")
 
 
 @pytest.mark.slow
@@ -236,6 +283,8 @@ def test_every_case_runs_with_torch_and_transformers_alone(tmp_path, monkeypatch
             assert r["ours_logp_max"] <= 2 * r["stock_logp_max"] and r["ours_logp_mean"] <= 1.5 * r["stock_logp_mean"]
             assert r["ours_gradient"] is None or r["ours_gradient"] <= 1.5 * r["stock_gradient"]
     by = {r["case"]: r for r in results}
+    text = by["text/Qwen3-VL-4B/LoRA16/shared-sdpa"]
+    assert text["computed_tokens"] == 32 and text["response_tokens"] == 24 and gpu.TEXT_NOTE in text["note"]
     shared, packed, padded = (by[f"taxon/Qwen2.5-VL-3B/adamw/{p}-sdpa"] for p in ("shared", "packed", "padded"))
     assert (shared["computed_tokens"], packed["computed_tokens"], padded["computed_tokens"]) == (90, 288, 288)
     assert shared["tflop_worth"] == padded["tflop_worth"] == pytest.approx(padded["tflop_done"])

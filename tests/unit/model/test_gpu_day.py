@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ sys.path.insert(0, str(BENCH))
 
 import gpu_day  # noqa: E402
 import gpu_kernels  # noqa: E402
-from gpu_day import PARTS, Measure, Part, carried, is_finished, read_lines, run_parts, tables  # noqa: E402
+from gpu_day import PARTS, PROJECT_BYTES, Measure, Part, carried, is_finished, read_lines, run_parts, tables  # noqa: E402
 from gpu_profile import covered  # noqa: E402
 
 FAKE = """
@@ -34,10 +35,14 @@ def broken(smoke):
     raise ValueError("no kernel for this")
 
 def hanging(smoke):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    code = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(code, start_new_session=True)
     open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}")
     yield {"case": "before", "figure": 1.0}
     time.sleep(600)
+
+def cached(smoke):
+    yield {"case": os.environ["TORCHINDUCTOR_CACHE_DIR"], "inside": os.environ["TMPDIR"]}
 
 def killed(smoke):
     yield {"case": "before", "figure": 1.0}
@@ -95,7 +100,7 @@ def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
         ("first", "done"),
         ("second", "done"),
         ("before", "done"),
-        ("killed", "failed, exit code -9"),
+        ("killed", "failed, exit code 137"),
         ("first", "done"),
         ("second", "done"),
     ]
@@ -116,6 +121,54 @@ def test_a_measurement_that_hangs_is_ended_with_what_it_started(fake, monkeypatc
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(alive, pids))
+
+
+DAY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv.pop(1))
+import gpu_day
+gpu_day.facts_of = lambda smoke: {"device": "Fake 1", "torch": "2", "smoke": smoke}
+gpu_day.PARTS["kernels"] = gpu_day.Part("a test", 1, (gpu_day.Measure("hanging", "fake:hanging", 600),), {})
+gpu_day.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_day_that_is_killed_leaves_no_process_and_no_files(fake, number):
+    """What a measurement started goes too, even in a session of its own."""
+    command = [sys.executable, "-c", DAY, str(BENCH), "--smoke", "--part", "kernels", "--out", str(fake / "day.jsonl")]
+    temporary = fake / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"PIDS": str(fake / "pids"), "TMPDIR": str(temporary)}
+    day = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (pids := (fake / "pids").read_text().split() if (fake / "pids").exists() else []):
+        assert time.monotonic() < end and day.poll() is None
+        time.sleep(0.05)
+    day.send_signal(number)
+    _, shown = day.communicate(timeout=60)
+    assert shown == ("" if number == signal.SIGKILL else "interrupted; the same command goes on there\n")
+    end = time.monotonic() + 20
+    while (any(alive(int(pid)) for pid in pids) or list(temporary.iterdir())) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(int(pid)) for pid in pids) and not list(temporary.iterdir())
+
+
+def test_all_measurements_share_one_inductor_cache_but_those_that_time_compiling(fake, monkeypatch):
+    monkeypatch.delenv(gpu_day.CACHE, raising=False)
+    timed = Measure("timed", "fake:cached", 60, times_compiling=True)
+    use(monkeypatch, a=part(measure("cached"), timed), b=part(measure("cached")))
+    out = fake / "day.jsonl"
+    run_parts(["a", "b"], out, 9, False)
+    first, own, second = read_lines(out, False)
+    assert first["case"] == second["case"] == str(Path.home() / ".cache" / "vlmrl-gpu-day")
+    assert first["inside"] != second["inside"] and own["case"].startswith(own["inside"])
+    monkeypatch.setenv(gpu_day.CACHE, str(fake / "mine"))
+    run_parts(["a"], fake / "other.jsonl", 9, False)
+    assert [r["case"] == str(fake / "mine") for r in read_lines(fake / "other.jsonl", False)] == [True, False]
+    assert {m.name for p in PARTS.values() for m in p.measures if m.times_compiling} == {"flex", "graphs"}
 
 
 def test_what_the_end_of_a_call_cuts_off_is_left_for_the_next_one(fake, monkeypatch, capsys):
@@ -201,7 +254,7 @@ def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypat
         "| first | done | yes | 1.5 |  |",
         "| second | done | **no** | 2.5 | a / b |",
         "| before | done | - | 1.0 |  |",
-        "| killed | failed, exit code -9 | - | - | it printed nothing |",
+        "| killed | failed, exit code 137 | - | - | it printed nothing |",
     ]
 
 
@@ -225,6 +278,58 @@ def test_wheels_are_imported_from_their_folder(tmp_path):
         "import os, carried_thing; print(carried_thing.WORD, 'unpacked' in os.environ['PYTHONPATH'])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "here True\n"
+
+
+def test_wheels_that_cannot_be_carried_are_refused_before_anything_runs(tmp_path, monkeypatch):
+    with (tmp_path / "large-1.0-py3-none-any.whl").open("wb") as file:
+        file.truncate(gpu_day.CARRIED_BYTES - gpu_day.PROJECT_BYTES)
+    gpu_day.check_size(tmp_path)
+    (tmp_path / "more-1.0-py3-none-any.whl").write_bytes(b"x")
+    monkeypatch.setattr(sys, "argv", ["gpu-day", "--smoke", "--wheels", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"take 47\.0 MiB; 47 MiB can be carried beside the project"):
+        gpu_day.main()
+
+
+def test_the_project_takes_no_more_of_what_is_carried_than_is_planned():
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sum((ROOT / n).lstat().st_size for n in names.split("\0") if n and (ROOT / n).exists()) <= PROJECT_BYTES
+
+
+def test_a_smoke_run_with_a_line_that_is_not_ok_is_an_error(fake, monkeypatch, capsys):
+    use(monkeypatch, a=part(measure("good")))
+    monkeypatch.setattr(sys, "argv", ["gpu-day", "--smoke", "--out", str(fake / "day.jsonl")])
+    with pytest.raises(SystemExit, match="a line above is not done, or not ok"):
+        gpu_day.main()
+    assert "| second | done | **no** |" in capsys.readouterr().out
+
+
+FAKE_TOOL = """#!/usr/bin/env bash
+printf '%s ' "$(basename "$0")" "$@" >> "$LOG"; echo >> "$LOG"
+[ "$1" != venv ] || { mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python"; }
+"""
+
+
+def test_the_bare_environment_has_what_a_lent_machine_has_and_runs_every_part(tmp_path):
+    for name in ("uv", "project-python"):
+        (tmp_path / name).write_text(FAKE_TOOL)
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "PYTHON": "./project-python",
+    }
+    command = [ROOT / "scripts" / "gpu-day", "--bare", "new/folder", "python3.12"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    folder, script = tmp_path / "new" / "folder", BENCH / "gpu_day.py"
+    assert (tmp_path / "log").read_text().splitlines() == [
+        f"uv venv --quiet --seed --python python3.12 {folder}/env ",
+        f"uv pip install --quiet --python {folder}/env/bin/python torch==2.11.* torchvision transformers==5.17.* "
+        + " ".join(gpu_day.USUALLY_THERE)
+        + " ",
+        f"project-python {script} --carry ",
+        f"python -m pip download --quiet --no-deps --only-binary :all: -r {folder}/carry.txt -d {folder}/wheels ",
+        f"python {script} --smoke --wheels {folder}/wheels --out {folder}/gpu-day.jsonl ",
+    ]
 
 
 @pytest.mark.slow
