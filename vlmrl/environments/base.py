@@ -91,15 +91,15 @@ class EnvironmentLimits:
         tool_seconds: longest time of one call, in seconds of wall clock.
         memory_mb: memory of an episode's process in MiB.
         workers: number of calls that run at the same time.
-        calls: largest number of calls in a turn.
         image_pixels: largest area of an image that the policy sees; a larger one is shrunk.
+        calls: largest number of calls in a turn.
     """
 
     tool_seconds: float = 10.0
     memory_mb: int = 2048
     workers: int = 4
-    calls: int = 8
     image_pixels: int = 1 << 20
+    calls: int = 8
 
 
 def row_fields(

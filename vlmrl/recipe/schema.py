@@ -255,7 +255,7 @@ class Environment(RecipeTable):
     memory_mb: Annotated[int, Field(ge=128, le=MOST), LIMIT] = 4096
     """Address-space limit of an episode's process, in MiB."""
     workers: Annotated[int, Field(ge=0, le=4096), SPEED] = 0
-    """Calls that run at the same time; 0 = twice the number of CPU cores."""
+    """Calls that run at the same time on a machine; 0 = twice the number of its CPU cores."""
 
 
 class Rollout(RecipeTable):

@@ -240,7 +240,7 @@ def make_generator(
         files, say, engine, world, log, pending_bytes: as for `_make_engine`.
     Raises: as `_make_engine`; RewardError or DataError when an environment cannot be used with this model.
     """
-    kinds = episode_kinds(sources, encoder)
+    kinds = episode_kinds(sources, encoder, world)
     try:
         inner = _make_engine(
             recipe, policy, encoder, files, say, engine=engine, world=world, log=log, pending_bytes=pending_bytes
@@ -252,7 +252,7 @@ def make_generator(
     return EpisodeEngine(inner, kinds, encoder.tokenizer) if kinds else inner
 
 
-def episode_kinds(sources: Sequence[Source], encoder: Encoder) -> dict[str, EpisodeKind]:
+def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = ALONE) -> dict[str, EpisodeKind]:
     """Return source -> its episodes, with the processes of their environments; sources with one turn are left out.
 
     Raises: RewardError when an environment cannot be loaded; DataError when the chat template has no place for what a
@@ -264,12 +264,11 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder) -> dict[str, Epis
             continue
         e, template = source.environment_settings, str(encoder.processor.chat_template)
         turns = next((kind.encoder for kind in kinds.values()), None) or TurnEncoder(encoder)
+        workers = e.workers or 2 * usable_cores()  # of this machine: its ranks share them
         pool = EnvironmentPool(
             source.environment,
             form_of(template) if e.calls == "auto" else e.calls,
-            EnvironmentLimits(
-                e.tool_seconds, e.memory_mb, e.workers or 2 * usable_cores(), image_pixels=e.image_pixels
-            ),
+            EnvironmentLimits(e.tool_seconds, e.memory_mb, max(1, workers // world.local_size), e.image_pixels),
         )
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
         kinds[source.name] = EpisodeKind(pool, limits, turns)
