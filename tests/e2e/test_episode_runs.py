@@ -15,7 +15,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 
 RECIPE = """
-environment = {name = "wild.py:Look", tokens = 300, turns = 3}
+environment = {name = "PLACE/wild.py:Look", tokens = 300, turns = 3}
 rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8, temperature = 0.9, stop = ["e", "a"]}
 train = {steps = 3, tokens_per_row = 700}
 optim.lr = 1e-3
@@ -32,7 +32,8 @@ def score(x):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    place = make_place(tmp_path_factory.mktemp("episodes"), small_folder, RECIPE, reward=REWARD)
+    place = tmp_path_factory.mktemp("episodes")
+    make_place(place, small_folder, RECIPE.replace("PLACE", str(place)), reward=REWARD)
     (place / "wild.py").write_text(WILD)
     return place
 
@@ -89,10 +90,10 @@ def test_an_evaluation_equals_the_validation_of_the_same_step(run, place):
 def test_every_command_takes_it(run, place, tmp_path):
     checked = vlmrl(run, place, "reward-check", run.id, "--json").json
     assert checked["stored"]["equal"] and checked["samples"] == 27, checked["stored"]
-    said = vlmrl(run, place, "runs", "show", run.id, "--rollout", "1")
-    prompt = said.out.splitlines()[1].split("\t")[0]
-    said = vlmrl(run, place, "runs", "show", run.id, "--rollout", f"1/{prompt}")
-    assert "the environment (" in said.out
+    table = vlmrl(run, place, "runs", "show", run.id, "--rollout", "1").out.splitlines()[1:]
+    prompts = [line.split("\t")[0] for line in table]
+    said = "".join(vlmrl(run, place, "runs", "show", run.id, "--rollout", f"1/{p}").out for p in prompts)
+    assert "the environment (" in said and "tool: here <|im_end|> <image>" in said
     for words in (
         ("report", run.id, "-o", str(tmp_path / "r.html")),
         ("runs", "diagnose", run.id),
@@ -122,5 +123,5 @@ def test_what_does_not_work_is_refused_in_words(place, tmp_path):
         ("environment.name=none.py:f", "none.py"),
         ("rollout.overlap=true", "does not work with an environment"),
     ):
-        done = this_process("check", place / "recipe.toml", "--set", override, cwd=place)
+        done = this_process("check", place / "rl.toml", "--set", override, cwd=place)
         assert done.code == 2 and words in done.err + done.out, (override, done.err, done.out)

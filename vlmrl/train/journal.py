@@ -64,7 +64,7 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
         "episode/turns": fmean(sum(turn.role == "assistant" for turn in x.turns) for x in episodes),
         "episode/calls": num_calls / len(episodes),
         "episode/images": fmean(sum(len(turn.media) for turn in x.turns) for x in episodes),
-        "episode/tool_seconds": fmean(sum(turn.seconds for turn in x.turns) for x in episodes),
+        "time/tool_seconds": fmean(sum(turn.seconds for turn in x.turns) for x in episodes),
     }
     if num_calls:
         metrics["episode/tool_errors"] = failed / num_calls
