@@ -1,6 +1,7 @@
 """Encoding of messages and images as token ids and pixels.
 
-Only this module, data/turns.py and model/packing.py handle image tokens. A whole image's size after the image processor's resize is the size that a model's pixel coordinates refer to.
+Only this module, data/turns.py and model/packing.py handle image tokens. A whole
+image's size after the image processor's resize is the size that a model's pixel coordinates refer to.
 """
 
 from __future__ import annotations
