@@ -1,6 +1,7 @@
 """Encoding of messages and images as token ids and pixels.
 
 Only this module, data/turns.py and model/packing.py handle image tokens.
+
 A whole image's size after the image processor's resize is the size that a model's pixel coordinates refer to.
 """
 
@@ -214,7 +215,7 @@ class Encoder:
 
     @cached_property
     def _shown(self) -> tuple[Sequence[Mapping[str, Any]], str]:
-        """How prompts show the tools: (schemas for the chat template, guarded text of a system message).
+        """The tools as prompts show them: (schemas for the chat template, guarded text of a system message).
 
         Schemas are the user's code, and yet a description may quote a control token. All strings of the schemas are
         guarded, names of parameters too; the words around them are the template's or those of `tools_text`.

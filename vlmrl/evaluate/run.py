@@ -410,8 +410,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     """Return one mapping per response, and a problem for each response without an outcome.
 
     A mapping has prompt_id, sample, seed, source, task, truth, columns, prompt_text, text, finish, num_tokens, score,
-    parts, note, error, status, images, detail, artifacts, turns, ending, measured, outcome, and each outcome under its own
-    name; `shown_images` if the model saw other images than those of the row.
+    parts, note, error, status, images, detail, artifacts, turns, ending, measured, outcome, and each outcome under its
+    own name; `shown_images` if the model saw other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.

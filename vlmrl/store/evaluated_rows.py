@@ -28,7 +28,8 @@ FIELDS = (
 COLUMNS = tuple(word.partition(":")[0] for word in FIELDS.split())
 """Columns of the rows of an evaluation; `FIELDS` has their types (`arrow_fields`).
 
-Evaluations of older versions lack `columns`, `prompt_text`, `turns`, `ending`, `measured` and the sizes that the model saw.
+Evaluations of older versions lack `columns`, `prompt_text`, `turns`, `ending`, `measured` and the sizes that the model
+saw.
 """
 SHOWN_IMAGES = "shown_images"
 """Column with the images that the model saw, only of evaluations with changed images (`vlmrl eval --images`)."""
