@@ -9,8 +9,9 @@ r"""Calls of tools in the text of a model: read, written and explained in the fo
 | a mapping | own tags, tag -> name of a tool: `<zoom>1</zoom>`. The body is the tool's only argument, named `ONLY` |
 
 `qwen_xml` and `glm` do not say whether `1` is a text. There a value is a JSON value if it is exactly the text that JSON
-writes for it, and no JSON string. So `1.50` and `007` stay texts, and nothing is lost: `tools.bind` makes of it what
-the tool's type says. In the body of own tags, a list or an object may be written in any way that JSON allows.
+writes for it, and no JSON string. So `1.50` and `007` stay texts, also True and None, which the template of Qwen3.5
+writes. Nothing is lost: `tools.bind` makes of it what the tool's type says. In the body of own tags, a list or an
+object may be written in any way that JSON allows.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ def write_call(call: Call, form: Form) -> str:
     """Return a call as the model would write it. `read_calls` of the text returns the call.
 
     In own tags, the call has one argument, named `ONLY`.
+
     Raises: ValueError for a call that would be read as another one, such as one with a mark of the format in an
         argument, or with the text "5" where the format does not tell it from the number; VlmrlError for an unknown
         format.
@@ -322,7 +324,7 @@ def _gemma_value(text: str, place: int, level: int) -> tuple[Any, int]:
     match = _GEMMA_SCALAR.match(text, place)
     scalar = match[0].strip() if match else ""
     try:
-        value = read_json(scalar)
+        value = None if scalar == "None" else read_json(scalar)  # the first templates of Gemma 4 wrote None
     except ValueError:
         value = scalar
     if isinstance(value, str):

@@ -66,6 +66,7 @@ def tools_of(owner: Any) -> dict[str, Callable[..., Any]]:
 
     An environment is an instance or a class. Its tools are its public methods except `reset` and `get_reward`: also
     those that it inherits, static methods, class methods (which TRL leaves out) and coroutines. No property is read.
+
     Raises: VlmrlError for equal names, and for what is no function or has no usable name.
     """
     if isinstance(owner, (list, tuple)):
@@ -125,9 +126,9 @@ def bind(function: Callable[..., Any], arguments: Mapping[str, Any], hidden: Col
 
     The values have the types of the parameters. These are converted, because some formats of calls write no types:
     text to a number, true, false, a list or an object; a whole number such as 2.0 to int; int to float; a value other
-    than null to its JSON text. A union takes the member that fits without a conversion, else
-    the first that fits, str last. null
-    is only for a parameter that allows None or has it as its default.
+    than null to its JSON text. A union takes the member that fits without a conversion, else the first that fits, str
+    last; the text "null" or "None" is None if nothing else fits. null is only for a parameter that allows None or has
+    it as its default.
 
     Args:
         arguments: JSON values. They are copied.
@@ -340,14 +341,16 @@ def _convert_union(members: tuple[Any, ...], value: Any, place: str, exact: bool
     others = [member for member in members if member is not NoneType]
     if value is None and len(others) < len(members):
         return None
-    if len(others) == 1:
-        return _convert(others[0], value, place, exact)
     # Everything has a JSON text, so a text is the last choice if nothing fits as it is.
     tries = [(member, True) for member in others]
     tries += [] if exact else [(member, False) for member in sorted(others, key=lambda member: member is str)]
     for member, strict in tries:
         with suppress(_Mismatch):
             return _convert(member, value, place, strict)
+    if len(others) < len(members) and not exact and value in ("null", "None"):
+        return None
+    if len(others) == 1:
+        return _convert(others[0], value, place, exact)  # raises with the place within the value
     raise _Mismatch(place, f"one of these types: {', '.join(map(_shown, members))}", value)
 
 

@@ -309,6 +309,12 @@ def typed(kind: Any, default: Any = ...) -> Callable[..., Any]:
         (Rank, "2", Rank.SECOND),
         (int | None, None, None),
         (int | None, "4", 4),
+        (int | None, "None", None),
+        (list[int] | int | None, "null", None),
+        (str | None, "None", "None"),
+        (Optional[Any], "None", "None"),  # noqa: UP045
+        (Literal["null", 1] | None, "null", "null"),
+        (list[int | None], "[1, null]", [1, None]),
         (int | str, "4", "4"),
         (int | str, 4, 4),
         (str | int, 4, 4),
