@@ -42,7 +42,7 @@ CALLS = [
     BOX,
     Call("now", {}),
     Call("find", {"query": 'a "quoted" text\nof two lines, {with: [brackets]} & <b>tags</b>', "most": 3}),
-    Call("set_all", {"B": 1, "nested": {"z": [1, {"k": "v"}, True, False], "a": {}}, "c": [], "e": ""}),
+    Call("set_all", {"a": -0.0, "B": 1, "nested": {"z": [1, {"k": "v"}, True, False], "a": {}}, "c": [], "e": ""}),
     Call("say", {"text": "Gr\u00fc\u00dfe \u4f60\u597d \U0001f600", "x": -1.5e-07}),
 ]
 
@@ -141,8 +141,14 @@ GOLDEN: list[tuple[str, Form, str, tuple[Call, ...]]] = [
         "own tags",
         TAGS,
         "<think>where?</think>I search.<search>red car</search> and <crop>\n[1,2]\n</crop><crop>{}</crop>"
-        "<crop>5</crop>",
-        (Call("find", {"": "red car"}), Call("zoom", {"": [1, 2]}), Call("zoom", {"": {}}), Call("zoom", {"": 5})),
+        "<crop>5</crop><search>1.50</search>",
+        (
+            Call("find", {"": "red car"}),
+            Call("zoom", {"": [1, 2]}),
+            Call("zoom", {"": {}}),
+            Call("zoom", {"": 5}),
+            Call("find", {"": "1.50"}),
+        ),
     ),
     ("other tags", TAGS, '<tool_call>{"name": "f"}</tool_call><answer>1</answer><Crop>1</Crop>', ()),
     ("no call", "hermes", "The answer is 3. </tool_call>", ()),
@@ -213,6 +219,7 @@ def test_true_false_and_null_arrive_from_every_template(name: str):
 @pytest.mark.parametrize("name", SILENT)
 def test_a_template_without_tools_gets_hermes(name: str):
     assert form_of(template(name)) == "hermes"
+    assert form_of("<parameter=") == form_of("<function=") == "hermes"
 
 
 def json_text(text: str) -> str:
@@ -308,7 +315,10 @@ def test_the_calls_around_a_bad_one_are_read():
     assert isinstance(read_calls(good + json_text("x") + good, "hermes")[1], BadCall)
 
 
-@pytest.mark.parametrize(("begin", "end"), THOUGHTS.items())
+KNOWN = [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("\u25c1think\u25b7", "\u25c1/think\u25b7")]
+
+
+@pytest.mark.parametrize(("begin", "end"), dict([*KNOWN, *THOUGHTS.items()]).items())
 def test_only_calls_behind_the_last_thought_count(begin: str, end: str):
     one, two = json_text('{"name": "one"}'), json_text('{"name": "two"}')
     calls = (Call("two"),)
@@ -377,6 +387,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
 
 
 @given(NAMES, st.dictionaries(PLAIN_KEYS, VALUES, max_size=4), st.sampled_from(["hermes", "gemma4"]))
+@example("f", {"a": {" b": 1, "": 2, "c:d": 3, "{": 4}}, "gemma4")
 def test_a_written_call_is_read_again(name: str, arguments: dict[str, Any], form: str):
     """These two formats state the type of each value: every call can be written, apart from one with their marks."""
     call = Call(name, arguments)
