@@ -260,9 +260,9 @@ class EnvironmentPool:
         self._ask(episode, {"reset": body}, [pixels_of(image) for image in start.images])
         self._forks.add([[episode.ticket.hex()]])
 
-    def turn(self, key: Any, text: str) -> None:
-        """Give a turn of the policy to its environment."""
-        self._ask(self._episodes[key], {"turn": text})
+    def turn(self, key: Any, text: str, *, in_thought: bool = False) -> None:
+        """Give a turn of the policy to its environment. `in_thought`: the prompt has opened a thought for it."""
+        self._ask(self._episodes[key], {"turn": text, "in_thought": in_thought})
 
     def finish(self, key: Any) -> None:
         """Ask for the environment's own reward: the last request of an episode."""

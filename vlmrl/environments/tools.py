@@ -168,7 +168,7 @@ def _is_method(static: object) -> bool:
     """Return whether an attribute of a class is a method: a function, or what becomes one when it is read."""
     if isinstance(static, (staticmethod, classmethod)):
         return True
-    return callable(static) and hasattr(type(static), "__get__") and not isinstance(static, type)
+    return callable(static) and hasattr(type(static), "__get__")
 
 
 def _name(function: Any) -> str:

@@ -166,7 +166,7 @@ class Own:
         schemas = {}
         for key, target in self.targets.items():
             owner = target if inspect.isclass(target) else target if isinstance(target, list) else [target]
-            schemas[key] = [tool_schema(tool, hidden=(Start,)) for tool in tools_of(owner).values()]
+            schemas[key] = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
         one = next(iter(self.targets.values()))
         own_reward = any(inspect.isclass(t) and hasattr(t, "get_reward") for t in self.targets.values())
         names = None
@@ -206,7 +206,7 @@ class Episode:
             if "reset" in body:
                 return self._reset(body["reset"], blobs)
             if "turn" in body:
-                return self._turn(body["turn"], lambda number: channel.answer(number, {}))
+                return self._turn(body["turn"], body["in_thought"], lambda number: channel.answer(number, {}))
             return self._end(), []
 
     def _reset(self, given: dict[str, Any], blobs: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
@@ -242,9 +242,9 @@ class Episode:
         values = {**more, **fields} if is_open else {k: v for k, v in {**more, **fields}.items() if k in parameters}
         return self._seen([_run(self.owner.reset, values)], {})
 
-    def _turn(self, text: str, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
+    def _turn(self, text: str, in_thought: bool, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
         """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
-        calls = read_calls(text, self.form, most=self.limits.calls)
+        calls = read_calls(text, self.form, most=self.limits.calls, in_thought=in_thought)
         given = [
             {"name": "", "arguments": {"text": c.text}} if isinstance(c, BadCall) else
             {"name": c.name, "arguments": dict(c.arguments)}

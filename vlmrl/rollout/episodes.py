@@ -20,6 +20,7 @@ from typing import Any
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
 from vlmrl.data.turns import TurnEncoder, followed, without_first
+from vlmrl.environments.calls import THOUGHTS
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.types import Call, EpisodeEnd, Media, Sample, SamplingParams, Segment, Turn, hash64
@@ -66,7 +67,13 @@ Key = tuple[int, int]
 
 @dataclass(eq=False)
 class _Episode:
-    """State of an episode. `prompt` holds all turns so far; `open`: it waits for a turn or for its environment."""
+    """State of an episode.
+
+    Args:
+        prompt: with all turns so far.
+        ending: set while its environment is asked for its own reward.
+        in_thought: the prompt has opened a thought for the turn.
+    """
 
     key: Key
     kind: EpisodeKind
@@ -82,6 +89,7 @@ class _Episode:
     ending: EpisodeEnd | None = None
     fault: str = ""
     version: int = 0
+    in_thought: bool = False
 
     @property
     def num_turns(self) -> int:
@@ -154,9 +162,10 @@ class EpisodeEngine(Generator):
         episodes = [
             _Episode((number, k), kind, request.seed + k, request.prompt, params) for k in range(request.num_samples)
         ]
+        in_thought = _opens_thought(request.prompt.text)
         row = request.prompt.row
         for e in episodes:
-            self._episodes[e.key] = e
+            self._episodes[e.key], e.in_thought = e, in_thought
             seen = request.prompt.seen_sizes
             text = request.prompt.text
             kind.pool.begin(e.key, Beginning(row.columns, row.truth, request.prompt.pictures, seen, e.seed, text))
@@ -247,7 +256,8 @@ class EpisodeEngine(Generator):
             return
         ids = [i for i in sample.token_ids if i not in e.params.stop_ids]
         # Some families write calls with special tokens, which the text for people lacks.
-        e.kind.pool.turn(e.key, self._tokenizer.decode(ids, skip_special_tokens=False))
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        e.kind.pool.turn(e.key, text, in_thought=e.in_thought)
 
     def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
         """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""
@@ -303,7 +313,7 @@ class EpisodeEngine(Generator):
         e.segments.append(
             Segment("tool", more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
         )
-        e.prompt = followed(e.prompt, e.segments[-2].ids, more)
+        e.prompt, e.in_thought = followed(e.prompt, e.segments[-2].ids, more), _opens_thought(seen.text)
         self._next.append(e)
 
     def _cut(self, parts: Sequence[str | bytes], limits: EpisodeLimits) -> Iterator[str | bytes]:
@@ -353,6 +363,11 @@ class EpisodeEngine(Generator):
             e.fault,
         )
         self._progress(1)
+
+
+def _opens_thought(text: str) -> bool:
+    """Return whether a prompt ends with the beginning of a thought, as some families write it for every turn."""
+    return text.rstrip().endswith(tuple(THOUGHTS))
 
 
 def _picture(file: bytes) -> Any:

@@ -601,3 +601,8 @@ def test_a_name_that_formats_cannot_state_is_refused():
     nothing_else.__name__ = "gr\u00f6\u00dfe"
     with pytest.raises(VlmrlError, match="cannot be a tool"):
         tool_schema(nothing_else)
+
+
+def test_a_partial_function_is_refused_not_read_as_an_environment():
+    with pytest.raises(VlmrlError, match="cannot be a tool"):
+        tools_of(functools.partial(scalars, n=1))
