@@ -1,4 +1,4 @@
-"""What an environment gets and returns, and its settings. A user's environment imports this module.
+"""Values that an environment gets and returns, and its settings. A user's environment imports this module.
 
 The smallest environment is one typed function: `environment = "tools.py:zoom"`. A list of functions works too, and so
 does a class in the form of TRL's `environment_factory`: its public methods are the tools, beside `reset(**row)` and
@@ -26,7 +26,7 @@ GIVEN = ("prompt", "images", "image", "seen_sizes", "seed")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy sees next; a tool may return one instead of a text or an image.
+    """Next thing that the policy sees; a tool may return one instead of a text or an image.
 
     Args:
         text: with one `<image>` for each image, in order; without any, the images come first.

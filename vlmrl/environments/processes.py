@@ -54,7 +54,7 @@ MOST_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What an episode begins with: the row without its truth, its truth, which reset may declare, and the prompt."""
+    """Begin of an episode: the columns of the row, its truth, of which reset may declare fields, and the prompt."""
 
     columns: Mapping[str, Any]
     truth: Mapping[str, Any]

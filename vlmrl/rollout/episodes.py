@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from statistics import fmean
+from typing import Any, get_args
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
@@ -23,7 +24,7 @@ from vlmrl.data.turns import TurnEncoder, followed, without_first
 from vlmrl.environments.calls import THOUGHTS
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
-from vlmrl.types import Call, EpisodeEnd, Media, Sample, SamplingParams, Segment, Turn, hash64
+from vlmrl.types import Call, EpisodeEnd, Media, Sample, SamplingParams, ScoredSample, Segment, Turn, hash64
 
 CUT_MARK = "\n[... cut ...]\n"
 """Text in the middle of an observation that was cut."""
@@ -363,6 +364,33 @@ class EpisodeEngine(Generator):
             e.fault,
         )
         self._progress(1)
+
+
+def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
+    """Return the metrics of the episodes among samples, per episode; {} without one.
+
+    They are the means of turns, calls, images, seconds of tools and measured numbers, the share of calls that failed,
+    and the shares of the endings.
+    """
+    episodes = [x for x in samples if x.ending is not None]
+    if not episodes:
+        return {}
+    num_calls = sum(len(turn.calls) for x in episodes for turn in x.turns)
+    failed = sum(turn.errors for x in episodes for turn in x.turns)
+    metrics = {
+        "episode/turns": fmean(sum(turn.role == "assistant" for turn in x.turns) for x in episodes),
+        "episode/calls": num_calls / len(episodes),
+        "episode/images": fmean(sum(len(turn.media) for turn in x.turns) for x in episodes),
+        "time/tool_seconds": fmean(sum(turn.seconds for turn in x.turns) for x in episodes),
+    }
+    if num_calls:
+        metrics["episode/tool_errors"] = failed / num_calls
+    for ending in get_args(EpisodeEnd):
+        if share := fmean(x.ending == ending for x in episodes):
+            metrics[f"episode/ended/{ending.replace(' ', '_')}"] = share
+    for name in sorted({name for x in episodes for name in x.measured}):
+        metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
+    return metrics
 
 
 def _opens_thought(text: str) -> bool:

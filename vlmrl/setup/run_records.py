@@ -73,6 +73,17 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
     }
 
 
+NOT_IN_RECORD = {"name", "args", "workers", "memory_mb"}
+"""Keys of `[environment]` on which no response depends, or that the record of an environment has."""
+
+
+def environment_record(source: Source) -> dict[str, Any]:
+    """Return all of an environment that responses depend on: code, tools and limits; {} without an environment."""
+    if source.environment is None:
+        return {}
+    return {**source.environment.record, "limits": source.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
+
+
 def texts_of(sources: Sequence[Source]) -> Texts:
     """Return (kind, hash) -> text of the sources' task files, reward files and prompt templates."""
     tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}

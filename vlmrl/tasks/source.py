@@ -18,6 +18,7 @@ from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
+from vlmrl.environments.processes import LoadedEnvironment, load_environment
 from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
 from vlmrl.recipe.schema import Data, Environment, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
@@ -31,7 +32,6 @@ from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSa
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
-    from vlmrl.environments.processes import LoadedEnvironment
 
 Chosen = tuple["RewardSpec", dict[str, float]]
 """Reward, and the weights of its parts; of several rewards, the weights of the rewards by their labels."""
@@ -154,8 +154,6 @@ def accuracy_notes(spec: RewardSpec) -> Sequence[str]:
 
 
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-NOT_IN_RECORD = {"name", "args", "workers", "memory_mb"}
-"""Keys of `[environment]` on which no response depends, or that the record of an environment has."""
 VALIDATION = "validation"
 """Split that training validates on, unless `data.validation` names other rows."""
 
@@ -174,11 +172,9 @@ class Source:
         template: Jinja source of the user message; "" = the rows have their own messages.
         template_path: path of the template, for messages.
         system: the system message; None = none.
-        prompt_sha256: fingerprint of the prompt without the row (`prompt_print`).
-        prompt_earlier: fingerprints of the same prompt in earlier versions of vlmrl.
+        prompt_sha256, prompt_earlier: fingerprint of the prompt without the row (`prompt_print`), now and formerly.
         notes: messages for the user; some are added while rows are rendered.
-        environment: what answers the model between its turns; None = a response is one turn.
-        environment_settings: its table in the recipe.
+        environment, environment_settings: the tools of the model (None = a response is one turn), and their table.
     """
 
     name: str
@@ -218,25 +214,15 @@ class Source:
         ]
 
     @property
-    def environment_record(self) -> dict[str, Any]:
-        """All of an environment that responses depend on: its code, its tools, and its table in the recipe."""
-        assert self.environment is not None
-        return {**self.environment.record, "limits": self.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
-
-    @property
     def prompt_record(self) -> dict[str, Any]:
         """Record of the prompt in a run's manifest, with the environment whose tools it shows."""
         own = {"environment": self.environment.record} if self.environment else {}
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier), **own}
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
-        """Return the encoder of a row's prompt: it shows the tools of the row's environment, if there is one.
-
-        Raises: DataError when the row names an environment that there is not.
-        """
-        if self.environment is None:
-            return encoder
-        return encoder.with_tools(self.environment.tools_of(row), self.environment_settings.calls)
+        """Return the encoder of a row's prompt, which shows the tools of its environment. Raises: as `tools_of`."""
+        tools = () if self.environment is None else self.environment.tools_of(row)
+        return encoder.with_tools(tools, self.environment_settings.calls)
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.
@@ -320,10 +306,10 @@ def make_source(
     """
     text, path = _template(data, task) if template is None else template
     spec, weights = reward_of(data, reward, task, scored)
-    environment = _environment(data)
+    settings = data.own_environment
+    environment = None if settings is None else load_environment(settings.name, settings.args)
     users = [single.user.source for single in spec.singles if single.user]
-    users += [environment.user.code] if environment else []
-    learn(filter(None, (text, data.system, *users, task.own and task.own.text)))
+    learn(filter(None, (text, data.system, *users, environment and environment.user.code, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))
     print_now = prompt_print(text, data.system, task.variables, task.name)
     earlier = earlier_prints(print_now, task.name, text, data.system, task.variables)
@@ -343,17 +329,8 @@ def make_source(
         prompt_earlier=earlier,
         notes=[*dataset.notes, *accuracy_notes(spec)],
         environment=environment,
-        environment_settings=data.own_environment or Environment(),
+        environment_settings=settings or Environment(),
     )
-
-
-def _environment(data: Data) -> LoadedEnvironment | None:
-    """Return the environment of an entry, loaded; None if its responses are one turn."""
-    if (settings := data.own_environment) is None:
-        return None
-    from vlmrl.environments.processes import load_environment
-
-    return load_environment(settings.name, settings.args)
 
 
 def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Source | None:

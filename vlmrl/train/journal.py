@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Protocol, TextIO, get_args
+from typing import Any, Literal, Protocol, TextIO
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from vlmrl.redaction.redact import redact_value
 from vlmrl.rewards.base import earned_on_timeout
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.episodes import episode_metrics
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
 from vlmrl.store.metrics import WARNING, read_file
@@ -43,37 +44,10 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.rollouts import RolloutFiles
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.types import NO_SCORE, EpisodeEnd, Group, Score, ScoredSample
+from vlmrl.types import NO_SCORE, Group, Score
 from vlmrl.workers.frames import pack
 
 LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
-
-
-def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
-    """Return the metrics of the episodes among samples, per episode; {} without one.
-
-    They are the means of turns, calls, images, seconds of tools and measured numbers, the share of calls that failed,
-    and the shares of the endings.
-    """
-    episodes = [x for x in samples if x.ending is not None]
-    if not episodes:
-        return {}
-    num_calls = sum(len(turn.calls) for x in episodes for turn in x.turns)
-    failed = sum(turn.errors for x in episodes for turn in x.turns)
-    metrics = {
-        "episode/turns": fmean(sum(turn.role == "assistant" for turn in x.turns) for x in episodes),
-        "episode/calls": num_calls / len(episodes),
-        "episode/images": fmean(sum(len(turn.media) for turn in x.turns) for x in episodes),
-        "time/tool_seconds": fmean(sum(turn.seconds for turn in x.turns) for x in episodes),
-    }
-    if num_calls:
-        metrics["episode/tool_errors"] = failed / num_calls
-    for ending in get_args(EpisodeEnd):
-        if share := fmean(x.ending == ending for x in episodes):
-            metrics[f"episode/ended/{ending.replace(' ', '_')}"] = share
-    for name in sorted({name for x in episodes for name in x.measured}):
-        metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
-    return metrics
 
 
 def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None = None) -> dict[str, Any]:
