@@ -30,6 +30,9 @@ class Source:
         media = tuple(Media(str(i), 56, 56) for i in range(self.text.count("<image>")))
         return Row(prompt_id, self.name, "pairs", {"same": True}, media)
 
+    def encoder(self, encoder: Any, row: Row) -> Any:
+        return encoder
+
     def messages(self, row: Row) -> tuple[Message, ...]:
         return (Message("user", self.text),)
 
