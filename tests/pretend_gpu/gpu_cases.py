@@ -1,0 +1,139 @@
+"""What the tests run in a process with a pretended GPU: `python gpu_cases.py CASE ARGUMENTS`; prints JSON.
+
+cases: `gaps FAMILY DTYPE BACKEND`, `waits FAMILY DTYPE`, `handles`, `memory RECIPE RUNS MIB`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from parity import differences, packed, world
+from tinyfamilies import build
+
+from pretend_gpu.kernels import seen
+from vlmrl.algo.algorithms import resolve
+from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.packing import TrainItem
+from vlmrl.model.policy import Policy
+from vlmrl.rollout.vllm.wire import export, open_tensor
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import PolicyGradient, add_gradients
+
+TOKENS_PER_ROW = 120
+
+
+def policy_of(name: str, device: str, dtype: torch.dtype, backend: str = "auto", critic: bool = False) -> Policy:
+    model = build(name).model.to(device, dtype)
+    share_prefix(model)
+    if dtype != torch.float32:
+        checkpoint_gradients(model)
+    return Policy(model, backend=backend, banned_ids=[0, 3], critic=critic)
+
+
+def items_of(name: str, dtype: torch.dtype, seed: int = 0) -> list[TrainItem]:
+    """The trajectories of the parity tests, pixels in that dtype."""
+
+    def cast(images: Any) -> Any:
+        return {k: x.to(dtype) if x.is_floating_point() else x for k, x in images.items()}
+
+    items = world(build(name), seed)
+    return [replace(i, prompt=replace(i.prompt, images=cast(i.prompt.images)), images=cast(i.images)) for i in items]
+
+
+def gaps(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
+    """The largest difference of log-probs and of gradients between the GPU and the CPU."""
+    items = items_of(name, dtype)
+    expected = packed(policy_of(name, "cpu", dtype, "sdpa"), items, TOKENS_PER_ROW)
+    policy = policy_of(name, "cuda", dtype, backend)
+    logp, gradient = differences(packed(policy, items, TOKENS_PER_ROW), expected)
+    return {"logp": logp, "gradient": gradient, "path": policy.path}
+
+
+def waits(name: str, dtype: torch.dtype) -> dict[str, float]:
+    """Waits per packed row of an update by function, of rows whose prompts are new."""
+
+    def counted(seeds: range) -> Counter[str]:
+        before = seen.waits.copy()
+        items: list[TrainItem] = []
+        for seed in seeds:
+            own = [i for i in items_of(name, dtype, seed) if i.group == 0]
+            items += [replace(i, group=seed, trajectory=len(items) + k) for k, i in enumerate(own)]
+        batch = StepBatch(items, [1.0] * len(items), ["row"] * len(items))
+        before = seen.waits.copy()
+        alone: Any = SimpleNamespace(clear=lambda: None)
+        add_gradients(policy, alone, batch, objective, tokens_per_row=10, max_tokens=99)
+        counts: Counter[str] = Counter()
+        for (function, _), n in (seen.waits - before).items():
+            counts[function or "threads of autograd"] += n
+        return counts
+
+    policy, objective = policy_of(name, "cuda", dtype), PolicyGradient(resolve("grpo"))
+    counted(range(1))  # what is made once
+    few, many = counted(range(1, 2)), counted(range(2, 5))
+    rows = len([i for i in items_of(name, dtype) if i.group == 0])
+    per_row = {f: (many[f] - few[f]) / (2 * rows) for f in sorted(many.keys() | few.keys())}
+    return {f: n for f, n in per_row.items() if n}
+
+
+def handles() -> list[tuple[Any, ...]]:
+    """Sums of tensors of another process, by their handles: (its own, those read here, whether a write is seen)."""
+    receive = f"{sys.executable} {__file__} receive"
+    results = []
+    with subprocess.Popen(receive.split(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin and other.stdout
+        whole = torch.arange(300.0, device="cuda").to(torch.bfloat16)
+        for tensor in (torch.arange(1000.0, device="cuda"), whole[100:200], torch.ones(7, 500_000, device="cuda").T):
+            line = {"handle": export(tensor), "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:]}
+            print(json.dumps(line), file=other.stdin, flush=True)
+            total = float(tensor.double().sum())
+            results.append((total, *json.loads(other.stdout.readline()), float(tensor.flatten()[0])))
+    return results
+
+
+def receive() -> None:
+    for text in sys.stdin:
+        line = json.loads(text)
+        tensor = open_tensor(line["handle"], line["shape"], getattr(torch, line["dtype"]))
+        total = float(tensor.double().sum())
+        tensor.flatten()[0] = -5.0
+        print(json.dumps([str(tensor.device), total]), flush=True)
+
+
+def memory(recipe: str, runs: str, mib: str) -> None:
+    """Train while a GPU has little free memory during the second step's update, and enough otherwise."""
+    from vlmrl.cli.app import main
+    from vlmrl.train import rl
+
+    run, calls = rl.update, []
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["tokens_per_row"])
+        if len(calls) == 2:
+            free, total = torch.cuda.mem_get_info()
+            os.environ["PRETEND_GIB"] = str((total - free + int(mib) * 2**20) / 2**30)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            os.environ.pop("PRETEND_GIB", None)
+
+    rl.update = limited
+    sys.argv = ["vlmrl", "train", recipe, "--runs", runs]
+    main()
+
+
+if __name__ == "__main__":
+    case, words = sys.argv[1], sys.argv[2:]
+    if case in ("gaps", "waits"):
+        words[1] = getattr(torch, words[1])  # type: ignore[call-overload]
+    result = globals()[case](*words)
+    if result is not None:
+        print(json.dumps(result))
