@@ -1,25 +1,24 @@
 """What the tests run in a process with a pretended GPU: `python gpu_cases.py CASE ARGUMENTS`; prints JSON.
 
-cases: `gaps FAMILY DTYPE BACKEND`, `waits FAMILY DTYPE`, `handles`, `memory RECIPE RUNS MIB`.
+cases: `gaps FAMILY DTYPE BACKEND`, `waits FAMILY DTYPE`, `handles`, `memory RECIPE RUNS`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
+import socket
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from parity import differences, packed, world
+from pretend_gpu.kernels import seen
 from tinyfamilies import build
 
-from pretend_gpu.kernels import seen
 from vlmrl.algo.algorithms import resolve
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.packing import TrainItem
@@ -85,31 +84,36 @@ def waits(name: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def handles() -> list[tuple[Any, ...]]:
-    """Sums of tensors of another process, by their handles: (its own, those read here, whether a write is seen)."""
-    receive = f"{sys.executable} {__file__} receive"
+    """Tensors of another process by their handles: (sum, device there, sum there, first number after a write there)."""
+    ours, theirs = socket.socketpair()
+    if not os.fork():  # before this process uses the GPU
+        ours.close()
+        _receive(theirs)
+        os._exit(0)
+    theirs.close()
     results = []
-    with subprocess.Popen(receive.split(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin and other.stdout
-        whole = torch.arange(300.0, device="cuda").to(torch.bfloat16)
+    whole = torch.arange(300.0, device="cuda").to(torch.bfloat16)
+    with ours.makefile("rw") as other:
         for tensor in (torch.arange(1000.0, device="cuda"), whole[100:200], torch.ones(7, 500_000, device="cuda").T):
             line = {"handle": export(tensor), "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:]}
-            print(json.dumps(line), file=other.stdin, flush=True)
             total = float(tensor.double().sum())
-            results.append((total, *json.loads(other.stdout.readline()), float(tensor.flatten()[0])))
+            print(json.dumps(line), file=other, flush=True)
+            results.append((total, *json.loads(other.readline()), float(tensor.flatten()[0])))
     return results
 
 
-def receive() -> None:
-    for text in sys.stdin:
-        line = json.loads(text)
-        tensor = open_tensor(line["handle"], line["shape"], getattr(torch, line["dtype"]))
-        total = float(tensor.double().sum())
-        tensor.flatten()[0] = -5.0
-        print(json.dumps([str(tensor.device), total]), flush=True)
+def _receive(channel: socket.socket) -> None:
+    with channel.makefile("rw") as other:
+        for text in other:
+            line = json.loads(text)
+            tensor = open_tensor(line["handle"], line["shape"], getattr(torch, line["dtype"]))
+            total = float(tensor.double().sum())
+            tensor[(0,) * tensor.dim()] = -5.0
+            print(json.dumps([str(tensor.device), total]), file=other, flush=True)
 
 
-def memory(recipe: str, runs: str, mib: str) -> None:
-    """Train while a GPU has little free memory during the second step's update, and enough otherwise."""
+def memory(recipe: str, runs: str) -> None:
+    """Train on a GPU that has no free memory during the second step's update, and enough otherwise."""
     from vlmrl.cli.app import main
     from vlmrl.train import rl
 
@@ -118,8 +122,9 @@ def memory(recipe: str, runs: str, mib: str) -> None:
     def limited(*args: Any, **kwargs: Any) -> Any:
         calls.append(kwargs["tokens_per_row"])
         if len(calls) == 2:
+            torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info()
-            os.environ["PRETEND_GIB"] = str((total - free + int(mib) * 2**20) / 2**30)
+            os.environ["PRETEND_GIB"] = str((total - free) / 2**30)
         try:
             return run(*args, **kwargs)
         finally:

@@ -130,7 +130,9 @@ def check(name: str, tensors: list[Tensor], args: Any) -> torch.device:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {devices} ({name})")
     if on_gpu and name not in TWO_DEVICES and any(t.device.type == "cpu" and t.dim() for t in tensors):
         shapes = [(str(t.device), tuple(t.shape)) for t in tensors]
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda and cpu ({name} of {shapes})")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found cuda and cpu ({name} of {shapes})"
+        )
     if name == "aten::index.Tensor" and not args[0].is_cuda:
         raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     if base in MATRIX and on_gpu and not (on_gpu[0].is_floating_point() or on_gpu[0].is_complex()):
@@ -323,7 +325,9 @@ def flash(device, q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=Fal
 
 def flash_back(device, g, q, k, v, out, lse, cq, ck, mq, mk, p, is_causal, seed, offset, *, scale=None):
     g, q, k, v, out, lse = map(near, (g, q, k, v, out, lse))
-    return tuple(far(x, device) for x in _attend_back(g, q, k, v, out, lse, scale, None, _triangle(q, k, is_causal))[:3])
+    return tuple(
+        far(x, device) for x in _attend_back(g, q, k, v, out, lse, scale, None, _triangle(q, k, is_causal))[:3]
+    )
 
 
 def efficient(device, q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, *, scale=None):

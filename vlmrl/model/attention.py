@@ -25,9 +25,17 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils.generic import get_max_seqlen
+from transformers.vision_utils import (
+    get_vision_attention_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
+from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import RowPlan, RowTokens
 
 COMPILATIONS = 128
@@ -156,7 +164,7 @@ class VarlenIndex:
 def varlen_index(plan: RowPlan) -> VarlenIndex:
     """Return the positions of the keys of every span, without empty spans.
 
-    They are computed on the CPU and copied to the row's device.
+    They are computed on the CPU and copied to the row's device, without a wait.
     """
     device = plan.tokens.index.device
     prompt = torch.empty(0, dtype=torch.int64)
@@ -179,11 +187,11 @@ def varlen_index(plan: RowPlan) -> VarlenIndex:
         queries.append(len(own))
     key_lengths = [len(k) for k in keys]
     return VarlenIndex(
-        torch.cat(keys).to(device),
-        torch.cat(own_at).to(device),
-        tuple((s, e, torch.stack(p).to(device)) for s, e, p in places if e > s and len(p) > 1),
-        _starts(queries).to(device),
-        _starts(key_lengths).to(device),
+        upload(torch.cat(keys), device),
+        upload(torch.cat(own_at), device),
+        tuple((s, e, upload(torch.stack(p), device)) for s, e, p in places if e > s and len(p) > 1),
+        upload(_starts(queries), device),
+        upload(_starts(key_lengths), device),
         max(queries),
         max(key_lengths),
     )
@@ -282,6 +290,30 @@ def vision_attention(
     windows = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
     out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in windows], 2)
     return out.transpose(1, 2), None
+
+
+def vision_layout(visual: Any, grids: Tensor) -> dict[str, Tensor | int | None]:
+    """Return what the forward of a vision tower of a family with axes computes from the grids, on their device.
+
+    Args:
+        grids: `image_grid_thw`.
+    Returns: arguments that the tower accepts in place of its own computation.
+    """
+    merge, config = visual.spatial_merge_size, visual.config
+    starts, longest = get_vision_attention_seqlens(grids, config)
+    layout = {"position_ids": get_vision_position_ids(grids, merge), "cu_seqlens": starts, "max_seqlen": longest}
+    if hasattr(visual, "window_size"):
+        layout["window_index"], starts = get_vision_window_index(grids, merge, visual.window_size, visual.patch_size)
+        layout |= {"cu_window_seqlens": starts, "max_window_seqlen": get_max_seqlen(starts, config)}
+    if hasattr(visual, "num_grid_per_side"):
+        layout["interp_indices"], layout["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            grids,
+            visual.num_grid_per_side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+    return layout
 
 
 def _takes_kernel(query: Tensor) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vlmrl.model.attention import choose_backend, fork_plan, no_mask
+from vlmrl.model.attention import choose_backend, fork_plan, no_mask, vision_layout
 from vlmrl.model.caches import MIN_TOKENS, ContinuedCache, Pass, RecordedPrompt, passes_of, run_with_cache, with_fillers
-from vlmrl.model.device_memory import free_bytes
+from vlmrl.model.device_memory import free_bytes, upload
 from vlmrl.model.families import family_of, head_of
 from vlmrl.model.memory import HeadChunks, head_chunks
-from vlmrl.model.packing import PackedRow, RowReference, Span, TokenStats, plan_row
+from vlmrl.model.packing import GRIDS, PackedRow, RowReference, Span, TokenStats, plan_row
 
 
 @cache
@@ -69,9 +69,9 @@ def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device
     ids = [i for i in banned_ids if 0 <= i < vocabulary]
     if not ids:
         return None
-    mask = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+    mask = torch.zeros(vocabulary, dtype=torch.bool)
     mask[ids] = True
-    return mask
+    return upload(mask, device)
 
 
 def token_logprobs(
@@ -461,58 +461,77 @@ class Policy(nn.Module):
         return choose_backend(self.device, self.dtype, self.family.bidirectional)
 
     def _packed(self, row: PackedRow) -> Tensor:
-        device = row.input_ids_N.device
+        device = row.target_K.device
         plan = plan_row(
             row.layout, device, kinds_N=row.kinds_N, bidirectional=self.family.bidirectional, backend=self._backend()
         )
-        # [axes, N]
-        positions = torch.cat([p for p, _ in self._span_positions(row)], dim=1)
+        positions = self._positions_of(row)
+        ids, kinds = upload(torch.stack([row.input_ids_N, row.kinds_N])[:, None], device)  # [1, N]
         hidden_ND = self.model.model(
-            input_ids=row.input_ids_N[None],
+            input_ids=ids,
             position_ids=positions[:, None] if self.family.rope_index else positions,
             attention_mask=no_mask(device),
             use_cache=False,
             row_plan=plan,
-            **row.images,
-            **(self.kinds_argument(row.kinds_N[None]) if self.family.rope_index else {}),
+            **self.with_layout(row.images),
+            **(self.kinds_argument(kinds) if self.family.rope_index else {}),
         ).last_hidden_state[0]
         return hidden_ND[row.predict_at_K]  # [N, D] -> [K, D]: the hidden state that predicts each trained token
 
+    def with_layout(self, images: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the arguments of a forward for these images: the processor's tensors, and what the grids determine.
+
+        transformers would compute the latter on the GPU and read it back. Grids are on the CPU; see `images_on`.
+        """
+        if not self.family.rope_index or GRIDS not in images:
+            return dict(images)
+        visual, grids, device = self.model.model.visual, images[GRIDS], images["pixel_values"].device
+        layout = vision_layout(visual, grids)
+        if hasattr(visual, "embeddings"):  # GLM: the tower's own embeddings take the grids too
+            grids = upload(grids, device)
+        own = {f"image_{name}": upload(x, device) if isinstance(x, Tensor) else x for name, x in layout.items()}
+        return {**images, **own, GRIDS: grids}
+
+    def _positions_of(self, row: PackedRow) -> Tensor:
+        """Return the position ids of a row on its device, [axes, N]."""
+        return upload(torch.cat([p for p, _ in self._span_positions(row)], dim=1), row.target_K.device)
+
     def _span_positions(self, row: PackedRow) -> list[tuple[Tensor, int]]:
-        """Return (position ids [axes, span length], position of the next token) of every span of a row."""
+        """Return (position ids [axes, span length], position of the next token) of every span of a row, on the CPU."""
         results: list[tuple[Tensor, int]] = []
         for index, span in enumerate(row.layout):
             cut = slice(span.start, span.end)
             ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
             if span.response == -1:
                 prompt = index
-                positions, following = self._positions_and_next(
-                    ids, kinds, row.span_images[index].get("image_grid_thw")
-                )
+                positions, following = self._positions_and_next(ids, kinds, row.span_images[index].get(GRIDS))
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
                 sequence, sequence_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
-                grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
+                grids = [i[GRIDS] for i in (row.span_images[prompt], row.span_images[index]) if i]
                 positions, following = self._positions_and_next(sequence, sequence_kinds, torch.cat(grids))
                 positions = positions[:, start.end - start.start :]
             else:
                 first = results[prompt][1]
                 following = first + len(ids)
-                positions = torch.arange(first, following, device=ids.device)
+                positions = torch.arange(first, following)
                 positions = positions.expand(results[prompt][0].shape[0], -1)
             results.append((positions, following))
         return results
 
     def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
-        """Return a prompt's position ids, by the model's own index function: [3, P], or [1, P] if there is one axis."""
+        """Return a prompt's position ids, by the model's own index function: [3, P], or [1, P] if there is one axis.
+
+        All is on the CPU.
+        """
         return self._positions_and_next(ids, kinds, grids)[0]
 
     def _positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
         """Return `prompt_positions`, and the position of the next token."""
         if not self.family.rope_index or grids is None:
-            return torch.arange(len(ids), device=ids.device).expand(3 if self.family.rope_index else 1, -1), len(ids)
-        key = ids.cpu().numpy().tobytes() + b"|" + grids.cpu().numpy().tobytes()
+            return torch.arange(len(ids)).expand(3 if self.family.rope_index else 1, -1), len(ids)
+        key = ids.numpy().tobytes() + b"|" + grids.numpy().tobytes()
         if key not in self._positions:
             if len(self._positions) >= CACHED_POSITIONS:
                 self._positions.clear()
@@ -522,7 +541,9 @@ class Policy(nn.Module):
 
     def _forked(self, row: PackedRow) -> Tensor:
         """Run each prompt once with a differentiable cache, then its responses, in batches of similar length."""
-        positions = [p for p, _ in self._span_positions(row)]
+        device = row.target_K.device
+        positions = self._positions_of(row).split([_length(span) for span in row.layout], 1)
+        ids = upload(row.input_ids_N, device)
         states: dict[int, Tensor] = {}  # span -> [its length, D]
         fillers: list[Tensor] = []
         for each in self._passes(row):
@@ -530,9 +551,9 @@ class Policy(nn.Module):
                 fillers.append(self._run_filler(row, each))
             elif row.layout[each.spans[0]].response == -1:
                 [prompt] = each.spans
-                states[prompt], cache = self._run_prompt(row, prompt, positions[prompt])
+                states[prompt], cache = self._run_prompt(row, prompt, ids, positions[prompt])
             else:
-                hidden = self._continue(row, cache, each.spans, positions)
+                hidden = self._continue(row, cache, each.spans, ids, positions)
                 states |= {i: h[: _length(row.layout[i])] for i, h in zip(each.spans, hidden, strict=True)}
         # No prediction index points to a filler's state: its gradient is exactly 0, but its backward pass runs.
         return torch.cat([*(states[i] for i in range(len(row.layout))), *fillers])[row.predict_at_K]
@@ -549,30 +570,33 @@ class Policy(nn.Module):
         if self.sharing == "padded":
             return self._alone(filler, (0, 1) if each.has_images else (1,))[:1]
         index = 0 if each.has_images else 1
-        return self._run_prompt(filler, index, self._span_positions(filler)[index][0])[0][:1]
+        span, device = filler.layout[index], filler.target_K.device
+        positions = self._positions_of(filler)[:, span.start : span.end]
+        return self._run_prompt(filler, index, upload(filler.input_ids_N, device), positions)[0][:1]
 
-    def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, RecordedPrompt]:
+    def _run_prompt(
+        self, row: PackedRow, index: int, ids_N: Tensor, positions: Tensor
+    ) -> tuple[Tensor, RecordedPrompt]:
         """Return (hidden states [P, D], cache) of a prompt of at least one token."""
         span = row.layout[index]
-        cut = slice(span.start, span.end)
         cache = RecordedPrompt(self.model.config.get_text_config().num_hidden_layers)
         cache.num_tokens = _length(span)
         out = run_with_cache(
             self.model.model,
             cache,
-            input_ids=row.input_ids_N[None, cut],
+            input_ids=ids_N[None, span.start : span.end],
             position_ids=self._batched(positions[None]),
-            attention_mask=no_mask(row.input_ids_N.device),
-            row_plan=plan_row([Span(0, -1, 0, _length(span))], row.input_ids_N.device),
-            **row.span_images[index],
+            attention_mask=no_mask(ids_N.device),
+            row_plan=plan_row([Span(0, -1, 0, _length(span))], ids_N.device),
+            **self.with_layout(row.span_images[index]),
         )
         return out.last_hidden_state[0], cache
 
     def _continue(
-        self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], positions: Sequence[Tensor]
+        self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], ids_N: Tensor, positions: Sequence[Tensor]
     ) -> Tensor:
         """Return the hidden states [len(spans), R, D] of responses after a cached prompt. R: length of the longest."""
-        device = row.input_ids_N.device
+        device = ids_N.device
         longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
         ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
         padded_positions = torch.zeros(
@@ -580,7 +604,7 @@ class Policy(nn.Module):
         )
         for k, i in enumerate(spans):
             span = row.layout[i]
-            ids[k, : _length(span)] = row.input_ids_N[span.start : span.end]
+            ids[k, : _length(span)] = ids_N[span.start : span.end]
             padded_positions[k, :, : _length(span)] = positions[i]
         out = run_with_cache(
             self.model.model,
@@ -589,7 +613,7 @@ class Policy(nn.Module):
             position_ids=self._batched(padded_positions),
             attention_mask=no_mask(device),
             row_plan=fork_plan(cache.num_tokens, longest, device),
-            **_join(row, spans),
+            **self.with_layout(_join(row, spans)),
         )
         return out.last_hidden_state
 
@@ -610,22 +634,21 @@ class Policy(nn.Module):
             before[response] = sum(map(len, hidden))
             # The response's states, and that of the prompt's last token, which predicts the first response token.
             hidden.append(self._alone(row, each.spans)[_length(row.layout[prompt]) - 1 :])
-        span = row.span_K
-        start = torch.tensor([s.start for s in row.layout], device=span.device)[span]
-        return torch.cat([*hidden, *fillers])[
-            torch.tensor(before, device=span.device)[span] + (row.predict_at_K - start + 1).clamp(min=0)
-        ]
+        # [2, spans] -> [2, K]
+        start, first = upload(torch.tensor([[s.start for s in row.layout], before]), row.span_K.device)[:, row.span_K]
+        return torch.cat([*hidden, *fillers])[first + (row.predict_at_K - start + 1).clamp(min=0)]
 
     def _alone(self, row: PackedRow, spans: Sequence[int]) -> Tensor:
         """Return the hidden states [length, D] of spans that follow each other, from the model's plain forward."""
         cuts = [slice(row.layout[i].start, row.layout[i].end) for i in spans]
-        ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
+        numbers = torch.stack([row.input_ids_N, row.kinds_N])[:, None]  # [2, 1, N]
+        ids, kinds = upload(torch.cat([numbers[..., c] for c in cuts], 2), row.target_K.device)
         names = KINDS_NAMES & frozenset(inspect.signature(self.model.model.forward).parameters)
         return self.model.model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             use_cache=False,
-            **_join(row, spans),
+            **self.with_layout(_join(row, spans)),
             **dict.fromkeys(names, kinds.int()),
         ).last_hidden_state[0]
 
