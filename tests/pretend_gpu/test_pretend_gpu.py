@@ -85,11 +85,15 @@ def test_a_handle_opens_the_memory_of_another_process(gpu):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
-    place = make_place(tmp_path_factory.mktemp("place"), tiny_folder, "")
+    return on_gpu(make_place(tmp_path_factory.mktemp("place"), tiny_folder, "")).parent
+
+
+def on_gpu(place: Path) -> Path:
+    """Put the settings of these runs into a place's recipe; return its path."""
     recipe = place / "rl.toml"
     text = recipe.read_text().replace('model.dtype = "float32"\nmodel.device = "cpu"\n', "")
     recipe.write_text(text.replace("model.min_pixels", RECIPE.strip() + "\nmodel.min_pixels"))
-    return place
+    return recipe
 
 
 def trained(place: Path, folder: Path, env: Mapping[str, str], *words: object) -> Run:
