@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -61,11 +62,9 @@ def waits(name: str, dtype: torch.dtype) -> dict[str, float]:
     """Waits per packed row of an update by function, of rows whose prompts are new."""
 
     def counted(seeds: range) -> Counter[str]:
-        before = seen.waits.copy()
         items: list[TrainItem] = []
         for seed in seeds:
-            own = [i for i in items_of(name, dtype, seed) if i.group == 0]
-            items += [replace(i, group=seed, trajectory=len(items) + k) for k, i in enumerate(own)]
+            items.append(replace(items_of(name, dtype, seed)[0], group=seed, trajectory=len(items)))
         batch = StepBatch(items, [1.0] * len(items), ["row"] * len(items))
         before = seen.waits.copy()
         alone: Any = SimpleNamespace(clear=lambda: None)
@@ -78,8 +77,7 @@ def waits(name: str, dtype: torch.dtype) -> dict[str, float]:
     policy, objective = policy_of(name, "cuda", dtype), PolicyGradient(resolve("grpo"))
     counted(range(1))  # what is made once
     few, many = counted(range(1, 2)), counted(range(2, 5))
-    rows = len([i for i in items_of(name, dtype) if i.group == 0])
-    per_row = {f: (many[f] - few[f]) / (2 * rows) for f in sorted(many.keys() | few.keys())}
+    per_row = {f: (many[f] - few[f]) / 2 for f in sorted(many.keys() | few.keys())}
     return {f: n for f, n in per_row.items() if n}
 
 
@@ -117,17 +115,21 @@ def memory(recipe: str, runs: str) -> None:
     from vlmrl.cli.app import main
     from vlmrl.train import rl
 
-    run, calls = rl.update, []
+    run, calls, taken = rl.update, [], []
 
     def limited(*args: Any, **kwargs: Any) -> Any:
         calls.append(kwargs["tokens_per_row"])
         if len(calls) == 2:
-            torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info()
             os.environ["PRETEND_GIB"] = str((total - free) / 2**30)
+            for size in (2**21, 2**16, 2**9):  # what the allocator has cached is taken, too
+                with suppress(torch.OutOfMemoryError):
+                    while True:
+                        taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         try:
             return run(*args, **kwargs)
         finally:
+            taken.clear()
             os.environ.pop("PRETEND_GIB", None)
 
     rl.update = limited

@@ -32,7 +32,7 @@ rollout = {prompts_per_step = 2, samples_per_prompt = 3, max_new_tokens = 6}
 train = {steps = 2, rows_per_step = 4, tokens_per_row = 110}
 optim.lr = 1e-3
 algo.kl_coef = 0.1
-eval = {every_steps = 2, max_rows = 2}
+eval.every_steps = 0
 checkpoint = {every_steps = 1, keep_last = 9}
 """
 

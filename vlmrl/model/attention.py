@@ -22,16 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, vision_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import get_max_seqlen
-from transformers.vision_utils import (
-    get_vision_attention_seqlens,
-    get_vision_interpolation_indices_and_weights,
-    get_vision_position_ids,
-    get_vision_window_index,
-)
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
@@ -300,19 +294,18 @@ def vision_layout(visual: Any, grids: Tensor) -> dict[str, Tensor | int | None]:
     Returns: arguments that the tower accepts in place of its own computation.
     """
     merge, config = visual.spatial_merge_size, visual.config
-    starts, longest = get_vision_attention_seqlens(grids, config)
-    layout = {"position_ids": get_vision_position_ids(grids, merge), "cu_seqlens": starts, "max_seqlen": longest}
+    starts, longest = vision_utils.get_vision_attention_seqlens(grids, config)
+    layout = {"cu_seqlens": starts, "max_seqlen": longest}
+    layout["position_ids"] = vision_utils.get_vision_position_ids(grids, merge)
     if hasattr(visual, "window_size"):
-        layout["window_index"], starts = get_vision_window_index(grids, merge, visual.window_size, visual.patch_size)
-        layout |= {"cu_window_seqlens": starts, "max_window_seqlen": get_max_seqlen(starts, config)}
+        windows = vision_utils.get_vision_window_index(grids, merge, visual.window_size, visual.patch_size)
+        layout["window_index"], layout["cu_window_seqlens"] = windows
+        layout["max_window_seqlen"] = get_max_seqlen(windows[1], config)
     if hasattr(visual, "num_grid_per_side"):
-        layout["interp_indices"], layout["interp_weights"] = get_vision_interpolation_indices_and_weights(
-            grids,
-            visual.num_grid_per_side,
-            mode=visual.interpolation_mode,
-            align_corners=visual.interpolation_align_corners,
-            spatial_merge_size=merge,
-        )
+        mode, corners = visual.interpolation_mode, visual.interpolation_align_corners
+        weights_of = vision_utils.get_vision_interpolation_indices_and_weights
+        taps = weights_of(grids, visual.num_grid_per_side, mode, corners, merge)
+        layout["interp_indices"], layout["interp_weights"] = taps
     return layout
 
 
@@ -351,30 +344,9 @@ def flash_attn() -> Callable[..., Any] | None:
 def _with_torch_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return flash-attn's function, called as torch's own kernel is."""
 
-    def kernel(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_starts: Tensor,
-        key_starts: Tensor,
-        longest_query: int,
-        longest_key: int,
-        *,
-        scale: float | None,
-        window_size: tuple[int, int],
-    ) -> Tensor:
-        return function(
-            query,
-            key,
-            value,
-            query_starts,
-            key_starts,
-            longest_query,
-            longest_key,
-            softmax_scale=scale,
-            causal=window_size[1] == 0,
-            window_size=window_size if window_size[0] >= 0 else (-1, -1),
-        )
+    def kernel(*arguments: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        window = window_size if window_size[0] >= 0 else (-1, -1)
+        return function(*arguments, softmax_scale=scale, causal=window_size[1] == 0, window_size=window)
 
     return kernel
 

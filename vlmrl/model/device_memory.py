@@ -118,8 +118,7 @@ def memory_use(device: torch.device) -> tuple[int, int]:
 
 def upload(x: Tensor, device: torch.device | str) -> Tensor:
     """Copy a tensor of the CPU to a device. The CPU does not wait for a GPU: it copies from pinned memory."""
-    is_gpu = torch.device(device).type == "cuda"
-    return x.pin_memory().to(device, non_blocking=True) if is_gpu else x.to(device)
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
 
 
 def free_bytes(device: torch.device) -> int | None:

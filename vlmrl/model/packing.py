@@ -273,6 +273,7 @@ def make_row(
     trajectories: list[int] = []
     # [K], one per trained token
     predict_at: list[int] = []
+    targets: list[int] = []
     span_index: list[int] = []
     # one per prompt
     prompts: list[PromptTokens] = []
@@ -289,18 +290,13 @@ def make_row(
                 at = range(len(ids), len(ids) + len(segment.ids))
                 # The position before a token predicts it. The last token of the prompt predicts a response's first one.
                 predict_at += [prompt_last if i == start else i - 1 for i in at]
+                targets += segment.ids
                 span_index += [len(trajectories)] * len(segment.ids)
             ids += segment.ids
         kinds += item.kinds or [0] * (len(ids) - start)
         trajectories.append(item.trajectory)
-    # [K] positions of the trained tokens; a response begins where its span does
-    target_at = [
-        t
-        for item, span in zip(items, [s for s in layout if s.response >= 0], strict=True)
-        for t in _trained_positions(item, span.start)
-    ]
     joined = images_on(device, join_images(images))
-    numbers_3K = torch.tensor([predict_at, [ids[t] for t in target_at], span_index], dtype=torch.long)
+    numbers_3K = torch.tensor([predict_at, targets, span_index], dtype=torch.long)
     predict_at_K, target_K, span_K = upload(numbers_3K, device)
     return PackedRow(
         input_ids_N=torch.tensor(ids, dtype=torch.long),
@@ -317,16 +313,6 @@ def make_row(
         passes=passes,
         filler=make_row([filler], device) if passes and filler is not None else None,
     )
-
-
-def _trained_positions(item: TrainItem, start: int) -> list[int]:
-    """Return the positions of an item's trained tokens in the row, if its segments begin at `start`."""
-    positions: list[int] = []
-    for segment in item.segments:
-        if segment.trained:
-            positions += range(start, start + len(segment.ids))
-        start += len(segment.ids)
-    return positions
 
 
 def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -104,18 +104,16 @@ def token_logprobs(
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
     size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary)
-    if len(target_K) <= size:
-        return chunk(hidden_KD, target_K)
-    logps, entropies = [], []
-    for hidden, target in zip(hidden_KD.split(size), target_K.split(size), strict=True):
-        # [C, D] -> [C, V] -> [C] per chunk; its logits are computed again in the backward pass.
-        if torch.is_grad_enabled():
-            logp, entropy = checkpoint(chunk, hidden, target, use_reentrant=False)  # pyright: ignore[reportGeneralTypeIssues]
-        else:
-            logp, entropy = chunk(hidden, target)
-        logps.append(logp)
-        entropies.append(entropy)
+    logps, entropies = zip(*_in_chunks(chunk, size, hidden_KD, target_K), strict=True)
     return torch.cat(logps), torch.cat(entropies)
+
+
+def _in_chunks(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[Any]:
+    """Return a function's results for chunks of positions; the backward pass computes the logits of several again."""
+    several = torch.is_grad_enabled() and len(tensors[0]) > size
+    run = partial(checkpoint, function, use_reentrant=False) if several else function
+    # [C, D] -> [C, V] -> [C] per chunk
+    return [run(*chunk) for chunk in zip(*(x.split(size) for x in tensors), strict=True)]
 
 
 class _LogprobAndEntropy(torch.autograd.Function):
@@ -211,13 +209,7 @@ def full_kl(
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
     size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary // 2)  # two distributions are held at once
-    pieces = []
-    for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):
-        if torch.is_grad_enabled() and len(hidden_KD) > size:
-            pieces.append(checkpoint(chunk, hidden, ref_hidden, use_reentrant=False))
-        else:
-            pieces.append(chunk(hidden, ref_hidden))
-    return torch.cat(pieces)
+    return torch.cat(_in_chunks(chunk, size, hidden_KD, ref_hidden_KD))
 
 
 @dataclass(frozen=True)
@@ -405,27 +397,14 @@ class Policy(nn.Module):
         hidden_KD = self._states(row)
         if states_only:
             return hidden_KD
+        shared: Any = {"temperature": self.temperature, "banned_ids": self.banned_ids}
         logp_K, entropy_K = token_logprobs(
-            hidden_KD,
-            row.target_K,
-            self.head,
-            temperature=self.temperature,
-            banned_ids=self.banned_ids,
-            entropy_gradient=self.entropy_gradient,
+            hidden_KD, row.target_K, self.head, entropy_gradient=self.entropy_gradient, **shared
         )
-        value_K = (
-            None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]
-        )  # [K, D] -> [K, 1] -> [K]
+        value_K = None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]  # [K, D] -> [K]
         kl_K = None
         if reference is not None:
-            kl_K = full_kl(
-                hidden_KD,
-                reference.hidden_KD,
-                self.head,
-                reference.head,
-                temperature=self.temperature,
-                banned_ids=self.banned_ids,
-            )
+            kl_K = full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, **shared)
         return TokenStats(logp_K, entropy_K, value_K, kl_K)
 
     def states(self, row: PackedRow) -> Tensor:
@@ -504,13 +483,13 @@ class Policy(nn.Module):
             ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
             if span.response == -1:
                 prompt = index
-                positions, following = self._positions_and_next(ids, kinds, row.span_images[index].get(GRIDS))
+                positions, following = self.positions_and_next(ids, kinds, row.span_images[index].get(GRIDS))
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
                 sequence, sequence_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
                 grids = [i[GRIDS] for i in (row.span_images[prompt], row.span_images[index]) if i]
-                positions, following = self._positions_and_next(sequence, sequence_kinds, torch.cat(grids))
+                positions, following = self.positions_and_next(sequence, sequence_kinds, torch.cat(grids))
                 positions = positions[:, start.end - start.start :]
             else:
                 first = results[prompt][1]
@@ -520,15 +499,11 @@ class Policy(nn.Module):
             results.append((positions, following))
         return results
 
-    def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
-        """Return a prompt's position ids, by the model's own index function: [3, P], or [1, P] if there is one axis.
+    def positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
+        """Return a prompt's position ids by the model's own index function, and the position of the next token.
 
-        All is on the CPU.
+        All is on the CPU: [3, P], or [1, P] if there is one axis.
         """
-        return self._positions_and_next(ids, kinds, grids)[0]
-
-    def _positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
-        """Return `prompt_positions`, and the position of the next token."""
         if not self.family.rope_index or grids is None:
             return torch.arange(len(ids)).expand(3 if self.family.rope_index else 1, -1), len(ids)
         key = ids.numpy().tobytes() + b"|" + grids.numpy().tobytes()
@@ -655,9 +630,8 @@ class Policy(nn.Module):
 
 def _value_head(hidden_size: int, device: torch.device) -> nn.Linear:
     head = nn.Linear(hidden_size, 1, device=device, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.zero_()
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
     return head
 
 

@@ -280,7 +280,8 @@ class TorchEngine(Generator):
             ids[i, -n:] = torch.tensor(r.prompt.prompt_ids)
             kinds[i, -n:] = torch.tensor(r.prompt.kinds)
             mask[i, -n:] = 1
-            positions[:, i, -n:] = policy.prompt_positions(ids[i, -n:], kinds[i, -n:], r.prompt.images.get(GRIDS))
+            grids = r.prompt.images.get(GRIDS)
+            positions[:, i, -n:] = policy.positions_and_next(ids[i, -n:], kinds[i, -n:], grids)[0]
         ids, kinds, mask, positions = (upload(x, device) for x in (ids, kinds, mask, positions))
         pixels = policy.with_layout(images_on(device, join_images([r.prompt.images for r in requests])))
         text = policy.model.config.get_text_config()
