@@ -1,6 +1,6 @@
 /* CUDA's runtime, driver and NVML without a GPU: "device" memory is main memory, and kernels are refused.
  *
- * Preloaded before torch's own libcudart and libcuda, it shows PRETEND_GPUS GPUs (default 1) of PRETEND_GIB GiB (default
+ * Preloaded before torch's libcudart and libcuda, it shows PRETEND_GPUS GPUs (default 1) of PRETEND_GIB GiB (default
  * 79.1) with compute capability 9.0 to an unmodified CUDA build of torch. The caching allocator, expandable segments,
  * pinned memory, streams, events, CUDA IPC and out-of-memory errors are then torch's own code. kernels.py makes the
  * operations compute.
@@ -71,7 +71,7 @@ static void add_range(void *at, size_t size, int device, int fd, int kind) {
   ranges[num_ranges++] = (Range){at, size, device, fd, kind};
   pthread_mutex_unlock(&lock);
 }
-/* Copy the range of one of these kinds that holds an address; its `kind` is 0 if there is none. Remove it on request. */
+/* Copy the range of one of these kinds that holds an address (`kind` 0 if there is none), and remove it on request. */
 static Range look_up(const void *address, int kinds, int remove) {
   Range result = {0};
   pthread_mutex_lock(&lock);
@@ -432,7 +432,7 @@ PUBLIC CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
   *active = 1;
   return CUDA_SUCCESS;
 }
-PUBLIC CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice device) { *c = context_of(device); return CUDA_SUCCESS; }
+PUBLIC CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { *c = context_of(d); return CUDA_SUCCESS; }
 PUBLIC CUresult cuCtxGetCurrent(CUcontext *c) { *c = context_of(current); return CUDA_SUCCESS; }
 PUBLIC CUresult cuCtxSetCurrent(CUcontext c) {
   if (c) current = (int)((uintptr_t)c - 0x100);
