@@ -58,8 +58,9 @@ def gaps(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
     return {"logp": logp, "gradient": gradient, "path": policy.path}
 
 
-def waits(name: str, dtype: torch.dtype) -> dict[str, float]:
-    """Waits per packed row of an update by function, of rows whose prompts are new."""
+def waits(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Waits per packed row of an update by function, of rows whose prompts are new; and vlmrl's sums in half precision.
+    """
 
     def counted(seeds: range) -> Counter[str]:
         items: list[TrainItem] = []
@@ -78,7 +79,7 @@ def waits(name: str, dtype: torch.dtype) -> dict[str, float]:
     counted(range(1))  # what is made once
     few, many = counted(range(1, 2)), counted(range(2, 5))
     per_row = {f: (many[f] - few[f]) / 2 for f in sorted(many.keys() | few.keys())}
-    return {f: n for f, n in per_row.items() if n}
+    return {"waits": {f: n for f, n in per_row.items() if n}, "half sums": sorted(seen.half_sums)}
 
 
 def handles() -> list[tuple[Any, ...]]:

@@ -39,17 +39,24 @@ class Seen:
     Attributes:
         counts: number of waits, uploads, downloads (without copies on the GPU), operators and compiled functions.
         waits: (function of vlmrl, innermost function outside torch) -> number of waits. "" in threads of autograd.
+        half_sums: operators of vlmrl's own functions that add up, or take logarithms, in half precision.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.waits: Counter[tuple[str, str]] = Counter()
+        self.half_sums: set[str] = set()
 
     def note(self, what: str) -> None:
         if what == "wait":
             _finish_downloads()
             self.waits[_caller()] += 1
         self.counts[what] += 1
+
+    def note_half_sum(self, name: str) -> None:
+        function, inner = _caller()
+        if function and inner.endswith(function):
+            self.half_sums.add(f"{function}: {name}")
 
 
 seen = Seen()
@@ -118,6 +125,9 @@ WAITING = {
     )
 }  # fmt: skip
 """Operators whose result's shape, or whose answer, the host reads from the GPU."""
+SUMS = {"sum", "mean", "cumsum", "prod", "var", "std", "norm", "linalg_vector_norm", "log", "_log_softmax", "_softmax"}
+"""Operators whose results in half precision are too coarse for a loss."""
+HALF = (torch.bfloat16, torch.float16)
 MATRIX = {"mm", "addmm", "bmm", "baddbmm", "addmv", "dot", "addbmm"}
 
 
@@ -163,7 +173,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
     outs = [a.name for a in arguments if a.is_out]
     generator_at = next((i for i, a in enumerate(arguments) if a.name == "generator"), None)
     tensors_at = [i for i, a in enumerate(arguments) if str(a.type) == "Tensor" and not a.kwarg_only]
-    special = SPECIAL.get(name)
+    special, sums = SPECIAL.get(name), op._schema.name.removeprefix("aten::") in SUMS
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         for i in tensors_at:  # torch passes some numbers where the schema has a tensor
@@ -188,8 +198,12 @@ def kernel_of(op: Any) -> Callable[..., Any]:
         if name in ("aten::_softmax", "aten::_log_softmax") and near_args[2]:  # half to float: on CUDA alone
             near_args = (near_args[0].float(), near_args[1], False)
         if outs and not any(isinstance(kwargs[o], (list, tuple)) for o in outs):
-            return _run_out(op, near_args, near_kwargs, [kwargs[o] for o in outs], outs)
-        return tree_map(views.up, op(*near_args, **near_kwargs))
+            result = _run_out(op, near_args, near_kwargs, [kwargs[o] for o in outs], outs)
+        else:
+            result = tree_map(views.up, op(*near_args, **near_kwargs))
+        if sums and result.dtype in HALF:
+            seen.note_half_sum(name)
+        return result
 
     return kernel
 
@@ -299,7 +313,7 @@ def _triangle(q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
 
 def _require_half(*tensors: Tensor) -> None:
     for t in tensors:
-        if t.dtype not in (torch.float16, torch.bfloat16):
+        if t.dtype not in HALF:
             raise RuntimeError(f"FlashAttention only support fp16 and bf16 data type, not {t.dtype}")
         if t.stride(-1) != 1 or t.shape[-1] > 256 or t.shape[-1] % 8:
             raise RuntimeError(f"FlashAttention: head width {t.shape[-1]} or stride {t.stride(-1)} is not supported")
