@@ -271,10 +271,8 @@ def make_row(
     # one per span, that is per prompt and per response
     layout, images = layout_of(items)
     trajectories: list[int] = []
-    # [K], one per trained token
-    predict_at: list[int] = []
-    targets: list[int] = []
-    span_index: list[int] = []
+    # one per trained token: (index of the token that predicts it, its id, its span)
+    trained: list[tuple[int, int, int]] = []
     # one per prompt
     prompts: list[PromptTokens] = []
     for position, item in enumerate(items):
@@ -287,17 +285,15 @@ def make_row(
         start = len(ids)
         for segment in item.segments:
             if segment.trained:
-                at = range(len(ids), len(ids) + len(segment.ids))
                 # The position before a token predicts it. The last token of the prompt predicts a response's first one.
-                predict_at += [prompt_last if i == start else i - 1 for i in at]
-                targets += segment.ids
-                span_index += [len(trajectories)] * len(segment.ids)
+                for at, token in enumerate(segment.ids, len(ids)):
+                    trained.append((prompt_last if at == start else at - 1, token, len(trajectories)))
             ids += segment.ids
         kinds += item.kinds or [0] * (len(ids) - start)
         trajectories.append(item.trajectory)
     joined = images_on(device, join_images(images))
-    numbers_3K = torch.tensor([predict_at, targets, span_index], dtype=torch.long)
-    predict_at_K, target_K, span_K = upload(numbers_3K, device)
+    trained_3K = torch.tensor(trained, dtype=torch.long).reshape(-1, 3).T.contiguous()
+    predict_at_K, target_K, span_K = upload(trained_3K, device)
     return PackedRow(
         input_ids_N=torch.tensor(ids, dtype=torch.long),
         kinds_N=torch.tensor(kinds, dtype=torch.long),

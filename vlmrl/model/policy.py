@@ -444,16 +444,15 @@ class Policy(nn.Module):
         plan = plan_row(
             row.layout, device, kinds_N=row.kinds_N, bidirectional=self.family.bidirectional, backend=self._backend()
         )
-        positions = self._positions_of(row)
-        ids, kinds = upload(torch.stack([row.input_ids_N, row.kinds_N])[:, None], device)  # [1, N]
+        numbers = self._numbers_of(row)
         hidden_ND = self.model.model(
-            input_ids=ids,
-            position_ids=positions[:, None] if self.family.rope_index else positions,
+            input_ids=numbers[:1],
+            position_ids=self._batched(numbers[None, 2:]),
             attention_mask=no_mask(device),
             use_cache=False,
             row_plan=plan,
             **self.with_layout(row.images),
-            **(self.kinds_argument(kinds) if self.family.rope_index else {}),
+            **(self.kinds_argument(numbers[1:2]) if self.family.rope_index else {}),
         ).last_hidden_state[0]
         return hidden_ND[row.predict_at_K]  # [N, D] -> [K, D]: the hidden state that predicts each trained token
 
@@ -471,9 +470,10 @@ class Policy(nn.Module):
         own = {f"image_{name}": upload(x, device) if isinstance(x, Tensor) else x for name, x in layout.items()}
         return {**images, **own, GRIDS: grids}
 
-    def _positions_of(self, row: PackedRow) -> Tensor:
-        """Return the position ids of a row on its device, [axes, N]."""
-        return upload(torch.cat([p for p, _ in self._span_positions(row)], dim=1), row.target_K.device)
+    def _numbers_of(self, row: PackedRow) -> Tensor:
+        """Return the id, the kind and the position ids of each token of a row, on its device: [2 + axes, N]."""
+        positions = torch.cat([p for p, _ in self._span_positions(row)], dim=1)
+        return upload(torch.cat([row.input_ids_N[None], row.kinds_N[None], positions]), row.target_K.device)
 
     def _span_positions(self, row: PackedRow) -> list[tuple[Tensor, int]]:
         """Return (position ids [axes, span length], position of the next token) of every span of a row, on the CPU."""
@@ -516,9 +516,7 @@ class Policy(nn.Module):
 
     def _forked(self, row: PackedRow) -> Tensor:
         """Run each prompt once with a differentiable cache, then its responses, in batches of similar length."""
-        device = row.target_K.device
-        positions = self._positions_of(row).split([_length(span) for span in row.layout], 1)
-        ids = upload(row.input_ids_N, device)
+        numbers = self._numbers_of(row)
         states: dict[int, Tensor] = {}  # span -> [its length, D]
         fillers: list[Tensor] = []
         for each in self._passes(row):
@@ -526,9 +524,9 @@ class Policy(nn.Module):
                 fillers.append(self._run_filler(row, each))
             elif row.layout[each.spans[0]].response == -1:
                 [prompt] = each.spans
-                states[prompt], cache = self._run_prompt(row, prompt, ids, positions[prompt])
+                states[prompt], cache = self._run_prompt(row, prompt, numbers)
             else:
-                hidden = self._continue(row, cache, each.spans, ids, positions)
+                hidden = self._continue(row, cache, each.spans, numbers)
                 states |= {i: h[: _length(row.layout[i])] for i, h in zip(each.spans, hidden, strict=True)}
         # No prediction index points to a filler's state: its gradient is exactly 0, but its backward pass runs.
         return torch.cat([*(states[i] for i in range(len(row.layout))), *fillers])[row.predict_at_K]
@@ -545,49 +543,38 @@ class Policy(nn.Module):
         if self.sharing == "padded":
             return self._alone(filler, (0, 1) if each.has_images else (1,))[:1]
         index = 0 if each.has_images else 1
-        span, device = filler.layout[index], filler.target_K.device
-        positions = self._positions_of(filler)[:, span.start : span.end]
-        return self._run_prompt(filler, index, upload(filler.input_ids_N, device), positions)[0][:1]
+        return self._run_prompt(filler, index, self._numbers_of(filler))[0][:1]
 
-    def _run_prompt(
-        self, row: PackedRow, index: int, ids_N: Tensor, positions: Tensor
-    ) -> tuple[Tensor, RecordedPrompt]:
-        """Return (hidden states [P, D], cache) of a prompt of at least one token."""
+    def _run_prompt(self, row: PackedRow, index: int, numbers: Tensor) -> tuple[Tensor, RecordedPrompt]:
+        """Return (hidden states [P, D], cache) of a prompt of at least one token; `numbers` of the row's tokens."""
         span = row.layout[index]
+        own = numbers[:, span.start : span.end]
         cache = RecordedPrompt(self.model.config.get_text_config().num_hidden_layers)
         cache.num_tokens = _length(span)
         out = run_with_cache(
             self.model.model,
             cache,
-            input_ids=ids_N[None, span.start : span.end],
-            position_ids=self._batched(positions[None]),
-            attention_mask=no_mask(ids_N.device),
-            row_plan=plan_row([Span(0, -1, 0, _length(span))], ids_N.device),
+            input_ids=own[:1],
+            position_ids=self._batched(own[None, 2:]),
+            attention_mask=no_mask(own.device),
+            row_plan=plan_row([Span(0, -1, 0, _length(span))], own.device),
             **self.with_layout(row.span_images[index]),
         )
         return out.last_hidden_state[0], cache
 
-    def _continue(
-        self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], ids_N: Tensor, positions: Sequence[Tensor]
-    ) -> Tensor:
+    def _continue(self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], numbers: Tensor) -> Tensor:
         """Return the hidden states [len(spans), R, D] of responses after a cached prompt. R: length of the longest."""
-        device = ids_N.device
-        longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
-        ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
-        padded_positions = torch.zeros(
-            len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device
-        )
-        for k, i in enumerate(spans):
-            span = row.layout[i]
-            ids[k, : _length(span)] = ids_N[span.start : span.end]
-            padded_positions[k, :, : _length(span)] = positions[i]
+        own = [row.layout[i] for i in spans]
+        longest = max(MIN_TOKENS, *map(_length, own))
+        # [len(spans), 2 + axes, R]
+        padded = torch.stack([F.pad(numbers[:, s.start : s.end], (0, longest - _length(s))) for s in own])
         out = run_with_cache(
             self.model.model,
             ContinuedCache(cache, len(spans)),
-            input_ids=ids,
-            position_ids=self._batched(padded_positions),
-            attention_mask=no_mask(device),
-            row_plan=fork_plan(cache.num_tokens, longest, device),
+            input_ids=padded[:, 0],
+            position_ids=self._batched(padded[:, 2:]),
+            attention_mask=no_mask(padded.device),
+            row_plan=fork_plan(cache.num_tokens, longest, padded.device),
             **self.with_layout(_join(row, spans)),
         )
         return out.last_hidden_state
