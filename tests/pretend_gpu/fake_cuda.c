@@ -30,6 +30,12 @@
   int always_##name(void) { return value; }
 #define SUCCEEDS(name) ALWAYS(0, name)
 #define UNSUPPORTED(name) ALWAYS(CUDA_ERROR_NOT_SUPPORTED, name)
+/* A function that succeeds and writes a number to where its first argument points. More arguments do no harm. */
+#define ANSWERS(value, name)                              \
+  PUBLIC int answer_##name(__typeof(value) *) __asm__(#name); \
+  int answer_##name(__typeof(value) *out) { *out = value; return 0; }
+/* A second name of a function, whose further arguments are of no interest here. */
+#define SAME(function, name) PUBLIC int same_##name(void) __asm__(#name) __attribute__((alias(#function)));
 #define MAX_GPUS 16
 #define CUDA_VERSION_SHOWN 13020
 
@@ -136,7 +142,7 @@ PUBLIC cudaError_t cudaHostAlloc(void **out, size_t size, unsigned flags) {
   add_range(*out, size, current, -1, PINNED);
   return cudaSuccess;
 }
-PUBLIC cudaError_t cudaMallocHost(void **out, size_t size) { return cudaHostAlloc(out, size, 0); }
+SAME(cudaHostAlloc, cudaMallocHost)
 PUBLIC cudaError_t cudaFreeHost(void *at) {
   Range r = look_up(at, PINNED, 1);
   if (r.kind) munmap(r.at, r.size);
@@ -176,22 +182,22 @@ PUBLIC cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b,
   return cudaSuccess;
 }
 PUBLIC cudaError_t cudaMemset(void *at, int value, size_t n) { memset(at, value, n); return cudaSuccess; }
-PUBLIC cudaError_t cudaMemsetAsync(void *at, int v, size_t n, cudaStream_t s) { memset(at, v, n); return cudaSuccess; }
+SAME(cudaMemset, cudaMemsetAsync)
 
 /* ---- devices ---- */
 PUBLIC cudaError_t cudaGetDeviceCount(int *n) {
   *n = num_gpus();
   return *n ? cudaSuccess : fail(cudaErrorNoDevice);
 }
-PUBLIC cudaError_t cudaGetDevice(int *device) { *device = current; return cudaSuccess; }
+ANSWERS(current, cudaGetDevice) SAME(cudaGetDevice, cuCtxGetDevice)
 PUBLIC cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= num_gpus()) return fail(cudaErrorInvalidDevice);
   current = device;
   return cudaSuccess;
 }
-PUBLIC cudaError_t cudaDeviceCanAccessPeer(int *yes, int a, int b) { *yes = a != b; return cudaSuccess; }
-PUBLIC cudaError_t cudaDriverGetVersion(int *version) { *version = CUDA_VERSION_SHOWN; return cudaSuccess; }
-PUBLIC cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDA_VERSION_SHOWN; return cudaSuccess; }
+ANSWERS(1, cudaDeviceCanAccessPeer) ANSWERS(CUDA_VERSION_SHOWN, cudaDriverGetVersion)
+ANSWERS(CUDA_VERSION_SHOWN, cudaRuntimeGetVersion) ANSWERS(CUDA_VERSION_SHOWN, cuDriverGetVersion)
+ANSWERS(CUDA_VERSION_SHOWN, nvmlSystemGetCudaDriverVersion_v2)
 PUBLIC cudaError_t cudaDeviceGetPCIBusId(char *text, int n, int device) {
   snprintf(text, (size_t)n, "0000:%02x:00.0", device + 1);
   return cudaSuccess;
@@ -233,16 +239,17 @@ PUBLIC cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
   p->totalGlobalMem = total_bytes();
   p->major = 9;
   p->multiProcessorCount = attribute(cudaDevAttrMultiProcessorCount);
-  p->warpSize = 32;
-  p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+  p->warpSize = attribute(cudaDevAttrWarpSize);
   p->sharedMemPerBlock = attribute(cudaDevAttrMaxSharedMemoryPerBlock);
   p->sharedMemPerBlockOptin = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   p->sharedMemPerMultiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
-  p->maxThreadsDim[2] = 64;
-  p->maxGridSize[0] = 2147483647;
-  p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-  p->maxThreadsPerMultiProcessor = 2048;
+  p->regsPerBlock = p->regsPerMultiprocessor = attribute(cudaDevAttrMaxRegistersPerBlock);
+  p->maxThreadsPerBlock = attribute(cudaDevAttrMaxThreadsPerBlock);
+  for (int axis = 0; axis < 3; axis++) {
+    p->maxThreadsDim[axis] = attribute(cudaDevAttrMaxBlockDimX + axis);
+    p->maxGridSize[axis] = attribute(cudaDevAttrMaxGridDimX + axis);
+  }
+  p->maxThreadsPerMultiProcessor = attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
   p->l2CacheSize = attribute(cudaDevAttrL2CacheSize);
   p->pciBusID = device + 1;
   p->unifiedAddressing = p->cooperativeLaunch = p->canMapHostMemory = p->streamPrioritiesSupported = 1;
@@ -254,12 +261,11 @@ static void *new_token(void) {
   static uintptr_t last = 0x1000;
   return (void *)__atomic_add_fetch(&last, 16, __ATOMIC_RELAXED);
 }
-PUBLIC cudaError_t cudaStreamCreate(cudaStream_t *s) { *s = new_token(); return cudaSuccess; }
-PUBLIC cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) { return cudaStreamCreate(s); }
-PUBLIC cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned f, int p) { return cudaStreamCreate(s); }
+ANSWERS(new_token(), cudaStreamCreate) ANSWERS(new_token(), cudaStreamCreateWithFlags)
+ANSWERS(new_token(), cudaStreamCreateWithPriority)
 PUBLIC cudaError_t cudaStreamGetPriority(cudaStream_t s, int *p) { *p = 0; return cudaSuccess; }
-PUBLIC cudaError_t cudaStreamSynchronize(cudaStream_t s) { note_wait(); return cudaSuccess; }
 PUBLIC cudaError_t cudaDeviceSynchronize(void) { note_wait(); return cudaSuccess; }
+SAME(cudaDeviceSynchronize, cudaStreamSynchronize) SAME(cudaDeviceSynchronize, cudaEventSynchronize)
 PUBLIC cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t function, void *data, unsigned flags) {
   function(s, cudaSuccess, data);
   return cudaSuccess;
@@ -279,14 +285,13 @@ PUBLIC cudaError_t cudaStreamGetCaptureInfo(
 }
 typedef struct { struct timespec at; } Event;
 PUBLIC cudaError_t cudaEventCreate(cudaEvent_t *e) { *e = calloc(1, sizeof(Event)); return cudaSuccess; }
-PUBLIC cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) { return cudaEventCreate(e); }
+SAME(cudaEventCreate, cudaEventCreateWithFlags) SAME(cudaEventCreate, cudaIpcOpenEventHandle)
 PUBLIC cudaError_t cudaEventDestroy(cudaEvent_t e) { free(e); return cudaSuccess; }
 PUBLIC cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   clock_gettime(CLOCK_MONOTONIC, &((Event *)e)->at);
   return cudaSuccess;
 }
-PUBLIC cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned f) { return cudaEventRecord(e, s); }
-PUBLIC cudaError_t cudaEventSynchronize(cudaEvent_t e) { note_wait(); return cudaSuccess; }
+SAME(cudaEventRecord, cudaEventRecordWithFlags)
 PUBLIC cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
   struct timespec x = ((Event *)a)->at, y = ((Event *)b)->at;
   *ms = (float)((double)(y.tv_sec - x.tv_sec) * 1e3 + (double)(y.tv_nsec - x.tv_nsec) / 1e6);
@@ -328,7 +333,6 @@ PUBLIC cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e)
   memset(h, 0, sizeof *h);
   return cudaSuccess;
 }
-PUBLIC cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h) { return cudaEventCreate(e); }
 
 /* ---- errors ---- */
 PUBLIC cudaError_t cudaPeekAtLastError(void) { return last_error; }
@@ -341,7 +345,7 @@ PUBLIC const char *cudaGetErrorString(cudaError_t e) {
   return !e ? "no error" : e == cudaErrorMemoryAllocation ? "out of memory"
     : e == cudaErrorNotSupported ? "a kernel on a pretended GPU (its name is on stderr)" : "pretended CUDA error";
 }
-PUBLIC const char *cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
+SAME(cudaGetErrorString, cudaGetErrorName)
 
 /* ---- torch's own kernels: known by name, refused ---- */
 typedef struct { const void *function; const char *name; } Kernel;
@@ -372,16 +376,8 @@ static cudaError_t refuse(const void *function) {
   return fail(cudaErrorNotSupported);
 }
 PUBLIC cudaError_t __cudaGetKernel(cudaKernel_t *k, const void *f) { *k = (cudaKernel_t)f; return cudaSuccess; }
-PUBLIC cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
-  return refuse(k);
-}
-PUBLIC cudaError_t cudaLaunchKernel(const void *f, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
-  return refuse(f);
-}
 PUBLIC cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **a) { return refuse(f); }
-PUBLIC cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
-  return refuse(f);
-}
+SAME(refuse, cudaLaunchKernel) SAME(refuse, __cudaLaunchKernel) SAME(refuse, cudaLaunchCooperativeKernel)
 PUBLIC cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *f) {
   memset(a, 0, sizeof *a);
   a->maxThreadsPerBlock = 1024;
@@ -389,15 +385,8 @@ PUBLIC cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const voi
   a->binaryVersion = a->ptxVersion = 90;
   return cudaSuccess;
 }
-PUBLIC cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int *n, const void *f, int b, size_t m, unsigned g) {
-  *n = 2;
-  return cudaSuccess;
-}
-PUBLIC cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, int b, size_t m) {
-  *n = 2;
-  return cudaSuccess;
-}
+ANSWERS(2, cudaOccupancyMaxActiveBlocksPerMultiprocessor) ANSWERS(2, cuOccupancyMaxActiveBlocksPerMultiprocessor)
+ANSWERS(2, cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) ANSWERS(1, cuOccupancyMaxActiveClusters)
 PUBLIC cudaError_t cudaGetSymbolAddress(void **out, const void *symbol) {
   static char room[1 << 16];
   *out = room;
@@ -406,8 +395,7 @@ PUBLIC cudaError_t cudaGetSymbolAddress(void **out, const void *symbol) {
 SUCCEEDS(cudaFuncSetAttribute) SUCCEEDS(cudaMemcpyToSymbol)
 
 /* ---- the driver: contexts ---- */
-PUBLIC CUresult cuDriverGetVersion(int *version) { *version = CUDA_VERSION_SHOWN; return CUDA_SUCCESS; }
-PUBLIC CUresult cuDeviceGetCount(int *n) { *n = num_gpus(); return CUDA_SUCCESS; }
+ANSWERS(num_gpus(), cuDeviceGetCount) ANSWERS((unsigned)num_gpus(), nvmlDeviceGetCount_v2)
 PUBLIC CUresult cuDeviceGet(CUdevice *device, int i) { *device = i; return CUDA_SUCCESS; }
 PUBLIC CUresult cuDeviceGetName(char *text, int n, CUdevice device) {
   struct cudaDeviceProp p;
@@ -421,11 +409,7 @@ PUBLIC CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
   memcpy(out, &p.uuid, 16);
   return CUDA_SUCCESS;
 }
-PUBLIC CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute name, CUdevice device) {
-  *value = attribute((int)name);
-  return CUDA_SUCCESS;
-}
-PUBLIC CUresult cuDeviceTotalMem_v2(size_t *n, CUdevice device) { *n = total_bytes(); return CUDA_SUCCESS; }
+SAME(cudaDeviceGetAttribute, cuDeviceGetAttribute) ANSWERS(total_bytes(), cuDeviceTotalMem_v2)
 static CUcontext context_of(int device) { return (CUcontext)(uintptr_t)(0x100 + device); }
 PUBLIC CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
   *flags = 0;
@@ -433,17 +417,16 @@ PUBLIC CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
   return CUDA_SUCCESS;
 }
 PUBLIC CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { *c = context_of(d); return CUDA_SUCCESS; }
-PUBLIC CUresult cuCtxGetCurrent(CUcontext *c) { *c = context_of(current); return CUDA_SUCCESS; }
+ANSWERS(context_of(current), cuCtxGetCurrent)
 PUBLIC CUresult cuCtxSetCurrent(CUcontext c) {
   if (c) current = (int)((uintptr_t)c - 0x100);
   return CUDA_SUCCESS;
 }
-PUBLIC CUresult cuCtxGetDevice(CUdevice *device) { *device = current; return CUDA_SUCCESS; }
 PUBLIC CUresult cuGetErrorString(CUresult e, const char **text) {
   *text = "pretended CUDA driver error";
   return CUDA_SUCCESS;
 }
-PUBLIC CUresult cuGetErrorName(CUresult e, const char **text) { return cuGetErrorString(e, text); }
+SAME(cuGetErrorString, cuGetErrorName)
 SUCCEEDS(cuInit) SUCCEEDS(cuDevicePrimaryCtxRelease_v2) SUCCEEDS(cuCtxPushCurrent_v2) SUCCEEDS(cuCtxPopCurrent_v2)
 
 /* ---- the driver: virtual memory, of which expandable segments are made ---- */
@@ -456,11 +439,7 @@ static CUresult new_block(CUmemGenericAllocationHandle *out, int fd, int device,
   *out = (CUmemGenericAllocationHandle)(uintptr_t)b;
   return CUDA_SUCCESS;
 }
-PUBLIC CUresult cuMemGetAllocationGranularity(
-    size_t *bytes, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags f) {
-  *bytes = 2 << 20;
-  return CUDA_SUCCESS;
-}
+ANSWERS((size_t)2 << 20, cuMemGetAllocationGranularity)
 static void *empty_room(void *at, size_t size) { /* an access ends in a segmentation fault, as on a GPU */
   int fixed = at ? MAP_FIXED : 0;
   return mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
@@ -528,25 +507,10 @@ PUBLIC CUresult cuMemsetD32Async(CUdeviceptr at, unsigned value, size_t n, CUstr
 SUCCEEDS(cuMemSetAccess)
 
 /* ---- the driver: Triton's compiled kernels load and launch, and compute nothing ---- */
-PUBLIC CUresult cuModuleLoadData(CUmodule *m, const void *image) { *m = new_token(); return CUDA_SUCCESS; }
-PUBLIC CUresult cuModuleLoadDataEx(CUmodule *m, const void *i, unsigned n, CUjit_option *o, void **v) {
-  return cuModuleLoadData(m, i);
-}
-PUBLIC CUresult cuModuleLoad(CUmodule *m, const char *path) { return cuModuleLoadData(m, path); }
-PUBLIC CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
-  *f = new_token();
-  return CUDA_SUCCESS;
-}
+ANSWERS(new_token(), cuModuleLoadData) ANSWERS(new_token(), cuModuleLoadDataEx) ANSWERS(new_token(), cuModuleLoad)
+ANSWERS(new_token(), cuModuleGetFunction)
 PUBLIC CUresult cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) {
   *v = a == CU_FUNC_ATTRIBUTE_NUM_REGS ? 128 : a == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
-  return CUDA_SUCCESS;
-}
-PUBLIC CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, const CUlaunchConfig *c) {
-  *n = 1;
-  return CUDA_SUCCESS;
-}
-PUBLIC CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, CUfunction f, int b, size_t m) {
-  *n = 2;
   return CUDA_SUCCESS;
 }
 SUCCEEDS(cuModuleUnload) SUCCEEDS(cuFuncSetAttribute) SUCCEEDS(cuFuncSetCacheConfig) SUCCEEDS(cuLaunchKernel)
@@ -579,8 +543,6 @@ PUBLIC CUresult cuGetProcAddress_v2(
 
 /* ---- NVML: this library is also found under the name libnvidia-ml.so.1 ---- */
 PUBLIC const char *nvmlErrorString(int error) { return error ? "pretended NVML error" : "success"; }
-PUBLIC int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA_VERSION_SHOWN; return 0; }
-PUBLIC int nvmlDeviceGetCount_v2(unsigned *n) { *n = (unsigned)num_gpus(); return 0; }
 PUBLIC int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) {
   *handle = (void *)(uintptr_t)(i + 1);
   return (int)i < num_gpus() ? 0 : 2;

@@ -90,6 +90,11 @@ def test_three_calls_of_nine_minutes_and_twenty_five_in_all():
     assert all(len({m.name for m in p.measures}) == len(p.measures) for p in PARTS.values())
 
 
+def test_all_weights_of_a_7b_model_are_never_updated_on_one_gpu():
+    updates = [m.name for p in PARTS.values() for m in p.measures if m.name.startswith("taxon/") and "7B" in m.name]
+    assert updates and all("/LoRA" in name for name in updates)  # 14 bytes a weight are 116 GB
+
+
 def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
     use(monkeypatch, a=part(measure("broken"), measure("good", size=2)), b=part(measure("killed"), measure("good")))
     out = fake / "day.jsonl"
@@ -261,7 +266,7 @@ def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypat
 @pytest.mark.slow
 def test_what_is_carried_is_the_closure_without_what_is_there():
     pins = dict(line.split("==") for line in carried(list(PARTS), []))
-    assert {"pydantic", "pydantic-core", "peft", "typer", "pyarrow"} <= pins.keys()
+    assert {"pydantic", "pydantic-core", "peft", "typer", "pyarrow", "detect-secrets"} <= pins.keys()
     assert not {"torch", "transformers", "torchvision", "numpy", "pytest", "vllm", "datasets"} & pins.keys()
     assert not {"pyarrow", "peft"} & dict(p.split("==") for p in carried(list(PARTS), ["pyarrow", "PEFT"])).keys()
     assert carried(["kernels"], []) == []
