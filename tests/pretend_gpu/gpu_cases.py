@@ -59,7 +59,7 @@ def gaps(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
 
 
 def waits(name: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Waits per packed row of an update by function, of rows whose prompts are new; and vlmrl's sums in half precision."""
+    """Waits per packed row of an update by function, of rows with new prompts; and vlmrl's sums in half precision."""
 
     def counted(seeds: range) -> Counter[str]:
         items: list[TrainItem] = []

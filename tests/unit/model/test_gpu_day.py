@@ -90,11 +90,6 @@ def test_three_calls_of_nine_minutes_and_twenty_five_in_all():
     assert all(len({m.name for m in p.measures}) == len(p.measures) for p in PARTS.values())
 
 
-def test_all_weights_of_a_7b_model_are_never_updated_on_one_gpu():
-    updates = [m.name for p in PARTS.values() for m in p.measures if m.name.startswith("taxon/") and "7B" in m.name]
-    assert updates and all("/LoRA" in name for name in updates)  # 14 bytes a weight are 116 GB
-
-
 def test_one_failing_measurement_stops_no_other(fake, monkeypatch, capsys):
     use(monkeypatch, a=part(measure("broken"), measure("good", size=2)), b=part(measure("killed"), measure("good")))
     out = fake / "day.jsonl"
