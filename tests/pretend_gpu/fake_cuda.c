@@ -276,6 +276,7 @@ PUBLIC cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureS
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
+SAME(cudaStreamIsCapturing, cuStreamIsCapturing)
 PUBLIC cudaError_t cudaStreamGetCaptureInfo(
     cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
     const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *n) {
@@ -427,6 +428,7 @@ PUBLIC CUresult cuGetErrorString(CUresult e, const char **text) {
   return CUDA_SUCCESS;
 }
 SAME(cuGetErrorString, cuGetErrorName)
+ANSWERS((size_t)0, cuCtxGetLimit) SUCCEEDS(cuCtxSetLimit)
 SUCCEEDS(cuInit) SUCCEEDS(cuDevicePrimaryCtxRelease_v2) SUCCEEDS(cuCtxPushCurrent_v2) SUCCEEDS(cuCtxPopCurrent_v2)
 
 /* ---- the driver: virtual memory, of which expandable segments are made ---- */

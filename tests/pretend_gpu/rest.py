@@ -16,7 +16,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "scripts/bench")]
 RUNS = {
-    "lora": ["lora.rank=4", "lora.dropout=0.1", "algo.kl_coef=0.1"],
+    "lora": ["lora.rank=4", "algo.kl_coef=0.1"],
     "offload": ["parallel.offload=true"],
     "ppo": ["algo.name=ppo", "train.updates_per_step=2"],
     "float32": ["model.dtype=float32", "algo.kl_coef=0.1", "algo.kl=full"],
