@@ -8,7 +8,6 @@ does a class in the form of TRL's `environment_factory`: its public methods are 
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,19 +102,19 @@ class EnvironmentLimits:
 
 
 def row_fields(
-    columns: Mapping[str, Any], truth: Mapping[str, Any], reset: inspect.Signature | None
+    columns: Mapping[str, Any], truth: Mapping[str, Any], takes: Mapping[str, bool] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what `reset` gets of a row, and the names that are kept back from it.
+    """Return the fields of a row that `reset` gets, and the names of those that are kept back from it.
 
     A truth field is handed over if `reset` names it as a parameter: that declares the need. `**row` alone never gets
     one, nor a column that equals or contains it, as some tables repeat the truth.
 
     Args:
-        reset: its signature without `self`; None = there is no reset, and `Start` gets what `**row` would.
+        takes: parameters of reset, and whether each is `**row`; None = there is no reset, and `Start` gets what
+            `**row` would.
     """
-    parameters = reset.parameters if reset is not None else {}
-    named = {name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    takes_all = reset is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {name for name, is_open in (takes or {}).items() if not is_open}
+    takes_all = takes is None or any(takes.values())
     hidden = {name: value for name, value in truth.items() if name not in named}
     fields, kept_back = {name: value for name, value in truth.items() if name in named}, sorted(hidden)
     for name, value in columns.items():

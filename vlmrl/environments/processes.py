@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.environments.base import EnvironmentLimits, UserEnvironment
+from vlmrl.environments.base import EnvironmentLimits, UserEnvironment, row_fields
 from vlmrl.errors import DataError, RewardError
 from vlmrl.process import descendants, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
@@ -179,6 +179,13 @@ class LoadedEnvironment:
             raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.tools)}")
         return self.tools[name]
 
+    def notes(self, row: Row) -> list[str]:
+        """Return the tools in one line for people, with what the environment gets of a row and what is kept back."""
+        names = dict.fromkeys(tool["function"]["name"] for tools in self.tools.values() for tool in tools)
+        given, kept_back = row_fields(row.columns, row.truth, self.takes)
+        shown = [f"tools {', '.join(names)}", f"gets of a row: {', '.join(given) or 'no column'}"]
+        return ["; ".join([*shown, f"kept back: {', '.join(kept_back)}"] if kept_back else shown)]
+
     @property
     def record(self) -> dict[str, Any]:
         """Its identity for a run's manifest: code, name, arguments and the schemas of its tools."""
@@ -206,7 +213,7 @@ def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
         facts = forks.facts()
     finally:
         forks.close()
-    return LoadedEnvironment(user, facts["tools"], facts["reset"], facts["own_reward"])
+    return LoadedEnvironment(user, facts["tools"], facts["takes"], facts["own_reward"])
 
 
 class EnvironmentPool:

@@ -167,18 +167,14 @@ class Own:
         for key, target in self.targets.items():
             owner = target if inspect.isclass(target) else target if isinstance(target, list) else [target]
             schemas[key] = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
-        one = next(iter(self.targets.values()))
         own_reward = any(inspect.isclass(t) and hasattr(t, "get_reward") for t in self.targets.values())
-        names = None
-        if inspect.isclass(one) and (reset := getattr(one, "reset", None)) is not None:
-            names = {name: p.kind is p.VAR_KEYWORD for name, p in list(inspect.signature(reset).parameters.items())[1:]}
-        return {"tools": schemas, "reset": names, "own_reward": own_reward}
+        return {"tools": schemas, "takes": _takes(next(iter(self.targets.values()))), "own_reward": own_reward}
 
     def target(self, columns: Mapping[str, Any]) -> Any:
         """Return the environment of a row. Raises: RewardError where its column `environment` names none."""
         if list(self.targets) == [""]:
             return self.targets[""]
-        name = columns.get("environment")
+        name = str(columns.get("environment"))
         if name not in self.targets:
             raise RewardError(
                 f"the row's column `environment` is {name!r}", hint=f"known: {', '.join(map(str, self.targets))}"
@@ -214,11 +210,8 @@ class Episode:
 
         images = [Image.frombytes("RGB", tuple(size), blob) for blob, size in zip(blobs, given["sizes"], strict=True)]
         target = self.own.target(given["columns"])
-        reset = getattr(target, "reset", None) if inspect.isclass(target) else None
-        signature = inspect.signature(reset) if reset is not None else None
-        if signature is not None:  # without self
-            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-        fields, _ = row_fields(given["columns"], given["truth"], signature)
+        takes = _takes(target)
+        fields, _ = row_fields(given["columns"], given["truth"], takes)
         seen = tuple((w, h) for w, h in given["seen_sizes"])
         self.start = Start(fields, images, seen, given["seed"], given["prompt"])
         if not inspect.isclass(target):
@@ -227,7 +220,7 @@ class Episode:
             return {"parts": []}, []
         self.owner = target(**self.own.user.args)
         self.tools = tools_of(self.owner)
-        if reset is None:
+        if takes is None:
             return {"parts": []}, []
         more = {
             "prompt": given["prompt"],
@@ -236,10 +229,7 @@ class Episode:
             "seen_sizes": seen,
             "seed": given["seed"],
         }
-        assert signature is not None
-        parameters = signature.parameters
-        is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        values = {**more, **fields} if is_open else {k: v for k, v in {**more, **fields}.items() if k in parameters}
+        values = {k: v for k, v in {**more, **fields}.items() if k in takes or any(takes.values())}
         return self._seen([_run(self.owner.reset, values)], {})
 
     def _turn(self, text: str, in_thought: bool, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
@@ -323,6 +313,14 @@ class Episode:
         """Return the environment's own reward, if it has one."""
         own = getattr(self.owner, "get_reward", None) if not isinstance(self.owner, list) else None
         return {"parts": []} if own is None else {"parts": [], "measured": {"reward": float(_run(own, {}))}}
+
+
+def _takes(target: Any) -> dict[str, bool] | None:
+    """Return the parameters of a class's reset, and whether each is `**row`; None = there is no reset."""
+    if not inspect.isclass(target) or (reset := getattr(target, "reset", None)) is None:
+        return None
+    parameters = list(inspect.signature(reset).parameters.items())[1:]  # without self
+    return {name: p.kind is p.VAR_KEYWORD for name, p in parameters}
 
 
 def _over_time(number: int, frame: Any) -> None:
