@@ -179,12 +179,11 @@ class LoadedEnvironment:
             raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.tools)}")
         return self.tools[name]
 
-    def notes(self, row: Row) -> list[str]:
-        """Return the tools in one line for people, with what the environment gets of a row and what is kept back."""
+    def facts(self, row: Row) -> dict[str, list[str]]:
+        """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back."""
         names = dict.fromkeys(tool["function"]["name"] for tools in self.tools.values() for tool in tools)
         given, kept_back = row_fields(row.columns, row.truth, self.takes)
-        shown = [f"tools {', '.join(names)}", f"gets of a row: {', '.join(given) or 'no column'}"]
-        return ["; ".join([*shown, f"kept back: {', '.join(kept_back)}"] if kept_back else shown)]
+        return {"tools": list(names), "given": list(given), "kept_back": kept_back}
 
     @property
     def record(self) -> dict[str, Any]:

@@ -327,7 +327,7 @@ def make_source(
         system=data.system,
         prompt_sha256=print_now,
         prompt_earlier=earlier,
-        notes=[*dataset.notes, *accuracy_notes(spec), *(environment.notes(rows[0]) if environment else ())],
+        notes=[*dataset.notes, *accuracy_notes(spec)],
         environment=environment,
         environment_settings=settings or Environment(),
     )
