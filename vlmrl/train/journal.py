@@ -73,7 +73,8 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
-    metrics |= episode_metrics(samples)
+    if any(x.ending for x in samples):
+        metrics |= episode_metrics(samples)
     if unavailable := sum(x.score.status == "unavailable" for x in samples):
         metrics["reward/unavailable"] = unavailable
     if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):

@@ -349,6 +349,6 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1:
             fill_stats(policy, batch, into, budget)
         batch.value_target = batch.old_value  # any target will do: the gradients are not used
-        max_tokens = learner.recipe.longest_response
+        max_tokens = learner.longest_response
         add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=max_tokens)
         optimizer.clip()

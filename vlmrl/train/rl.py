@@ -334,7 +334,7 @@ def longest_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, in
     prompt = PromptTokens.of(feed.encode(source, row, occurrence).encoded)
     banned = feed.sampling.banned_ids
     words = [i for i, kind in zip(prompt.ids, prompt.kinds, strict=True) if not kind and i not in banned]
-    ids = tuple(islice(cycle(words), feed.recipe.longest_response))
+    ids = tuple(islice(cycle(words), feed.longest_response))
     return TrainItem(prompt, index, (Segment("assistant", ids, True),), index)
 
 
@@ -409,7 +409,7 @@ def _update_all(
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
-    options = {"lr": lr, "max_tokens": recipe.longest_response}
+    options = {"lr": lr, "max_tokens": learner.longest_response}
     updates = [in_rows(partial(update, policy, optimizer, m, objective, **options)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # The difference to the engine is the first update's: only there the policy has the weights that sampled.

@@ -43,7 +43,7 @@ def train_sft(session: Session) -> str:
             batch = StepBatch(items, [0.0] * len(drawn), names, world=learner.world, filler=learner.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)
-                options = {"lr": lr, "max_tokens": recipe.longest_response}
+                options = {"lr": lr, "max_tokens": learner.longest_response}
                 stats = learner.in_rows(partial(update, policy, optimizer, batch, CrossEntropy(), **options))
             session.saver.proof_items = items
             progress.step += 1
