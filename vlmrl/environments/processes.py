@@ -282,15 +282,16 @@ class EnvironmentPool:
         self._tickets.pop(episode.ticket, None)
         if episode in self._ready:
             self._ready.remove(episode)
-        if episode.link is not None:
-            episode.link.close()
-            episode.link = None
         if episode.pid:
-            # Not reaped yet: the number is no other process's.
+            # Before its link is closed: it would end by itself, and leave what it started to others. It is not reaped
+            # yet, so the number is no other process's.
             pid = episode.pid
             kill_all(lambda: [*descendants(pid), pid])
             send([-pid], signal.SIGKILL)
             self._forks.ended.append(pid)
+        if episode.link is not None:
+            episode.link.close()
+            episode.link = None
 
     def advance(self, seconds: float | None = None) -> list[tuple[Any, Answer | Stopped]]:
         """Wait until an answer comes, at most `seconds` (None = until then), and return those that are there."""

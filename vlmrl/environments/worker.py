@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
 from vlmrl.environments.base import (
     ERROR,
@@ -33,9 +33,9 @@ from vlmrl.environments.base import (
     row_fields,
 )
 from vlmrl.environments.calls import BadCall, read_calls
-from vlmrl.environments.tools import ToolError, bind, tool_schema, tools_of
+from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
 from vlmrl.errors import RewardError
-from vlmrl.process import adopt_orphans, die_with_parent, own_shared_memory
+from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.rewards.worker import Guard, describe_error, import_source
 from vlmrl.types import Call
 from vlmrl.workers.frames import WHOLE, Channel
@@ -43,7 +43,7 @@ from vlmrl.workers.serve import Answer, Handler, limit_memory
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that hold libraries at one thread: a fork has none of the threads of its parent."""
-MOST_ERROR_CHARS = 200
+MOST_ERROR_CHARS, MOST_NOTE_CHARS = 200, 1000
 MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
 """Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
@@ -63,7 +63,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
         os.environ[name] = "1"
     own_shared_memory()
     adopt_orphans()
-    guard = Guard()
+    guard, episodes = Guard(), set[int]()
     user = UserEnvironment(**{**setup["user"], "names": tuple(setup["user"]["names"])})
     limits, own, facts = EnvironmentLimits(**setup["limits"]), None, {}
     try:
@@ -85,11 +85,17 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     def handle(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
         assert own is not None
         for pid in body["reap"]:
+            episodes.discard(pid)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        # What an episode that ended by itself has started is now a child of this process.
+        for orphan in set(children(os.getpid())) - episodes if body["reap"] else ():
+            kill_all(lambda pid=orphan: [*descendants(pid), pid])
+            os.waitpid(orphan, 0)
         for item, ticket in enumerate(body["fork"]):
             if (pid := os.fork()) == 0:
                 _live(own, bytes.fromhex(ticket), setup["socket"], setup["form"], limits, guard)
+            episodes.add(pid)
             yield item, {"pid": pid}, ()
 
     return facts, handle
@@ -145,10 +151,10 @@ class Own:
             self.targets = {"": named[0] if len(named) == 1 else named}
         for target in self.targets.values():
             if not callable(target) and not isinstance(target, list):
-                raise RewardError(
-                    f"{user.file}: an environment is a function, a list of functions or a class, "
-                    f"not a {type(target).__name__}"
-                )
+                kind = type(target).__name__
+                raise RewardError(f"an environment is a function, a list of functions or a class, not a {kind}")
+            if user.args and not inspect.isclass(target):
+                raise RewardError("environment.args are for a class; a function has defaults")
 
     def _named(self, module: ModuleType, name: str) -> Any:
         try:
@@ -193,6 +199,7 @@ class Episode:
     owner: Any = None
     tools: dict[str, Callable[..., Any]] = field(default_factory=dict)
     start: Start = field(default_factory=Start)
+    loop: asyncio.AbstractEventLoop | None = None
 
     def answer(
         self, body: dict[str, Any], blobs: Sequence[bytes], channel: Channel
@@ -230,7 +237,8 @@ class Episode:
             "seed": given["seed"],
         }
         values = {k: v for k, v in {**more, **fields}.items() if k in takes or any(takes.values())}
-        return self._seen([_run(self.owner.reset, values)], {})
+        measured: dict[str, float] = {}
+        return _packed(self._content(self._run(self.owner.reset, values), measured, []), measured, [], {})
 
     def _turn(self, text: str, in_thought: bool, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
         """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
@@ -240,68 +248,75 @@ class Episode:
             {"name": c.name, "arguments": dict(c.arguments)}
             for c in calls
         ]  # fmt: skip
-        answer: dict[str, Any] = {"calls": given, "errors": 0, "measured": {}}
+        answer: dict[str, Any] = {"calls": given, "errors": 0}
+        measured: dict[str, float] = {}
+        parts, notes = list[Part](), list[str]()
         if not calls:
-            return {**answer, "parts": [], "done": "answer"}, []
-        parts: list[Any] = []
+            answer["done"] = "answer"
         for number, call in enumerate(calls):
             begins(number)
-            result = self._call(call)
-            if isinstance(result, str) and result.startswith(ERROR):
-                answer["errors"] += 1
-            parts.append(result)
-            if isinstance(result, Observation) and result.done:
+            shown, is_error, is_done = self._call(call, measured, notes)
+            answer["errors"] += is_error
+            parts += ["\n"] if parts and isinstance(parts[-1], str) and shown and isinstance(shown[0], str) else []
+            parts += shown
+            if is_done:
                 answer["done"] = "done"
                 break
-        return self._seen(parts, answer)
+        return _packed(parts, measured, notes, answer)
 
-    def _call(self, call: Call | BadCall) -> Any:
-        """Return what a tool returned; a text that begins with `error:` for a call or a tool that failed."""
+    def _call(
+        self, call: Call | BadCall, measured: dict[str, float], notes: list[str]
+    ) -> tuple[list[Part], bool, bool]:
+        """Return (texts and PNG files that a tool returned, whether it or the call failed, whether the episode ends).
+
+        Of a failure, the text begins with `error:`.
+        """
         if isinstance(call, BadCall):
-            return _error(f"the call cannot be read: {call.why}")
+            return _error(f"the call cannot be read: {call.why}"), True, False
         if call.name not in self.tools:
-            return _error(f"there is no tool {call.name!r}; the tools are {', '.join(self.tools)}")
+            return _error(f"there is no tool {call.name!r}; the tools are {', '.join(self.tools)}"), True, False
         tool = self.tools[call.name]
-        try:
-            values = bind(tool, call.arguments, hidden=(Start,))
-        except ToolError as error:
-            return _error(str(error))
-        values |= dict.fromkeys(_starts(tool), self.start) | self._bound(tool)
         signal.signal(signal.SIGALRM, _over_time)
         signal.setitimer(signal.ITIMER_REAL, self.limits.tool_seconds)
         try:
-            return _run(tool, values)
+            values = bind(tool, call.arguments, hidden=(Start,))
+            result = self._run(tool, values | dict.fromkeys(hidden_parameters(tool, (Start,)), self.start))
+            return self._content(result, measured, notes), False, isinstance(result, Observation) and result.done
         except OverTimeError:
-            return _error(f"{call.name} took more than {self.limits.tool_seconds:g} s")
+            return _error(f"{call.name} took more than {self.limits.tool_seconds:g} s"), True, False
         except MemoryError:
-            return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB")
+            return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB"), True, False
+        except ToolError as error:
+            return _error(str(error)), True, False
         except Exception as error:
             with suppress(Exception):
-                return _error(f"{type(error).__name__}: {error}")
-            return _error(type(error).__name__)
+                return _error(f"{type(error).__name__}: {error}"), True, False
+            return _error(type(error).__name__), True, False
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _bound(self, tool: Callable[..., Any]) -> dict[str, Any]:
-        """Return the recipe's arguments that a plain function takes."""
-        if not isinstance(self.owner, list):
-            return {}
-        return {k: v for k, v in self.own.user.args.items() if k in inspect.signature(tool).parameters}
+    def _run(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call a function. A coroutine runs to its end, in the one loop of the episode."""
+        result = function(**values)
+        if not inspect.iscoroutine(result):
+            return result
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(result)
 
-    def _seen(self, results: Sequence[Any], answer: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """Return what calls returned as JSON values and PNG files."""
-        measured, notes = dict(answer.get("measured", {})), list[str]()
-        content = list(_joined(results, measured, notes))
-        files = [self._png(part) for part in content if not isinstance(part, str)]
-        if len(files) > MOST_IMAGES:
-            raise RewardError(f"an observation has {len(files)} images; the most is {MOST_IMAGES}")
-        numbers = iter(range(len(files)))
-        parts = [part[:MOST_TEXT_CHARS] if isinstance(part, str) else next(numbers) for part in content]
-        return {**answer, "parts": parts, "measured": measured, "note": "; ".join(notes)[:1000]}, files
+    def _content(self, result: Any, measured: dict[str, float], notes: list[str]) -> list[Part]:
+        """Return the texts and PNG files of a result. Raises: ValueError for too many images, or an empty one."""
+        content = list(_shown(result, measured, notes))
+        if sum(not isinstance(part, str) for part in content) > MOST_IMAGES:
+            raise ValueError(f"more than {MOST_IMAGES} images")
+        return [part[:MOST_TEXT_CHARS] if isinstance(part, str) else self._png(part) for part in content]
 
     def _png(self, image: Any) -> bytes:
-        """Return an image as a PNG file in RGB, shrunk to the largest area."""
+        """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for an empty one."""
         image = image.convert("RGB")
+        if not image.width * image.height:
+            raise ValueError(f"an image of {image.width} x {image.height} pixels is empty")
         scale = (self.limits.image_pixels / (image.width * image.height)) ** 0.5
         if scale < 1:
             image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
@@ -312,7 +327,7 @@ class Episode:
     def _end(self) -> dict[str, Any]:
         """Return the environment's own reward, if it has one."""
         own = getattr(self.owner, "get_reward", None) if not isinstance(self.owner, list) else None
-        return {"parts": []} if own is None else {"parts": [], "measured": {"reward": float(_run(own, {}))}}
+        return {"parts": []} if own is None else {"parts": [], "measured": {"reward": float(self._run(own, {}))}}
 
 
 def _takes(target: Any) -> dict[str, bool] | None:
@@ -327,34 +342,22 @@ def _over_time(number: int, frame: Any) -> None:
     raise OverTimeError
 
 
-def _error(text: str) -> str:
+def _error(text: str) -> list[Part]:
     """Return an error for the policy: one line of bounded length."""
-    return ERROR + " ".join(text.split())[:MOST_ERROR_CHARS]
+    return [ERROR + " ".join(text.split())[:MOST_ERROR_CHARS]]
 
 
-def _starts(tool: Callable[..., Any]) -> list[str]:
-    """Return the parameters of a tool that get the `Start` of the episode."""
-    return [name for name, kind in get_type_hints(inspect.unwrap(tool)).items() if kind is Start and name != "return"]
+def _packed(
+    content: Sequence[Part], measured: Mapping[str, float], notes: Sequence[str], answer: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Return an answer as JSON values, with the numbers of its PNG files among the texts, and the files."""
+    files = [part for part in content if isinstance(part, bytes)]
+    numbers = iter(range(len(files)))
+    parts = [part if isinstance(part, str) else next(numbers) for part in content]
+    return {**answer, "parts": parts, "measured": dict(measured), "note": "; ".join(notes)[:MOST_NOTE_CHARS]}, files
 
 
-def _run(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a function; a coroutine is run to its end."""
-    result = function(**values)
-    if inspect.iscoroutine(result):
-        return asyncio.run(result)
-    return result
-
-
-def _joined(results: Sequence[Any], measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
-    """Yield the texts and images of several results; texts that follow each other are lines."""
-    after_text = False
-    for result in results:
-        for part in _content(result, measured, notes):
-            yield "\n" + part if isinstance(part, str) and after_text else part
-            after_text = isinstance(part, str)
-
-
-def _content(result: Any, measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
+def _shown(result: Any, measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
     """Yield the texts and PIL images of what a tool or `reset` returned, in order.
 
     Texts, images, content blocks (`{"type": "text"}`, `{"type": "image"}`), observations, lists of these; any other
@@ -380,9 +383,13 @@ def _content(result: Any, measured: dict[str, float], notes: list[str]) -> Itera
     elif hasattr(result, "convert") and hasattr(result, "size"):
         yield result
     elif isinstance(result, Mapping) and result.get("type") in ("text", "image", "image_url"):
-        yield from _content(_of_block(result), measured, notes)
+        yield from _shown(_of_block(result), measured, notes)
     elif isinstance(result, (list, tuple)) and any(not isinstance(x, (int, float, bool)) for x in result):
-        yield from _joined(result, measured, notes)
+        after_text = False
+        for one in result:  # texts that follow each other are lines
+            for part in _shown(one, measured, notes):
+                yield "\n" + part if isinstance(part, str) and after_text else part
+                after_text = isinstance(part, str)
     else:
         try:
             yield json.dumps(result, ensure_ascii=False)

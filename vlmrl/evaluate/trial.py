@@ -431,6 +431,7 @@ def run_trial(
     trial, size = Trial(stand_in=stand_in(chosen_algorithm)), max(1, recipe.rollout.prompts_per_step)
     count = counted(progress, len(chosen) * samples)
     with ExitStack() as stack:
+        stack.callback(engine.close)
         scorers = {s.name: stack.enter_context(make_scorer(s, recipe, ServicePlace(str(run.dir)))) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
             batch: list[Prompt] = [

@@ -233,7 +233,7 @@ class Environment(RecipeTable):
     tools (TRL's `environment_factory` form), or a dict of such classes, chosen by the rows' column `environment`. Left
     out = a response is one turn."""
     args: Annotated[dict[str, Any], ENVIRONMENT] = {}
-    """Keyword arguments of the class, or of the functions."""
+    """Keyword arguments of the class."""
     calls: Annotated[Literal["auto", "hermes", "qwen_xml", "gemma4", "glm"], ENVIRONMENT] = "auto"
     """Form in which the model writes calls; auto = that of its chat template."""
     turns: Annotated[PositiveInt, ENDING] = 4

@@ -263,7 +263,7 @@ class EpisodeEngine(Generator):
     def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
         """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""
         if isinstance(answer, Stopped):
-            if answer.over_time and e.turns and e.ending is None:
+            if answer.over_time and e.has_begun and e.turns and e.ending is None:
                 self._end(e, "time limit", is_gone=True)
             else:
                 self._fail(e, answer.why)

@@ -19,12 +19,13 @@ from vlmrl.errors import RewardError
 
 TOOLS = '''
 from __future__ import annotations
-import os, signal, subprocess, time
+import asyncio, os, signal, subprocess, time
 import numpy
 from PIL import Image
 from vlmrl.environments.base import Observation, Start
 
 HELD = bytearray(8)
+LOOPS = []
 
 def zoom(start: Start, box: list[int]):
     """Show a part of the picture."""
@@ -79,15 +80,21 @@ def large():
     """Return a large picture."""
     return Image.new("RGB", (400, 100))
 
+def gallery():
+    """Return too many pictures."""
+    return [Image.new("RGB", (4, 4))] * 65
+
 async def later(x: int):
-    """Answer later."""
-    return x + 1
+    """Answer later, in the same loop as before."""
+    loop = asyncio.get_running_loop()
+    LOOPS.append(loop)
+    return x + 1 if LOOPS[0] is loop else -1
 
 def product(start: Start):
     """Work with numpy."""
     return float((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum())
 
-TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, later, product]
+TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, gallery, later, product]
 
 class Crop:
     def __init__(self, scale=1):
@@ -176,7 +183,7 @@ def test_a_large_picture_is_shrunk(place: Place) -> None:
 
 
 def test_coroutines_and_numpy_work(place: Place) -> None:
-    assert place.call("later", x=4).parts == ["5"]
+    assert place.call("later", x=4).parts == ["5"] and place.call("later", x=5).parts == ["6"]
     assert place.call("product").parts == [str(float(64**3))]
 
 
@@ -188,6 +195,9 @@ def test_coroutines_and_numpy_work(place: Place) -> None:
         ("zoom", {}, "box"),
         ("fly", {}, "there is no tool 'fly'; the tools are zoom,"),
         ("greedy", {}, "error: greedy needs more memory than 2048 MiB"),
+        ("zoom", {"box": [9, 9, 9, 9]}, "an image of 0 x 0 pixels is empty"),
+        ("zoom", {"box": [9, 9, 1, 1]}, "error: ValueError"),
+        ("gallery", {}, "more than 64 images"),
         ("nap", {"seconds": 3}, "error: nap took more than 0.5 s"),
     ],
 )
@@ -202,7 +212,7 @@ def test_a_call_that_cannot_be_read_and_one_that_can(place: Place) -> None:
     place.pool.turn(0, '<tool_call>{"name": </tool_call><tool_call>{"name": "count", "arguments": {}}</tool_call>')
     answer = place.only()
     assert answer.errors == 1 and answer.parts[0].startswith("error: the call cannot be read")
-    assert answer.parts[1:] == ["\n1"] and [c["name"] for c in answer.calls] == ["", "count"]
+    assert answer.parts[1:] == ["\n", "1"] and [c["name"] for c in answer.calls] == ["", "count"]
 
 
 def test_a_turn_without_a_call_is_the_answer_and_a_tool_may_end_the_episode(place: Place) -> None:
@@ -242,6 +252,15 @@ def test_what_an_episode_started_ends_with_it(shared: Place) -> None:
     assert os.path.exists(f"/proc/{pid}")
     shared.pool.drop("parent")
     assert_all_gone([pid])
+
+
+def test_what_an_episode_started_ends_when_it_has_ended_by_itself(shared: Place) -> None:
+    shared.begin("parent")
+    pid = int(shared.call("children", "parent").parts[0])
+    assert isinstance(shared.call("die", "parent"), Stopped)
+    shared.begin("next")
+    assert_all_gone([pid])
+    shared.pool.drop("next")
 
 
 def test_many_episodes_leave_nothing(shared: Place) -> None:
@@ -318,6 +337,11 @@ def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, code: str, name: str
     with pytest.raises(RewardError) as caught:
         load_environment(f"{tmp_path}/bad.py:{name}", {})
     assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_arguments_are_for_a_class(file: Path) -> None:
+    with pytest.raises(RewardError, match=r"environment\.args are for a class"):
+        load_environment(f"{file}:TOOLBOX", {"scale": 3})
 
 
 def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
