@@ -94,7 +94,7 @@ def gap(policy, encoder, request: SamplingRequest, sample: Sample) -> float:
 
 @pytest.mark.parametrize("kind", [TorchEngine, Admits])
 def test_what_is_sampled_is_what_is_trained_on(make, policy, params, requests, tiny_encoder, kind) -> None:
-    groups = make(kind).generate(requests, params)
+    groups = make(kind, replace(LIMITS, turns=2)).generate(requests, params)
     for request, group in zip(requests, groups, strict=True):
         assert [s.seed for s in group] == [request.seed + k for k in range(4)]
         for s in group:
