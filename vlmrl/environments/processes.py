@@ -29,6 +29,7 @@ from vlmrl.process import descendants, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.user_reward import read_user_file
 from vlmrl.types import Row, Size
+from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import (
     CONTRACT,
     PIPE_BYTES,
@@ -206,7 +207,7 @@ def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | 
 
 @lru_cache(maxsize=32)
 def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
-    user = UserEnvironment(file, (name,), text, json.loads(args))
+    user = UserEnvironment(file, (name,), text, parse_json(args))
     forks = _Forks(user, "hermes", EnvironmentLimits(), "")
     try:
         facts = forks.facts()

@@ -438,7 +438,7 @@ def _check_entry(
         "other_splits": splits,
         "prompt": source.template_path if source.template else "the table's own messages",
         "truth": truth_form(source.rows[0]) if scan.seen and not scan.problems else None,
-        "environment": source.environment.facts(source.rows[0]) if source.environment else None,
+        **({"environment": source.environment.facts(source.rows[0])} if source.environment else {}),
     }
     if entry.reward_ok:
         result.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
