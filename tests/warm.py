@@ -86,7 +86,7 @@ _lock = threading.Lock()
 
 
 def _pretends_anew(env: Mapping[str, str]) -> bool:
-    """Whether a process is to have a pretended GPU (tests/pretend_gpu) that this one has not."""
+    """Return whether a process is to have a pretended GPU (tests/pretend_gpu) that this one has not."""
     return "PRETEND_GPUS" in env and "PRETEND_GPUS" not in os.environ
 
 

@@ -1,4 +1,4 @@
-"""What the tests run in a process with a pretended GPU: `python gpu_cases.py CASE ARGUMENTS`; prints JSON.
+"""Cases that the tests run in a process with a pretended GPU: `python gpu_cases.py CASE ARGUMENTS`; prints JSON.
 
 cases: `gaps FAMILY DTYPE BACKEND`, `waits FAMILY DTYPE`, `handles`, `memory RECIPE RUNS`.
 """

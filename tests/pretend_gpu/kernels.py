@@ -34,7 +34,7 @@ HERE = str(Path(__file__).parent)
 
 
 class Seen:
-    """What a GPU would have made the host do.
+    """Record of the waits and copies that a GPU would have made the host do.
 
     Attributes:
         counts: number of waits, uploads, downloads (without copies on the GPU), operators and compiled functions.

@@ -1,4 +1,4 @@
-"""What the tests leave out, on a pretended GPU: `scripts/pretend-gpu --all [NAME ...]`; about 20 minutes on two cores.
+"""Cases that the tests leave out, on a pretended GPU: `scripts/pretend-gpu --all [NAME ...]`; 20 minutes on two cores.
 
 families: every family by each backend beside the CPU. runs: whole runs with LoRA, offload and PPO. graphs: rows of many
 lengths compile FlexAttention's kernel once a length (Inductor, Triton and ptxas for sm_90).

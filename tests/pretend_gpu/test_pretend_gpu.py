@@ -50,7 +50,7 @@ def gpu(tmp_path_factory) -> dict[str, str]:
 
 
 def result(env: Mapping[str, str], *words: object) -> Any:
-    """What a case of gpu_cases.py printed."""
+    """Return the values that a case of gpu_cases.py printed."""
     paths = os.pathsep.join([env["PYTHONPATH"], str(HERE.parent)])
     command = [sys.executable, str(HERE / "gpu_cases.py"), *map(str, words)]
     done = warm.run(command, env={**env, "PYTHONPATH": paths}, capture_output=True, text=True)

@@ -19,8 +19,6 @@ ERROR = "error: "
 """Beginning of an observation in words about a bad call, or a tool's error."""
 IMAGE_MARK = "<image>"
 """Place of an image in the text of an `Observation`."""
-GIVEN = ("prompt", "images", "image", "seen_sizes", "seed")
-"""Names of what `reset` gets beside the row's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +65,13 @@ class UserEnvironment:
 
     Args:
         file: path of the file, for messages.
-        names: of the functions, or of the one class, function, list or dict.
+        name: of the function, list, class or dict in it.
         code: text of the file, as it was hashed.
         args: arguments of the class or the functions, as JSON values.
     """
 
     file: str
-    names: tuple[str, ...]
+    name: str
     code: str
     args: Mapping[str, Any] = field(default_factory=dict)
 

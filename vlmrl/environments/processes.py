@@ -191,7 +191,7 @@ class LoadedEnvironment:
         """Its identity for a run's manifest: code, name, arguments and the schemas of its tools."""
         user = self.user
         schemas = {name: list(tools) for name, tools in self.tools.items()}
-        return {"name": user.names[0], "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
+        return {"name": user.name, "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
 
 
 def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | None = None) -> LoadedEnvironment:
@@ -207,7 +207,7 @@ def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | 
 
 @lru_cache(maxsize=32)
 def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
-    user = UserEnvironment(file, (name,), text, parse_json(args))
+    user = UserEnvironment(file, name, text, parse_json(args))
     forks = _Forks(user, "hermes", EnvironmentLimits(), "")
     try:
         facts = forks.facts()

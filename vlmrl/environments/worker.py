@@ -64,7 +64,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     own_shared_memory()
     adopt_orphans()
     guard, episodes = Guard(), set[int]()
-    user = UserEnvironment(**{**setup["user"], "names": tuple(setup["user"]["names"])})
+    user = UserEnvironment(**setup["user"])
     limits, own, facts = EnvironmentLimits(**setup["limits"]), None, {}
     try:
         with guard:
@@ -132,23 +132,21 @@ def _live(own: Own, ticket: bytes, address: str, form: str, limits: EnvironmentL
 
 
 class Own:
-    """The user's environment, looked up by its names.
+    """The user's environment, looked up by its name.
 
     Args:
         module: the user's file.
-        user: names and arguments.
+        user: name and arguments.
     Raises: RewardError for a missing name, or tools that cannot be described.
     """
 
     def __init__(self, module: ModuleType, user: UserEnvironment) -> None:
-        self.user, self.targets = user, dict[str, Any]()
-        named = [self._named(module, name) for name in user.names]
-        if len(named) == 1 and isinstance(named[0], Mapping):
-            self.targets = {str(key): value for key, value in named[0].items()}
-        elif len(named) == 1 and isinstance(named[0], (list, tuple)):
-            self.targets = {"": list(named[0])}
+        self.user = user
+        target = self._named(module, user.name)
+        if isinstance(target, Mapping):
+            self.targets = {str(key): value for key, value in target.items()}
         else:
-            self.targets = {"": named[0] if len(named) == 1 else named}
+            self.targets = {"": list(target) if isinstance(target, (list, tuple)) else target}
         for target in self.targets.values():
             if not callable(target) and not isinstance(target, list):
                 kind = type(target).__name__

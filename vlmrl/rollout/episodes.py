@@ -112,6 +112,7 @@ class EpisodeEngine(Generator):
 
     def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
         self.inner, self._kinds, self._tokenizer = inner, kinds, tokenizer
+        self._pools = [kind.pool for kind in kinds.values()]
         self._numbers = count()
         self._forget()
 
@@ -163,13 +164,12 @@ class EpisodeEngine(Generator):
         episodes = [
             _Episode((number, k), kind, request.seed + k, request.prompt, params) for k in range(request.num_samples)
         ]
-        in_thought = _opens_thought(request.prompt.text)
-        row = request.prompt.row
+        prompt, row = request.prompt, request.prompt.row
+        in_thought = _opens_thought(prompt.text)
         for e in episodes:
             self._episodes[e.key], e.in_thought = e, in_thought
-            seen = request.prompt.seen_sizes
-            text = request.prompt.text
-            kind.pool.begin(e.key, Beginning(row.columns, row.truth, request.prompt.pictures, seen, e.seed, text))
+            start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
+            kind.pool.begin(e.key, start)
         if self.inner.admits:
             for e in episodes:
                 self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, e.seed), params)] = [e]
@@ -211,7 +211,7 @@ class EpisodeEngine(Generator):
         self.inner.load_weights(version, changed=changed)
 
     def close(self) -> None:
-        for pool in dict.fromkeys(kind.pool for kind in self._kinds.values()):
+        for pool in self._pools:
             pool.close()
         self.inner.close()
 
@@ -223,11 +223,11 @@ class EpisodeEngine(Generator):
 
     @property
     def _tools_run(self) -> bool:
-        return any(pool.pending for pool in {id(k.pool): k.pool for k in self._kinds.values()}.values())
+        return any(pool.pending for pool in self._pools)
 
     def _hear(self, seconds: float) -> None:
         """Take what the environments have answered."""
-        for pool in {id(k.pool): k.pool for k in self._kinds.values()}.values():
+        for pool in self._pools:
             if pool.pending:
                 for key, outcome in pool.advance(seconds):
                     if (episode := self._episodes.get(key)) is not None:

@@ -137,7 +137,7 @@ gpu_day.main()
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_day_that_is_killed_leaves_no_process_and_no_files(fake, number):
-    """What a measurement started goes too, even in a session of its own."""
+    """All that a measurement started goes too, even in a session of its own."""
     command = [sys.executable, "-c", DAY, str(BENCH), "--smoke", "--part", "kernels", "--out", str(fake / "day.jsonl")]
     temporary = fake / "temporary"
     temporary.mkdir()
