@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from command_line import Done, this_process
 from small_runs import assert_same_run, make_place, train, train_in_parts
-from wild_tools import WILD
+from wild_tools import SHOWS, WILD
 
 from vlmrl.store import layout
 from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 
+CODE = WILD + SHOWS
 RECIPE = """
-environment = {name = "PLACE/wild.py:Look", tokens = 300, turns = 3}
+environment = {name = "PLACE/wild.py:Shows", tokens = 300, turns = 3}
 rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8, temperature = 0.9, stop = ["e", "a"]}
 train = {steps = 3, tokens_per_row = 700}
 optim.lr = 1e-3
@@ -34,7 +35,7 @@ def score(x):
 def place(tmp_path_factory, small_folder) -> Path:
     place = tmp_path_factory.mktemp("episodes")
     make_place(place, small_folder, RECIPE.replace("PLACE", str(place)), reward=REWARD)
-    (place / "wild.py").write_text(WILD)
+    (place / "wild.py").write_text(CODE)
     return place
 
 
@@ -93,7 +94,7 @@ def test_every_command_takes_it(run, place, tmp_path):
     table = vlmrl(run, place, "runs", "show", run.id, "--rollout", "1").out.splitlines()[1:]
     prompts = [line.split("\t")[0] for line in table]
     said = "".join(vlmrl(run, place, "runs", "show", run.id, "--rollout", f"1/{p}").out for p in prompts)
-    assert "the environment (" in said and "tool: here <|im_end|> <image>" in said
+    assert "the environment (" in said and "user: of <|im_end|>" in said and "tool: here <|im_end|> <image>" in said
     for words in (
         ("report", run.id, "-o", str(tmp_path / "r.html")),
         ("runs", "diagnose", run.id),
@@ -108,11 +109,11 @@ def test_every_command_takes_it(run, place, tmp_path):
 
 
 def test_a_changed_environment_is_told_at_a_resume(run, place):
-    (place / "wild.py").write_text(WILD.replace("Look at a place.", "Look there."))
+    (place / "wild.py").write_text(CODE.replace("Look at a place.", "Look there."))
     try:
         done = vlmrl(run, place, "train", "--resume", run.id, "--set", "train.steps=4")
     finally:
-        (place / "wild.py").write_text(WILD)
+        (place / "wild.py").write_text(CODE)
     assert done.code == 2 and "environment of" in done.err and "Look there." in done.err
 
 

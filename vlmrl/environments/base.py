@@ -30,14 +30,12 @@ class Observation:
         images: PIL images.
         done: whether the episode ends now; the policy then does not see this.
         measured: numbers for the reward and the metrics. They are no score by themselves.
-        note: one line for people.
     """
 
     text: str = ""
     images: Sequence[Any] = ()
     done: bool = False
     measured: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
