@@ -10,8 +10,11 @@ from command_line import Done, this_process
 from small_runs import assert_same_run, make_place, train, train_in_parts
 from wild_tools import SHOWS, WILD
 
+from vlmrl.data.images import decode_image
+from vlmrl.evaluate.records import read_evaluation
 from vlmrl.store import layout
 from vlmrl.store.media import RunImages
+from vlmrl.store.rollouts import read_turns
 from vlmrl.store.runs import Run
 
 CODE = WILD + SHOWS
@@ -25,9 +28,9 @@ checkpoint = {every_steps = 1, keep_last = 9}
 """
 REWARD = """
 def score(x):
-    assert x.answer == x.turns[-1].text and x.response.endswith(x.answer)
+    assert not x.turns or (x.answer == x.turns[-1].text and x.response.endswith(x.answer))
     tools = [turn for turn in x.turns if turn.role == "tool"]
-    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": x.measured["reward"], "tools": len(tools) / 8}
+    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": x.measured.get("reward", 0.0), "tools": len(tools) / 8}
 """
 
 
@@ -126,3 +129,25 @@ def test_what_does_not_work_is_refused_in_words(place, tmp_path):
     ):
         done = this_process("check", place / "rl.toml", "--set", override, cwd=place)
         assert done.code == 2 and words in done.err + done.out, (override, done.err, done.out)
+
+
+def test_how_much_needs_the_tools_is_measured(run, place):
+    words = ("eval", run.id, "--checkpoint", "last", "--split", "validation", "--max-rows", "3", "--json")
+    normal = vlmrl(run, place, *words).json["evaluations"][0]
+    for tools in ("blank", "off"):
+        done = vlmrl(run, place, *words, "--tools", tools)
+        assert done.code == 0, done.err
+        (one,) = done.json["evaluations"]
+        assert one["name"] == f"{normal['name']}-tools-{tools}" and one["meta"]["tools"] == tools
+        probe = one["blind_probe"]
+        assert probe["images"] == f"tools {tools}" and Path(probe["normal"]).name == normal["name"]
+        assert probe["metrics"]["reward"]["n"] == 3 and f"changed ones (tools {tools}" in probe["conclusion"][0]
+        assert "needs the tools" in probe["conclusion"][0]
+        rows = read_evaluation(Path(one["folder"])).rows
+        media = [m for row in rows if row["turns"] for turn in read_turns(row["turns"]) for m in turn.media]
+        assert all(row["ending"] is None for row in rows) if tools == "off" else media
+        for image in map(RunImages(run.dir).find, media):
+            assert set(decode_image(image).getdata()) == {(128, 128, 128)}
+    assert vlmrl(run, place, "eval", run.id, "--tools", "off", "--images", "blank").code == 2
+    listed = vlmrl(run, place, "runs", "show", run.id).out
+    assert "tools off" in listed

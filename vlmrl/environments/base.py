@@ -88,6 +88,7 @@ class EnvironmentLimits:
         workers: number of calls that run at the same time.
         image_pixels: largest area of an image that the policy sees; a larger one is shrunk.
         calls: largest number of calls in a turn.
+        grey_images: whether grey images of the same size are sent in the place of the environment's own.
     """
 
     tool_seconds: float = 10.0
@@ -95,6 +96,7 @@ class EnvironmentLimits:
     workers: int = 4
     image_pixels: int = 1 << 20
     calls: int = 8
+    grey_images: bool = False
 
 
 def row_fields(

@@ -156,7 +156,7 @@ class _Process:
 
 @dataclass(frozen=True)
 class Described:
-    """What the process of an environment says about it.
+    """Facts of an environment that its process tells.
 
     Args:
         tools: schemas of its tools.

@@ -47,6 +47,8 @@ MOST_ERROR_CHARS = 200
 MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
 """Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
+GREY = (128, 128, 128)
+"""Colour of an image in the place of a tool's own, RGB."""
 FAULT = "fault"
 """Field of an answer whose environment raised outside a tool."""
 Part = str | bytes
@@ -317,6 +319,9 @@ class Episode:
         scale = (self.limits.image_pixels / (image.width * image.height)) ** 0.5
         if scale < 1:
             image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
+        if self.limits.grey_images:
+            image = image.copy()
+            image.paste(GREY, (0, 0, *image.size))
         file = io.BytesIO()
         image.save(file, "PNG")
         return file.getvalue()

@@ -270,7 +270,13 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = AL
         pool = EnvironmentPool(
             source.environment,
             form_of(template) if e.calls == "auto" else e.calls,
-            EnvironmentLimits(e.tool_seconds, e.memory_mb, max(1, workers // world.local_size), e.image_pixels),
+            EnvironmentLimits(
+                e.tool_seconds,
+                e.memory_mb,
+                max(1, workers // world.local_size),
+                e.image_pixels,
+                grey_images=e.grey_images,
+            ),
         )
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
         kinds[source.name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
