@@ -30,7 +30,8 @@ REWARD = """
 def score(x):
     assert not x.turns or (x.answer == x.turns[-1].text and x.response.endswith(x.answer))
     tools = [turn for turn in x.turns if turn.role == "tool"]
-    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": x.measured.get("reward", 0.0), "tools": len(tools) / 8}
+    looks = x.measured.get("reward", 0.0)
+    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": looks, "tools": len(tools) / 8}
 """
 
 
@@ -149,5 +150,5 @@ def test_how_much_needs_the_tools_is_measured(run, place):
         for image in map(RunImages(run.dir).find, media):
             assert set(decode_image(image).getdata()) == {(128, 128, 128)}
     assert vlmrl(run, place, "eval", run.id, "--tools", "off", "--images", "blank").code == 2
-    listed = vlmrl(run, place, "runs", "show", run.id).out
-    assert "tools off" in listed
+    shown = vlmrl(run, place, *words[:-1], "--tools", "off").out
+    assert "shown: tools off" in shown and "without (tools off)" in shown and "needs the tools" in shown
