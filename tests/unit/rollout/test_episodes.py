@@ -8,16 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from tinyworld import mixed_prompts, prompt_tokens
+from tinyworld import mixed_prompts, sampler_gap
 from wild_tools import SHOWS, WILD
 
-from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder
 from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.processes import EnvironmentPool, load_environment
 from vlmrl.model.load import stop_ids_of
-from vlmrl.model.packing import TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.episodes import CUT_MARK, EpisodeEngine, EpisodeKind, EpisodeLimits
@@ -83,25 +80,13 @@ def flat(groups: Sequence[Sequence[Sample]]) -> list[Sample]:
     return [sample for group in groups for sample in group]
 
 
-def gap(policy, encoder, request: SamplingRequest, sample: Sample) -> float:
-    """Largest difference in nats between the engine's log-probs and the trainer's, over the tokens of the policy."""
-    media = [m for s in sample.segments for m in s.media]
-    images = [decode_image(sample.files[m.sha256]) for m in media]
-    tail = encoder.encode_tail(sample.token_ids, media, images, "an episode") if media else ((), {})
-    item = TrainItem(prompt_tokens(request.prompt), 0, sample.segments, 0, *tail)
-    with torch.no_grad():
-        logp = policy(make_row([item])).logp
-    said = torch.tensor([x for s in sample.segments for x in s.sampler_logp or ()])
-    return float((logp - said).abs().max())
-
-
 @pytest.mark.parametrize("kind", [TorchEngine, Admits])
 def test_what_is_sampled_is_what_is_trained_on(make, policy, params, requests, tiny_encoder, kind) -> None:
     groups = make(kind, replace(LIMITS, turns=2)).generate(requests, params)
     for request, group in zip(requests, groups, strict=True):
         assert [s.seed for s in group] == [request.seed + k for k in range(4)]
         for s in group:
-            assert gap(policy, tiny_encoder, request, s) < 2e-5
+            assert sampler_gap(policy, [request], [[s]], encoder=tiny_encoder) < 2e-5
             assert s.token_ids == tuple(i for part in s.segments for i in part.ids)
             assert [part.author for part in s.segments][::2] == ["policy"] * ((len(s.segments) + 1) // 2)
             assert {part.author for part in s.segments[1::2]} <= {"environment"} and not s.fault
@@ -131,7 +116,7 @@ def test_what_reset_shows_goes_on_with_the_prompt(make, policy, params, tiny_enc
             assert text.endswith("<|im_end|>\n<|im_start|>assistant\n") and text.count("<|im_start|>") == 2
             control = tiny_encoder.tokenizer.convert_tokens_to_ids("<|im_end|>")
             assert first.ids.count(control) == 1 and len(first.media) == min(request.prompt.num_images, name == "Shows")
-            assert gap(policy, tiny_encoder, request, s) < 2e-5 and not s.fault
+            assert sampler_gap(policy, [request], [[s]], encoder=tiny_encoder) < 2e-5 and not s.fault
             assert s.segments[1].author == "policy" and s.turns[1].role == "assistant"
     again = make(kind, replace(LIMITS, turns=2), name=name).generate(requests[1:2], params)
     if kind is TorchEngine:
