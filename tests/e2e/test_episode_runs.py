@@ -112,6 +112,24 @@ def test_every_command_takes_it(run, place, tmp_path):
     )
 
 
+def test_the_deep_check_runs_the_environment(place):
+    settings = ("rollout.max_new_tokens=90", "environment.tokens=500", "rollout.stop=[]")
+    words = ("check", place / "rl.toml", "--deep", "--deep-prompts", "2", *(w for s in settings for w in ("--set", s)))
+    deep = this_process(*words, "--json", cwd=place).json["deep"]
+    assert deep["agrees"] and deep["logp_max"] < 1e-4 and deep["sampler_gap"] < 2e-5
+    authors = [author for author, _ in deep["stream"]]
+    assert authors[:3] == ["prompt", "environment", "policy"] and len(authors) % 2
+    assert "<|im_start|>assistant" in deep["stream"][1][1]
+    shown = this_process(*words, cwd=place).out
+    assert "environment" in shown and "seed" in shown
+    (place / "wild.py").write_text(CODE.replace("self.seed = seed", "raise ValueError('no light')"))
+    try:
+        done = this_process(*words, cwd=place)
+    finally:
+        (place / "wild.py").write_text(CODE)
+    assert done.code == 2 and "the environment failed" in done.out and "no light" in done.out
+
+
 def test_a_changed_environment_is_told_at_a_resume(run, place):
     (place / "wild.py").write_text(CODE.replace("Look at a place.", "Look there."))
     try:

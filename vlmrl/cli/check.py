@@ -14,6 +14,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import console, draw_plain_table, emit, shorten
 from vlmrl.errors import Problem, gib
+from vlmrl.redaction.redact import excerpt
 from vlmrl.untrusted import number_of, one_line, visible
 
 SHOWN_PARTS = 5
@@ -73,6 +74,10 @@ MAX_RESPONSE = 160
 """Maximum number of characters of a correct response that are shown."""
 
 
+MAX_STREAM = 1000
+"""Maximum number of characters of a part of an episode that are shown."""
+
+
 def show_parity(parity: Mapping[str, Any]) -> None:
     allowed = parity["tolerance"]
     gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
@@ -92,6 +97,8 @@ def show_parity(parity: Mapping[str, Any]) -> None:
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
         words = "" if row["agrees"] else "  DISAGREES"
         lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{words}"))
+    for author, text in parity["stream"]:
+        lines.append((author, visible(excerpt(text, MAX_STREAM).replace("\n", "\\n"))))
     draw_plain_table(lines)
 
 

@@ -8,6 +8,7 @@ gradient of all trained parameters.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlmrl.data.encode import Encoder
+from vlmrl.data.images import decode_image
+from vlmrl.errors import RewardError
 from vlmrl.evaluate.trial import choose_rows
 from vlmrl.model.load import share_prefix
 from vlmrl.model.model_facts import usable_memory
@@ -26,7 +30,7 @@ from vlmrl.rollout.sample import encode_prompt, sample_rollouts
 from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model
 from vlmrl.setup.sources import open_sources
-from vlmrl.types import Segment, name_row
+from vlmrl.types import Sample, Segment, name_row
 
 SAMPLES = 3
 MAX_RESPONSE_TOKENS = 48
@@ -95,6 +99,8 @@ class Parity:
         gradient: relative difference; None if it was not compared, and `gradient_note` says why.
         sampler_gap: largest difference |trainer - built-in engine| of the sampled tokens' log-probs, in nats; None if
             no token was sampled.
+        stream: (author, text) of each part of the longest episode, its prompt first, special tokens included; [] if the
+            responses are no episodes.
     """
 
     path: str
@@ -104,6 +110,7 @@ class Parity:
     gradient: float | None = None
     gradient_note: str = ""
     sampler_gap: float | None = None
+    stream: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def logp_max(self) -> float:
@@ -125,7 +132,7 @@ class Parity:
 def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
     """Compare packed rows with the reference: the first prompts that training would draw, and sampled responses.
 
-    Raises: the errors of data and model.
+    Raises: the errors of data and model; RewardError when the user's environment fails.
     """
     torch.manual_seed(recipe.train.seed)
     sources, _ = open_sources(recipe)
@@ -137,20 +144,49 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
         for source, row in choose_rows(sources, recipe.train.seed, prompts)
     ]
     params = sampling_params(recipe, policy, processor.tokenizer)
-    engine = make_generator(recipe, policy, encoder, engine="torch")
-    limit = min(MAX_RESPONSE_TOKENS, params.max_new_tokens)
-    rollouts = sample_rollouts(
-        engine, drawn, replace(params, max_new_tokens=limit), num_samples=SAMPLES, run_seed=recipe.train.seed, version=0
-    )
+    engine = make_generator(recipe, policy, encoder, sources=sources, engine="torch")
+    # A call of a tool must not be cut.
+    limit = params.max_new_tokens if recipe.has_episodes else min(MAX_RESPONSE_TOKENS, params.max_new_tokens)
+    try:
+        rollouts = sample_rollouts(
+            engine, drawn, replace(params, max_new_tokens=limit), num_samples=SAMPLES, run_seed=recipe.train.seed,
+            version=0,
+        )  # fmt: skip
+    finally:
+        engine.close()
     items: list[TrainItem] = []
     for group, rollout in enumerate(rollouts):
         for k, sample in enumerate(rollout.samples):
-            # Different lengths on purpose: an untrained model writes every response up to the limit.
-            keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
-            segment = Segment("assistant", sample.token_ids[:keep], True, sample.sampler_logp[:keep])
-            items.append(TrainItem(PromptTokens.of(rollout.prompt.encoded), group, (segment,), len(items)))
+            if sample.fault:
+                raise RewardError(f"the environment failed: {sample.fault}", where=rollout.prompt.row.place)
+            parts, tail = sample.segments, _tail(encoder, sample)
+            if not parts:
+                # Different lengths on purpose: an untrained model writes every response up to the limit.
+                keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
+                parts = (Segment("assistant", sample.token_ids[:keep], True, sample.sampler_logp[:keep]),)
+            items.append(TrainItem(PromptTokens.of(rollout.prompt.encoded), group, parts, len(items), *tail))
     names = [name_row(p.source.name, p.row.prompt_id) for p in drawn]
-    return compare(policy, items, names, tokens_per_row=recipe.train.tokens_per_row)
+    parity = compare(policy, items, names, tokens_per_row=recipe.train.tokens_per_row)
+    most = max(items, key=lambda item: len(item.segments))
+    if most.segments[0].author != "policy" or len(most.segments) > 1:
+        parts = [("prompt", drawn[most.group].encoded.prompt_ids), *((s.author, s.ids) for s in most.segments)]
+        parity.stream = [(author, _short(processor, ids)) for author, ids in parts]
+    return parity
+
+
+def _short(processor: Any, ids: Sequence[int]) -> str:
+    """Return the text of tokens, special ones included, with the tokens of an image as `<image token> x N`."""
+    text = processor.tokenizer.decode(ids, skip_special_tokens=False)
+    if not (token := getattr(processor, "image_token", None)):
+        return text
+    return re.sub(f"(?:{re.escape(token)}){{2,}}", lambda m: f"{token} x {len(m[0]) // len(token)}", text)
+
+
+def _tail(encoder: Encoder, sample: Sample) -> tuple[Any, ...]:
+    """Return the kinds and image tensors of a response with images in it, as of `TrainItem`."""
+    media = [m for part in sample.segments for m in part.media]
+    images = [decode_image(sample.files[m.sha256]) for m in media]
+    return encoder.encode_tail(sample.token_ids, media, images, "an episode")
 
 
 def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *, tokens_per_row: int) -> Parity:
