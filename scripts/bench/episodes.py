@@ -6,8 +6,10 @@ Each case is a training run of a tiny random model in float32 on a CPU, with epi
 show texts, images and control tokens. `gap_max`: largest `policy/sampler_gap_max` of all steps, in nats; `sampled`:
 tokens of the policy in the case. Where vLLM is installed, there are also `others_ratio`: 64 episodes, of which one
 calls a tool of 30 s; the time until the other 63 have ended, over the time without that tool. And `cached`: the
-smallest share of whole blocks, of all that a turn before has computed, that vLLM took from its cache. `holds`: all gaps
-are below 2e-5 over at least 2,000 tokens a case, others_ratio is at most 1.2, and cached is 1.
+smallest share of whole blocks, of all that a turn before has computed, that vLLM took from its cache. `growth_mib`: how
+much the memory of the trainer's process and of the one with the user's file grew from episode 200 to episode 1,000.
+`holds`: all gaps are below 2e-5 over at least 2,000 tokens a case, others_ratio is at most 1.2, cached is 1, neither
+process grew by more than 8 MiB.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from vlmrl.data.turns import TurnEncoder
 from vlmrl.model.load import banned_ids_of, share_prefix
@@ -36,7 +40,7 @@ from vlmrl.types import SamplingParams
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 """Folder with the tiny models and their environments."""
-BOUND, LEAST_TOKENS, MOST_RATIO = 2e-5, 2000, 1.2
+BOUND, LEAST_TOKENS, MOST_RATIO, MOST_GROWTH = 2e-5, 2000, 1.2, 8.0
 TEXTS = ("same or different?", "0 1 2 3 4 5 6 7 8 9 yes no", "here call seed of always")
 RECIPE = """
 environment = {name = "PLACE/wild.py:Shows", tokens = 700, turns = 5, images = 12}
@@ -66,8 +70,10 @@ def hybrid(folder: Path) -> Path:
     from tinyfamilies import build
     from tinyprocessors import encoder_of
 
-    build("qwen3_5", wide=True).model.save_pretrained(folder)
-    encoder_of("qwen3_5").processor.save_pretrained(folder)
+    encoder, model = encoder_of("qwen3_5"), build("qwen3_5", wide=True).model
+    model.resize_token_embeddings(len(encoder.tokenizer) + 4)  # reading the tokenizer back adds an end of text
+    model.save_pretrained(folder)
+    encoder.processor.save_pretrained(folder)
     return folder
 
 
@@ -207,6 +213,33 @@ def vllm_episodes(num_episodes: int = 64) -> dict[str, Any]:
     }
 
 
+def growth(episodes: int) -> dict[str, float]:
+    """Return how much memory a fifth of the episodes to all of them add to the trainer and to the user's process."""
+    from wild_tools import SHOWS, WILD
+
+    from vlmrl.environments.base import EnvironmentLimits
+    from vlmrl.environments.processes import Beginning, EnvironmentPool, load_environment
+
+    sizes: dict[str, list[float]] = {"trainer": [], "user_file": []}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "wild.py").write_text(WILD + SHOWS)
+        pool = EnvironmentPool(load_environment(f"{folder}/wild.py:Shows", {}), "hermes", EnvironmentLimits())
+        picture = Image.new("RGB", (640, 480))
+        for number in range(episodes):
+            pool.begin(number, Beginning({"level": number}, {}, [picture], [], number, "what?"))
+            pool.advance()
+            for text in ("a look", "one more"):
+                pool.turn(number, text)
+                pool.advance()
+            pool.drop(number)
+            if number + 1 in (episodes // 5, episodes):
+                for name, pid in (("trainer", os.getpid()), ("user_file", pool._forks.pids()[0])):
+                    fields = Path(f"/proc/{pid}/status").read_text()
+                    sizes[name].append(int(fields.split("VmRSS:")[1].split()[0]) / 1024)
+        pool.close()
+    return {name: last - first for name, (first, last) in sizes.items()}
+
+
 def main() -> None:
     """Parse the arguments, run the cases one after the other, and print what they give."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -225,6 +258,7 @@ def main() -> None:
         result["cases"][name] = case(name, steps)
         if not options.json:
             print(name, json.dumps(result["cases"][name]), flush=True)
+    result["growth_mib"] = growth(20 if options.smoke else 1000)
     if "vllm" in names:
         result |= {"vllm": vllm_episodes()}
     cases = [*result["cases"].values(), *([result["vllm"]] if "vllm" in result else [])]
@@ -232,9 +266,17 @@ def main() -> None:
     enough = all(one["sampled"] >= LEAST_TOKENS for one in result["cases"].values())
     of_vllm = result.get("vllm", {"others_ratio": 0.0, "cached": 1.0})
     result["holds"] = (
-        result["gap_max"] < BOUND and enough and of_vllm["others_ratio"] <= MOST_RATIO and of_vllm["cached"] == 1.0
+        result["gap_max"] < BOUND
+        and enough
+        and of_vllm["others_ratio"] <= MOST_RATIO
+        and of_vllm["cached"] == 1.0
+        and max(result["growth_mib"].values()) <= MOST_GROWTH
     )
-    print(json.dumps(result) if options.json else f"holds: {result['holds']}  {json.dumps(of_vllm)}")
+    print(
+        json.dumps(result)
+        if options.json
+        else f"holds: {result['holds']}  {json.dumps({**of_vllm, 'growth_mib': result['growth_mib']})}"
+    )
 
 
 if __name__ == "__main__":

@@ -124,6 +124,20 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+HANGS = """
+import time
+class Hangs:
+    def reset(self, **row):
+        while True:
+            try:
+                time.sleep(60)
+            except Exception:
+                pass
+    def look(self):
+        return "never"
+"""
+
+
 class Place:
     """A pool, and a way to ask it for one answer."""
 
@@ -338,6 +352,18 @@ def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, code: str, name: str
     with pytest.raises(RewardError) as caught:
         load_environment(f"{tmp_path}/bad.py:{name}", {})
     assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_reset_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hang.py").write_text(HANGS)
+    environment = load_environment(f"{tmp_path}/hang.py:Hangs", {})
+    monkeypatch.setattr("vlmrl.environments.processes.LOAD_SECONDS", 1.0)
+    pool = EnvironmentPool(environment, "hermes", LIMITS)
+    try:
+        outcome = Place(pool).begin("hung")
+        assert isinstance(outcome, Stopped) and outcome.why == "no answer in time" and pool.pids() == []
+    finally:
+        pool.close()
 
 
 def test_arguments_are_for_a_class(file: Path) -> None:
