@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 NEST = "VLMRL_TEST_NEST"
-"""Variable of a launcher whose ranks begin in a moment, too."""
+"""Variable of a process whose own Python processes begin in a moment, too: a launcher's ranks, the proof of a merge.
+`all`: and so do theirs.
+"""
 AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "PYTHONHASHSEED", "PYTHONWARNINGS")
 """Beginnings of variables that a library reads while it is imported."""
 PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
@@ -53,6 +55,7 @@ class Popen(subprocess.Popen):
         env = {**(os.environ if call["env"] is None else call["env"])}
         if (
             not CAN_FORK
+            or (_nested and _channel and _channel[0] != os.getpid())
             or len(words) < 2
             or words[0] != sys.executable
             or (words[1].startswith("-") and words[1] not in ("-c", "-m"))
@@ -80,6 +83,8 @@ class Popen(subprocess.Popen):
 
 
 _channel: tuple[int, socket.socket] | None = None
+_nested = False
+"""Whether this process, or the one it is a fork of, has a server that is a fork of itself."""
 _lock = threading.Lock()
 
 
@@ -98,8 +103,8 @@ def _server() -> socket.socket:
 
 
 def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
-    """As `subprocess.run`."""
-    timeout = more.pop("timeout", 600)
+    """As `subprocess.run`, without `input`."""
+    timeout, check = more.pop("timeout", 600), more.pop("check", False)
     if more.pop("capture_output", False):
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with Popen(words, **more) as process:
@@ -108,7 +113,17 @@ def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    done = subprocess.CompletedProcess(words, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def prove_in_forks() -> None:
+    """Let the process that proves a merge begin as a fork, too."""
+    from vlmrl.checkpoint import proof
+
+    proof.subprocess = sys.modules["warm"]  # type: ignore[attr-defined]
 
 
 def _warm_up() -> None:
@@ -174,16 +189,16 @@ def _become(job: dict[str, Any], streams: list[int]) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
-def _nest() -> None:
-    """Give this process a server of its own, a fork of itself, for the ranks that torch starts in it."""
-    global _channel
+def nest() -> None:
+    """Give this process a server of its own, a fork of itself, for all Python processes that it starts."""
+    global _channel, _nested
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
-        _channel = os.getpid(), ours
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-        subprocess_handler.Popen = Popen  # type: ignore[misc]
+        _channel, _nested = (os.getpid(), ours), True
+        subprocess.Popen = Popen  # type: ignore[misc]
+        if handler := sys.modules.get("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"):
+            handler.Popen = Popen  # type: ignore[attr-defined]
         return
     ours.close()
     os.setsid()  # what a terminal sends reaches those whom it is for
@@ -197,10 +212,12 @@ def _serve(channel: socket.socket) -> None:
     if work is None:
         os._exit(0)
     job, streams = work
-    nests = job["env"].pop(NEST, None)
+    nests = job["env"].get(NEST)
+    if nests != "all":
+        job["env"].pop(NEST, None)
     _become(job, streams)
     if nests:
-        _nest()
+        nest()
     _end(_code_of(job["words"]))
 
 
