@@ -25,15 +25,14 @@ OF_IO, OF_ADAPTER, OF_STREAM = (
     [f"tests/unit/checkpoint/test_{n}.py"] for n in ("checkpoint_io", "adapter_checkpoint", "merge_stream")
 )
 OF_OUTAGES, OF_SEVERAL, OF_PARTS, OF_TEXTS, OF_ACCURACY = (
-    [f"tests/unit/rewards/test_{n}.py"]
-    for n in ("outages", "several", "reward_parts", "text_rewards", "accuracy_part")
+    [f"tests/unit/rewards/test_{n}.py"] for n in ("outages", "several", "reward_parts", "text_rewards", "accuracy_part")
 )
 OF_SPLITS, OF_SAMPLER = (["tests/property/test_pairs_property.py"], ["tests/property/test_sampler_property.py"])
 OF_ENCODE, OF_WRITER = ["tests/unit/model/test_encode_prompt.py"], ["tests/unit/data/test_dataset_writer.py"]
 OF_END, OF_SAMPLE, OF_ENGINE = (
     [f"tests/unit/rollout/test_{n}.py"] for n in ("response_end", "sample_step", "torch_engine")
 )
-OF_DEAL = ["tests/unit/rollout/test_deal.py"]
+OF_DEAL, OF_TRICKS = ["tests/unit/rollout/test_deal.py"], ["tests/unit/rewards/test_tricks.py"]
 
 MUTANTS: list[Mutant] = [
     # file, text (once in the file), its replacement, the tests that must see it
@@ -84,7 +83,7 @@ MUTANTS: list[Mutant] = [
     (SEVERAL, "value is not None and value > 0", "value is not None and value >= 0", OF_SEVERAL),
     (SEVERAL, 'in ("failed", "unavailable"):', 'in ("unavailable", "failed"):', OF_SEVERAL),
     (SEVERAL, "math.fsum(weights.get(label, 0.0) * score.value", "math.fsum(score.value", OF_SEVERAL),
-    (PARTS, "total / remaining if missing and remaining else 1.0", "1.0", OF_PARTS),
+    (PARTS, "total / remaining if missing and remaining else 1.0", "1.0", OF_TRICKS),
     (PARTS, "low + min(ends), high + max(ends)", "low + max(ends), high + min(ends)", OF_PARTS),
     (PARTS, "<= {RIGHT, 0.0, -RIGHT}", "<= {RIGHT, 0.0}", OF_ACCURACY),
     (TEXTS, "(max_tokens - x.num_tokens) / (max_tokens - soft_tokens)", "1 - x.num_tokens / max_tokens", OF_TEXTS),

@@ -6,6 +6,8 @@ import copy
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Before torch is loaded anywhere: see vlmrl/cli/app.py.
@@ -49,6 +51,25 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own runs folder, or a crash point left in the shell, must not reach a test."""
     for name in ("VLMRL_RUNS", "VLMRL_CRASH_AT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_look_at_the_repository() -> Iterator[None]:
+    """git is asked once about the folder of the whole session, and not for each of the runs that tests make in it."""
+    from vlmrl.store import provenance
+
+    here, ask = os.getcwd(), provenance._git
+
+    @cache
+    def answer(*args: str) -> bytes | None:
+        return ask([*args], None)
+
+    def git(args: list[str], folder: Path | None) -> bytes | None:
+        return answer(*args) if folder is None and os.getcwd() == here else ask(args, folder)
+
+    provenance._git = git
+    yield
+    provenance._git = ask
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Run by `processes.run_ranks`: the ranks shard a model by FSDP2 and each saves its part, as a run on several GPUs does.
+"""Run by `processes.run_ranks`: each rank shards a model by FSDP2 and saves its part, as a run on several GPUs does.
 
 save_sharded.py MODEL_FOLDER OUT [SCALE OUT ...]
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import warm
+
 from scripts.docs_site.drawings import read_way
 from scripts.way_of_a_row import SETTINGS
 from vlmrl.store.runs import open_run

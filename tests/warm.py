@@ -28,9 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 NEST = "VLMRL_TEST_NEST"
-"""Variable of a process whose own Python processes begin in a moment, too: a launcher's ranks, the proof of a merge.
-`all`: and so do theirs.
-"""
+"""Variable of a launcher whose ranks begin in a moment, too. `all`: so does every Python process below it."""
 AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "PYTHONHASHSEED", "PYTHONWARNINGS")
 """Beginnings of variables that a library reads while it is imported."""
 PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
@@ -189,16 +187,18 @@ def _become(job: dict[str, Any], streams: list[int]) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
-def nest() -> None:
-    """Give this process a server of its own, a fork of itself, for all Python processes that it starts."""
+def nest(*, all_processes: bool) -> None:
+    """Give this process a server of its own, a fork of itself, for a launcher's ranks or all its Python processes."""
     global _channel, _nested
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
         _channel, _nested = (os.getpid(), ours), True
-        subprocess.Popen = Popen  # type: ignore[misc]
-        if handler := sys.modules.get("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"):
-            handler.Popen = Popen  # type: ignore[attr-defined]
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        subprocess_handler.Popen = Popen  # type: ignore[misc]
+        if all_processes:
+            subprocess.Popen = Popen  # type: ignore[misc]
         return
     ours.close()
     os.setsid()  # what a terminal sends reaches those whom it is for
@@ -217,7 +217,7 @@ def _serve(channel: socket.socket) -> None:
         job["env"].pop(NEST, None)
     _become(job, streams)
     if nests:
-        nest()
+        nest(all_processes=nests == "all")
     _end(_code_of(job["words"]))
 
 

@@ -39,7 +39,7 @@ def run(script: str, words: list[str], folder: str, out: str) -> int:
         os.chdir(folder)
         os.environ["TMPDIR"] = folder
         os.environ[warm.NEST] = "all"  # what a script starts begins as a fork, too
-        warm.nest()
+        warm.nest(all_processes=True)
         sys.argv = [script, *words]
         runpy.run_path(script, run_name="__main__")
         code = 0

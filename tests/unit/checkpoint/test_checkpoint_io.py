@@ -299,15 +299,14 @@ for step in (1, 2):
 def test_killed_while_saving_the_older_checkpoint_stays_and_the_new_one_does_not_exist(tiny_folder, tmp_path, point):
     run = tmp_path / "run"
     env = os.environ | {"VLMRL_CRASH_AT": point}
-    command = [sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)]
-    died = warm.run(command, env=env, capture_output=True)
+    died = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], env=env, capture_output=True)
     assert died.returncode == 137, died.stderr.decode()
     (left,) = complete_checkpoints(run)
     assert left.name == "step-000001"
     assert io.load_data(left) == {"step": 1}
     load_checkpoint_model(left, settings())
     # the same save afterwards succeeds over what the kill left
-    done = warm.run(command, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert [p.name for p in complete_checkpoints(run)] == ["step-000001", "step-000002"]
 
