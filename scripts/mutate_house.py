@@ -15,7 +15,9 @@ METRICS, SEALED, PRUNE, LOCK, PACK, RUNS, ROLLOUTS = (
 )
 IO, LOAD, FOLD = (f"vlmrl/checkpoint/{n}.py" for n in ("io", "load", "merge_weights"))
 ATTEMPTS, SEVERAL, PARTS, TEXTS = (f"vlmrl/rewards/{n}.py" for n in ("attempts", "several", "base", "text_rewards"))
-SPLITS, SAMPLER, ENCODE, WRITER = (f"vlmrl/data/{n}.py" for n in ("splits", "sampler", "encode", "dataset_writer"))
+SPLITS, ENCODE, WRITER, SOURCE = (
+    f"vlmrl/{n}.py" for n in ("data/splits", "data/encode", "data/dataset_writer", "tasks/source")
+)
 END, SAMPLE, ENGINE = (f"vlmrl/rollout/{n}.py" for n in ("response_end", "sample", "torch_engine"))
 OF_RUNS, OF_LOCK, OF_PRUNE, OF_VERIFY = (
     [f"tests/unit/store/test_store_{n}.py"] for n in ("runs", "lock", "prune", "pack_verify")
@@ -32,7 +34,7 @@ OF_ENCODE, OF_WRITER = ["tests/unit/model/test_encode_prompt.py"], ["tests/unit/
 OF_END, OF_SAMPLE, OF_ENGINE = (
     [f"tests/unit/rollout/test_{n}.py"] for n in ("response_end", "sample_step", "torch_engine")
 )
-OF_DEAL, OF_TRICKS = ["tests/unit/rollout/test_deal.py"], ["tests/unit/rewards/test_tricks.py"]
+OF_DEAL, OF_TRICKS = ["tests/unit/rollout/test_prompt_queue.py"], ["tests/unit/rewards/test_tricks.py"]
 
 MUTANTS: list[Mutant] = [
     # file, text (once in the file), its replacement, the tests that must see it
@@ -45,13 +47,13 @@ MUTANTS: list[Mutant] = [
     (METRICS, "lines[0] if lines else None)", "lines[-1] if lines else None)", OF_RUNS),
     (METRICS, "escaped or byte != 0x22", "byte != 0x22", OF_VERIFY),
     (SEALED, 'there and path.stat().st_size == facts["bytes"] and not', "there and not", OF_VERIFY),
-    (SEALED, "if expected_sha256 and expected_sha256 !=", "if False and expected_sha256 !=", OF_VERIFY),
+    (SEALED, "if expected_sha256 and expected_sha256 !=", "if False and expected_sha256 !=", OF_IO),
     (SEALED, 'and ".." not in path.parts and', "and", OF_VERIFY),
     (SEALED, 'if named is not None and meta.get("step") != named:', "if False:", OF_VERIFY),
     (SEALED, "    if strays:", "    if False:", OF_VERIFY),
     (SEALED, 'step = best.step if which == "best" and best else which', "step = which", OF_RUNS),
     (SEALED, 'return checkpoints[-1], "the last;', 'return checkpoints[0], "the last;', OF_RUNS),
-    (PRUNE, "ordered[: -self.keep or None]", "ordered[: -self.keep]", OF_PRUNE),
+    (PRUNE, "ordered[: -self.keep]", "ordered[: -self.keep - 1]", OF_PRUNE),
     (PRUNE, "s % self.every == 0", "s % self.every != 0", OF_PRUNE),
     (PRUNE, "complete_checkpoints(run_dir)[:-keep_last]", "complete_checkpoints(run_dir)[keep_last:]", OF_PRUNE),
     (PRUNE, "not in kept_steps]", "in kept_steps]", OF_PRUNE),
@@ -76,7 +78,7 @@ MUTANTS: list[Mutant] = [
     (IO, "t.to(dtypes.get(n, t.dtype)) for n, t in model_tensors", "t for n, t in model_tensors", OF_IO),
     (LOAD, 'if exact and fingerprint(model, world or ALONE) != base.get("fingerprint"):', "if False:", OF_ADAPTER),
     (LOAD, "int((piece * positions).sum()) + self._seen * plain", "int((piece * positions).sum())", OF_ADAPTER),
-    (FOLD, "math.sqrt(lora.rank) if lora.rslora else lora.rank", "lora.rank", OF_STREAM),
+    (FOLD, "math.sqrt(lora.rank) if lora.rslora else lora.rank", "lora.rank", OF_ADAPTER),
     (FOLD, "(self.magnitude[start:end] / length)", "(self.magnitude[start:end])", OF_ADAPTER),
     (ATTEMPTS, "min(2 * self._pause, self._rule.most_seconds)", "2 * self._pause", OF_OUTAGES),
     (ATTEMPTS, "self._silent + 1 if is_down else 0", "self._silent + 1", OF_OUTAGES),
@@ -90,12 +92,12 @@ MUTANTS: list[Mutant] = [
     (TEXTS, "abs(number - expected) <= tolerance", "abs(number - expected) < tolerance", OF_TEXTS),
     (SPLITS, "if numbers[name] == 1:", "if False:", OF_SPLITS),
     (SPLITS, "if len(classes) > 1:", "if False:", OF_SPLITS),
-    (SAMPLER, "min(due, key=", "max(due, key=", OF_SAMPLER),
-    (SAMPLER, "self.waiting.append((row, self.epoch))", "pass", OF_SAMPLER),
+    (SOURCE, "min(due, key=", "max(due, key=", OF_SAMPLER),
+    (SOURCE, "self.waiting.append((row, self.epoch))", "pass", OF_SAMPLER),
     (ENCODE, "int(g.prod()) // merge for g", "int(g.prod()) for g", OF_ENCODE),
     (WRITER, "if damage_of(target) is None and _facts", "if _facts", OF_WRITER),
     (END, "self._num_tokens >= self._params.max_new_tokens", "self._num_tokens > self._params.max_new_tokens", OF_END),
-    (END, "len(settled) - longest + 1)", "len(settled) - longest + 2)", OF_END),
+    (END, "len(fixed) - longest + 1)", "len(fixed) - 1)", OF_END),
     (SAMPLE, "    if stale:", "    if False:", OF_SAMPLE),
     (SAMPLE, "masked=score.error is not None", "masked=False", OF_SAMPLE),
     (SAMPLE, "range(rank, count, world.size)[first:]", "range(rank, count, world.size)", OF_DEAL),

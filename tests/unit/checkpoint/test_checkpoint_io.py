@@ -153,15 +153,19 @@ def test_tied_weights_are_saved_once_and_stay_tied(saved):
 
 def test_the_optimizer_folder_is_missing_when_no_step_was_taken(tiny_model, tiny_processor, tmp_path):
     what = io.CheckpointContent(0, meta_of(Policy(tiny_model)), {})
-    folder = save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {})
+    narrow = {"model.language_model.norm.weight": torch.bfloat16}
+    folder = save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {}, dtypes=narrow)
     assert not (folder / OPTIMIZER).exists()
     assert io.load_optimizer_tensors(folder) == {}
     assert io.load_proof(folder) == {}
+    stored = read_tensors(io.weight_files_of(folder, MODEL))
+    assert {n: t.dtype for n, t in stored.items() if t.dtype != torch.float32} == narrow
 
 
 def test_data_and_random_state_come_back(saved):
     assert io.load_data(saved) == {"progress": {"step": 3}}
     state = torch.random.get_rng_state()
+    torch.manual_seed(12)
     io.load_rng(saved)
     assert torch.equal(torch.random.get_rng_state(), io.load_file(saved / RNG)["torch"])
     torch.random.set_rng_state(state)
@@ -235,7 +239,7 @@ def test_a_file_that_is_missing_is_refused(saved, tiny_model, name):
 def test_a_file_that_is_cut_short_is_refused(saved, tiny_model, name):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="was changed since it was saved"):
         everything(saved, tiny_model)
 
 
