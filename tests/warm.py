@@ -29,13 +29,13 @@ from typing import Any, NoReturn
 
 NEST = "VLMRL_TEST_NEST"
 """Variable of a launcher whose ranks begin in a moment, too. `all`: so does every Python process below it."""
-AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "PYTHONHASHSEED", "PYTHONWARNINGS")
+AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "VLLM_", "PYTHONHASHSEED", "PYTHONWARNINGS")
 """Beginnings of variables that a library reads while it is imported."""
 PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
 SYS_CLONE = 56
 CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID
-CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64" and importlib.util.find_spec("vllm") is None
-"""True if there are forks at all. vLLM starts processes in ways of its own."""
+CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64"
+"""True if there are forks at all."""
 LONGEST_JOB = 1 << 20
 
 
@@ -126,6 +126,16 @@ def prove_in_forks() -> None:
 
 def _warm_up() -> None:
     """Import modules and compute nothing: threads would not survive the fork."""
+    if importlib.util.find_spec("vllm") is not None:
+        os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of pyarrow
+        from vlmrl.rollout.vllm.engine import SETTINGS
+
+        os.environ |= SETTINGS
+        import vllm.v1.worker.cpu_worker  # pyright: ignore[reportMissingImports]
+        from vllm import LLM  # noqa: F401  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+
+        import vlmrl.rollout.vllm.host
+        import vlmrl.rollout.vllm.worker  # noqa: F401
     import torch.distributed.launcher.api  # noqa: F401
     from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration  # noqa: F401
     from transformers.models.qwen2_5_vl import processing_qwen2_5_vl  # noqa: F401
