@@ -37,6 +37,21 @@ CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTI
 CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64"
 """True if there are forks at all."""
 LONGEST_JOB = 1 << 20
+LOADED = (
+    *("torch.distributed.checkpoint", "torch.distributed.launcher.api"),
+    "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
+    *("detect_secrets", "pandas", "peft", "pyarrow.compute", "pyarrow.parquet"),  # pyarrow's first table loads pandas
+    *("vlmrl.checkpoint.merge", "vlmrl.cli.app", "vlmrl.diagnose.signs", "vlmrl.evaluate.eval"),
+    *("vlmrl.evaluate.generate", "vlmrl.launch.start", "vlmrl.setup.model", "vlmrl.setup.run_records"),
+    *("vlmrl.tasks.builtin_rewards", "vlmrl.train.journal", "vlmrl.train.resume", "vlmrl.train.rl", "vlmrl.train.sft"),
+    "vlmrl.train.start",
+)
+"""Modules that commands load when they begin: not again in each fork."""
+VLLM_LOADED = (
+    *("vllm.entrypoints.llm", "vllm.model_executor.models.qwen2_5_vl", "vllm.v1.attention.backends.cpu_attn"),
+    *("vllm.v1.core.sched.scheduler", "vllm.v1.worker.cpu_worker", "vlmrl.rollout.vllm.host"),
+    "vlmrl.rollout.vllm.worker",
+)
 
 
 def _read_at_import(env: Any) -> dict[str, str]:
@@ -126,23 +141,16 @@ def prove_in_forks() -> None:
 
 def _warm_up() -> None:
     """Import modules and compute nothing: threads would not survive the fork."""
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of pyarrow
     if importlib.util.find_spec("vllm") is not None:
-        os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of pyarrow
         from vlmrl.rollout.vllm.engine import SETTINGS
 
         os.environ |= SETTINGS
-        import vllm.v1.worker.cpu_worker  # pyright: ignore[reportMissingImports]
-        from vllm import LLM  # noqa: F401  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
-
-        import vlmrl.rollout.vllm.host
-        import vlmrl.rollout.vllm.worker  # noqa: F401
-    import torch.distributed.launcher.api  # noqa: F401
+        for name in VLLM_LOADED:
+            importlib.import_module(name)
+    for name in LOADED:
+        importlib.import_module(name)
     from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration  # noqa: F401
-    from transformers.models.qwen2_5_vl import processing_qwen2_5_vl  # noqa: F401
-
-    import vlmrl.setup.run_records
-    import vlmrl.train.resume
-    import vlmrl.train.start  # noqa: F401
 
     assert len(os.listdir("/proc/self/task")) == 1, "an import has started threads"
     gc.collect()
