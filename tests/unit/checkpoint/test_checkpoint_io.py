@@ -6,12 +6,12 @@ import copy
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from checkpoint_files import contents_of, prove_items, save_checkpoint, seal
 
 from vlmrl.algo.algorithms import ALGORITHMS
@@ -303,14 +303,14 @@ for step in (1, 2):
 def test_killed_while_saving_the_older_checkpoint_stays_and_the_new_one_does_not_exist(tiny_folder, tmp_path, point):
     run = tmp_path / "run"
     env = os.environ | {"VLMRL_CRASH_AT": point}
-    died = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], env=env, capture_output=True)
+    died = warm.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], env=env, capture_output=True)
     assert died.returncode == 137, died.stderr.decode()
     (left,) = complete_checkpoints(run)
     assert left.name == "step-000001"
     assert io.load_data(left) == {"step": 1}
     load_checkpoint_model(left, settings())
     # the same save afterwards succeeds over what the kill left
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], capture_output=True)
+    done = warm.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert [p.name for p in complete_checkpoints(run)] == ["step-000001", "step-000002"]
 
