@@ -40,11 +40,6 @@ STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
 
 
-def lines(*arguments: str, indent: int = 16) -> str:
-    """Return arguments of a call as ruff formats them: one per line."""
-    return "".join(f"{' ' * indent}{argument},\n" for argument in arguments)
-
-
 Mutant = tuple[str, str, str, list[str]]
 
 MUTANTS: list[Mutant] = [
@@ -291,17 +286,12 @@ MUTANTS: list[Mutant] = [
     (STEP_FILE, "join(batch.old_logp)", "join(batch.ref_logp)", STEP),
     (TALLY, "torch.maximum(self._most[name], value)", "value", UPDATE),
     (TALLY, "else self._sums[name] + value", "else self._sums[name]", UPDATE),
-    (BATCH, "prompt_last if i == start else i - 1", "i - 1", PACK),
-    (BATCH, "prompt_last if i == start else i - 1", "prompt_last if i == start else i", PACK),
+    (BATCH, "prompt_last if at == start else at - 1", "at - 1", PACK),
+    (BATCH, "prompt_last if at == start else at - 1", "prompt_last if at == start else at", PACK),
     (BATCH, "prompt_last = len(ids) - 1", "prompt_last = len(ids) - 2", PACK),
     (BATCH, "size + item.num_tokens > tokens_per_row", "item.num_tokens > tokens_per_row", PACK),
     (BATCH, "        room[index] -= size", "        room[index] -= 0", PACK),
-    (
-        BATCH,
-        "            positions += range(start, start + len(segment.ids))",
-        "            positions += range(start, start + len(segment.ids))[::-1]",
-        PACK,
-    ),
+    (BATCH, "enumerate(segment.ids, len(ids))", "enumerate(segment.ids[::-1], len(ids))", PACK),
     (ATTENTION, "is_causal=mask is None", "is_causal=False", PACK),
     (ATTENTION, "torch.cat([key[:, :, prompt], keys], 2)", "torch.cat([key[:, :, prompt] * 0, keys], 2)", PACK),
     (POLICY, "int(positions.max()) + 1", "int(positions.max()) + 2", STEP),
@@ -415,14 +405,14 @@ MUTANTS: list[Mutant] = [
     ),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.detach().float())", CRITIC_STEP),
     (POLICY, "self.value_head(hidden_KD.float())", "self.value_head(hidden_KD.float().roll(1, 0))", CRITIC_STEP),
-    (POLICY, "            parameter.zero_()", "            pass", CRITIC_STEP),
+    (POLICY, "        nn.init.zeros_(parameter)", "        pass", CRITIC_STEP),
     (
         POLICY,
-        lines("hidden_KD", "reference.hidden_KD", "self.head", "reference.head"),
-        lines("reference.hidden_KD", "hidden_KD", "reference.head", "self.head"),
+        "full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, ",
+        "full_kl(reference.hidden_KD, hidden_KD, reference.head, self.head, ",
         CRITIC_STEP,
     ),
-    (POLICY, lines("self.head", "reference.head"), lines("self.head", "self.head"), CRITIC_STEP),
+    (POLICY, "self.head, reference.head, **shared", "self.head, self.head, **shared", CRITIC_STEP),
     (REFERENCE, "if not has_adapted_head(self.policy.model):", "if True:", CRITIC_STEP),
     (
         REFERENCE,

@@ -22,9 +22,8 @@ from vlmrl.model.load import load_model, load_processor
 from vlmrl.model.packing import PromptTokens, make_row
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, score_rollouts
-from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.setup.auto_choice import fill_for_run
-from vlmrl.setup.model import make_encoder, make_policy, sampling_params
+from vlmrl.setup.model import make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.sources import make_scorer, open_training
 from vlmrl.tasks.source import PromptStream
 from vlmrl.train.learner import Optimizer
@@ -73,7 +72,7 @@ def main() -> None:
 
     # The engine samples responses: token ids with their log-probs, and the text.
     rollouts = sample_rollouts(
-        TorchEngine(policy, encoder.tokenizer, batch_tokens=recipe.rollout.batch_tokens),
+        make_generator(recipe, policy, encoder, engine="torch"),
         prompts,
         sampling_params(recipe, policy, encoder.tokenizer),
         num_samples=recipe.rollout.samples_per_prompt,

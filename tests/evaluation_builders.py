@@ -51,6 +51,7 @@ def row(
         ],
         "detail": None,
         "artifacts": [],
+        **dict.fromkeys(("turns", "ending", "measured")),
         "outcome": outcome,
     }
     return {**fields, **outcome, **changes}

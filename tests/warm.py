@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -68,13 +69,13 @@ class Popen(subprocess.Popen):
         env = {**(os.environ if call["env"] is None else call["env"])}
         if (
             not CAN_FORK
-            or (_nested and _channel and _channel[0] != os.getpid())
+            or (_nested and False in _channels and _channels[False][0] != os.getpid())
             or len(words) < 2
             or words[0] != sys.executable
             or (words[1].startswith("-") and words[1] not in ("-c", "-m"))
             or call["preexec_fn"]
             or call["pass_fds"]
-            or _read_at_import(env) != _read_at_import(os.environ)
+            or (_read_at_import(env) != _read_at_import(os.environ) and not _pretends_anew(env))
         ):
             return plain(*arguments)
         streams = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
@@ -84,7 +85,7 @@ class Popen(subprocess.Popen):
             "cwd": os.fspath(call["cwd"] or os.getcwd()),
             "session": bool(call["start_new_session"]),
         }
-        channel = _server()
+        channel = _server(env)
         own = [number if given == -1 else given for number, given in enumerate(streams)]
         socket.send_fds(channel, [json.dumps(job).encode()], own)
         answer = channel.recv(64)
@@ -95,24 +96,32 @@ class Popen(subprocess.Popen):
         self._close_pipe_fds(*(call[name] for name in names))  # type: ignore[attr-defined]
 
 
-_channel: tuple[int, socket.socket] | None = None
+_channels: dict[bool, tuple[int, socket.socket]] = {}
+"""Whether the processes have a pretended GPU -> (process that asks, its channel to the server)."""
 _nested = False
 """Whether this process, or the one it is a fork of, has a server that is a fork of itself."""
 _lock = threading.Lock()
 
 
-def _server() -> socket.socket:
-    """The channel to this process's server, which is started when it is first used."""
-    global _channel
+def _pretends_anew(env: Mapping[str, str]) -> bool:
+    """Return whether a process is to have a pretended GPU (tests/pretend_gpu) that this one has not."""
+    return "PRETEND_GPUS" in env and "PRETEND_GPUS" not in os.environ
+
+
+def _server(env: Mapping[str, str]) -> socket.socket:
+    """The channel to this process's server for such an environment, which is started when it is first used."""
+    anew = _pretends_anew(env)
     with _lock:
-        if _channel is None or _channel[0] != os.getpid():
+        if anew not in _channels or _channels[anew][0] != os.getpid():
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             command = [sys.executable, __file__, str(theirs.fileno())]
-            subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL)
+            subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env={**env} if anew else own, stdin=subprocess.DEVNULL
+            )
             theirs.close()
-            _channel = os.getpid(), ours
-        return _channel[1]
+            _channels[anew] = os.getpid(), ours
+        return _channels[anew][1]
 
 
 def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
@@ -207,11 +216,12 @@ def _become(job: dict[str, Any], streams: list[int]) -> None:
 
 def nest(*, all_processes: bool) -> None:
     """Give this process a server of its own, a fork of itself, for a launcher's ranks or all its Python processes."""
-    global _channel, _nested
+    global _nested
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
-        _channel, _nested = (os.getpid(), ours), True
+        _channels[False] = os.getpid(), ours
+        _nested = True
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         subprocess_handler.Popen = Popen  # type: ignore[misc]

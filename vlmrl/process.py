@@ -157,13 +157,13 @@ def descendants(pid: int) -> list[int]:
     """
     processes, todo = [], [pid]
     while todo:
-        new = _children(todo.pop())
+        new = children(todo.pop())
         processes += new
         todo += new
     return processes
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Return the processes that any thread of a process started."""
     words: list[str] = []
     try:

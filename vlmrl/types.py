@@ -19,6 +19,14 @@ Author = Literal["policy", "demonstration", "environment"]
 """Author of a segment: the trained model, a demonstration that it learns from, or a tool that answered the model."""
 Status = Literal["ok", "failed", "unavailable"]
 """State of a score: it exists, the reward has a bug, or a service that the reward needs is down."""
+EpisodeEnd = Literal[
+    "answer", "done", "turn cut", "turn limit", "token limit", "image limit", "time limit", "environment"
+]
+"""Reason why an episode ended.
+
+answer: a turn without a call. done: the environment said so. turn cut: a turn reached `rollout.max_new_tokens`. turn,
+token, image and time limit: of `[environment]`. environment: its process ended, or raised, outside a tool.
+"""
 Size = tuple[int, int]
 """Width and height in pixels."""
 
@@ -57,27 +65,31 @@ class Turn:
     Args:
         role: "assistant", "tool", ...
         media: images that came with the turn.
-        calls: tool calls in the turn.
+        calls: tool calls in the turn; one that cannot be read has the name "".
+        errors: number of the calls that failed, in the turn of the tool.
+        seconds: time that the environment worked for the turn.
     """
 
     role: str
     text: str
     media: tuple[Media, ...] = ()
     calls: tuple[Call, ...] = ()
+    errors: int = 0
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Turn:
         """Return the turn from the JSON values that `dataclasses.asdict` made of it. Raises: KeyError or TypeError."""
         media = tuple(Media(**reference) for reference in fields["media"])
         calls = tuple(Call(call["name"], call["arguments"]) for call in fields["calls"])
-        return cls(fields["role"], fields["text"], media, calls)
+        return cls(fields["role"], fields["text"], media, calls, fields.get("errors", 0), fields.get("seconds", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
@@ -198,6 +210,9 @@ class Sample:
         segments: parts of `token_ids` with their authors, in order; () = the policy wrote all tokens.
         turns: the turns of the response as people read them; () = one turn of the assistant.
         files: sha256 -> image file, for the images in the segments.
+        ending: reason why an episode ended; None = the response is no episode.
+        measured: numbers that an environment measured.
+        fault: why an environment failed, in words; the sample then has no score. "" = it did not fail.
     """
 
     token_ids: tuple[int, ...]
@@ -209,6 +224,9 @@ class Sample:
     segments: tuple[Segment, ...] = ()
     turns: tuple[Turn, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    ending: EpisodeEnd | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
+    fault: str = ""
 
     @property
     def parts(self) -> tuple[Segment, ...]:
@@ -299,7 +317,8 @@ class RewardInput:
         media: references to the prompt's images.
         seen_sizes: (width, height) of each image as the model saw it; the model's coordinates refer to this size. () =
             unknown.
-        turns: all turns of an episode; () = the response is one turn.
+        turns: all turns of an episode; () = the response is one turn. `response` has all turns of the assistant.
+        measured: numbers that the environment of an episode measured.
     """
 
     response: str
@@ -316,6 +335,12 @@ class RewardInput:
     media: tuple[Media, ...] = ()
     seen_sizes: tuple[Size, ...] = ()
     turns: tuple[Turn, ...] = ()
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def answer(self) -> str:
+        """Text of the last turn of the assistant; the whole response if it is one turn."""
+        return next((turn.text for turn in reversed(self.turns) if turn.role == "assistant"), self.response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +396,7 @@ class ScoredSample:
         value_targets: target of the critic before each trained token; None without a critic, and for a masked sample.
         turns: the turns of the response as people read them; () = a single turn.
         files: sha256 -> image file, for images within the response; empty after they are stored.
+        ending, measured: of an episode, as in `Sample`.
     """
 
     trajectory: Trajectory
@@ -384,6 +410,8 @@ class ScoredSample:
     value_targets: tuple[float, ...] | None = None
     turns: tuple[Turn, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    ending: EpisodeEnd | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

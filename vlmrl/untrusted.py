@@ -16,6 +16,7 @@ import stat
 import struct
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,8 @@ def parse_json(text: str | bytes, *, unique_keys: bool = False, most_levels: int
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name in counts if counts[name] > 1)
         from vlmrl.redaction.redact import excerpt  # here, so that commands that write nothing do not load it
 
         raise ValueError(f"the key `{excerpt(twice, 100)}` occurs more than once")

@@ -74,6 +74,7 @@ def measure(rows: int, samples: int) -> dict[str, Any]:
         name, split, task_name, dataset = "rows", "test", "table", None
         task = Task("table", "", "")
         rows: Any = None
+        environment = None
 
         def reward_input(self, row: Row, text: str, finish: Any, num_tokens: int, prompt: str) -> RewardInput:
             return RewardInput(text, row.truth, row.columns, (), finish, num_tokens, prompt)

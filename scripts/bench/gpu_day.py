@@ -46,7 +46,7 @@ fetch their wheels for the machine's Python, say 3.12, into a folder for --wheel
   scripts/gpu-day --carry > carry.txt
   pip download --no-deps --only-binary :all: --python-version 3.12 -r carry.txt -d wheels"""
 CARRIED_BYTES, PROJECT_BYTES = 64 << 20, 17 << 20
-"""How much may be carried to a lent machine, and how much of that this project's files take."""
+"""Limit of what may be carried to a lent machine, and the part of it that this project's files take."""
 USUALLY_THERE = ("accelerate", "peft", "pillow", "pyarrow", "scipy")
 """Packages beside torch, torchvision and transformers that GPU images have; their wheels are the large ones."""
 NO_GPU_HINT = "`nvidia-smi` shows the driver; --smoke runs toy sizes on the CPU"

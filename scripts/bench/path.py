@@ -62,6 +62,9 @@ class Rows:
     name = task_name = "rows"
     dataset: Any = None
 
+    def encoder(self, encoder: Any, row: Row) -> Any:
+        return encoder
+
     def messages(self, row: Row) -> tuple[()]:
         return ()
 

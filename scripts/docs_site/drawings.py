@@ -30,6 +30,7 @@ HOLDS = {
     "tasks": "tasks: prompt, truth, reward",
     "rollout": "engines, weight sync",
     "checkpoint": "checkpoints, merge",
+    "environments": "tools, calls of tools",
     "reward_check": "saved responses, probe",
     "diagnose": "why a run does not learn",
     "train": "training loop",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,12 @@ def test_files_are_read_by_the_one_function():
 def _calls_json(path: Path) -> bool:
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
     return any(isinstance(n, ast.Attribute) and ast.unparse(n) in ("json.loads", "json.load") for n in nodes)
+
+
+def test_a_repeated_key_among_many_is_named_at_once():
+    """Counting each key by itself takes minutes here."""
+    text = "{" + ",".join(f'"{i}":1' for i in [*range(60_000), 59_999]) + "}"
+    start = time.process_time()
+    with pytest.raises(ValueError, match="the key `59999` occurs more than once"):
+        parse_json(text, unique_keys=True)
+    assert time.process_time() - start < 5

@@ -108,6 +108,10 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"data {name}", f"{data['split']} {data['rows']:,} rows{others}; {data['images']:,} images; task {task}"
         if data.get("truth"):
             yield "", f"types of the truth: {visible(one_line(data['truth']))}"
+        if environment := data.get("environment"):
+            given, kept_back = (", ".join(environment[name]) or "nothing" for name in ("given", "kept_back"))
+            text = f"{', '.join(environment['tools'])}; reset gets of a row: {given}; kept back from it: {kept_back}"
+            yield f"tools {name}", visible(one_line(text))
     for name, prompts in plan.get("prompts", {}).items():
         yield from _prompt_lines(name, prompts)
     for name, boxes in plan.get("boxes", {}).items():

@@ -525,7 +525,9 @@ def _evaluate(
             folder, log_name = run_dir or world.from_main(make), planned[0].name
             join_evaluation(folder, log_name)
             log = (lambda process: eval_log_path(folder, log_name, process)) if world.size > 1 else None
-            answerer = work.load_answerer(recipe, origin, settings, tell, world=world, log=log)
+            answerer = work.load_answerer(
+                recipe, origin, settings, tell, sources=[p.rows.source for p in planned], world=world, log=log
+            )
             stack.callback(answerer.close)
         return work.run_evaluation(
             recipe,

@@ -155,6 +155,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in printed]
         parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
+        if "episode/turns" in m:
+            parts.append(f"turns {m['episode/turns']:.1f}  calls {m['episode/calls']:.1f}")
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")
     if "loss/cross_entropy" in m:
         parts.append(f"loss {m['loss/cross_entropy']:.4f}")

@@ -29,12 +29,18 @@ WORKER = TemplateWorker(chat=True)
 
 
 def render_chat(
-    processor: Any, messages: Sequence[Message], *, generation_prompt: bool, settings: Mapping[str, Any]
+    processor: Any,
+    messages: Sequence[Message],
+    *,
+    generation_prompt: bool,
+    settings: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Return the text of a conversation; each `<image>` becomes an image entry for the template.
 
     Args:
         settings: further variables of the template, such as `enable_thinking`.
+        tools: JSON schemas of the tools for the template; None = there are no tools.
     Raises: CheckpointError when the model has no chat template, when the template is not valid, or when it exceeds the
         limits on time, memory or text; DataError when the template refuses this conversation.
     """
@@ -45,9 +51,11 @@ def render_chat(
         raise CheckpointError(
             "the model has no chat template", hint="use an instruction-tuned model, or add chat_template.jinja"
         )
-    _require_limits(processor, turns, {"add_generation_prompt": generation_prompt, **settings})
+    # An empty list of tools would be true for a template that asks `tools is not none`.
+    variables = {"add_generation_prompt": generation_prompt, "tools": list(tools) if tools else None, **settings}
+    _require_limits(processor, turns, variables)
     try:
-        return processor.apply_chat_template(turns, add_generation_prompt=generation_prompt, tokenize=False, **settings)
+        return processor.apply_chat_template(turns, tokenize=False, **variables)
     except TemplateSyntaxError as error:
         message = f"the model's chat template is not valid Jinja: {error.message}"
         raise CheckpointError(message, where=f"chat template, line {error.lineno}", hint=TEMPLATE_HINT) from error
@@ -80,7 +88,7 @@ def _require_limits(processor: Any, turns: Sequence[Mapping[str, Any]], settings
     if not isinstance(source, str):
         return
     special = getattr(getattr(processor, "tokenizer", None), "special_tokens_map", {})
-    names = {**special, "messages": turns, "tools": None, "documents": None, **settings}
+    names = {**special, "messages": turns, "documents": None, **settings}
     try:
         WORKER.render(source, names)
     except TemplateLimitError as error:
@@ -144,7 +152,8 @@ class ControlTokens:
         self._longest = max(map(len, self.names), default=0)
         nonce = "".join(str(secrets.randbelow(10)) for _ in range(20))
         # The nonce is random, so that no data contains a mark or a secret name.
-        self._marks = {c: f"{OPEN}{nonce}0{i}{CLOSE}" for i, c in enumerate(sorted(self._firsts))}
+        firsts = sorted(self._firsts | {IMAGE_SLOT[0]})
+        self._marks = {c: f"{OPEN}{nonce}0{i}{CLOSE}" for i, c in enumerate(firsts)}
         self._marked = {mark: c for c, mark in self._marks.items()}
         self._mark = _any_of(self._marked)
         self._secrets = {name: f"{OPEN}{nonce}1{i}{CLOSE}" for i, name in enumerate(self.names)}
@@ -168,6 +177,18 @@ class ControlTokens:
             if body[at] in self._firsts and any(name.startswith(body[at:]) for name in self.names):
                 return text[:at] + self._marks[body[at]] + text[at + 1 :]
         return text
+
+    def guard_literal(self, text: str) -> str:
+        """Return a guarded text in which `<image>` is a word, too, and no slot for an image."""
+        return self.guard(text).replace(IMAGE_SLOT, self._marks[IMAGE_SLOT[0]] + IMAGE_SLOT[1:])
+
+    def guard_values(self, value: Any) -> Any:
+        """Return a JSON value with all its strings guarded, the names of fields too."""
+        if isinstance(value, str):
+            return self.guard(value)
+        if isinstance(value, Mapping):
+            return {self.guard(str(key)): self.guard_values(item) for key, item in value.items()}
+        return [self.guard_values(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def reveal(self, marked: str) -> str:
         """Return a guarded text, or a text rendered from guarded texts, without marks, as people read it."""
@@ -288,7 +309,8 @@ def _names(processor: Any, render: Callable[[str], str]) -> tuple[str, ...]:
     for holder in (processor, tokenizer):
         names |= {str(token) for kind in MEDIA if (token := getattr(holder, f"{kind}_token", None))}
     turn = render("x")
-    names |= {name for name in added if name in turn}
+    # Some vocabularies have an added token for several line breaks, which opens nothing.
+    names |= {name for name in added if name in turn and not name.isspace()}
     return tuple(sorted(names & added.keys(), key=lambda name: (-len(name), name)))
 
 

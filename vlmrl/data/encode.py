@@ -1,12 +1,17 @@
-"""Encoding of messages and images as token ids and pixels. Only this module and model/packing.py handle image tokens.
+"""Encoding of messages and images as token ids and pixels.
+
+Only this module, data/turns.py and model/packing.py handle image tokens.
 
 A whole image's size after the image processor's resize is the size that a model's pixel coordinates refer to.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +20,7 @@ from torch import Tensor
 
 from vlmrl.data.chat_template import IMAGE_SLOT, TEMPLATE_HINT, ControlTokens, guard_message, render_chat
 from vlmrl.data.images import MAX_PIXELS, BoundedCache
+from vlmrl.environments.calls import form_of, tools_text
 from vlmrl.errors import DataError
 from vlmrl.redaction.redact import first_line
 from vlmrl.types import Media, Message, Row, Size
@@ -110,6 +116,7 @@ NOT_MODEL_INPUTS = (
 PROBE = "probe"
 """Text of a test message. A chat template works if the rendered message contains it."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
+TOOLS_HINT = "use an instruction-tuned model whose chat template shows tools or a system message"
 CACHED_BYTES = 2**29
 """Maximum size in bytes of the cache of processed images; the least recently used images are removed first.
 
@@ -176,29 +183,92 @@ class Encoder:
         bounded = self.takes_pixel_bounds
         self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
-        self._control: ControlTokens | None = None
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._form = "auto"
+        self._with_tools: dict[str, Encoder] = {}
         self._cache: BoundedCache[Mapping[str, Tensor]] = BoundedCache(CACHED_BYTES, tensor_bytes)
 
-    @property
+    def with_tools(self, tools: Sequence[Mapping[str, Any]], form: str = "auto") -> Encoder:
+        """Return an encoder whose prompts show tools; this one without any.
+
+        Args:
+            tools: JSON schemas in the form that chat templates take: {"type": "function", "function": {"name",
+                "description", "parameters"}}. A chat template that does not show them gets a system text instead.
+            form: form of the calls that such a text describes (environments/calls.py); auto = that of the template.
+        """
+        if not tools:
+            return self
+        key = json.dumps([form, list(tools)])
+        if key not in self._with_tools:
+            other = self._with_tools[key] = copy.copy(self)
+            other._tools, other._form, other._with_tools = tools, form, {}
+            other.__dict__.pop("_shown", None)  # what this one has worked out
+        return self._with_tools[key]
+
+    @cached_property
     def control(self) -> ControlTokens:
         """The model's control tokens; in the text of a dataset, they stay letters.
 
         Raises: CheckpointError or DataError when the model has no chat template, or one that cannot be used.
         """
-        if self._control is None:
-            self._control = ControlTokens(self.processor, lambda text: self._render([Message("user", text)], False))
-        return self._control
+        return ControlTokens(self.processor, lambda text: self._render([Message("user", text)], False))
+
+    @cached_property
+    def _shown(self) -> tuple[Sequence[Mapping[str, Any]], str]:
+        """The tools as prompts show them: (schemas for the chat template, guarded text of a system message).
+
+        Schemas are the user's code, and yet a description may quote a control token. All strings of the schemas are
+        guarded, names of parameters too; the words around them are the template's or those of `tools_text`.
+
+        Raises: DataError when no way works.
+        """
+        if not self._tools:
+            return (), ""
+        if self._shows_schemas():
+            return self.control.guard_values(self._tools), ""
+        user = Message("user", "u")
+        if PROBE not in self._render(with_system_text([user], PROBE), True):
+            message = "the model's chat template shows neither tools nor a system message"
+            raise DataError(message, hint=TOOLS_HINT)
+        form = form_of(str(self.processor.chat_template)) if self._form == "auto" else self._form
+        return (), self.control.guard_literal(tools_text(self._tools, form))
+
+    def _shows_schemas(self) -> bool:
+        """Return whether the chat template writes the description of a tool, and its guarded control tokens as is."""
+        description = self.control.guard(PROBE + "".join(self.control.names[:1]))
+        parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+        function = {"name": "probe_tool", "description": description, "parameters": parameters}
+        schemas = [{"type": "function", "function": function}]
+        user = Message("user", "u")
+        try:
+            if description not in self._render([user], True, schemas):
+                return False
+        except DataError:
+            return False
+        try:
+            return description in self._render([Message("system", "s"), user], True, schemas)
+        except DataError:  # a template without system messages
+            return True
 
     def require_template(self) -> None:
         """Raise a CheckpointError or DataError when the model has no chat template, or one that cannot be used."""
         row = Row("", "a prompt of one image", "", {})
-        text = self._render([Message("user", f"{IMAGE_SLOT}{PROBE}")], True)
-        self._require_placeholders(text, 1, row)
+        text = self.render([Message("user", f"{IMAGE_SLOT}{PROBE}")])
+        self.require_placeholders(text, 1, row)
         if PROBE not in text:
             raise DataError("the model's chat template does not write the user's text", hint=TEMPLATE_HINT)
 
-    def _render(self, messages: Sequence[Message], generation_prompt: bool) -> str:
-        return render_chat(self.processor, messages, generation_prompt=generation_prompt, settings=self._template)
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation from guarded messages, tools and generation prompt included."""
+        schemas, text = self._shown
+        return self._render(with_system_text(messages, text) if text else messages, True, schemas)
+
+    def _render(
+        self, messages: Sequence[Message], generation_prompt: bool, schemas: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        return render_chat(
+            self.processor, messages, generation_prompt=generation_prompt, settings=self._template, tools=schemas
+        )
 
     def require_sizes(self, row: Row) -> None:
         """Raise a DataError for an image of a size that the image processor does not take; see `size_problem`."""
@@ -249,7 +319,7 @@ class Encoder:
 
         If `count_image_tokens` returns None, image tokens are not counted.
         """
-        marked = self._render([guard_message(self.control, m) for m in messages], True)
+        marked = self.render([guard_message(self.control, m) for m in messages])
         # Each image has one placeholder in the text, which its image tokens replace.
         return len(self.control.encode(marked)) - len(row.media) + (self.count_image_tokens(row) or 0)
 
@@ -284,18 +354,31 @@ class Encoder:
                 where=row.place,
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
+        marked = self.render([guard_message(self.control, m) for m in messages])
+        return self.encode_rendered(row, marked, images, self.control)
+
+    def encode_rendered(
+        self, row: Row, marked: str, images: Sequence[Image], control: ControlTokens, images_before: int = 0
+    ) -> EncodedPrompt:
+        """Return the token ids and pixels of a text that the chat template wrote from text guarded by `control`.
+
+        Args:
+            row: with the images as `media`.
+            images_before: number of images of the conversation before this text.
+        Raises: DataError when the text does not hold one placeholder for each image, or the processor refuses them.
+        """
         self.require_sizes(row)
-        marked = self._render([guard_message(self.control, m) for m in messages], True)
-        self._require_placeholders(marked, len(images), row)
-        text, short = self.control.reveal(marked), tuple(self.control.encode(marked))
+        self.require_placeholders(marked, len(images), row)
+        text, short = control.reveal(marked), tuple(control.encode(marked))
         if not images:
             return EncodedPrompt(row, text, short, (0,) * len(short), {}, 0, 0, (), short)
         if not hasattr(self.processor.image_processor, "merge_size"):
-            return self._encode_whole(row, marked, short, images)
+            return self._encode_whole(row, marked, short, images, control, images_before)
         features = [self._image_features(row, media, image) for media, image in zip(row.media, images, strict=True)]
         # Patches of each image, [p, ...] -> of all images in order, [sum of p, ...]; image_grid_thw: [images, 3].
-        joined = {k: torch.cat([f[k] for f in features]) for k in features[0]}
-        ids, kinds = self._expand(marked, joined)
+        # One image is not copied: a copy takes longer than all the rest of an observation.
+        joined = features[0] if len(images) == 1 else {k: torch.cat([f[k] for f in features]) for k in features[0]}
+        ids, kinds = self._expand(marked, joined, control)
         sizes = tuple(self._model_size(f) for f in features)
         return EncodedPrompt(row, text, ids, kinds, joined, len(images), sum(kinds), sizes, short, tuple(images), sizes)
 
@@ -323,7 +406,7 @@ class Encoder:
             image_ids = {self.tokenizer.convert_tokens_to_ids(self.processor.image_token)}
         else:
             marked = "\n".join([self.processor.image_token] * len(images))
-            whole = self._encode_whole(row, marked, (), images)
+            whole = self._encode_whole(row, marked, (), images, self.control)
             tensors, expected = dict(whole.images), whole.num_image_tokens
             image_ids = {i for i, kind in zip(whole.prompt_ids, whole.kinds, strict=True) if kind}
         kinds = tuple(int(i in image_ids) for i in ids)
@@ -333,18 +416,28 @@ class Encoder:
             )
         return kinds, tensors
 
-    def _encode_whole(self, row: Row, marked: str, short: tuple[int, ...], images: Sequence[Image]) -> EncodedPrompt:
+    def _encode_whole(
+        self,
+        row: Row,
+        marked: str,
+        short: tuple[int, ...],
+        images: Sequence[Image],
+        control: ControlTokens,
+        images_before: int = 0,
+    ) -> EncodedPrompt:
         """Encode a prompt for a family without a grid of patches.
 
         The processor makes ids and tensors of all images together, because it alone knows how many tokens an image gets
         (tiles, crops, pooled patches).
         """
-        key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
-        text, processor = self.control.reveal(marked), self.processor
-        prompt = text
-        if self.control.is_ambiguous(marked):
-            prompt, processor = marked, self.control.processor_over(processor)
+        text, processor = control.reveal(marked), self.processor
         settings = {"return_tensors": "pt", "add_special_tokens": False}
+        if images_before and getattr(processor, "default_use_image_id", False):  # MiniCPM-V would number from 0
+            marked, settings["use_image_id"] = self._numbered(marked, images_before), False
+        key = "\x1f".join((marked, *(media.sha256 for media in row.media)))
+        prompt = control.reveal(marked)
+        if control.is_ambiguous(marked):
+            prompt, processor = marked, control.processor_over(processor)
         outputs = self._cached(key, row, lambda: processor(text=[prompt], images=list(images), **settings))
         ids = tuple(outputs["input_ids"][0].tolist())
         kinds = outputs.get("mm_token_type_ids", outputs.get("token_type_ids"))  # [1, P]
@@ -362,7 +455,14 @@ class Encoder:
             row, text, ids, kinds, tensors, len(images), sum(map(bool, kinds)), sizes, short, tuple(images), seen
         )
 
-    def _require_placeholders(self, marked: str, num_images: int, row: Row) -> None:
+    def _numbered(self, marked: str, number: int) -> str:
+        """Return the text with the number of its image before each placeholder; the first image has this number."""
+        p = self.processor
+        first, *rest = marked.split(p.image_token)
+        texts = enumerate(rest, start=number)
+        return first + "".join(f"{p.image_id_start_token}{i}{p.image_id_end_token}{p.image_token}{t}" for i, t in texts)
+
+    def require_placeholders(self, marked: str, num_images: int, row: Row) -> None:
         """Raise a DataError when the chat template did not write one placeholder for each image."""
         token = getattr(self.processor, "image_token", None)
         written = marked.count(token) if token else num_images
@@ -374,7 +474,9 @@ class Encoder:
                 hint=TEMPLATE_HINT,
             )
 
-    def _expand(self, marked: str, joined: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _expand(
+        self, marked: str, joined: Mapping[str, Tensor], control: ControlTokens
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ids with image placeholders expanded by the images' grids, and the kind of each token."""
         token = self.processor.image_token
         merge = self.processor.image_processor.merge_size**2
@@ -382,7 +484,7 @@ class Encoder:
         # [images, 3] -> one number of image tokens per image
         counts = [int(g.prod()) // merge for g in joined["image_grid_thw"]]
         expanded = pieces[0] + "".join(token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
-        ids = tuple(self.control.encode(expanded))
+        ids = tuple(control.encode(expanded))
         image_id = self.tokenizer.convert_tokens_to_ids(token)
         return ids, tuple(int(i == image_id) for i in ids)
 
@@ -415,6 +517,13 @@ class Encoder:
         # image_grid_thw [1, 3]: frames, rows, columns of patches
         grid, patch = features["image_grid_thw"], self.processor.image_processor.patch_size
         return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
+
+
+def with_system_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return the messages with a text in front of the system message, which is added if there is none."""
+    own = messages[0].content if messages and messages[0].role == "system" else ""
+    rest = messages[1:] if messages and messages[0].role == "system" else messages
+    return [Message("system", f"{text}\n\n{own}" if own else text), *rest]
 
 
 def tensor_bytes(features: Mapping[str, Tensor]) -> int:

@@ -23,8 +23,7 @@ from vlmrl.model.packing import PromptTokens, TrainItem, join_images, make_row, 
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts
-from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
+from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model
 from vlmrl.setup.sources import open_sources
 from vlmrl.types import Segment, name_row
@@ -138,7 +137,7 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
         for source, row in choose_rows(sources, recipe.train.seed, prompts)
     ]
     params = sampling_params(recipe, policy, processor.tokenizer)
-    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    engine = make_generator(recipe, policy, encoder, engine="torch")
     limit = min(MAX_RESPONSE_TOKENS, params.max_new_tokens)
     rollouts = sample_rollouts(
         engine, drawn, replace(params, max_new_tokens=limit), num_samples=SAMPLES, run_seed=recipe.train.seed, version=0

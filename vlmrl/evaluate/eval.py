@@ -17,7 +17,7 @@ from typing import Any
 
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import Interruption, RewardError
+from vlmrl.errors import EngineError, Interruption, RewardError
 from vlmrl.evaluate.eval_plan import EvalSettings, PlannedEvaluation, ShownRows, chosen_settings, params_of, plan
 from vlmrl.evaluate.eval_rows import EvalRows
 from vlmrl.evaluate.measures import open_measurer
@@ -118,6 +118,7 @@ def load_answerer(
     settings: EvalSettings,
     say: Callable[[str], None] = lambda text: None,
     *,
+    sources: Sequence[Source],
     world: World = ALONE,
     log: Callable[[str], Path] | None = None,
 ) -> Answerer:
@@ -126,6 +127,7 @@ def load_answerer(
     Args:
         recipe: without open values (setup/auto_choice.py).
         say: called with messages for the user.
+        sources: those whose rows it answers.
         world: processes that do the same, each with a whole model.
         log: name of an engine's process -> path of its log.
     Raises: CheckpointError when there is nothing to load; EngineError when the engine does not start.
@@ -137,7 +139,7 @@ def load_answerer(
     encoder = make_encoder(recipe.model, processor)
     # No GPU is reserved for engines: each process generates on its own GPU.
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine_gpus": 0})})
-    engine = make_generator(alone, policy, encoder, origin.files, say, world=world, log=log)
+    engine = make_generator(alone, policy, encoder, origin.files, say, sources=sources, world=world, log=log)
     engine.load_weights(0)
     greedy = setting_params(recipe, policy, processor.tokenizer)
     return Answerer(partial(EngineResponder, engine=engine, encoder=encoder), greedy, str(policy.device), engine.close)
@@ -210,7 +212,17 @@ def run_evaluation(
     return results
 
 
+def refuse_episodes(sources: Sequence[Source]) -> None:
+    """Raise an EngineError if the responses to a source are episodes: an endpoint is not asked with tools."""
+    if any(source.environment for source in sources):
+        raise EngineError(
+            "the responses are episodes with tools, which an endpoint is not asked for",
+            hint="evaluate the model itself, or its answers in one turn: --set environment.name=",
+        )
+
+
 def _require_texts(planned: Sequence[PlannedEvaluation]) -> None:
+    refuse_episodes([one.rows.source for one in planned])
     for reward in (one.rows.source.reward for one in planned):
         if reward.needs_token_ids:
             raise RewardError(

@@ -27,6 +27,7 @@ from vlmrl.recipe.tables import EvalSetting
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards import reward_record
 from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.setup.run_records import environment_record
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import image_condition, names_a_step, read_summary
 from vlmrl.store.metrics import encode
@@ -413,6 +414,7 @@ def _meta(
         "reward_args": encode(dict(source.reward.args)),
         "prompt_sha256": source.prompt_sha256,
         "prompt_earlier": list(source.prompt_earlier),
+        **({"environment": environment_record(source)} if source.environment else {}),
         **({"setting": settings.setting} if settings.setting else {}),
         "sampling": _sampling(recipe, settings),
         "greedy": settings.is_greedy,

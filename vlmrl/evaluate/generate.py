@@ -19,7 +19,7 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError, Interruption, StoreError
 from vlmrl.evaluate.answer_files import Kept, Written, is_folder, write_folder, write_table
 from vlmrl.evaluate.answer_files import require_free as require_free_folder
-from vlmrl.evaluate.eval import EvalSettings, endpoint_answerer, load_answerer
+from vlmrl.evaluate.eval import EvalSettings, endpoint_answerer, load_answerer, refuse_episodes
 from vlmrl.evaluate.eval_rows import TEST, SeenRows, entries_of, named_rows
 from vlmrl.evaluate.responses import work_identity
 from vlmrl.evaluate.run import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, counted
@@ -137,8 +137,9 @@ def generate(
         try:
             if client is None:
                 log = (lambda process: logs / f"{process}.log") if world.size > 1 else None
-                answerer = load_answerer(recipe, origin, settings, say, world=world, log=log)
+                answerer = load_answerer(recipe, origin, settings, say, sources=sources, world=world, log=log)
             else:
+                refuse_episodes(sources)
                 answerer = endpoint_answerer(recipe, client)
             stack.callback(answerer.close)
             for source in sources:

@@ -82,7 +82,8 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     outcome = {k.removeprefix(OUTCOME): v for k, v in row.items() if k.startswith(OUTCOME)}
     plain = {k: v for k, v in row.items() if not k.startswith(OUTCOME)}
     plain |= {k: parse_json(plain.get(k) or "{}") for k in JSON_COLUMNS}
-    plain |= {"detail": parse_json(plain.get("detail") or "null"), "artifacts": plain.get("artifacts") or []}
+    plain |= {k: parse_json(plain.get(k) or "null") for k in ("detail", "measured")}
+    plain |= {"artifacts": plain.get("artifacts") or [], "turns": plain.get("turns"), "ending": plain.get("ending")}
     return plain | {"outcome": outcome} | outcome
 
 

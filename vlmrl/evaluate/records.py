@@ -400,14 +400,15 @@ class ArtifactLimit:
 
     def _kept(self, sample: ScoredSample) -> ScoredSample:
         score = sample.score
-        size = sum(map(len, score.files.values()))
+        size = sum(map(len, (*score.files.values(), *sample.files.values())))
         if size <= self.left:
             self.left -= size
             return sample
         self.left_out += 1
-        return replace(sample, score=replace(score, artifacts={}, files={}))
+        return replace(sample, score=replace(score, artifacts={}, files={}), files={})
 
 
 def kept_files(groups: Sequence[Group]) -> dict[str, bytes]:
-    """Return the images that rewards made: sha256 -> image file."""
-    return {sha256: file for group in groups for s in group.samples for sha256, file in s.score.files.items()}
+    """Return the images that rewards made, and those of tools: sha256 -> image file."""
+    samples = [s for group in groups for s in group.samples]
+    return {sha256: file for s in samples for sha256, file in (*s.files.items(), *s.score.files.items())}

@@ -42,6 +42,7 @@ from vlmrl.services.protocol import (
 )
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
+from vlmrl.store.rollouts import episode_fields, read_episode
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.source import Source
 from vlmrl.types import Finish, Media, Message, Row, Sample, SamplingParams, Segment, sample_seed
@@ -52,6 +53,7 @@ whole, also again: so its batches, and with them the last bits of its numbers, a
 NO_PROMPT_LIMIT = 2**31
 GENERATION = (
     *("model", "endpoint", "checkpoint", "split", "source", "dataset", "prompt_sha256", "seed", "dtype", "vlmrl"),
+    "environment",
 )
 """Keys of an evaluation's `meta` that responses depend on, besides the sampling."""
 
@@ -66,7 +68,8 @@ def journal_identity(meta: Mapping[str, Any]) -> dict[str, Any]:
     # Settings of one recipe may differ in the number of samples alone; each has a file of its own.
     setting = {"setting": meta["setting"]} if meta.get("setting") else {}
     shown = {"images": [meta["images"], meta.get("max_rows")]} if meta.get("images") else {}
-    return {**{key: meta.get(key) for key in GENERATION}, "sampling": sampling, **shown, **setting}
+    made_by = {key: meta.get(key) for key in GENERATION if key != "environment" or meta.get(key)}
+    return {**made_by, "sampling": sampling, **shown, **setting}
 
 
 def work_identity(
@@ -121,9 +124,9 @@ class Responder:
         """Yield the responses to rows as they are complete; those that the journal has are not made again."""
         raise NotImplementedError
 
-    def keep(self, number: int, k: int, text: str, finish: str, seed: int, tokens: Any, **more: str) -> None:
+    def keep(self, number: int, k: int, text: str, finish: str, seed: int, tokens: Any, **more: Any) -> None:
         """Put a response into the journal. `tokens`: its ids, or their number; None = not known."""
-        more = {name: hide_known(value) for name, value in more.items()}
+        more = {name: hide_known(value) if isinstance(value, str) else value for name, value in more.items()}
         self.journal.add(
             number, k, {"text": hide_known(text), "finish": finish, "seed": seed, "tokens": tokens, **more}
         )
@@ -146,7 +149,8 @@ class Responder:
             listed = isinstance(tokens, list)
             ids = tuple(tokens) if listed else ()
             segment = Segment("assistant", ids, listed, unlisted=0 if listed else tokens or 0)
-            samples.append(Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], (segment,)))
+            more = {"segments": (segment,), **read_episode(kept, ids)}
+            samples.append(Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], **more))
         return tuple(samples)
 
 
@@ -212,7 +216,7 @@ class EngineResponder(Responder):
     def _keep(self, rollouts: Mapping[int, Rollout]) -> None:
         for number, rollout in sorted(rollouts.items()):
             for k, one in enumerate(rollout.samples):
-                self.keep(number, k, one.text, one.finish, one.seed, list(one.token_ids))
+                self.keep(number, k, one.text, one.finish, one.seed, list(one.token_ids), **episode_fields(one))
 
     def _read(self, kept: deque[NumberedRow]) -> Responses:
         """Yield the responses that the journal has, and remove their rows from `kept`."""

@@ -43,7 +43,7 @@ from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Rollout, answer_pieces, encode_prompt, score_rollouts, scored_groups, submit
 from vlmrl.store.evaluated_rows import COLUMNS, SHOWN_IMAGES
-from vlmrl.store.rollouts import image_fields
+from vlmrl.store.rollouts import image_fields, turns_text
 from vlmrl.tasks.base import Measurer
 from vlmrl.tasks.source import Source, outcome_of
 from vlmrl.types import Group, Row, SamplingParams, Score
@@ -383,7 +383,8 @@ def _ranges(columns: EvalColumns, source: Source, scorer: Scorer, params: Sampli
     """Return metric -> declared range: of the reward, its parts, an accuracy that is one of them, and the length."""
     spec = scorer.spec
     finite = {f"part/{n}": ends for n, ends in spec.ranges.items() if all(map(math.isfinite, ends))}
-    ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(params.max_new_tokens))}
+    turns = source.environment_settings.turns if source.environment else 1
+    ranges: dict[str, Range] = finite | {"response_tokens": (0.0, float(turns * params.max_new_tokens))}
     patterns = [{name: 0.0 if applies else None for name, applies in pattern} for pattern in columns.applying]
     whole = scorer.possible_values(patterns)
     if whole is not None:
@@ -409,8 +410,8 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
     """Return one mapping per response, and a problem for each response without an outcome.
 
     A mapping has prompt_id, sample, seed, source, task, truth, columns, prompt_text, text, finish, num_tokens, score,
-    parts, note, error, status, images, detail, artifacts, outcome, and each outcome under its own name; `shown_images`
-    if the model saw other images than those of the row.
+    parts, note, error, status, images, detail, artifacts, turns, ending, measured, outcome, and each outcome under its
+    own name; `shown_images` if the model saw other images than those of the row.
 
     Args:
         spec: the reward that gave the scores; its accuracy is an outcome if the task has none.
@@ -439,6 +440,9 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "images": [m.fields() for m in group.row.media],
                 "detail": s.score.detail,
                 "artifacts": [{"name": name, **m.fields()} for name, m in sorted(s.score.artifacts.items())],
+                "turns": turns_text(s.turns) if s.turns else None,
+                "ending": s.ending,
+                "measured": dict(s.measured) if s.measured else None,
             }
             shown = image_fields(s.trajectory.media, s.trajectory.seen_sizes)
             row[SHOWN_IMAGES if s.trajectory.media != group.row.media else "images"] = shown

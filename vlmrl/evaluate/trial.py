@@ -36,8 +36,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
 from vlmrl.rollout.sample import Prompt, encode_prompt, sample_rollouts, score_rollouts
-from vlmrl.rollout.torch_engine import TorchEngine
-from vlmrl.setup.model import load_origin, make_encoder, make_policy, sampling_params
+from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.setup.sources import make_scorer, open_sources
@@ -425,13 +424,14 @@ def run_trial(
     policy = make_policy(recipe.model, model, processor, recipe.rollout.temperature)
     encoder = make_encoder(recipe.model, processor)
     params = sampling_params(recipe, policy, processor.tokenizer)
-    engine = TorchEngine(policy, processor.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    engine = make_generator(recipe, policy, encoder, sources=sources, engine="torch")
     chosen_algorithm = algorithm_of(recipe.algo)
     algorithm = without_greedy(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
     trial, size = Trial(stand_in=stand_in(chosen_algorithm)), max(1, recipe.rollout.prompts_per_step)
     count = counted(progress, len(chosen) * samples)
     with ExitStack() as stack:
+        stack.callback(engine.close)
         scorers = {s.name: stack.enter_context(make_scorer(s, recipe, ServicePlace(str(run.dir)))) for s in sources}
         for step, start in enumerate(range(0, len(chosen), size)):
             batch: list[Prompt] = [
@@ -451,7 +451,7 @@ def run_trial(
             groups = add_advantages(
                 scored,
                 algorithm,
-                max_tokens=recipe.rollout.max_new_tokens,
+                max_tokens=recipe.longest_response,
                 weights={s.name: s.part_weights for s in sources},
                 values=values if algorithm.needs_critic else None,
             )

@@ -22,12 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, vision_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils.generic import get_max_seqlen
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
+from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import RowPlan, RowTokens
 
 COMPILATIONS = 128
@@ -156,7 +158,7 @@ class VarlenIndex:
 def varlen_index(plan: RowPlan) -> VarlenIndex:
     """Return the positions of the keys of every span, without empty spans.
 
-    They are computed on the CPU and copied to the row's device.
+    They are computed on the CPU and copied to the row's device, without a wait.
     """
     device = plan.tokens.index.device
     prompt = torch.empty(0, dtype=torch.int64)
@@ -179,11 +181,11 @@ def varlen_index(plan: RowPlan) -> VarlenIndex:
         queries.append(len(own))
     key_lengths = [len(k) for k in keys]
     return VarlenIndex(
-        torch.cat(keys).to(device),
-        torch.cat(own_at).to(device),
-        tuple((s, e, torch.stack(p).to(device)) for s, e, p in places if e > s and len(p) > 1),
-        _starts(queries).to(device),
-        _starts(key_lengths).to(device),
+        upload(torch.cat(keys), device),
+        upload(torch.cat(own_at), device),
+        tuple((s, e, upload(torch.stack(p), device)) for s, e, p in places if e > s and len(p) > 1),
+        upload(_starts(queries), device),
+        upload(_starts(key_lengths), device),
         max(queries),
         max(key_lengths),
     )
@@ -284,6 +286,29 @@ def vision_attention(
     return out.transpose(1, 2), None
 
 
+def vision_layout(visual: Any, grids: Tensor) -> dict[str, Tensor | int | None]:
+    """Return what the forward of a vision tower of a family with axes computes from the grids, on their device.
+
+    Args:
+        grids: `image_grid_thw`.
+    Returns: arguments that the tower accepts in place of its own computation.
+    """
+    merge, config = visual.spatial_merge_size, visual.config
+    starts, longest = vision_utils.get_vision_attention_seqlens(grids, config)
+    layout = {"cu_seqlens": starts, "max_seqlen": longest}
+    layout["position_ids"] = vision_utils.get_vision_position_ids(grids, merge)
+    if hasattr(visual, "window_size"):
+        windows = vision_utils.get_vision_window_index(grids, merge, visual.window_size, visual.patch_size)
+        layout["window_index"], layout["cu_window_seqlens"] = windows
+        layout["max_window_seqlen"] = get_max_seqlen(windows[1], config)
+    if hasattr(visual, "num_grid_per_side"):
+        mode, corners = visual.interpolation_mode, visual.interpolation_align_corners
+        weights_of = vision_utils.get_vision_interpolation_indices_and_weights
+        taps = weights_of(grids, visual.num_grid_per_side, mode, corners, merge)
+        layout["interp_indices"], layout["interp_weights"] = taps
+    return layout
+
+
 def _takes_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
@@ -319,30 +344,9 @@ def flash_attn() -> Callable[..., Any] | None:
 def _with_torch_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return flash-attn's function, called as torch's own kernel is."""
 
-    def kernel(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_starts: Tensor,
-        key_starts: Tensor,
-        longest_query: int,
-        longest_key: int,
-        *,
-        scale: float | None,
-        window_size: tuple[int, int],
-    ) -> Tensor:
-        return function(
-            query,
-            key,
-            value,
-            query_starts,
-            key_starts,
-            longest_query,
-            longest_key,
-            softmax_scale=scale,
-            causal=window_size[1] == 0,
-            window_size=window_size if window_size[0] >= 0 else (-1, -1),
-        )
+    def kernel(*arguments: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        window = window_size if window_size[0] >= 0 else (-1, -1)
+        return function(*arguments, softmax_scale=scale, causal=window_size[1] == 0, window_size=window)
 
     return kernel
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vlmrl.errors import Load, OutOfMemoryError, VlmrlError, gib
 
@@ -113,6 +114,11 @@ def memory_use(device: torch.device) -> tuple[int, int]:
     if limit != resource.RLIM_INFINITY:
         pairs.append((_status_bytes("VmPeak"), limit))
     return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def upload(x: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a tensor of the CPU to a device. The CPU does not wait for a GPU: it copies from pinned memory."""
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
 
 
 def free_bytes(device: torch.device) -> int | None:

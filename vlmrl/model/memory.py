@@ -110,7 +110,7 @@ BATCHED_TOKENS = 8192
 """Minimum number of tokens per step of the engine. The images of a prompt are encoded in one step."""
 GRAPH_BYTES = 1 << 30
 """Bytes that CUDA graphs and vLLM's kernels take; sleep does not free them. A typical value for vLLM, not measured
-here."""
+here. docs/design/tried.md says what bounds it."""
 RESERVE_SHARE = 0.04
 """Share of a GPU's memory that an automatic cache leaves free, for other allocations and fragments."""
 

@@ -18,10 +18,15 @@ import torch
 from torch import Tensor
 
 from vlmrl.errors import Load
+from vlmrl.model.device_memory import upload
 from vlmrl.types import Segment
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import EncodedPrompt
+
+
+GRIDS = "image_grid_thw"
+"""Name of the processor's tensor with each image's size in patches (frames, rows, columns): int64 [images, 3]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,12 @@ class PackedRow:
     Letters: N tokens of the row, K trained tokens.
 
     Args:
-        input_ids_N: token ids, int64.
-        kinds_N: kind of each token from the processor: 0 text, 1 image; int64.
+        input_ids_N: token ids, int64, on the CPU: position ids are computed from them there.
+        kinds_N: kind of each token from the processor: 0 text, 1 image; int64, on the CPU.
         layout: the spans that make up the row, in order and without gaps.
         num_images: number of images of each group's prompt, in order.
-        images: the processor's tensors of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order.
+        images: the processor's tensors of the row's images (`pixel_values`, `image_grid_thw`, ...), in token order; see
+            `images_on`.
         span_images: the part of `images` that belongs to each span (views of the same memory); empty without images.
         image_axes: for each of `images`, the axis along which images follow each other.
         predict_at_K: index of the token whose hidden state predicts each trained token.
@@ -265,9 +271,8 @@ def make_row(
     # one per span, that is per prompt and per response
     layout, images = layout_of(items)
     trajectories: list[int] = []
-    # [K], one per trained token
-    predict_at: list[int] = []
-    span_index: list[int] = []
+    # one per trained token: (index of the token that predicts it, its id, its span)
+    trained: list[tuple[int, int, int]] = []
     # one per prompt
     prompts: list[PromptTokens] = []
     for position, item in enumerate(items):
@@ -280,47 +285,30 @@ def make_row(
         start = len(ids)
         for segment in item.segments:
             if segment.trained:
-                at = range(len(ids), len(ids) + len(segment.ids))
                 # The position before a token predicts it. The last token of the prompt predicts a response's first one.
-                predict_at += [prompt_last if i == start else i - 1 for i in at]
-                span_index += [len(trajectories)] * len(segment.ids)
+                for at, token in enumerate(segment.ids, len(ids)):
+                    trained.append((prompt_last if at == start else at - 1, token, len(trajectories)))
             ids += segment.ids
         kinds += item.kinds or [0] * (len(ids) - start)
         trajectories.append(item.trajectory)
-    input_ids = torch.tensor(ids, dtype=torch.long, device=device)  # [N]
-    # [K] positions of the trained tokens; a response begins where its span does
-    target_at = [
-        t
-        for item, span in zip(items, [s for s in layout if s.response >= 0], strict=True)
-        for t in _trained_positions(item, span.start)
-    ]
-    joined = {k: v.to(device) for k, v in join_images(images).items()}
+    joined = images_on(device, join_images(images))
+    trained_3K = torch.tensor(trained, dtype=torch.long).reshape(-1, 3).T.contiguous()
+    predict_at_K, target_K, span_K = upload(trained_3K, device)
     return PackedRow(
-        input_ids_N=input_ids,
-        kinds_N=torch.tensor(kinds, dtype=torch.long, device=device),
+        input_ids_N=torch.tensor(ids, dtype=torch.long),
+        kinds_N=torch.tensor(kinds, dtype=torch.long),
         layout=layout,
         num_images=tuple(p.num_images for p in prompts),
         images=joined,
         span_images=_cut_images(joined, images),
         image_axes={name: _image_axis(name, joined) for name in joined},
-        predict_at_K=torch.tensor(predict_at, dtype=torch.long, device=device),
-        # [N] -> [K]
-        target_K=input_ids[torch.tensor(target_at, dtype=torch.long, device=device)],
-        span_K=torch.tensor(span_index, dtype=torch.long, device=device),
+        predict_at_K=predict_at_K,
+        target_K=target_K,
+        span_K=span_K,
         trajectories=tuple(trajectories),
         passes=passes,
         filler=make_row([filler], device) if passes and filler is not None else None,
     )
-
-
-def _trained_positions(item: TrainItem, start: int) -> list[int]:
-    """Return the positions of an item's trained tokens in the row, if its segments begin at `start`."""
-    positions: list[int] = []
-    for segment in item.segments:
-        if segment.trained:
-            positions += range(start, start + len(segment.ids))
-        start += len(segment.ids)
-    return positions
 
 
 def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -335,6 +323,11 @@ def join_images(images: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return dict(some[0])
     # [a, ...], [b, ...] -> [a + b, ...], for most families; see `_image_axis`.
     return {k: torch.cat([i[k] for i in some], _image_axis(k, some[0])) for k in some[0]} if some else {}
+
+
+def images_on(device: torch.device | str, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return processor tensors on a device, except the grids: all that is computed from them is computed on the CPU."""
+    return {name: x if name == GRIDS else upload(x, device) for name, x in images.items()}
 
 
 def _image_axis(name: str, images: Mapping[str, Tensor]) -> int:
@@ -474,16 +467,16 @@ def plan_row(
 
     Args:
         layout: the row's spans; each group is one prompt span followed by its responses.
-        kinds_N: 1 = image token.
+        kinds_N: 1 = image token; on the CPU.
     Raises: ValueError when the spans are not contiguous or a group does not begin with its prompt.
     """
     _check_layout(layout)
-    # Computed on the CPU and copied once, because every copy to or from a GPU makes the GPU wait.
-    group, response, index = _token_numbers(layout).to(device)
+    # Computed on the CPU and copied once: the CPU never waits for a GPU here.
+    numbers_3N = _token_numbers(layout)
     block_kinds = kinds_N if bidirectional != "never" else None
-    block = torch.full_like(group, -1) if block_kinds is None else _image_blocks(block_kinds, layout)
+    block = torch.full_like(numbers_3N[0], -1) if block_kinds is None else _image_blocks(block_kinds, layout)
     has_images = block_kinds is not None and bool((block_kinds == 1).any())
-    tokens = RowTokens(group, response, index, block)
+    tokens = RowTokens(*upload(torch.cat([numbers_3N, block[None]]), device))
     return RowPlan(tuple(layout), tokens, tuple(_pieces(layout)), has_images, bidirectional, backend)
 
 

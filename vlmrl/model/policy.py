@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vlmrl.model.attention import choose_backend, fork_plan, no_mask
+from vlmrl.model.attention import choose_backend, fork_plan, no_mask, vision_layout
 from vlmrl.model.caches import MIN_TOKENS, ContinuedCache, Pass, RecordedPrompt, passes_of, run_with_cache, with_fillers
-from vlmrl.model.device_memory import free_bytes
+from vlmrl.model.device_memory import free_bytes, upload
 from vlmrl.model.families import family_of, head_of
 from vlmrl.model.memory import HeadChunks, head_chunks
-from vlmrl.model.packing import PackedRow, RowReference, Span, TokenStats, plan_row
+from vlmrl.model.packing import GRIDS, PackedRow, RowReference, Span, TokenStats, plan_row
 
 
 @cache
@@ -69,9 +69,9 @@ def banned_mask(banned_ids: Sequence[int], vocabulary: int, device: torch.device
     ids = [i for i in banned_ids if 0 <= i < vocabulary]
     if not ids:
         return None
-    mask = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+    mask = torch.zeros(vocabulary, dtype=torch.bool)
     mask[ids] = True
-    return mask
+    return upload(mask, device)
 
 
 def token_logprobs(
@@ -104,18 +104,16 @@ def token_logprobs(
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
     size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary)
-    if len(target_K) <= size:
-        return chunk(hidden_KD, target_K)
-    logps, entropies = [], []
-    for hidden, target in zip(hidden_KD.split(size), target_K.split(size), strict=True):
-        # [C, D] -> [C, V] -> [C] per chunk; its logits are computed again in the backward pass.
-        if torch.is_grad_enabled():
-            logp, entropy = checkpoint(chunk, hidden, target, use_reentrant=False)  # pyright: ignore[reportGeneralTypeIssues]
-        else:
-            logp, entropy = chunk(hidden, target)
-        logps.append(logp)
-        entropies.append(entropy)
+    logps, entropies = zip(*_in_chunks(chunk, size, hidden_KD, target_K), strict=True)
     return torch.cat(logps), torch.cat(entropies)
+
+
+def _in_chunks(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[Any]:
+    """Return a function's results for chunks of positions; the backward pass computes the logits of several again."""
+    several = torch.is_grad_enabled() and len(tensors[0]) > size
+    run = partial(checkpoint, function, use_reentrant=False) if several else function
+    # [C, D] -> [C, V] -> [C] per chunk
+    return [run(*chunk) for chunk in zip(*(x.split(size) for x in tensors), strict=True)]
 
 
 class _LogprobAndEntropy(torch.autograd.Function):
@@ -211,13 +209,7 @@ def full_kl(
     vocabulary = head(hidden_KD[:1].detach()).shape[-1]
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
     size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary // 2)  # two distributions are held at once
-    pieces = []
-    for hidden, ref_hidden in zip(hidden_KD.split(size), ref_hidden_KD.split(size), strict=True):
-        if torch.is_grad_enabled() and len(hidden_KD) > size:
-            pieces.append(checkpoint(chunk, hidden, ref_hidden, use_reentrant=False))
-        else:
-            pieces.append(chunk(hidden, ref_hidden))
-    return torch.cat(pieces)
+    return torch.cat(_in_chunks(chunk, size, hidden_KD, ref_hidden_KD))
 
 
 @dataclass(frozen=True)
@@ -405,27 +397,14 @@ class Policy(nn.Module):
         hidden_KD = self._states(row)
         if states_only:
             return hidden_KD
+        shared: Any = {"temperature": self.temperature, "banned_ids": self.banned_ids}
         logp_K, entropy_K = token_logprobs(
-            hidden_KD,
-            row.target_K,
-            self.head,
-            temperature=self.temperature,
-            banned_ids=self.banned_ids,
-            entropy_gradient=self.entropy_gradient,
+            hidden_KD, row.target_K, self.head, entropy_gradient=self.entropy_gradient, **shared
         )
-        value_K = (
-            None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]
-        )  # [K, D] -> [K, 1] -> [K]
+        value_K = None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]  # [K, D] -> [K]
         kl_K = None
         if reference is not None:
-            kl_K = full_kl(
-                hidden_KD,
-                reference.hidden_KD,
-                self.head,
-                reference.head,
-                temperature=self.temperature,
-                banned_ids=self.banned_ids,
-            )
+            kl_K = full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, **shared)
         return TokenStats(logp_K, entropy_K, value_K, kl_K)
 
     def states(self, row: PackedRow) -> Tensor:
@@ -461,58 +440,73 @@ class Policy(nn.Module):
         return choose_backend(self.device, self.dtype, self.family.bidirectional)
 
     def _packed(self, row: PackedRow) -> Tensor:
-        device = row.input_ids_N.device
+        device = row.target_K.device
         plan = plan_row(
             row.layout, device, kinds_N=row.kinds_N, bidirectional=self.family.bidirectional, backend=self._backend()
         )
-        # [axes, N]
-        positions = torch.cat([p for p, _ in self._span_positions(row)], dim=1)
+        numbers = self._numbers_of(row)
         hidden_ND = self.model.model(
-            input_ids=row.input_ids_N[None],
-            position_ids=positions[:, None] if self.family.rope_index else positions,
+            input_ids=numbers[:1],
+            position_ids=self._batched(numbers[None, 2:]),
             attention_mask=no_mask(device),
             use_cache=False,
             row_plan=plan,
-            **row.images,
-            **(self.kinds_argument(row.kinds_N[None]) if self.family.rope_index else {}),
+            **self.with_layout(row.images),
+            **(self.kinds_argument(numbers[1:2]) if self.family.rope_index else {}),
         ).last_hidden_state[0]
         return hidden_ND[row.predict_at_K]  # [N, D] -> [K, D]: the hidden state that predicts each trained token
 
+    def with_layout(self, images: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the arguments of a forward for these images: the processor's tensors, and what the grids determine.
+
+        transformers would compute the latter on the GPU and read it back. Grids are on the CPU; see `images_on`.
+        """
+        if not self.family.rope_index or GRIDS not in images:
+            return dict(images)
+        visual, grids, device = self.model.model.visual, images[GRIDS], images["pixel_values"].device
+        layout = vision_layout(visual, grids)
+        if hasattr(visual, "embeddings"):  # GLM: the tower's own embeddings take the grids too
+            grids = upload(grids, device)
+        own = {f"image_{name}": upload(x, device) if isinstance(x, Tensor) else x for name, x in layout.items()}
+        return {**images, **own, GRIDS: grids}
+
+    def _numbers_of(self, row: PackedRow) -> Tensor:
+        """Return the id, the kind and the position ids of each token of a row, on its device: [2 + axes, N]."""
+        positions = torch.cat([p for p, _ in self._span_positions(row)], dim=1)
+        return upload(torch.cat([row.input_ids_N[None], row.kinds_N[None], positions]), row.target_K.device)
+
     def _span_positions(self, row: PackedRow) -> list[tuple[Tensor, int]]:
-        """Return (position ids [axes, span length], position of the next token) of every span of a row."""
+        """Return (position ids [axes, span length], position of the next token) of every span of a row, on the CPU."""
         results: list[tuple[Tensor, int]] = []
         for index, span in enumerate(row.layout):
             cut = slice(span.start, span.end)
             ids, kinds = row.input_ids_N[cut], row.kinds_N[cut]
             if span.response == -1:
                 prompt = index
-                positions, following = self._positions_and_next(
-                    ids, kinds, row.span_images[index].get("image_grid_thw")
-                )
+                positions, following = self.positions_and_next(ids, kinds, row.span_images[index].get(GRIDS))
             elif row.span_images[index] and self.family.rope_index:
                 start = row.layout[prompt]
                 cuts = (slice(start.start, start.end), cut)
                 sequence, sequence_kinds = (torch.cat([x[c] for c in cuts]) for x in (row.input_ids_N, row.kinds_N))
-                grids = [i["image_grid_thw"] for i in (row.span_images[prompt], row.span_images[index]) if i]
-                positions, following = self._positions_and_next(sequence, sequence_kinds, torch.cat(grids))
+                grids = [i[GRIDS] for i in (row.span_images[prompt], row.span_images[index]) if i]
+                positions, following = self.positions_and_next(sequence, sequence_kinds, torch.cat(grids))
                 positions = positions[:, start.end - start.start :]
             else:
                 first = results[prompt][1]
                 following = first + len(ids)
-                positions = torch.arange(first, following, device=ids.device)
+                positions = torch.arange(first, following)
                 positions = positions.expand(results[prompt][0].shape[0], -1)
             results.append((positions, following))
         return results
 
-    def prompt_positions(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> Tensor:
-        """Return a prompt's position ids, by the model's own index function: [3, P], or [1, P] if there is one axis."""
-        return self._positions_and_next(ids, kinds, grids)[0]
+    def positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
+        """Return a prompt's position ids by the model's own index function, and the position of the next token.
 
-    def _positions_and_next(self, ids: Tensor, kinds: Tensor, grids: Tensor | None) -> tuple[Tensor, int]:
-        """Return `prompt_positions`, and the position of the next token."""
+        All is on the CPU: [3, P], or [1, P] if there is one axis.
+        """
         if not self.family.rope_index or grids is None:
-            return torch.arange(len(ids), device=ids.device).expand(3 if self.family.rope_index else 1, -1), len(ids)
-        key = ids.cpu().numpy().tobytes() + b"|" + grids.cpu().numpy().tobytes()
+            return torch.arange(len(ids)).expand(3 if self.family.rope_index else 1, -1), len(ids)
+        key = ids.numpy().tobytes() + b"|" + grids.numpy().tobytes()
         if key not in self._positions:
             if len(self._positions) >= CACHED_POSITIONS:
                 self._positions.clear()
@@ -522,7 +516,7 @@ class Policy(nn.Module):
 
     def _forked(self, row: PackedRow) -> Tensor:
         """Run each prompt once with a differentiable cache, then its responses, in batches of similar length."""
-        positions = [p for p, _ in self._span_positions(row)]
+        numbers = self._numbers_of(row)
         states: dict[int, Tensor] = {}  # span -> [its length, D]
         fillers: list[Tensor] = []
         for each in self._passes(row):
@@ -530,9 +524,9 @@ class Policy(nn.Module):
                 fillers.append(self._run_filler(row, each))
             elif row.layout[each.spans[0]].response == -1:
                 [prompt] = each.spans
-                states[prompt], cache = self._run_prompt(row, prompt, positions[prompt])
+                states[prompt], cache = self._run_prompt(row, prompt, numbers)
             else:
-                hidden = self._continue(row, cache, each.spans, positions)
+                hidden = self._continue(row, cache, each.spans, numbers)
                 states |= {i: h[: _length(row.layout[i])] for i, h in zip(each.spans, hidden, strict=True)}
         # No prediction index points to a filler's state: its gradient is exactly 0, but its backward pass runs.
         return torch.cat([*(states[i] for i in range(len(row.layout))), *fillers])[row.predict_at_K]
@@ -549,47 +543,39 @@ class Policy(nn.Module):
         if self.sharing == "padded":
             return self._alone(filler, (0, 1) if each.has_images else (1,))[:1]
         index = 0 if each.has_images else 1
-        return self._run_prompt(filler, index, self._span_positions(filler)[index][0])[0][:1]
+        return self._run_prompt(filler, index, self._numbers_of(filler))[0][:1]
 
-    def _run_prompt(self, row: PackedRow, index: int, positions: Tensor) -> tuple[Tensor, RecordedPrompt]:
-        """Return (hidden states [P, D], cache) of a prompt of at least one token."""
+    def _run_prompt(self, row: PackedRow, index: int, numbers: Tensor) -> tuple[Tensor, RecordedPrompt]:
+        """Return (hidden states [P, D], cache) of a prompt of at least one token; `numbers` of the row's tokens."""
         span = row.layout[index]
-        cut = slice(span.start, span.end)
+        own = numbers[:, span.start : span.end]
         cache = RecordedPrompt(self.model.config.get_text_config().num_hidden_layers)
         cache.num_tokens = _length(span)
         out = run_with_cache(
             self.model.model,
             cache,
-            input_ids=row.input_ids_N[None, cut],
-            position_ids=self._batched(positions[None]),
-            attention_mask=no_mask(row.input_ids_N.device),
-            row_plan=plan_row([Span(0, -1, 0, _length(span))], row.input_ids_N.device),
-            **row.span_images[index],
+            input_ids=own[:1],
+            position_ids=self._batched(own[None, 2:]),
+            attention_mask=no_mask(own.device),
+            row_plan=plan_row([Span(0, -1, 0, _length(span))], own.device),
+            **self.with_layout(row.span_images[index]),
         )
         return out.last_hidden_state[0], cache
 
-    def _continue(
-        self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], positions: Sequence[Tensor]
-    ) -> Tensor:
+    def _continue(self, row: PackedRow, cache: RecordedPrompt, spans: Sequence[int], numbers: Tensor) -> Tensor:
         """Return the hidden states [len(spans), R, D] of responses after a cached prompt. R: length of the longest."""
-        device = row.input_ids_N.device
-        longest = max(MIN_TOKENS, *(_length(row.layout[i]) for i in spans))
-        ids = torch.zeros(len(spans), longest, dtype=torch.long, device=device)
-        padded_positions = torch.zeros(
-            len(spans), positions[spans[0]].shape[0], longest, dtype=torch.long, device=device
-        )
-        for k, i in enumerate(spans):
-            span = row.layout[i]
-            ids[k, : _length(span)] = row.input_ids_N[span.start : span.end]
-            padded_positions[k, :, : _length(span)] = positions[i]
+        own = [row.layout[i] for i in spans]
+        longest = max(MIN_TOKENS, *map(_length, own))
+        # [len(spans), 2 + axes, R]
+        padded = torch.stack([F.pad(numbers[:, s.start : s.end], (0, longest - _length(s))) for s in own])
         out = run_with_cache(
             self.model.model,
             ContinuedCache(cache, len(spans)),
-            input_ids=ids,
-            position_ids=self._batched(padded_positions),
-            attention_mask=no_mask(device),
-            row_plan=fork_plan(cache.num_tokens, longest, device),
-            **_join(row, spans),
+            input_ids=padded[:, 0],
+            position_ids=self._batched(padded[:, 2:]),
+            attention_mask=no_mask(padded.device),
+            row_plan=fork_plan(cache.num_tokens, longest, padded.device),
+            **self.with_layout(_join(row, spans)),
         )
         return out.last_hidden_state
 
@@ -610,31 +596,29 @@ class Policy(nn.Module):
             before[response] = sum(map(len, hidden))
             # The response's states, and that of the prompt's last token, which predicts the first response token.
             hidden.append(self._alone(row, each.spans)[_length(row.layout[prompt]) - 1 :])
-        span = row.span_K
-        start = torch.tensor([s.start for s in row.layout], device=span.device)[span]
-        return torch.cat([*hidden, *fillers])[
-            torch.tensor(before, device=span.device)[span] + (row.predict_at_K - start + 1).clamp(min=0)
-        ]
+        # [2, spans] -> [2, K]
+        start, first = upload(torch.tensor([[s.start for s in row.layout], before]), row.span_K.device)[:, row.span_K]
+        return torch.cat([*hidden, *fillers])[first + (row.predict_at_K - start + 1).clamp(min=0)]
 
     def _alone(self, row: PackedRow, spans: Sequence[int]) -> Tensor:
         """Return the hidden states [length, D] of spans that follow each other, from the model's plain forward."""
         cuts = [slice(row.layout[i].start, row.layout[i].end) for i in spans]
-        ids, kinds = (torch.cat([x[c] for c in cuts])[None] for x in (row.input_ids_N, row.kinds_N))
+        numbers = torch.stack([row.input_ids_N, row.kinds_N])[:, None]  # [2, 1, N]
+        ids, kinds = upload(torch.cat([numbers[..., c] for c in cuts], 2), row.target_K.device)
         names = KINDS_NAMES & frozenset(inspect.signature(self.model.model.forward).parameters)
         return self.model.model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             use_cache=False,
-            **_join(row, spans),
+            **self.with_layout(_join(row, spans)),
             **dict.fromkeys(names, kinds.int()),
         ).last_hidden_state[0]
 
 
 def _value_head(hidden_size: int, device: torch.device) -> nn.Linear:
     head = nn.Linear(hidden_size, 1, device=device, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.zero_()
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
     return head
 
 

@@ -138,9 +138,10 @@ def _updates(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _token_budgets(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     rollout, train = loaded.recipe.rollout, loaded.recipe.train
-    if loaded.recipe.kind == "rl" and rollout.max_new_tokens > train.tokens_per_row:
+    if loaded.recipe.kind == "rl" and loaded.recipe.longest_response > train.tokens_per_row:
         message = (
-            f"a response may have {rollout.max_new_tokens} tokens (`rollout.max_new_tokens`), more than "
+            f"a response may have {loaded.recipe.longest_response} tokens "
+            f"(`{'environment.tokens' if loaded.recipe.has_episodes else 'rollout.max_new_tokens'}`), more than "
             f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         where = loaded.where(("train", "tokens_per_row"), ("rollout", "max_new_tokens"))
@@ -152,6 +153,22 @@ def _token_budgets(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem
         )
         where = loaded.where(("rollout", "batch_tokens"), ("rollout", "max_new_tokens"))
         yield Problem(message, where, "raise batch_tokens or lower max_new_tokens")
+
+
+def _episodes(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    recipe = loaded.recipe
+    if not recipe.has_episodes:
+        return
+    turn, whole = recipe.rollout.max_new_tokens, recipe.environment.tokens
+    if turn > whole:
+        message = f"one turn (`rollout.max_new_tokens` = {turn}) may be longer than the whole episode ({whole} tokens)"
+        where = loaded.where(("environment", "tokens"), ("rollout", "max_new_tokens"), ("environment", "name"))
+        yield Problem(message, where, "raise environment.tokens: it counts all turns, and what the tools return")
+    if recipe.rollout.overlap:
+        message = "`rollout.overlap` does not work with an environment: nobody would run the tools during the update"
+        yield Problem(
+            message, loaded.where(("rollout", "overlap"), ("environment", "name")), "leave rollout.overlap out"
+        )
 
 
 def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
@@ -322,6 +339,7 @@ RULES: tuple[Rule, ...] = (
     _group_size,
     _updates,
     _token_budgets,
+    _episodes,
     _stop_strings,
     _data_names,
     _shares,

@@ -14,6 +14,7 @@ from vlmrl.recipe.tables import (
     ADAPTER,
     CADENCE,
     ENDING,
+    ENVIRONMENT,
     FILE,
     FILE_OR_NAME,
     LENGTH,
@@ -161,7 +162,17 @@ class Data(RecipeTable):
     rewards: Annotated[list[ListedReward], REWARD] = []
     """Several rewards of this source, each in a table `[[data.rewards]]`; default: `[[rewards]]` if the source names no
     `reward`."""
+    environment: Annotated[str | None, ENVIRONMENT, FILE_OR_NAME] = None
+    """Environment of this source, as path/to/file.py:name; "none" = its responses are one turn. Default:
+    `[environment] name`."""
     _default_rewards: list[ListedReward] = PrivateAttr(default_factory=list)
+    _environment: Environment = PrivateAttr(default_factory=lambda: Environment())
+
+    @property
+    def own_environment(self) -> Environment | None:
+        """The environment of this source with its limits; None = its responses are one turn."""
+        name = self._environment.name if self.environment is None else self.environment
+        return None if name in ("", NO_ENVIRONMENT) else self._environment.model_copy(update={"name": name})
 
     @property
     def all_rewards(self) -> list[ListedReward]:
@@ -208,6 +219,43 @@ class Reward(RecipeTable):
     """With outage = "wait": after so many minutes without any answer the run saves a checkpoint and ends with exit code
     75; a resume goes on at the same step."""
     _judge: Judge = PrivateAttr(default_factory=Judge)
+
+
+NO_ENVIRONMENT = "none"
+"""Name of the environment of a source whose responses are one turn, beside others that have one."""
+
+
+class Environment(RecipeTable):
+    """Tools that the model calls between its turns, in a process for each episode."""
+
+    name: Annotated[str, ENVIRONMENT, FILE_OR_NAME] = ""
+    """Tools as path/to/file.py:name: a typed function, a list of functions, or a class whose public methods are the
+    tools (TRL's `environment_factory` form), or a dict of such classes, chosen by the rows' column `environment`. Left
+    out = a response is one turn."""
+    args: Annotated[dict[str, Any], ENVIRONMENT] = {}
+    """Keyword arguments of the class."""
+    calls: Annotated[Literal["auto", "hermes", "qwen_xml", "gemma4", "glm"], ENVIRONMENT] = "auto"
+    """Form in which the model writes calls; auto = that of its chat template."""
+    turns: Annotated[PositiveInt, ENDING] = 4
+    """Largest number of turns of the model; one turn has at most `rollout.max_new_tokens` tokens."""
+    tokens: Annotated[Tokens, ENDING] = 2048
+    """Largest number of tokens of an episode behind its prompt, observations included. A turn begins only if a whole
+    one still fits."""
+    images: Annotated[Count, ENDING] = 8
+    """Largest number of images that tools show in an episode."""
+    image_pixels: Annotated[Pixels, PROMPT] = 1_003_520
+    """Largest area of an image of a tool, in pixels; a larger one is shrunk before anything else sees it."""
+    observation_tokens: Annotated[Tokens, PROMPT] = 512
+    """Largest number of text tokens of one observation; a longer one is cut in the middle."""
+    tool_seconds: Annotated[float, Field(ge=0.01, le=86_400), ENDING] = 10.0
+    """Longest time of one call. A tool that takes longer is interrupted, and the model sees an error; one that goes on
+    ends the episode."""
+    seconds: Annotated[float, Field(ge=0.01, le=604_800), ENDING] = 300.0
+    """Longest time that the environment works for an episode, in all; the time of the model's turns does not count."""
+    memory_mb: Annotated[int, Field(ge=128, le=MOST), LIMIT] = 4096
+    """Address-space limit of an episode's process, in MiB."""
+    workers: Annotated[int, Field(ge=0, le=4096), SPEED] = 0
+    """Calls that run at the same time on a machine; 0 = twice the number of its CPU cores."""
 
 
 class Rollout(RecipeTable):
@@ -358,6 +406,7 @@ class Recipe(RecipeTable):
     data: Annotated[list[Data], SOURCES] = Field(min_length=1)
     reward: Reward = Reward()
     algo: Algo = Algo()
+    environment: Environment = Environment()
     rollout: Rollout = Rollout()
     train: Train = Train()
     optim: Optim = Optim()
@@ -372,11 +421,21 @@ class Recipe(RecipeTable):
     """Several rewards, each in a table `[[rewards]]`, of the sources that name none of their own. The score is the
     weighted sum of their scores."""
 
+    @property
+    def has_episodes(self) -> bool:
+        """Return whether the responses to a source are episodes of several turns."""
+        return any(source.own_environment for source in self.data)
+
+    @property
+    def longest_response(self) -> int:
+        """Largest number of tokens behind a prompt: of one turn, or of an episode with its observations."""
+        return max(self.rollout.max_new_tokens, self.environment.tokens if self.has_episodes else 0)
+
     @model_validator(mode="after")
     def _give_defaults(self) -> Recipe:
         """Give the recipe's list of rewards to its sources, and the judge to the rewards."""
         for source in self.data:
-            source._default_rewards = self.rewards
+            source._default_rewards, source._environment = self.rewards, self.environment
             for listed_reward in source.rewards:
                 listed_reward._judge = self.judge
         for settings in (self.reward, *self.rewards):

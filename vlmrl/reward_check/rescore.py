@@ -240,7 +240,7 @@ def estimate_of(saved: SavedResponses) -> Estimate:
     if saved.recipe is None:
         return Estimate(ALGORITHMS["grpo"], 0)
     own_algorithm = algorithm_of(saved.recipe.algo)
-    return Estimate(without_greedy(own_algorithm), saved.recipe.rollout.max_new_tokens, stand_in(own_algorithm))
+    return Estimate(without_greedy(own_algorithm), saved.recipe.longest_response, stand_in(own_algorithm))
 
 
 def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:

@@ -112,7 +112,9 @@ def _as_rollouts(batch: pa.RecordBatch, numbers: dict[str, int]) -> dict[str, An
     add("step", [0] * size)
     add("advantage", [float("nan")] * size)
     add("token_ids", [None] * size)
-    add("turns", [None] * size)
+    for name in ("turns", "measured"):
+        if name not in columns:
+            add(name, [None] * size)
     add("num_row_images", batch.column("images").value_lengths().fill_null(0))
     lengths = batch.column("num_tokens").fill_null(0).to_pylist()
     whole = {"role": "assistant", "start": 0, "trained": False, "sampled": True, "author": "policy", "num_images": 0}
@@ -257,7 +259,7 @@ class Head:
 COLUMNS = (
     *("step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids"),
     *("finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images", "segments", "status"),
-    "turns",
+    *("turns", "measured"),
 )
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
 """Columns in which a value repeats in many rows. Rows with equal values share one Python object."""
@@ -337,6 +339,7 @@ class RolloutReader:
         tokens_N = _sampled_tokens(batch)
         prompt_ids, samples = _repeated(batch.column("prompt_id")), batch.column("sample").to_pylist()
         pictures, turns = _pictures(batch), [read_turns(text) for text in batch.column("turns").to_pylist()]
+        measured = [{} if text is None else parse_json(text) for text in batch.column("measured").to_pylist()]
         token_ids = batch.column("token_ids").to_pylist() if ids else itertools.repeat(None, len(texts))
         steps_N = _numbers(batch, "step", np.int32)
         inputs = [
@@ -355,6 +358,7 @@ class RolloutReader:
                 samples,
                 *zip(*pictures, strict=True),
                 turns,
+                measured,
                 strict=True,
             )
         ]

@@ -50,12 +50,15 @@ def check_min_tokens(min_tokens: int) -> None:
 
 
 def measure_think_format(x: RewardInput) -> float:
-    """Return 1 if the response is one `<think>` thought, and then an answer, neither of them empty; else 0."""
-    tags = find_tags(x.response, ("think",))
+    """Return 1 if the response is one `<think>` thought, and then an answer, neither of them empty; else 0.
+
+    Of an episode, the parts about form and answer read the last turn.
+    """
+    tags = find_tags(x.answer, ("think",))
     if [tag.closes for tag in tags] != [False, True]:
         return 0.0
-    before, thought = x.response[: tags[0].start], x.response[tags[0].end : tags[1].start]
-    after = x.response[tags[1].end :]
+    before, thought = x.answer[: tags[0].start], x.answer[tags[0].end : tags[1].start]
+    after = x.answer[tags[1].end :]
     return float(not before.strip() and bool(VISIBLE.search(thought)) and bool(VISIBLE.search(after)))
 
 
@@ -239,9 +242,9 @@ def _answer_reward(name: str, same: Any, key: str | None, tag: str | None, requi
 def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:
     truth = ground_truth(x, key)
     accepted = truth if isinstance(truth, (list, tuple)) else [truth]
-    answer, problem = tagged_text(x.response, tag) if tag else (x.response, "")
-    if answer is None and not require_tag and tag and not find_tags(x.response, (tag,)):
-        answer = x.response
+    answer, problem = tagged_text(x.answer, tag) if tag else (x.answer, "")
+    if answer is None and not require_tag and tag and not find_tags(x.answer, (tag,)):
+        answer = x.answer
     right = answer is not None and any(same(answer, accepted_answer) for accepted_answer in accepted)
     detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
     return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
@@ -263,12 +266,12 @@ def _same_number(answer: str, truth: Any, *, tolerance: float) -> bool:
 
 
 def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
-    tags_found = find_tags(x.response, tags)
+    tags_found = find_tags(x.answer, tags)
     expected_tags = [(name, closes) for name in tags for closes in (False, True)]
     if x.finish == "length" or [(t.name, t.closes) for t in tags_found] != expected_tags:
         return {"format": 0.0, "note": f"not exactly {' '.join(f'<{t}>...</{t}>' for t in tags)}"}
-    edges = [0, *(i for tag in tags_found for i in (tag.start, tag.end)), len(x.response)]
-    texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    edges = [0, *(i for tag in tags_found for i in (tag.start, tag.end)), len(x.answer)]
+    texts = [x.answer[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     outside, inside = texts[::2], texts[1::2]
     ok = not any(text.strip(BLANKS) for text in outside) and all(VISIBLE.search(text) for text in inside)
     return {"format": float(ok), "note": "" if ok else "text outside the tags, or an empty tag"}

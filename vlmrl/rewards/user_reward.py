@@ -266,20 +266,7 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
     """Find the file, let a worker import it and inspect the function. See `vlmrl.rewards.load_reward`."""
     from vlmrl.rewards.worker_pool import inspect_user_reward
 
-    path_text, _, function = name.rpartition(":")
-    if not path_text.endswith(".py") or not function.isidentifier():
-        raise RewardError(f"reward `{name}` does not name a function", hint="write it as path/to/file.py:function")
-    path = _find(path_text, base_dir)
-    if (run := run_around(path)) is not None:
-        raise RewardError(f"{path_text} lies in the run {run.name}: code there is never run", hint="copy it out first")
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise RewardError(f"the reward file cannot be read: {error.strerror}", where=str(path)) from error
-    try:
-        text = source.decode()
-    except UnicodeDecodeError as error:
-        raise RewardError(f"reward file {path_text} is not UTF-8 text", where=str(path)) from error
+    path, function, text = read_user_file(name, base_dir, "reward")
     user = UserReward(str(path), function, text, style, args)
     facts = inspect_user_reward(user)
     user = UserReward(str(path), function, text, facts["style"], args, facts["batched"])
@@ -292,20 +279,44 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
         needs_token_ids=facts["needs_token_ids"],
         accuracy=facts["accuracy"],
         on_timeout=facts["on_timeout"],
-        source_sha256=hashlib.sha256(source).hexdigest(),
+        source_sha256=hashlib.sha256(text.encode()).hexdigest(),
         user=user,
         args=args,
     )
 
 
-def _find(path_text: str, base_dir: Path | str | None) -> Path:
+def read_user_file(name: str, base_dir: Path | str | None, what: str) -> tuple[Path, str, str]:
+    """Return path, name in it, and text of a file of the user's, which `name` gives as path/to/file.py:name.
+
+    Args:
+        base_dir: folder that is searched before the current one.
+        what: "reward" or "environment", for messages.
+    Raises: RewardError when there is no such file, it lies in a run, or it is no text.
+    """
+    path_text, _, function = name.rpartition(":")
+    if not path_text.endswith(".py") or not function.isidentifier():
+        raise RewardError(f"{what} `{name}` does not name a function", hint="write it as path/to/file.py:function")
+    path = _find(path_text, base_dir, what)
+    if (run := run_around(path)) is not None:
+        raise RewardError(f"{path_text} lies in the run {run.name}: code there is never run", hint="copy it out first")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise RewardError(f"the {what} file cannot be read: {error.strerror}", where=str(path)) from error
+    try:
+        return path, function, source.decode()
+    except UnicodeDecodeError as error:
+        raise RewardError(f"{what} file {path_text} is not UTF-8 text", where=str(path)) from error
+
+
+def _find(path_text: str, base_dir: Path | str | None, what: str) -> Path:
     places = [Path(base_dir)] if base_dir is not None else []
     for place in (*places, Path.cwd()):
         path = place / Path(path_text).expanduser()
         if path.is_file():
             return path
     tried = ", ".join(str(p) for p in dict.fromkeys((*places, Path.cwd())))
-    raise RewardError(f"there is no reward file {path_text}", hint=f"these folders were searched: {tried}")
+    raise RewardError(f"there is no {what} file {path_text}", hint=f"these folders were searched: {tried}")
 
 
 def _worker_only(x: RewardInput) -> float:

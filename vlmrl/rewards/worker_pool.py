@@ -49,7 +49,7 @@ LOAD_SECONDS = 60.0
 """Minimum time limit for importing the user's file, in seconds of wall clock."""
 SENT = (
     "response", "truth", "columns", "finish", "num_tokens", "prompt", "token_ids", "step", "prompt_id", "sample",
-    "seen_sizes",
+    "seen_sizes", "measured",
 )  # fmt: skip
 """Fields of a RewardInput that are sent as they are.
 

@@ -6,6 +6,7 @@ is scored while others are still generated.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import World
-from vlmrl.errors import DataError, EngineError
+from vlmrl.errors import DataError, EngineError, RewardError
 from vlmrl.rewards.attempts import Ranks
 from vlmrl.rewards.scoring import GroupScores, Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator, SamplingRequest
@@ -30,6 +31,7 @@ from vlmrl.types import (
     Row,
     Sample,
     SamplingParams,
+    Score,
     ScoredSample,
     Trajectory,
     name_row,
@@ -55,6 +57,7 @@ class PromptSource(Protocol):
     def task_name(self) -> str: ...
     @property
     def dataset(self) -> Images: ...
+    def encoder(self, encoder: Encoder, row: Row) -> Encoder: ...
     def messages(self, row: Row) -> tuple[Message, ...]: ...
     def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput: ...
 
@@ -93,7 +96,7 @@ def encode_prompt(source: PromptSource, row: Row, occurrence: int, encoder: Enco
     """
     encoder.require_fit(row, max_prompt_tokens)
     images = [source.dataset.image(media) for media in row.media]
-    encoded = encoder.encode(row, source.messages(row), images)
+    encoded = source.encoder(encoder, row).encode(row, source.messages(row), images)
     if len(encoded.prompt_ids) > max_prompt_tokens:
         raise DataError(
             f"the prompt has {len(encoded.prompt_ids)} tokens ({encoded.num_image_tokens} of them image tokens), more"
@@ -208,10 +211,17 @@ def ranks_of(world: World, say: Callable[[str], None]) -> Ranks:
 
 
 def submit(session: ScoringSession, index: int, rollout: Rollout) -> None:
-    """Begin to score a rollout. `index`: its position in the draw; rollouts may come in any order."""
+    """Begin to score a rollout. `index`: its position in the draw; rollouts may come in any order.
+
+    Raises: RewardError for an episode whose environment failed, if the session is strict.
+    """
     name, row = rollout.prompt.source.name, rollout.prompt.row.prompt_id
+    for k, sample in enumerate(rollout.samples):
+        if sample.fault and session.strict:
+            message = f"the environment failed: {sample.fault}"
+            raise RewardError(message, where=name_row(name, row, k), hint="a tool that fails is no fault: it may raise")
     inputs = _reward_inputs(rollout)
-    session.submit(index, name, inputs, [name_row(name, row, k) for k in range(len(inputs))])
+    session.submit(index, name, inputs, [name_row(name, row, x.sample) for x in inputs])
 
 
 def scored_groups(session: ScoringSession, rollouts: Sequence[Rollout]) -> list[Group]:
@@ -269,6 +279,12 @@ def sample_scored(
 
 
 def _group(rollout: Rollout, scored: GroupScores) -> Group:
+    """Return the scored group of a rollout. A sample whose environment failed was not scored."""
+    rewarded = iter(zip(scored.scores, scored.seconds, strict=True))
+    pairs = [
+        (Score(math.nan, {}, error=f"the environment failed: {sample.fault}"), 0.0) if sample.fault else next(rewarded)
+        for sample in rollout.samples
+    ]
     samples = [
         ScoredSample(
             _trajectory(rollout.prompt, k, sample),
@@ -279,8 +295,10 @@ def _group(rollout: Rollout, scored: GroupScores) -> Group:
             reward_seconds=seconds,
             turns=sample.turns,
             files=sample.files,
+            ending=sample.ending,
+            measured=sample.measured,
         )
-        for k, (sample, score, seconds) in enumerate(zip(rollout.samples, scored.scores, scored.seconds, strict=True))
+        for k, (sample, (score, seconds)) in enumerate(zip(rollout.samples, pairs, strict=True))
     ]
     return Group(rollout.prompt.row, rollout.prompt.encoded.text, tuple(samples))
 
@@ -323,8 +341,10 @@ def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
             media=prompt.row.media,
             seen_sizes=prompt.encoded.seen_sizes,
             turns=sample.turns,
+            measured=sample.measured,
         )
         for index, sample in enumerate(samples)
+        if not sample.fault
     ]
 
 

@@ -28,8 +28,8 @@ from vlmrl.errors import Load, OutOfMemoryError
 from vlmrl.model.attention import NAME as SHARED_ATTENTION
 from vlmrl.model.attention import no_mask
 from vlmrl.model.caches import DecodeCache, cache_name, fast_linears, key_layers, rows_of
-from vlmrl.model.device_memory import asking_for, give_back
-from vlmrl.model.packing import join_images, load_name
+from vlmrl.model.device_memory import asking_for, give_back, upload
+from vlmrl.model.packing import GRIDS, images_on, join_images, load_name
 from vlmrl.model.policy import Policy, banned_mask, policy_logits
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
@@ -271,18 +271,19 @@ class TorchEngine(Generator):
         policy, device = self.policy, self.policy.device
         longest = max(len(r.prompt.prompt_ids) for r in requests)
         pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(requests), longest), pad, dtype=torch.long, device=device)
+        ids = torch.full((len(requests), longest), pad, dtype=torch.long)
         kinds, mask = torch.zeros_like(ids), torch.zeros_like(ids)
         axes = 3 if policy.family.rope_index else 1
-        positions = torch.zeros(axes, len(requests), longest, dtype=torch.long, device=device)
+        positions = torch.zeros(axes, len(requests), longest, dtype=torch.long)
         for i, r in enumerate(requests):
             n = len(r.prompt.prompt_ids)
-            ids[i, -n:] = torch.tensor(r.prompt.prompt_ids, device=device)
-            kinds[i, -n:] = torch.tensor(r.prompt.kinds, device=device)
+            ids[i, -n:] = torch.tensor(r.prompt.prompt_ids)
+            kinds[i, -n:] = torch.tensor(r.prompt.kinds)
             mask[i, -n:] = 1
-            grids = r.prompt.images.get("image_grid_thw")
-            positions[:, i, -n:] = policy.prompt_positions(ids[i, -n:], kinds[i, -n:], grids)
-        pixels = {k: v.to(device) for k, v in join_images([r.prompt.images for r in requests]).items()}
+            grids = r.prompt.images.get(GRIDS)
+            positions[:, i, -n:] = policy.positions_and_next(ids[i, -n:], kinds[i, -n:], grids)[0]
+        ids, kinds, mask, positions = (upload(x, device) for x in (ids, kinds, mask, positions))
+        pixels = policy.with_layout(images_on(device, join_images([r.prompt.images for r in requests])))
         text = policy.model.config.get_text_config()
         prefilled = DynamicCache(config=text)
         out = policy.model.model(

@@ -438,6 +438,7 @@ def _check_entry(
         "other_splits": splits,
         "prompt": source.template_path if source.template else "the table's own messages",
         "truth": truth_form(source.rows[0]) if scan.seen and not scan.problems else None,
+        **({"environment": source.environment.facts(source.rows[0])} if source.environment else {}),
     }
     if entry.reward_ok:
         result.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)
@@ -487,7 +488,7 @@ def _check_tokens(
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
             traces = max(traces, *facts.trace_tokens, 0)
             result.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
-    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.rollout.max_new_tokens
+    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.longest_response
     return PromptLengths(longest, images, response) if longest else None
 
 
@@ -551,7 +552,7 @@ def _check_machine(
     result.problems += [] if target.is_elsewhere else problems
     result.plan["disk"] = disk
     limit = int(facts.text.get("max_position_embeddings") or 0)
-    needed = longest.tokens + loaded.recipe.rollout.max_new_tokens if longest else 0
+    needed = longest.tokens + loaded.recipe.longest_response if longest else 0
     if limit and needed > limit:
         message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
         where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))

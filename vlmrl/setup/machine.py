@@ -170,7 +170,7 @@ def merged_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 def _rollout_bytes(loaded: LoadedRecipe) -> int:
     """Return the maximum size of one step's rollouts in bytes, when every response is as long as allowed."""
     r = loaded.recipe.rollout
-    tokens = r.prompts_per_step * r.samples_per_prompt * r.max_new_tokens
+    tokens = r.prompts_per_step * r.samples_per_prompt * loaded.recipe.longest_response
     return tokens * BYTES_PER_ROLLOUT_TOKEN if loaded.recipe.kind == "rl" else 0
 
 
@@ -225,7 +225,7 @@ def arithmetic(loaded: LoadedRecipe, sources: Sequence[tuple[str, float, int]], 
             "samples_per_prompt": recipe.rollout.samples_per_prompt,
             "responses": total * recipe.rollout.samples_per_prompt,
             "updates": recipe.train.steps * recipe.train.updates_per_step,
-            "response_tokens_at_most": total * recipe.rollout.samples_per_prompt * recipe.rollout.max_new_tokens,
+            "response_tokens_at_most": total * recipe.rollout.samples_per_prompt * recipe.longest_response,
         }
     facts["epochs"] = {name: total * share / shares / count for name, share, count in sources}
     facts |= {"validations": validations, "validation_answers": validations * validation_rows}

@@ -323,9 +323,11 @@ class _Planner:
     def _demand(self) -> Demand:
         r = self.recipe.rollout
         engines = max(1, (self.apart or self.trainers) // self.parts)
-        longest = r.max_prompt_tokens + max(r.max_new_tokens, self.recipe.eval.longest(r.max_new_tokens))
+        longest = r.max_prompt_tokens + max(self.recipe.longest_response, self.recipe.eval.longest(r.max_new_tokens))
         prompts = min(self.prompts.tokens, r.max_prompt_tokens)
-        return Demand(-(-r.prompts_per_step // engines), r.samples_per_prompt, prompts, r.max_new_tokens, longest)
+        return Demand(
+            -(-r.prompts_per_step // engines), r.samples_per_prompt, prompts, self.recipe.longest_response, longest
+        )
 
     def _size_cache(self) -> None:
         """Set the bytes of an engine's cache on one GPU, and the bytes that all responses of a step would need."""

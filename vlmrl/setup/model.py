@@ -7,7 +7,7 @@ Packed rows differ in length from step to step. Blocks of fixed size then leave 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,11 @@ import torch
 from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import fingerprint, load_saved, saved_lora
 from vlmrl.data.encode import Encoder
+from vlmrl.data.turns import TurnEncoder
 from vlmrl.dist.world import ALONE, World
+from vlmrl.environments.base import EnvironmentLimits
+from vlmrl.environments.calls import form_of
+from vlmrl.environments.processes import EnvironmentPool
 from vlmrl.errors import CheckpointError, EngineError, Load
 from vlmrl.model.device_memory import free_bytes, memory_use
 from vlmrl.model.load import (
@@ -40,6 +44,7 @@ from vlmrl.recipe.rules.engine import why_whole
 from vlmrl.recipe.schema import Lora, Model, Recipe
 from vlmrl.recipe.tables import GREEDY, EvalSetting
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.episodes import EpisodeEngine, EpisodeKind, EpisodeLimits
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm.hosted_engine import (
     HostedEngine,
@@ -52,6 +57,8 @@ from vlmrl.rollout.vllm.hosted_engine import (
 from vlmrl.rollout.weight_sync import PolicyWeights
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.checkpoints import HF, read_meta
+from vlmrl.store.provenance import usable_cores
+from vlmrl.tasks.source import Source
 from vlmrl.types import SamplingParams
 
 
@@ -217,12 +224,68 @@ def make_generator(
     recipe: Recipe,
     policy: Policy,
     encoder: Encoder,
-    files: str,
-    say: Callable[[str], None],
+    files: str = "",
+    say: Callable[[str], None] = lambda text: None,
     *,
+    sources: Sequence[Source] = (),
+    engine: str | None = None,
     world: World = ALONE,
     log: Callable[[str], Path] | None = None,
     pending_bytes: int = 0,
+) -> Generator:
+    """Return the engine that the recipe selects, for this policy; its samples are episodes for some sources.
+
+    Args:
+        sources: the sources whose rows it gets; their environments answer the model between its turns.
+        files, say, engine, world, log, pending_bytes: as for `_make_engine`.
+    Raises: as `_make_engine`; RewardError or DataError when an environment cannot be used with this model.
+    """
+    kinds = episode_kinds(sources, encoder, world)
+    try:
+        inner = _make_engine(
+            recipe, policy, encoder, files, say, engine=engine, world=world, log=log, pending_bytes=pending_bytes
+        )
+    except BaseException:
+        for kind in kinds.values():
+            kind.pool.close()
+        raise
+    return EpisodeEngine(inner, kinds, encoder.tokenizer) if kinds else inner
+
+
+def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = ALONE) -> dict[str, EpisodeKind]:
+    """Return source -> its episodes, with the processes of their environments; sources with one turn are left out.
+
+    Raises: RewardError when an environment cannot be loaded; DataError when the chat template has no place for what a
+        tool returns.
+    """
+    kinds: dict[str, EpisodeKind] = {}
+    for source in sources:
+        if source.environment is None or source.name in kinds:
+            continue
+        e, template = source.environment_settings, str(encoder.processor.chat_template)
+        turns = next((kind.encoder for kind in kinds.values()), None) or TurnEncoder(encoder)
+        workers = e.workers or 2 * usable_cores()  # of this machine: its ranks share them
+        pool = EnvironmentPool(
+            source.environment,
+            form_of(template) if e.calls == "auto" else e.calls,
+            EnvironmentLimits(e.tool_seconds, e.memory_mb, max(1, workers // world.local_size), e.image_pixels),
+        )
+        limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
+        kinds[source.name] = EpisodeKind(pool, limits, turns)
+    return kinds
+
+
+def _make_engine(
+    recipe: Recipe,
+    policy: Policy,
+    encoder: Encoder,
+    files: str,
+    say: Callable[[str], None],
+    *,
+    engine: str | None,
+    world: World,
+    log: Callable[[str], Path] | None,
+    pending_bytes: int,
 ) -> Generator:
     """Return the engine that the recipe selects, for this policy.
 
@@ -230,15 +293,16 @@ def make_generator(
     (`rollout.tensor_parallel`), or when it runs in training (`log` is given) on GPUs that the launcher reserved.
 
     Args:
-        files: folder or hub name with the model's configuration and processor.
+        files: folder or hub name with the model's configuration and processor; the built-in engine does not need it.
         say: called once for each unusual event, with a text.
+        engine: another engine than `rollout.engine`.
         log: name of a process -> path of its log file; None outside training.
         pending_bytes: memory in bytes that the trainer will need and has not allocated yet.
     Raises: EngineError when the engine is not installed or does not start; LaunchError when the number of its parts
         does not match the GPUs.
     """
     r = recipe.rollout
-    if r.engine == "torch":
+    if (engine or r.engine) == "torch":
         return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
     from vlmrl.rollout.vllm.engine import VllmEngine
     from vlmrl.rollout.vllm.settings import EngineSettings
@@ -278,7 +342,7 @@ def make_generator(
 def _longest(recipe: Recipe, text: Any) -> int:
     """Return the tokens of the longest prompt and response together; vLLM refuses more than the model has positions."""
     r = recipe.rollout
-    longest = r.max_prompt_tokens + max(r.max_new_tokens, recipe.eval.longest(r.max_new_tokens))
+    longest = r.max_prompt_tokens + max(recipe.longest_response, recipe.eval.longest(r.max_new_tokens))
     return min(longest, int(getattr(text, "max_position_embeddings", None) or longest))
 
 
@@ -300,7 +364,7 @@ def cache_bytes(recipe: Recipe, policy: Policy, world: World, trains: bool, pend
     engines = max(1, (r.engine_gpus or world.size) // r.tensor_parallel)
     # -(-a // b) rounds up: prompts of a step per engine.
     groups, samples = (-(-r.prompts_per_step // engines), r.samples_per_prompt) if trains else (MAX_SEQUENCES, 1)
-    demand = Demand(groups, samples, r.max_prompt_tokens, r.max_new_tokens, longest)
+    demand = Demand(groups, samples, r.max_prompt_tokens, recipe.longest_response, longest)
     device = policy.device
     if device.type == "cuda":
         weights = sum(p.numel() for p in policy.model.parameters()) * DTYPES[recipe.model.dtype].itemsize

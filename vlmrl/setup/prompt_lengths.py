@@ -115,11 +115,11 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             if (
                 image_tokens is not None and image_tokens > loaded.recipe.rollout.max_prompt_tokens
             ):  # the images alone are too long
-                facts.prompt_tokens.append(encoder.count_prompt_tokens(row, source.messages(row)))
+                facts.prompt_tokens.append(source.encoder(encoder, row).count_prompt_tokens(row, source.messages(row)))
                 facts.image_tokens.append(image_tokens)
                 continue
             images = [source.dataset.image(media) for media in row.media]
-            prompt = encoder.encode(row, source.messages(row), images)
+            prompt = source.encoder(encoder, row).encode(row, source.messages(row), images)
             sizes = prompt.seen_sizes
             trace = source.task.correct_response(row, random.Random(0), sizes) if source.task.trace else None
         except VlmrlError as error:
@@ -172,12 +172,12 @@ def _length_problems(loaded: LoadedRecipe, source: Source, facts: TokenFacts, wh
         place = loaded.where(("rollout", "max_prompt_tokens"), ("model", "max_pixels"))
         hint = f"set rollout.max_prompt_tokens = {longest} or more, or lower model.max_pixels; prompts are never cut"
         problems.append(Problem(message, place, hint))
-    if loaded.recipe.kind == "rl" and longest + rollout.max_new_tokens > train.tokens_per_row:
+    if loaded.recipe.kind == "rl" and longest + loaded.recipe.longest_response > train.tokens_per_row:
         message = (
-            f"the longest prompt ({longest} tokens) and a full response ({rollout.max_new_tokens}) do not fit into "
-            f"train.tokens_per_row ({train.tokens_per_row}): such a response gets a packed row of its own"
+            f"the longest prompt ({longest} tokens) and a full response ({loaded.recipe.longest_response}) do not fit "
+            f"into train.tokens_per_row ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
-        hint = f"train.tokens_per_row = {longest + rollout.max_new_tokens} would hold it"
+        hint = f"train.tokens_per_row = {longest + loaded.recipe.longest_response} would hold it"
         problems.append(Problem(message, loaded.where(("train", "tokens_per_row")), hint, "warning"))
     long_traces = sum(length > rollout.max_new_tokens for length in facts.trace_tokens)
     if long_traces:
@@ -210,10 +210,10 @@ def estimate_prompts(loaded: LoadedRecipe, sources: Sequence[Source]) -> PromptL
             characters = sum(len(message.content) for message in source.messages(row))
             seen = sum(estimate_image_tokens(media, model.min_pixels, model.max_pixels) for media in row.media)
             longest, images = max(longest, estimate_text_tokens(characters) + seen), max(images, seen)
-    return PromptLengths(longest, images, loaded.recipe.rollout.max_new_tokens) if longest else longest_allowed(loaded)
+    return PromptLengths(longest, images, loaded.recipe.longest_response) if longest else longest_allowed(loaded)
 
 
 def longest_allowed(loaded: LoadedRecipe) -> PromptLengths:
     """Return the longest prompt that the recipe allows. All but TEXT_TOKENS of its tokens are image tokens."""
     r = loaded.recipe.rollout
-    return PromptLengths(r.max_prompt_tokens, max(0, r.max_prompt_tokens - TEXT_TOKENS), r.max_new_tokens)
+    return PromptLengths(r.max_prompt_tokens, max(0, r.max_prompt_tokens - TEXT_TOKENS), loaded.recipe.longest_response)

@@ -13,6 +13,7 @@ from vlmrl.key_facts import OnResume
 from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.changes import Change, hides
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.tables import ENVIRONMENT
 from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
@@ -72,12 +73,24 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
     }
 
 
+NOT_IN_RECORD = {"name", "args", "workers", "memory_mb"}
+"""Keys of `[environment]` on which no response depends, or that the record of an environment has."""
+
+
+def environment_record(source: Source) -> dict[str, Any]:
+    """Return all of an environment that responses depend on: code, tools and limits; {} without an environment."""
+    if source.environment is None:
+        return {}
+    return {**source.environment.record, "limits": source.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
+
+
 def texts_of(sources: Sequence[Source]) -> Texts:
     """Return (kind, hash) -> text of the sources' task files, reward files and prompt templates."""
     tasks = {("task", s.task.own.sha256): s.task.own.text for s in sources if s.task.own}
     singles = [single for source in sources for single in source.reward.singles]
     rewards = {("reward", single.source_sha256): single.user.source for single in singles if single.user}
-    return tasks | rewards | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
+    own = {("environment", s.environment.user.sha256): s.environment.user.code for s in sources if s.environment}
+    return tasks | rewards | own | {("prompt", s.prompt_sha256): s.template for s in sources if s.template}
 
 
 def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Change] = ()) -> list[Change]:
@@ -112,6 +125,8 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
             name = f"prompt of {new['source']}"
             diff = _diff(run, "prompt", name, old, new, texts)
             changes.append(Change(name, old.get("sha256"), new["sha256"], PROMPT, diff=diff))
+        if change := _environment_change(run, old, new, texts):
+            changes.append(change)
     distinct = {change.what: change for change in changes}  # a reward of several sources is reported once
     return _each_diff_once(list(distinct.values()))
 
@@ -132,6 +147,21 @@ def changed_since(run: Run, sources: Sequence[Source]) -> list[str]:
     """Return the names of the tasks, rewards and prompts of these sources that have changed since the run was made."""
     changes = content_changes(run, records_of(sources), texts_of(sources))
     return [change.what for change in changes if change.rule is not ROWS]
+
+
+def _environment_change(run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> Change | None:
+    """Return the change of a source's environment: its code, its tools or arguments; None = it is the same.
+
+    Its limits are keys of the recipe, which are compared as such.
+    """
+    before, after = (redact_value(dict(record.get("environment") or {})) for record in (old, new))
+    if before == after or not (before and after):  # the recipe says that there is one now, or none
+        return None
+    name = f"environment of {new['source']}"
+    if before.get("sha256") == after["sha256"]:
+        return Change(name, _text(before), _text(after), ENVIRONMENT)
+    diff = _diff(run, "environment", name, before, after, texts)
+    return Change(name, before.get("sha256"), after["sha256"], ENVIRONMENT, diff=diff)
 
 
 def _reward_change(

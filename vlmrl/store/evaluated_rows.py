@@ -23,12 +23,13 @@ UNREADABLE = "the rows of this evaluation cannot be read"
 FIELDS = (
     "prompt_id:string sample:int32 seed:int64 source:string task:string truth:string columns:string prompt_text:string "
     "text:string finish:string num_tokens:int32 score:double parts:string note:string error:string status:string "
-    "images:images detail:string artifacts:artifacts"
+    "images:images detail:string artifacts:artifacts turns:string ending:string measured:string"
 )
 COLUMNS = tuple(word.partition(":")[0] for word in FIELDS.split())
 """Columns of the rows of an evaluation; `FIELDS` has their types (`arrow_fields`).
 
-Evaluations of older versions lack `columns`, `prompt_text` and the sizes that the model saw.
+Evaluations of older versions lack `columns`, `prompt_text`, `turns`, `ending`, `measured` and the sizes that the model
+saw.
 """
 SHOWN_IMAGES = "shown_images"
 """Column with the images that the model saw, only of evaluations with changed images (`vlmrl eval --images`)."""

@@ -66,7 +66,7 @@ MOST_WORD_BYTES = 64
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]+-[0-9a-f]{4}")
 RUNS_VARIABLE = "VLMRL_RUNS"
-_KEPT_SUFFIX = {"task": ".py", "reward": ".py", "prompt": ".jinja"}
+_KEPT_SUFFIX = {"task": ".py", "reward": ".py", "environment": ".py", "prompt": ".jinja"}
 _ROLLOUT = re.compile(r"(step-)?(\d{6,})((?:-a(\d+))?)\.parquet")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 

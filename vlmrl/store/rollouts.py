@@ -13,17 +13,22 @@ is NaN where no token was sampled. The first `num_row_images` of `images` belong
 segments, in order; `seen_width` and `seen_height` are sizes after resizing for the model (null: not known). `artifacts`
 are images that the reward made. `turns` is JSON, null if the response is a single turn of the assistant.
 
-Schema 1 lacks `status`, `detail`, `artifacts`, `turns`, the authors, versions and images of segments, and the seen
-sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the environment's.
+`ending` is the reason why an episode ended, `measured` JSON of what its environment measured; null for one turn.
+
+Schema 2 lacks these two. Schema 1 lacks also `status`, `detail`, `artifacts`, `turns`, the authors, versions and images
+of segments, and the seen sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the
+environment's.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,7 +41,7 @@ from vlmrl.store.layout import media_path, parse_rollout_name, rollout_format
 from vlmrl.store.media import write_shard
 from vlmrl.store.metrics import counted
 from vlmrl.store.table_reader import arrow_fields, check_values, damage_told, file_batches, open_parquet, schema_number
-from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
+from vlmrl.types import Group, Media, Row, Sample, Score, ScoredSample, Segment, Size, Status, Trajectory, Turn
 from vlmrl.untrusted import encodable, parse_json, plural
 
 if TYPE_CHECKING:
@@ -60,26 +65,11 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
     t = scored.trajectory
     if (t.task, t.prompt_id) != (row.task, row.prompt_id) or t.media != row.media:
         raise ValueError(f"the trajectory of {t.task}/{t.prompt_id} is in the group of {row.task}/{row.prompt_id}")
-    segments, logp, start = [], [], 0
+    logp: list[float] = []
     for s in t.segments:
-        end = start + len(s.ids)
-        sampled = s.sampler_logp is not None
         if s.sampler_logp is not None and len(s.sampler_logp) != len(s.ids):
             raise ValueError(f"{len(s.ids)} tokens but {len(s.sampler_logp)} log-probs in a segment of {t.prompt_id}")
-        segments.append(
-            {
-                "role": s.role,
-                "start": start,
-                "end": end,
-                "trained": s.trained,
-                "sampled": sampled,
-                "author": s.author,
-                "version": s.version,
-                "num_images": len(s.media),
-            }
-        )
         logp.extend([math.nan] * len(s.ids) if s.sampler_logp is None else s.sampler_logp)
-        start = end
     return {
         "version": t.version,
         "occurrence": t.occurrence,
@@ -89,7 +79,7 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "prompt_ids": t.prompt_ids,
         "token_ids": t.response_ids,
         "sampler_logp": logp,
-        "segments": segments,
+        "segments": _segment_fields(t.segments),
         "finish": t.finish,
         "parts": _json(scored.score.parts),
         "score": scored.score.value,
@@ -106,7 +96,62 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "status": scored.score.status,
         "detail": None if scored.score.detail is None else _json(redact_value(scored.score.detail)),
         "artifacts": [{"name": _remark(name), **m.fields()} for name, m in sorted(scored.score.artifacts.items())],
-        "turns": _turns_text(scored.turns) if scored.turns else None,
+        "turns": turns_text(scored.turns) if scored.turns else None,
+        "ending": scored.ending,
+        "measured": _json(scored.measured) if scored.measured else None,
+    }
+
+
+def _segment_fields(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    fields, start = [], 0
+    for s in segments:
+        end = start + len(s.ids)
+        fields.append(
+            {
+                "role": s.role,
+                "start": start,
+                "end": end,
+                "trained": s.trained,
+                "sampled": s.sampler_logp is not None,
+                "author": s.author,
+                "version": s.version,
+                "num_images": len(s.media),
+            }
+        )
+        start = end
+    return fields
+
+
+def episode_fields(sample: Sample) -> dict[str, Any]:
+    """Return what a response is besides its text and ids, as JSON values, images included; {} for a single turn."""
+    if sample.ending is None:
+        return {}
+    return {
+        "segments": _segment_fields(sample.segments),
+        "images": [i for s in sample.segments for i in image_fields(s.media, s.seen_sizes)],
+        "turns": turns_text(sample.turns),
+        "files": {sha256: base64.b64encode(file).decode() for sha256, file in sample.files.items()},
+        "ending": sample.ending,
+        "measured": dict(sample.measured),
+        "fault": sample.fault,
+    }
+
+
+def read_episode(fields: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of a `Sample` from `episode_fields`, without log-probs; {} for a single turn.
+
+    Raises: ValueError, KeyError or TypeError.
+    """
+    if fields.get("ending") is None:
+        return {}
+    row = {"token_ids": ids, "sampler_logp": [0.0] * len(ids), "num_row_images": 0, **fields}
+    return {
+        "segments": tuple(replace(s, sampler_logp=None) for s in _segments(row)),
+        "turns": read_turns(fields["turns"]),
+        "files": {sha256: base64.b64decode(file) for sha256, file in fields["files"].items()},
+        "ending": fields["ending"],
+        "measured": fields["measured"],
+        "fault": fields["fault"],
     }
 
 
@@ -121,7 +166,7 @@ def image_fields(media: Sequence[Media], seen: Sequence[Size]) -> list[dict[str,
     ]
 
 
-def _turns_text(turns: Sequence[Turn]) -> str:
+def turns_text(turns: Sequence[Turn]) -> str:
     """Return turns as JSON text."""
     content = [
         {
@@ -129,6 +174,8 @@ def _turns_text(turns: Sequence[Turn]) -> str:
             "text": _text(turn.text),
             "media": [m.fields() for m in turn.media],
             "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
+            **({"errors": turn.errors} if turn.errors else {}),
+            **({"seconds": turn.seconds} if turn.seconds else {}),
         }
         for turn in turns
     ]
@@ -212,6 +259,8 @@ def sample_of(row: dict[str, Any]) -> ScoredSample:
         row["generate_seconds"],
         row["reward_seconds"],
         turns=read_turns(row["turns"]),
+        ending=row["ending"],
+        measured={} if row["measured"] is None else parse_json(row["measured"]),
     )
 
 
@@ -242,9 +291,12 @@ def _remark(text: str) -> str:
     return encodable(redact_text(text))
 
 
-SCHEMA = 2
-ADDED = {"status": "ok", "detail": None, "artifacts": (), "turns": None}
-"""Columns of schema 2 that schema 1 lacks, with their values for files of schema 1."""
+SCHEMA = 3
+ADDED = {
+    2: {"status": "ok", "detail": None, "artifacts": (), "turns": None},
+    3: {"ending": None, "measured": None},
+}
+"""Schema -> columns that it added, with their values for files of an older one."""
 REQUIRED = (
     "step:int32 attempt:int32 group:int32 version:int64 source:string task:string prompt_id:string occurrence:int32 "
     "sample:int32 seed:int64 truth:string columns:string prompt_text:string text:string prompt_ids:[int32] "
@@ -252,7 +304,7 @@ REQUIRED = (
     "advantage:float64 masked:bool images:images num_row_images:int32 generate_seconds:float64 reward_seconds:float64 "
     "status:string artifacts:artifacts"
 )
-OPTIONAL = "error:string detail:string turns:string"
+OPTIONAL = "error:string detail:string turns:string ending:string measured:string"
 """Columns of a rollout file (`arrow_fields`): those without a null, and the others."""
 
 
@@ -397,7 +449,8 @@ def _opened(
             message = f"these rollouts have schema {number}; this vlmrl reads schema {SCHEMA}"
             raise StoreError(message, where=str(path), hint="upgrade vlmrl")
         expected_columns = arrow_schema().names if columns is None else columns
-        lacking = tuple(name for name in expected_columns if int(number) < SCHEMA and name in ADDED)
+        added = {name for schema, names in ADDED.items() if schema > int(number) for name in names}
+        lacking = tuple(name for name in expected_columns if name in added)
         missing = [name for name in expected_columns if name not in schema.names and name not in lacking]
         if missing:
             raise StoreError(
@@ -414,7 +467,8 @@ def _opened(
 def _default(name: str, rows: int) -> Any:
     import pyarrow as pa
 
-    return pa.array([ADDED[name]] * rows, type=arrow_schema().field(name).type)
+    value = next(names[name] for names in ADDED.values() if name in names)
+    return pa.array([value] * rows, type=arrow_schema().field(name).type)
 
 
 def _made_at(metadata: Mapping[bytes, bytes]) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.redaction.redact import first_line
 from vlmrl.untrusted import file_problem, parse_json
 
-JSON_COLUMNS = ("truth", "columns", "parts", "detail", "turns")
+JSON_COLUMNS = ("truth", "columns", "parts", "detail", "turns", "measured")
 """Columns of rollouts and evaluations with a JSON object as text."""
 MAY_BE_NULL = ("version", "seen_width", "seen_height")
 """Fields of a segment or an image that may be null."""

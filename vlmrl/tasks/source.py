@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
+from vlmrl.environments.processes import LoadedEnvironment, load_environment
 from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
-from vlmrl.recipe.schema import Data, Recipe, Reward
+from vlmrl.recipe.schema import Data, Environment, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
@@ -28,6 +29,9 @@ from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
+
+if TYPE_CHECKING:
+    from vlmrl.data.encode import Encoder
 
 Chosen = tuple["RewardSpec", dict[str, float]]
 """Reward, and the weights of its parts; of several rewards, the weights of the rewards by their labels."""
@@ -168,9 +172,9 @@ class Source:
         template: Jinja source of the user message; "" = the rows have their own messages.
         template_path: path of the template, for messages.
         system: the system message; None = none.
-        prompt_sha256: fingerprint of the prompt without the row (`prompt_print`).
-        prompt_earlier: fingerprints of the same prompt in earlier versions of vlmrl.
+        prompt_sha256, prompt_earlier: fingerprint of the prompt without the row (`prompt_print`), now and formerly.
         notes: messages for the user; some are added while rows are rendered.
+        environment, environment_settings: the tools of the model (None = a response is one turn), and their table.
     """
 
     name: str
@@ -187,6 +191,8 @@ class Source:
     prompt_sha256: str
     prompt_earlier: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    environment: LoadedEnvironment | None = None
+    environment_settings: Environment = field(default_factory=Environment)
 
     @property
     def task_name(self) -> str:
@@ -209,8 +215,14 @@ class Source:
 
     @property
     def prompt_record(self) -> dict[str, Any]:
-        """Record of the prompt in a run's manifest."""
-        return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier)}
+        """Record of the prompt in a run's manifest, with the environment whose tools it shows."""
+        own = {"environment": self.environment.record} if self.environment else {}
+        return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier), **own}
+
+    def encoder(self, encoder: Encoder, row: Row) -> Encoder:
+        """Return the encoder of a row's prompt, which shows the tools of its environment. Raises: as `tools_of`."""
+        own, form = self.environment, self.environment_settings.calls
+        return encoder if own is None else encoder.with_tools(own.tools_of(row), form)
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.
@@ -294,8 +306,10 @@ def make_source(
     """
     text, path = _template(data, task) if template is None else template
     spec, weights = reward_of(data, reward, task, scored)
+    settings = data.own_environment
+    environment = None if settings is None else load_environment(settings.name, settings.args)
     users = [single.user.source for single in spec.singles if single.user]
-    learn(filter(None, (text, data.system, *users, task.own and task.own.text)))
+    learn(filter(None, (text, data.system, *users, environment and environment.user.code, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))
     print_now = prompt_print(text, data.system, task.variables, task.name)
     earlier = earlier_prints(print_now, task.name, text, data.system, task.variables)
@@ -314,6 +328,8 @@ def make_source(
         prompt_sha256=print_now,
         prompt_earlier=earlier,
         notes=[*dataset.notes, *accuracy_notes(spec)],
+        environment=environment,
+        environment_settings=settings or Environment(),
     )
 
 
@@ -422,6 +438,7 @@ def response_input(group: Group, sample: ScoredSample) -> RewardInput:
         media=row.media,
         seen_sizes=trajectory.seen_sizes,
         turns=sample.turns,
+        measured=sample.measured,
     )
 
 

@@ -131,6 +131,11 @@ class PromptFeed:
         return any(single.service for scorer in self.scorers.values() for single in scorer.spec.singles)
 
     @cached_property
+    def longest_response(self) -> int:
+        """Largest number of tokens behind a prompt; see `Recipe`."""
+        return self.recipe.longest_response
+
+    @cached_property
     def training_rows(self) -> int:
         """Number of training rows of all sources."""
         return sum(len(source.rows) for source in self.sources)
@@ -304,7 +309,7 @@ def collect(
     """
     feed.cursor = feed.cursor or feed.stream.state_dict()
     rollout = feed.recipe.rollout
-    count, limit, max_open = rollout.prompts_per_step, rollout.max_new_tokens, generator.max_open
+    count, limit, max_open = rollout.prompts_per_step, feed.longest_response, generator.max_open
     # A rank alone hands everything to its engine at once.
     room = None if max_open is None or feed.world.size == 1 else max(1, max_open // rollout.samples_per_prompt)
     collected = Collected(feed.encode_again, feed.encode_tail)
@@ -478,7 +483,7 @@ def assign_credit(
     collected.groups = add_advantages(
         collected.groups,
         algorithm,
-        max_tokens=learner.recipe.rollout.max_new_tokens,
+        max_tokens=learner.longest_response,
         weights=weights,
         greedy=collected.greedy,
         penalties=penalties,

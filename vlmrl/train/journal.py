@@ -36,6 +36,7 @@ from vlmrl.redaction.redact import redact_value
 from vlmrl.rewards.base import earned_on_timeout
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.episodes import episode_metrics
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
 from vlmrl.store.metrics import WARNING, read_file
@@ -72,6 +73,8 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
         "rollout/prompt_tokens_mean": fmean(len(g.samples[0].trajectory.prompt_ids) for g in groups),
         "rollout/samples": len(samples),
     }
+    if any(x.ending for x in samples):
+        metrics |= episode_metrics(samples)
     if unavailable := sum(x.score.status == "unavailable" for x in samples):
         metrics["reward/unavailable"] = unavailable
     if timeouts := sum(map(earned_on_timeout, (x.score for x in scored))):

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -533,6 +534,11 @@ class Learner:
     reference: Policy | ReferencePolicy | None = None
     world: World = ALONE
     filler: TrainItem | None = None
+
+    @cached_property
+    def longest_response(self) -> int:
+        """Largest number of tokens behind a prompt; see `Recipe`."""
+        return self.recipe.longest_response
 
     @property
     def may_repeat(self) -> bool:

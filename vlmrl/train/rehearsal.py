@@ -2,7 +2,7 @@
 
 A run that cannot fit then ends in its first minute, with the key to change, and not in its third hour.
 
-Exact: the packed row is built and run as an update does it. Every response is as long as `rollout.max_new_tokens` (in
+Exact: the packed row is built and run as an update does it. Every response is as long as it may be (in
 `sft`: as the dataset row's own). The reference, old log-probs and values are computed if the objective has them. All
 gradients and optimizer state are in memory.
 
@@ -349,6 +349,6 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1:
             fill_stats(policy, batch, into, budget)
         batch.value_target = batch.old_value  # any target will do: the gradients are not used
-        max_tokens = learner.recipe.rollout.max_new_tokens
+        max_tokens = learner.longest_response
         add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=max_tokens)
         optimizer.clip()

@@ -264,7 +264,8 @@ def train_rl(session: Session) -> str:
                 changed = optimizer.updates > updates_before
                 generator.load_weights(progress.step, changed=changed)
                 prompts = [prompt for _, prompt in collected.sampled()]
-                sync = check_sync(learner, generator, prompts, feed.sampling, progress.step) if changed else {}
+                turns = getattr(generator, "inner", generator)  # of episodes, the engine of their turns
+                sync = check_sync(learner, turns, prompts, feed.sampling, progress.step) if changed else {}
 
             metrics = (
                 _rollout_metrics(collected.groups, feed.sources, feed.scorers, journal.health)
@@ -303,6 +304,7 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
         feed.encoder,
         session.origin.files,
         say,
+        sources=feed.sources,
         world=learner.world,
         log=run.process_log,
         pending_bytes=learner.optimizer.pending_bytes(learner.policy.device),
@@ -325,14 +327,14 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
 
 
 def longest_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
-    """Return a dataset row's prompt with a response of `rollout.max_new_tokens` tokens, for the rehearsal.
+    """Return a dataset row's prompt with the longest response, for the rehearsal; an episode's has no images.
 
     The response repeats the prompt's text tokens, without banned ids.
     """
     prompt = PromptTokens.of(feed.encode(source, row, occurrence).encoded)
     banned = feed.sampling.banned_ids
     words = [i for i, kind in zip(prompt.ids, prompt.kinds, strict=True) if not kind and i not in banned]
-    ids = tuple(islice(cycle(words), feed.recipe.rollout.max_new_tokens))
+    ids = tuple(islice(cycle(words), feed.longest_response))
     return TrainItem(prompt, index, (Segment("assistant", ids, True),), index)
 
 
@@ -407,7 +409,7 @@ def _update_all(
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
-    options = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+    options = {"lr": lr, "max_tokens": learner.longest_response}
     updates = [in_rows(partial(update, policy, optimizer, m, objective, **options)) for m in minibatches]
     stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
     # The difference to the engine is the first update's: only there the policy has the weights that sampled.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.setup.model import make_generator
 from vlmrl.train.journal import Clock, memory_metrics
 from vlmrl.train.learner import keep_batches, learning_rate
 from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
@@ -23,7 +23,10 @@ def train_sft(session: Session) -> str:
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress
-    generator = TorchEngine(policy, feed.encoder.tokenizer, batch_tokens=recipe.rollout.batch_tokens)
+    generator = make_generator(
+        recipe, policy, feed.encoder, say=journal.watcher.message, sources=feed.sources, engine="torch"
+    )
+    session.stack.callback(generator.close)
     keep_batches(learner.budgets, generator)
     scan = partial(heaviest_rows, feed, progress.step, partial(target_item, feed), trace_text)
     rehearse(learner, CrossEntropy(), scan, progress.step, journal.run, journal.watcher.message)
@@ -40,7 +43,7 @@ def train_sft(session: Session) -> str:
             batch = StepBatch(items, [0.0] * len(drawn), names, world=learner.world, filler=learner.filler)
             with clock("update"):
                 lr = learning_rate(recipe.optim, step, recipe.train.steps)
-                options = {"lr": lr, "max_tokens": recipe.rollout.max_new_tokens}
+                options = {"lr": lr, "max_tokens": learner.longest_response}
                 stats = learner.in_rows(partial(update, policy, optimizer, batch, CrossEntropy(), **options))
             session.saver.proof_items = items
             progress.step += 1

@@ -32,6 +32,7 @@ from vlmrl.algo.losses import (
 )
 from vlmrl.dist.world import World
 from vlmrl.errors import TrainError
+from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import TokenStats, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
@@ -482,10 +483,10 @@ def _token_data(
     responses = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
     # (trajectory, response, length of the response) per response -> [3, K] per token
     indices_3K = [[values[column] for values in responses for _ in range(values[2])] for column in range(3)]
-    trajectory, response, response_tokens = torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1).to(device)
+    trajectory, response, response_tokens = upload(torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1), device)
     advantage = torch.cat([batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items])
     sampler_logp = torch.cat([batch.sampler_logp_of(i) for i in items])
-    advantage, sampler_logp = torch.stack([advantage, sampler_logp]).to(device)
+    advantage, sampler_logp = upload(torch.stack([advantage, sampler_logp]), device)
 
     def join(by: Mapping[int, Tensor]) -> Tensor | None:
         """Join trajectory -> [trained tokens] to the packed row's [K], 0 for a filler. Return None if `by` is empty."""

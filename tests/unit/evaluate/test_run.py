@@ -93,6 +93,7 @@ class PlainEncoder:
 class ListSource:
     """Rows held in a list, of a task whose answer is right when it names the row."""
 
+    environment = None
     rows: list[Row]
     name: str = "list"
     split: str = "test"
@@ -113,6 +114,9 @@ class ListSource:
 
     def image(self, media: Media) -> str:
         return media.sha256
+
+    def encoder(self, encoder: Any, row: Row) -> Any:
+        return encoder
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         return (Message("user", f"name {row.prompt_id}"),)

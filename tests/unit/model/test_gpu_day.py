@@ -137,7 +137,7 @@ gpu_day.main()
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_day_that_is_killed_leaves_no_process_and_no_files(fake, number):
-    """What a measurement started goes too, even in a session of its own."""
+    """All that a measurement started goes too, even in a session of its own."""
     command = [sys.executable, "-c", DAY, str(BENCH), "--smoke", "--part", "kernels", "--out", str(fake / "day.jsonl")]
     temporary = fake / "temporary"
     temporary.mkdir()
@@ -261,7 +261,7 @@ def test_the_table_names_the_device_and_leaves_out_empty_columns(fake, monkeypat
 @pytest.mark.slow
 def test_what_is_carried_is_the_closure_without_what_is_there():
     pins = dict(line.split("==") for line in carried(list(PARTS), []))
-    assert {"pydantic", "pydantic-core", "peft", "typer", "pyarrow"} <= pins.keys()
+    assert {"pydantic", "pydantic-core", "peft", "typer", "pyarrow", "detect-secrets"} <= pins.keys()
     assert not {"torch", "transformers", "torchvision", "numpy", "pytest", "vllm", "datasets"} & pins.keys()
     assert not {"pyarrow", "peft"} & dict(p.split("==") for p in carried(list(PARTS), ["pyarrow", "PEFT"])).keys()
     assert carried(["kernels"], []) == []

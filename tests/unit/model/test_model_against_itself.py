@@ -85,7 +85,7 @@ def test_a_chat_template_elsewhere_is_used_and_all_files_are_copied(folder: Path
 
 def test_an_engine_gets_no_more_tokens_than_the_model_has_positions() -> None:
     rollout = SimpleNamespace(max_prompt_tokens=4096, max_new_tokens=16)
-    recipe = SimpleNamespace(rollout=rollout, eval=SimpleNamespace(longest=lambda tokens: tokens))
+    recipe = SimpleNamespace(rollout=rollout, longest_response=16, eval=SimpleNamespace(longest=lambda tokens: tokens))
     assert _longest(recipe, SimpleNamespace(max_position_embeddings=4096)) == 4096
     assert _longest(recipe, SimpleNamespace(max_position_embeddings=8192)) == 4112
     assert _longest(recipe, SimpleNamespace()) == 4112

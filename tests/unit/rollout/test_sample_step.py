@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tinyworld import image
@@ -29,6 +30,9 @@ class Source:
     def row(self, prompt_id: str) -> Row:
         media = tuple(Media(str(i), 56, 56) for i in range(self.text.count("<image>")))
         return Row(prompt_id, self.name, "pairs", {"same": True}, media)
+
+    def encoder(self, encoder: Any, row: Row) -> Any:
+        return encoder
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         return (Message("user", self.text),)

@@ -129,6 +129,9 @@ class Source:
     def __init__(self, files: Files) -> None:
         self.dataset = files
 
+    def encoder(self, encoder: Encoder, row: Row) -> Encoder:
+        return encoder
+
     def messages(self, row: Row) -> tuple[Message, ...]:
         return (Message("user", "<image><image>same?"),)
 

@@ -237,6 +237,8 @@ HANDLE = {
 def test_a_handle_of_gpu_memory_has_declared_fields_and_nothing_else(monkeypatch) -> None:
     fields = wire.checked(HANDLE, 2)
     assert fields["handle"] == b"ABC" and fields["counter"] == b"A" and fields["stride"] == [6, 1]
+    large = HANDLE | {"handle": "QUJD" * 20_000}  # of a tensor of 20 GB in expandable segments
+    assert len(wire.checked(large, 2)["handle"]) == 60_000
     wrong: list[dict[str, Any]] = [
         {"size_bytes": -1}, {"size_bytes": 1.5}, {"offset": True}, {"handle": "?"}, {"handle": 3}, {"stride": [1]},
         {"stride": None}, {"gpu": 0}, {"event_sync": 1}, {"handle": "QUJD" * 30_000}, {"more": 1},

@@ -100,6 +100,18 @@ def test_a_base_that_sleep_kept_needs_no_adapter_where_nothing_changed(asked) ->
     assert asked[-1] == "send adapter"
 
 
+@pytest.mark.parametrize("has_context", [True, False])
+def test_a_sync_takes_no_cuda_context_in_the_parent_of_an_engine_in_parts(asked, monkeypatch, has_context) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_context)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("synchronize"))
+    engine_of(asked, adapter=False).load_weights(1)
+    assert asked == ["send all", *["synchronize"] * has_context]
+
+
+def test_a_sampler_that_would_not_be_used_is_not_compiled() -> None:
+    assert engine.SETTINGS["VLLM_USE_FLASHINFER_SAMPLER"] == os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")
+
+
 @pytest.mark.parametrize(("visible", "name"), [("", "5"), ("0,1,2,3,6,7", "7"), ("GPU-a", "5")])
 def test_the_engine_is_on_the_ranks_own_gpu_with_files_of_its_own(asked, monkeypatch, visible, name) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", "elsewhere")

@@ -37,10 +37,10 @@ def test_an_old_file_has_the_defaults_of_the_new_fields():
     assert unfit.score.error == INAPPLICABLE and unfit.score.status == "ok" and not unfit.score.failed
 
 
-def test_it_is_written_again_as_schema_2_and_read_as_the_same(tmp_path):
+def test_it_is_written_again_as_the_newest_schema_and_read_as_the_same(tmp_path):
     groups = read_rollouts(OLD)
     write_rollouts(tmp_path / OLD.name, groups, step=4)
-    assert pq.read_schema(tmp_path / OLD.name).metadata[b"vlmrl.schema"] == b"2"
+    assert pq.read_schema(tmp_path / OLD.name).metadata[b"vlmrl.schema"] == b"3"
     assert pq.read_schema(OLD).metadata[b"vlmrl.schema"] == b"1"
     assert repr(read_rollouts(tmp_path / OLD.name)) == repr(groups)
 
@@ -92,6 +92,6 @@ def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / OLD.name
     shutil.copy(OLD, path)
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"vlmrl.schema": b"3"}), path)
-    with pytest.raises(StoreError, match="schema 3; this vlmrl reads schema 2"):
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"vlmrl.schema": b"4"}), path)
+    with pytest.raises(StoreError, match="schema 4; this vlmrl reads schema 3"):
         read_rollouts(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmrl.errors import Problem, RecipeError, did_you_mean, nearest
 from vlmrl.recipe.load import LoadedRecipe
-from vlmrl.recipe.schema import Data, Reward
+from vlmrl.recipe.schema import NO_ENVIRONMENT, Data, Reward
 from vlmrl.recipe.tables import OF_ONE_REWARD, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.recipe.toml_lines import Key, dotted
@@ -152,6 +152,15 @@ def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield problem
 
 
+def _environments(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Find files of environments that are missing, are not Python, or lack the name. The files are not run."""
+    named: list[tuple[Key, str | None]] = [(("environment", "name"), loaded.recipe.environment.name)]
+    named += [(("data", i, "environment"), data.environment) for i, data in enumerate(loaded.recipe.data)]
+    for key, name in named:
+        if name and name != NO_ENVIRONMENT and (problem := _function_problem(loaded, key, name, "environment")):
+            yield problem
+
+
 def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None:
     problem = _function_problem(loaded, key, name, "reward")
     if problem is not None:
@@ -276,7 +285,7 @@ def _listing(folder: Path, most: int = 500) -> list[Path]:
 
 MADE_ELSEWHERE_RULES = (_model, _data_paths, _validation_files, _images_roots)
 """Rules about files that may be made later by other commands, or may be on another machine."""
-FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards)
+FILE_RULES = (_model, _data_paths, _validation_files, _images_roots, _prompts, _tasks, _rewards, _environments)
 
 
 Lists = list[tuple[Key, Sequence[ListedReward]]]

@@ -73,11 +73,16 @@ def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("algo", "min_spread")), "leave min_spread at 0", "warning")
 
 
+def _length_key(loaded: LoadedRecipe) -> str:
+    """Return the key that limits a whole response."""
+    return "environment.tokens" if loaded.recipe.has_episodes else "rollout.max_new_tokens"
+
+
 def _lengths(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    algo, limit = loaded.recipe.algo, loaded.recipe.rollout.max_new_tokens
+    algo, limit = loaded.recipe.algo, loaded.recipe.longest_response
     if row.overlong_tokens > limit:
         message = (
-            f"`algo.overlong_tokens` ({row.overlong_tokens}) is more than `rollout.max_new_tokens` ({limit}): "
+            f"`algo.overlong_tokens` ({row.overlong_tokens}) is more than `{_length_key(loaded)}` ({limit}): "
             "even an empty response would lose score"
         )
         where = loaded.where(("algo", "overlong_tokens"), ("rollout", "max_new_tokens"))
@@ -188,16 +193,16 @@ def _step_size(loaded: LoadedRecipe) -> Iterator[Problem]:
     if loaded.recipe.kind != "rl":
         return
     responses = rollout.prompts_per_step * rollout.samples_per_prompt
-    tokens = responses * rollout.max_new_tokens
+    tokens = responses * (longest := loaded.recipe.longest_response)
     where = loaded.where(("rollout", "prompts_per_step"), ("rollout", "samples_per_prompt"))
     product = f"{rollout.prompts_per_step:,} prompts x {rollout.samples_per_prompt:,} samples = {responses:,} responses"
     if responses > MAX_STEP_RESPONSES:
         hint = f"at most {MAX_STEP_RESPONSES:,}: lower rollout.prompts_per_step or rollout.samples_per_prompt"
         yield Problem(f"one step is {product}", where, hint)
     elif tokens > MAX_STEP_TOKENS:
-        message = f"one step is {product} of up to {rollout.max_new_tokens:,} tokens = {tokens:,} tokens"
+        message = f"one step is {product} of up to {longest:,} tokens = {tokens:,} tokens"
         place = loaded.where(("rollout", "max_new_tokens"), ("rollout", "prompts_per_step"))
-        yield Problem(message, place, f"at most {MAX_STEP_TOKENS:,}: lower rollout.max_new_tokens")
+        yield Problem(message, place, f"at most {MAX_STEP_TOKENS:,}: lower {_length_key(loaded)}")
 
 
 def _length(loaded: LoadedRecipe) -> Iterator[Problem]:

@@ -545,7 +545,7 @@ def make_grader(*, key: str | None = None, parts: Mapping[str, Any] | None = Non
 
 def _graded(x: RewardInput, *, key: str | None, parts: Mapping[str, Any], policy: Policy) -> RewardResult:
     golds = [_gold_of(str(one), policy) for one in _accepted(ground_truth(x, key))]
-    answer, reason = find_answer(x.response, place=policy.place, thought=policy.thought)
+    answer, reason = find_answer(x.answer, place=policy.place, thought=policy.thought)
     detail: dict[str, Any] = {"gold": golds[0][:MOST_SHOWN], "answer": None if answer is None else answer[:MOST_SHOWN]}
     is_right = False
     if answer is not None:

@@ -286,7 +286,7 @@ class VllmEngine(Generator):
         if changed or self._discarded or not self._loaded:
             start = time.perf_counter()
             size = self._send_adapter(version) if self.weights.adapted else self._send_all(version)
-            if self.settings.device == "cuda":
+            if torch.cuda.is_initialized():  # not where the parts are processes of their own: it would take a context
                 torch.cuda.synchronize()
             self.last_sync = SyncSpeed(size, time.perf_counter() - start, WORDS["memory"])
         self._loaded, self._discarded, self.version = True, False, version

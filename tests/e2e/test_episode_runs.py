@@ -1,0 +1,127 @@
+"""Runs whose responses are episodes with tools: trained, stopped and resumed, evaluated, scored again, looked at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Done, this_process
+from small_runs import assert_same_run, make_place, train, train_in_parts
+from wild_tools import WILD
+
+from vlmrl.store import layout
+from vlmrl.store.media import RunImages
+from vlmrl.store.runs import Run
+
+RECIPE = """
+environment = {name = "PLACE/wild.py:Look", tokens = 300, turns = 3}
+rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8, temperature = 0.9, stop = ["e", "a"]}
+train = {steps = 3, tokens_per_row = 700}
+optim.lr = 1e-3
+eval = {every_steps = 3, max_rows = 3, at_start = false}
+checkpoint = {every_steps = 1, keep_last = 9}
+"""
+REWARD = """
+def score(x):
+    assert x.answer == x.turns[-1].text and x.response.endswith(x.answer)
+    tools = [turn for turn in x.turns if turn.role == "tool"]
+    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": x.measured["reward"], "tools": len(tools) / 8}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, small_folder) -> Path:
+    place = tmp_path_factory.mktemp("episodes")
+    make_place(place, small_folder, RECIPE.replace("PLACE", str(place)), reward=REWARD)
+    (place / "wild.py").write_text(WILD)
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(place, tmp_path_factory) -> Run:
+    return train(place, tmp_path_factory.mktemp("whole"))
+
+
+def vlmrl(run: Run, place: Path, *words: str) -> Done:
+    return this_process(*words, "--runs", run.dir.parent, cwd=place)
+
+
+def test_it_trains_on_episodes(run):
+    lines = run.metrics("train")
+    assert len(lines) == 3 and lines[-1]["optim/updates"] > 0
+    for line in lines:
+        assert line["policy/sampler_gap_max"] < 2e-5, "the engine saw what the trainer sees"
+        shares = [value for name, value in line.items() if name.startswith("episode/ended/")]
+        assert sum(shares) == pytest.approx(1.0) and 1.0 <= line["episode/turns"] <= 3.0
+        assert line["episode/measured/reward"] == pytest.approx(line["reward/part/looks"])
+    samples = [s for g in run.read_rollouts(0) for s in g.samples]
+    assert {s.ending for s in samples} <= {"answer", "turn cut", "turn limit"} and any(
+        len(s.turns) > 1 for s in samples
+    )
+    images = RunImages(run.dir)
+    named = {m for s in samples for part in s.trajectory.segments for m in part.media}
+    assert named and all(images.find(media) for media in named)
+    [prompt] = run.manifest.prompts
+    assert prompt["environment"]["tools"][""][0]["function"]["name"] == "look"
+
+
+def test_stopped_and_resumed_equals_uninterrupted(place, run, tmp_path):
+    assert_same_run(train_in_parts(place, tmp_path, stops=[1]), run)
+
+
+def test_the_prompt_shows_the_tool(run):
+    assert '"name": "look"' in run.read_rollouts(0)[0].prompt_text
+
+
+def test_an_evaluation_equals_the_validation_of_the_same_step(run, place):
+    done = vlmrl(
+        run, place, "eval", run.id, "--checkpoint", "last", "--split", "validation", "--max-rows", "3", "--json"
+    )
+    assert done.code == 0, done.err
+    (one,) = done.json["evaluations"]
+    during = next(f for f in layout.eval_dirs(run.dir) if f.name.endswith("step-000003"))
+    expected = json.loads((during / layout.EVAL_SUMMARY).read_text())["metrics"]
+    found = json.loads((Path(one["folder"]) / layout.EVAL_SUMMARY).read_text())
+    assert found["metrics"] == expected
+    assert found["meta"]["environment"]["limits"]["turns"] == 3
+
+
+def test_every_command_takes_it(run, place, tmp_path):
+    checked = vlmrl(run, place, "reward-check", run.id, "--json").json
+    assert checked["stored"]["equal"] and checked["samples"] == 27, checked["stored"]
+    table = vlmrl(run, place, "runs", "show", run.id, "--rollout", "1").out.splitlines()[1:]
+    prompts = [line.split("\t")[0] for line in table]
+    said = "".join(vlmrl(run, place, "runs", "show", run.id, "--rollout", f"1/{p}").out for p in prompts)
+    assert "the environment (" in said and "tool: here <|im_end|> <image>" in said
+    for words in (
+        ("report", run.id, "-o", str(tmp_path / "r.html")),
+        ("runs", "diagnose", run.id),
+        ("runs", "verify", run.id),
+    ):
+        done = vlmrl(run, place, *words)
+        assert done.code == 0, (words, done.err)
+    assert (
+        vlmrl(run, place, "merge", run.id, "--checkpoint", "last", "--out", tmp_path / "m", "--json").json["logp_gap"]
+        < 1e-4
+    )
+
+
+def test_a_changed_environment_is_told_at_a_resume(run, place):
+    (place / "wild.py").write_text(WILD.replace("Look at a place.", "Look there."))
+    try:
+        done = vlmrl(run, place, "train", "--resume", run.id, "--set", "train.steps=4")
+    finally:
+        (place / "wild.py").write_text(WILD)
+    assert done.code == 2 and "environment of" in done.err and "Look there." in done.err
+
+
+def test_what_does_not_work_is_refused_in_words(place, tmp_path):
+    for override, words in (
+        ("environment.tokens=4", "may be longer than the whole episode"),
+        ("environment.name=wild.py:Missing", "Missing"),
+        ("environment.name=none.py:f", "none.py"),
+        ("rollout.overlap=true", "does not work with an environment"),
+    ):
+        done = this_process("check", place / "rl.toml", "--set", override, cwd=place)
+        assert done.code == 2 and words in done.err + done.out, (override, done.err, done.out)

@@ -1,0 +1,146 @@
+"""Cases that the tests run in a process with a pretended GPU: `python gpu_cases.py CASE ARGUMENTS`; prints JSON.
+
+cases: `gaps FAMILY DTYPE BACKEND`, `waits FAMILY DTYPE`, `handles`, `memory RECIPE RUNS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from parity import differences, packed, world
+from pretend_gpu.kernels import seen
+from tinyfamilies import build
+
+from vlmrl.algo.algorithms import resolve
+from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.packing import TrainItem
+from vlmrl.model.policy import Policy
+from vlmrl.rollout.vllm.wire import export, open_tensor
+from vlmrl.train.step_batch import StepBatch
+from vlmrl.train.update import PolicyGradient, add_gradients
+
+TOKENS_PER_ROW = 120
+
+
+def policy_of(name: str, device: str, dtype: torch.dtype, backend: str = "auto", critic: bool = False) -> Policy:
+    model = build(name).model.to(device, dtype)
+    share_prefix(model)
+    if dtype != torch.float32:
+        checkpoint_gradients(model)
+    return Policy(model, backend=backend, banned_ids=[0, 3], critic=critic)
+
+
+def items_of(name: str, dtype: torch.dtype, seed: int = 0) -> list[TrainItem]:
+    """The trajectories of the parity tests, pixels in that dtype."""
+
+    def cast(images: Any) -> Any:
+        return {k: x.to(dtype) if x.is_floating_point() else x for k, x in images.items()}
+
+    items = world(build(name), seed)
+    return [replace(i, prompt=replace(i.prompt, images=cast(i.prompt.images)), images=cast(i.images)) for i in items]
+
+
+def gaps(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
+    """The largest difference of log-probs and of gradients between the GPU and the CPU."""
+    items = items_of(name, dtype)
+    expected = packed(policy_of(name, "cpu", dtype, "sdpa"), items, TOKENS_PER_ROW)
+    policy = policy_of(name, "cuda", dtype, backend)
+    logp, gradient = differences(packed(policy, items, TOKENS_PER_ROW), expected)
+    return {"logp": logp, "gradient": gradient, "path": policy.path}
+
+
+def waits(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Waits per packed row of an update by function, of rows with new prompts; and vlmrl's sums in half precision."""
+
+    def counted(seeds: range) -> Counter[str]:
+        items: list[TrainItem] = []
+        for seed in seeds:
+            items.append(replace(items_of(name, dtype, seed)[0], group=seed, trajectory=len(items)))
+        batch = StepBatch(items, [1.0] * len(items), ["row"] * len(items))
+        before = seen.waits.copy()
+        alone: Any = SimpleNamespace(clear=lambda: None)
+        add_gradients(policy, alone, batch, objective, tokens_per_row=10, max_tokens=99)
+        counts: Counter[str] = Counter()
+        for (function, _), n in (seen.waits - before).items():
+            counts[function or "threads of autograd"] += n
+        return counts
+
+    policy, objective = policy_of(name, "cuda", dtype), PolicyGradient(resolve("grpo"))
+    counted(range(1))  # what is made once
+    few, many = counted(range(1, 2)), counted(range(2, 5))
+    per_row = {f: (many[f] - few[f]) / 2 for f in sorted(many.keys() | few.keys())}
+    return {"waits": {f: n for f, n in per_row.items() if n}, "half sums": sorted(seen.half_sums)}
+
+
+def handles() -> list[tuple[Any, ...]]:
+    """Tensors of another process by their handles: (sum, device there, sum there, first number after a write there)."""
+    ours, theirs = socket.socketpair()
+    if not os.fork():  # before this process uses the GPU
+        ours.close()
+        _receive(theirs)
+        os._exit(0)
+    theirs.close()
+    results = []
+    whole = torch.arange(300.0, device="cuda").to(torch.bfloat16)
+    with ours.makefile("rw") as other:
+        for tensor in (torch.arange(1000.0, device="cuda"), whole[100:200], torch.ones(7, 500_000, device="cuda").T):
+            line = {"handle": export(tensor), "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:]}
+            total = float(tensor.double().sum())
+            print(json.dumps(line), file=other, flush=True)
+            results.append((total, *json.loads(other.readline()), float(tensor.flatten()[0])))
+    return results
+
+
+def _receive(channel: socket.socket) -> None:
+    with channel.makefile("rw") as other:
+        for text in other:
+            line = json.loads(text)
+            tensor = open_tensor(line["handle"], line["shape"], getattr(torch, line["dtype"]))
+            total = float(tensor.double().sum())
+            tensor[(0,) * tensor.dim()] = -5.0
+            print(json.dumps([str(tensor.device), total]), file=other, flush=True)
+
+
+def memory(recipe: str, runs: str) -> None:
+    """Train on a GPU that has no free memory during the second step's update, and enough otherwise."""
+    from vlmrl.cli.app import main
+    from vlmrl.train import rl
+
+    run, calls, taken = rl.update, [], []
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["tokens_per_row"])
+        if len(calls) == 2:
+            free, total = torch.cuda.mem_get_info()
+            os.environ["PRETEND_GIB"] = str((total - free) / 2**30)
+            for size in (2**21, 2**16, 2**9):  # what the allocator has cached is taken, too
+                with suppress(torch.OutOfMemoryError):
+                    while True:
+                        taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        try:
+            return run(*args, **kwargs)
+        finally:
+            taken.clear()
+            os.environ.pop("PRETEND_GIB", None)
+
+    rl.update = limited
+    sys.argv = ["vlmrl", "train", recipe, "--runs", runs]
+    main()
+
+
+if __name__ == "__main__":
+    case, words = sys.argv[1], sys.argv[2:]
+    if case in ("gaps", "waits"):
+        words[1] = getattr(torch, words[1])  # type: ignore[call-overload]
+    result = globals()[case](*words)
+    if result is not None:
+        print(json.dumps(result))

@@ -1,0 +1,349 @@
+"""Processes of environments: what tools return, what goes wrong in them, and what is left of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from processes import assert_all_gone
+
+from vlmrl.environments.base import EnvironmentLimits
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
+from vlmrl.errors import RewardError
+
+TOOLS = '''
+from __future__ import annotations
+import asyncio, os, signal, subprocess, time
+import numpy
+from PIL import Image
+from vlmrl.environments.base import Observation, Start
+
+HELD = bytearray(8)
+LOOPS = []
+
+def zoom(start: Start, box: list[int]):
+    """Show a part of the picture."""
+    return start.images[0].crop(tuple(box))
+
+def nap(seconds: float):
+    """Sleep."""
+    time.sleep(seconds)
+    return "slept"
+
+def stuck():
+    """Never come back, whatever the signal."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    while True:
+        pass
+
+def die():
+    """End the process."""
+    os._exit(3)
+
+def boom():
+    """Raise."""
+    raise ValueError("no")
+
+def count():
+    """Count the calls of this episode."""
+    HELD[0] += 1
+    return int(HELD[0])
+
+def blocks():
+    """Return a text, a picture and a text."""
+    image = Image.new("RGB", (20, 10), "blue")
+    return [{"type": "text", "text": "a <image>"}, {"type": "image", "image": image}, "b"]
+
+def placed():
+    """Return an observation with a place for its picture."""
+    return Observation("left <image> right", [Image.new("RGB", (8, 8))], measured={"steps": 2}, note="said")
+
+def last():
+    """End the episode."""
+    return Observation(done=True, measured={"won": 1})
+
+def children():
+    """Leave a process behind, out of this session."""
+    return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+def greedy():
+    """Use too much memory."""
+    return len(bytearray(1 << 40))
+
+def large():
+    """Return a large picture."""
+    return Image.new("RGB", (400, 100))
+
+def gallery():
+    """Return too many pictures."""
+    return [Image.new("RGB", (4, 4))] * 65
+
+async def later(x: int):
+    """Answer later, in the same loop as before."""
+    loop = asyncio.get_running_loop()
+    LOOPS.append(loop)
+    return x + 1 if LOOPS[0] is loop else -1
+
+def product(start: Start):
+    """Work with numpy."""
+    return float((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum())
+
+TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, gallery, later, product]
+
+class Crop:
+    def __init__(self, scale=1):
+        self.scale = scale
+    def reset(self, answer, images, **row):
+        self.row = row | {"answer": answer}
+    def step(self):
+        """A tool called as a hook of other libraries."""
+        return str(sorted(self.row)) + str(self.scale)
+    def get_reward(self):
+        return 0.25
+
+class Broken(Crop):
+    def reset(self, **row):
+        raise KeyError("no such row")
+
+CHOICE = {"crop": Crop, "broken": Broken}
+'''
+LIMITS = EnvironmentLimits(tool_seconds=0.5, memory_mb=2048, workers=3, image_pixels=10_000)
+PICTURE = Image.new("RGB", (64, 48), "red")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tools") / "tools.py"
+    path.write_text(TOOLS)
+    return path
+
+
+class Place:
+    """A pool, and a way to ask it for one answer."""
+
+    def __init__(self, pool: EnvironmentPool) -> None:
+        self.pool = pool
+
+    def begin(self, key: Any = 0, **more: Any) -> Answer | Stopped:
+        facts = {"columns": {}, "truth": {}, "images": [PICTURE], "seen_sizes": [(28, 28)], "seed": 1, "prompt": "p"}
+        self.pool.begin(key, Beginning(**{**facts, **more}))
+        return self.only()
+
+    def call(self, name: str, key: Any = 0, **arguments: Any) -> Answer | Stopped:
+        self.pool.turn(key, f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>")
+        return self.only()
+
+    def only(self) -> Answer | Stopped:
+        ((_, outcome),) = self.pool.advance()
+        return outcome
+
+
+@pytest.fixture(scope="module")
+def shared(file: Path):
+    pool = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS)
+    yield Place(pool)
+    pool.close()
+
+
+@pytest.fixture
+def place(shared: Place):
+    """An episode that has begun."""
+    answer = shared.begin()
+    assert isinstance(answer, Answer) and answer.parts == [] and answer.done is None
+    yield shared
+    shared.pool.drop(0)
+    assert shared.pool.pids() == [] and not shared.pool.pending
+
+
+def test_a_tool_returns_a_picture_as_png(place: Place) -> None:
+    answer = place.call("zoom", box=[0, 0, 10, 20])
+    assert isinstance(answer, Answer) and answer.done is None and answer.errors == 0
+    (part,) = answer.parts
+    assert isinstance(part, bytes) and part.startswith(b"\x89PNG")
+    assert answer.calls == [{"name": "zoom", "arguments": {"box": [0, 0, 10, 20]}}]
+
+
+def test_texts_blocks_and_places_keep_their_order(place: Place) -> None:
+    kinds = [p if isinstance(p, str) else "png" for p in place.call("blocks").parts]
+    assert kinds == ["a <image>", "png", "b"], "the word <image> in a text is a word"
+    answer = place.call("placed")
+    assert [p if isinstance(p, str) else "png" for p in answer.parts] == ["left ", "png", " right"]
+    assert answer.measured == {"steps": 2.0} and answer.note == "said"
+
+
+def test_a_large_picture_is_shrunk(place: Place) -> None:
+    (part,) = place.call("large").parts
+    assert Image.open(io.BytesIO(part)).size == (200, 50)
+
+
+def test_coroutines_and_numpy_work(place: Place) -> None:
+    assert place.call("later", x=4).parts == ["5"] and place.call("later", x=5).parts == ["6"]
+    assert place.call("product").parts == [str(float(64**3))]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("boom", {}, "error: ValueError: no"),
+        ("zoom", {"box": [0, 0, 9, 9], "start": 1}, "start"),
+        ("zoom", {}, "box"),
+        ("fly", {}, "there is no tool 'fly'; the tools are zoom,"),
+        ("greedy", {}, "error: greedy needs more memory than 2048 MiB"),
+        ("zoom", {"box": [9, 9, 9, 9]}, "an image of 0 x 0 pixels is empty"),
+        ("zoom", {"box": [9, 9, 1, 1]}, "error: ValueError"),
+        ("gallery", {}, "more than 64 images"),
+        ("nap", {"seconds": 3}, "error: nap took more than 0.5 s"),
+    ],
+)
+def test_a_fault_of_a_call_is_an_observation(place: Place, name: str, arguments: dict[str, Any], words: str) -> None:
+    answer = place.call(name, **arguments)
+    assert isinstance(answer, Answer) and answer.errors == 1 and answer.done is None
+    assert answer.parts[0].startswith("error: ") and words in answer.parts[0] and len(answer.parts[0]) <= 207
+    assert place.call("count").parts == ["1"], "the episode goes on"
+
+
+def test_a_call_that_cannot_be_read_and_one_that_can(place: Place) -> None:
+    place.pool.turn(0, '<tool_call>{"name": </tool_call><tool_call>{"name": "count", "arguments": {}}</tool_call>')
+    answer = place.only()
+    assert answer.errors == 1 and answer.parts[0].startswith("error: the call cannot be read")
+    assert answer.parts[1:] == ["\n", "1"] and [c["name"] for c in answer.calls] == ["", "count"]
+
+
+def test_a_turn_without_a_call_is_the_answer_and_a_tool_may_end_the_episode(place: Place) -> None:
+    place.pool.turn(0, "it is red")
+    assert place.only().done == "answer"
+    answer = place.call("last")
+    assert answer.done == "done" and answer.measured == {"won": 1.0}
+
+
+def test_a_tool_that_cannot_be_interrupted_ends_its_episode_alone(shared: Place) -> None:
+    shared.begin("other")
+    shared.begin("stuck")
+    begin = time.monotonic()
+    outcome = shared.call("stuck", "stuck")
+    assert isinstance(outcome, Stopped) and outcome.over_time and time.monotonic() - begin < 10
+    assert shared.call("count", "other").parts == ["1"]
+    shared.pool.drop("other")
+
+
+def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
+    shared.begin("dead")
+    outcome = shared.call("die", "dead")
+    assert isinstance(outcome, Stopped) and not outcome.over_time and "ended" in outcome.why
+
+
+def test_every_episode_begins_with_the_same_state(shared: Place) -> None:
+    for key in ("a", "b"):
+        shared.begin(key)
+        assert shared.call("count", key).parts == ["1"] and shared.call("count", key).parts == ["2"]
+    for key in ("a", "b"):
+        shared.pool.drop(key)
+
+
+def test_what_an_episode_started_ends_with_it(shared: Place) -> None:
+    shared.begin("parent")
+    pid = int(shared.call("children", "parent").parts[0])
+    assert os.path.exists(f"/proc/{pid}")
+    shared.pool.drop("parent")
+    assert_all_gone([pid])
+
+
+def test_what_an_episode_started_ends_when_it_has_ended_by_itself(shared: Place) -> None:
+    shared.begin("parent")
+    pid = int(shared.call("children", "parent").parts[0])
+    assert isinstance(shared.call("die", "parent"), Stopped)
+    shared.begin("next")
+    assert_all_gone([pid])
+    shared.pool.drop("next")
+
+
+def test_many_episodes_leave_nothing(shared: Place) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        shared.begin(number)
+    for number in range(20):
+        shared.pool.turn(number, '<tool_call>{"name": "count", "arguments": {}}</tool_call>')
+    seen = []
+    while shared.pool.pending:
+        seen += shared.pool.advance()
+    assert sorted(key for key, _ in seen) == list(range(20)) and all(o.parts == ["1"] for _, o in seen)
+    for number in range(20):
+        shared.pool.drop(number)
+    assert len(os.listdir("/proc/self/fd")) == before and shared.pool.pids() == []
+
+
+def test_the_first_process_that_is_killed_fails_the_open_episodes_and_comes_back(shared: Place) -> None:
+    shared.begin("open")
+    (child,) = shared.pool.pids()
+    os.kill(shared.pool._forks.pids()[0], 9)
+    assert_all_gone([child])
+    shared.pool.turn("open", "x")
+    assert isinstance(shared.only(), Stopped)
+    assert isinstance(shared.begin("next"), Answer)
+    shared.pool.drop("next")
+
+
+def test_a_class_gets_its_row_and_the_truth_that_it_names(file: Path) -> None:
+    environment = load_environment(f"{file}:Crop", {"scale": 3})
+    assert [tool["function"]["name"] for tool in environment.tools[""]] == ["step"] and environment.own_reward
+    pool = EnvironmentPool(environment, "hermes", LIMITS)
+    place = Place(pool)
+    columns = {"level": 2, "reward_model": {"ground_truth": "red"}, "extra": json.dumps({"hint": "secret"})}
+    try:
+        place.begin(columns=columns, truth={"answer": "red", "hint": "secret"})
+        # Neither the truth that reset does not name, nor a column that holds it.
+        names = ["answer", "image", "level", "prompt", "reward_model", "seed", "seen_sizes"]
+        assert place.call("step").parts == [f"{names}3"]
+        pool.finish(0)
+        assert place.only().measured == {"reward": 0.25}
+    finally:
+        pool.close()
+
+
+def test_rows_choose_an_environment_and_a_broken_reset_is_a_fault(file: Path) -> None:
+    environment = load_environment(f"{file}:CHOICE", {})
+    assert set(environment.tools) == {"crop", "broken"}
+    pool = EnvironmentPool(environment, "hermes", LIMITS)
+    place = Place(pool)
+    try:
+        assert isinstance(place.begin(columns={"environment": "crop"}, truth={"answer": "x"}), Answer)
+        outcome = place.begin(1, columns={"environment": "broken"})
+        assert isinstance(outcome, Stopped) and "KeyError" in outcome.why and "tools.py" in outcome.why
+        outcome = place.begin(2, columns={"environment": "none of these"})
+        assert isinstance(outcome, Stopped) and "crop, broken" in outcome.why
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "words"),
+    [
+        ("def f(x: int): 'x'", "g", "has no `g`"),
+        ("import missing_module", "f", "missing_module"),
+        ("f = 3", "f", "not a int"),
+        ("def f(x): 'x'", "f", "x"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\ndef f(): 'x'",
+         "f", "leaves threads running"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, code: str, name: str, words: str) -> None:
+    (tmp_path / "bad.py").write_text(code)
+    with pytest.raises(RewardError) as caught:
+        load_environment(f"{tmp_path}/bad.py:{name}", {})
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_arguments_are_for_a_class(file: Path) -> None:
+    with pytest.raises(RewardError, match=r"environment\.args are for a class"):
+        load_environment(f"{file}:TOOLBOX", {"scale": 3})
+
+
+def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="there is no environment file"):
+        load_environment(f"{tmp_path}/none.py:f", {})

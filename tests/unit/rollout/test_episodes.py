@@ -1,0 +1,199 @@
+"""Episodes: what is sampled is what is trained on, in rounds or as tools come back, with every ending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tinyworld import mixed_prompts, prompt_tokens
+from wild_tools import WILD
+
+from vlmrl.data.images import decode_image
+from vlmrl.data.turns import TurnEncoder
+from vlmrl.environments.base import EnvironmentLimits
+from vlmrl.environments.processes import EnvironmentPool, load_environment
+from vlmrl.model.load import stop_ids_of
+from vlmrl.model.packing import TrainItem, make_row
+from vlmrl.model.policy import Policy
+from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.episodes import CUT_MARK, EpisodeEngine, EpisodeKind, EpisodeLimits
+from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.types import Sample, SamplingParams
+
+LIMITS = EpisodeLimits(turns=3, tokens=400, images=8, observation_tokens=64, seconds=60)
+
+
+class Admits(TorchEngine):
+    """The built-in engine as one that takes requests at any time: each is a batch of its own."""
+
+    admits = True
+
+
+@pytest.fixture
+def policy(frozen_tiny_model, tiny_banned):
+    return Policy(frozen_tiny_model, temperature=0.8, banned_ids=tiny_banned)
+
+
+@pytest.fixture
+def params(frozen_tiny_model, tiny_processor, tiny_banned):
+    """Many end tokens and a stop string, so that turns end in all ways."""
+    stops = (*stop_ids_of(frozen_tiny_model, tiny_processor.tokenizer), *range(20, 60))
+    return SamplingParams(0.8, max_new_tokens=10, stop_ids=stops, stop=("e",), banned_ids=tiny_banned)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("wild") / "wild.py"
+    path.write_text(WILD)
+    return path
+
+
+@pytest.fixture
+def make(policy, tiny_encoder, file):
+    """Makes engines of episodes; all are closed at the end."""
+    engines = []
+
+    def engine(kind: type = TorchEngine, limits: EpisodeLimits = LIMITS, nap: float = 0.0) -> EpisodeEngine:
+        environment = load_environment(f"{file}:Look", {"nap": nap})
+        pool = EnvironmentPool(environment, "hermes", EnvironmentLimits(tool_seconds=5))
+        inner = kind(policy, tiny_encoder.tokenizer)
+        kinds = {"s": EpisodeKind(pool, limits, TurnEncoder(tiny_encoder))}
+        engines.append(EpisodeEngine(inner, kinds, tiny_encoder.tokenizer))
+        return engines[-1]
+
+    yield engine
+    for one in engines:
+        one.close()
+
+
+@pytest.fixture
+def requests(tiny_encoder) -> list[SamplingRequest]:
+    prompts = [replace(p, row=replace(p.row, source="s")) for p in mixed_prompts(tiny_encoder)]
+    return [SamplingRequest(p, 4, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
+
+
+def flat(groups: Sequence[Sequence[Sample]]) -> list[Sample]:
+    return [sample for group in groups for sample in group]
+
+
+def gap(policy, encoder, request: SamplingRequest, sample: Sample) -> float:
+    """Largest difference in nats between the engine's log-probs and the trainer's, over the tokens of the policy."""
+    media = [m for s in sample.segments for m in s.media]
+    images = [decode_image(sample.files[m.sha256]) for m in media]
+    tail = encoder.encode_tail(sample.token_ids, media, images, "an episode") if media else ((), {})
+    item = TrainItem(prompt_tokens(request.prompt), 0, sample.segments, 0, *tail)
+    with torch.no_grad():
+        logp = policy(make_row([item])).logp
+    said = torch.tensor([x for s in sample.segments for x in s.sampler_logp or ()])
+    return float((logp - said).abs().max())
+
+
+@pytest.mark.parametrize("kind", [TorchEngine, Admits])
+def test_what_is_sampled_is_what_is_trained_on(make, policy, params, requests, tiny_encoder, kind) -> None:
+    groups = make(kind, replace(LIMITS, turns=2)).generate(requests, params)
+    for request, group in zip(requests, groups, strict=True):
+        assert [s.seed for s in group] == [request.seed + k for k in range(4)]
+        for s in group:
+            assert gap(policy, tiny_encoder, request, s) < 2e-5
+            assert s.token_ids == tuple(i for part in s.segments for i in part.ids)
+            assert [part.author for part in s.segments][::2] == ["policy"] * ((len(s.segments) + 1) // 2)
+            assert {part.author for part in s.segments[1::2]} <= {"environment"} and not s.fault
+            assert all(not part.trained and part.sampler_logp is None for part in s.segments[1::2])
+    samples = flat(groups)
+    assert {s.ending for s in samples} == {"answer", "turn cut", "turn limit"}
+    assert any(turn.errors for s in samples for turn in s.turns) and any(s.files for s in samples)
+    assert all((s.finish == "length") == (s.ending != "answer") for s in samples)
+
+
+def test_an_observation_stands_where_the_template_writes_it(make, params, requests, tiny_encoder) -> None:
+    decode = tiny_encoder.tokenizer.decode
+    seen = 0
+    for s in flat(make().generate(requests, params)):
+        for number, part in enumerate(s.segments[1::2]):
+            before, text = s.segments[2 * number], decode(part.ids)
+            end, observed = "<|im_end|>", s.turns[2 * number + 1].text
+            # The end of the turn is the policy's where it has sampled it, else the environment's.
+            assert decode(before.ids).endswith(end) != text.startswith(end)
+            assert text.endswith("<|im_start|>assistant\n") and text.count("<|im_start|>") == 2
+            assert observed.split("\n")[0] in text or s.turns[2 * number + 1].media
+            control = tiny_encoder.tokenizer.convert_tokens_to_ids("<|im_end|>")
+            assert part.ids.count(control) == 1 + text.startswith(end), "a tool's text makes no control token"
+            seen += 1
+    assert seen > 10
+
+
+def test_samples_do_not_depend_on_the_speed_of_the_tools_nor_on_the_other_requests(make, params, requests) -> None:
+    expected = make().generate(requests, params)
+    slow = make(nap=0.05).generate(requests, params)
+    assert [s.token_ids for s in flat(slow)] == [s.token_ids for s in flat(expected)]
+    assert [s.sampler_logp[:1] for s in flat(slow)] == [s.sampler_logp[:1] for s in flat(expected)], "bit for bit"
+    alone = make().generate(requests[1:2], params)
+    assert [s.token_ids for s in alone[0]] == [s.token_ids for s in expected[1]]
+
+
+def test_an_engine_that_admits_returns_a_group_before_slow_tools_of_others(make, params, requests) -> None:
+    engine = make(Admits)
+    with engine.round():
+        numbers = [engine.submit(request, params) for request in requests]
+        first = engine.poll()
+        assert 1 <= len(first) < len(numbers)
+
+
+def test_a_source_without_an_environment_is_passed_on(make, policy, tiny_encoder, params, requests) -> None:
+    plain = replace(requests[0], prompt=replace(requests[0].prompt, row=replace(requests[0].prompt.row, source="o")))
+    counted: list[int] = []
+    engine = make()
+    one, other = engine.generate([plain, requests[1]], params, counted.append)
+    expected = TorchEngine(policy, tiny_encoder.tokenizer).generate([plain], params)[0]
+    assert [s.token_ids for s in one] == [s.token_ids for s in expected] and one[0].ending is None
+    assert sum(counted) == 8 and other[0].ending is not None
+
+
+@pytest.mark.parametrize(
+    ("limits", "ending"),
+    [
+        (replace(LIMITS, turns=1), "turn limit"),
+        (replace(LIMITS, tokens=40), "token limit"),
+        (replace(LIMITS, images=0), "image limit"),
+        (replace(LIMITS, seconds=0.0), "time limit"),
+    ],
+)
+def test_every_limit_ends_an_episode_in_front_of_what_would_not_fit(make, params, requests, limits, ending) -> None:
+    samples = flat(make(limits=limits).generate(requests, params))
+    ended = [s for s in samples if s.ending == ending]
+    assert ended and all(s.finish == "length" and s.segments[-1].author == "policy" for s in ended)
+    assert all(len(s.token_ids) <= limits.tokens for s in samples)
+    assert all(sum(len(p.media) for p in s.segments) <= limits.images for s in samples)
+
+
+def test_a_long_observation_is_cut_in_the_middle(make, params, requests) -> None:
+    samples = flat(make(limits=replace(LIMITS, observation_tokens=6)).generate(requests, params))
+    texts = [turn.text for s in samples for turn in s.turns if turn.role == "tool" and len(turn.text) > 20]
+    assert texts and all(CUT_MARK in text for text in texts)
+
+
+def test_an_environment_that_fails_is_a_fault_of_its_own_episode(make, params, requests, file) -> None:
+    engine = make()
+    with engine.round():
+        number = engine.submit(requests[1], params)
+        pool = engine._kinds["s"].pool
+        engine._hear(5.0)
+        pool._stop(pool._episodes[number, 0], over_time=False, why="it was ended")
+        ((_, group),) = engine.poll()
+    assert group[0].fault == "it was ended" and group[0].ending == "environment" and group[0].token_ids
+    assert not any(s.fault for s in group[1:])
+
+
+def test_what_is_left_of_a_round_is_dropped_with_its_processes(make, params, requests) -> None:
+    engine = make(nap=0.2)
+    with engine.round():
+        engine.submit(requests[1], params)
+        engine.poll(0.0)
+    assert engine._kinds["s"].pool.pids() == [] and engine.poll() == []
+    begin = time.monotonic()
+    engine.generate(requests[:1], params)
+    assert time.monotonic() - begin < 60

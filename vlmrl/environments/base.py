@@ -1,0 +1,146 @@
+"""Values that an environment gets and returns, and its settings. A user's environment imports this module.
+
+The smallest environment is one typed function: `environment = "tools.py:zoom"`. A list of functions works too, and so
+does a class in the form of TRL's `environment_factory`: its public methods are the tools, beside `reset(**row)` and
+`get_reward()`. A dict of such classes is chosen from by the row's column `environment`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmrl.types import Size
+from vlmrl.untrusted import parse_json
+
+ERROR = "error: "
+"""Beginning of an observation in words about a bad call, or a tool's error."""
+IMAGE_MARK = "<image>"
+"""Place of an image in the text of an `Observation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Next thing that the policy sees; a tool may return one instead of a text or an image.
+
+    Args:
+        text: with one `<image>` for each image, in order; without any, the images come first.
+        images: PIL images.
+        done: whether the episode ends now; the policy then does not see this.
+        measured: numbers for the reward and the metrics. They are no score by themselves.
+        note: one line for people.
+    """
+
+    text: str = ""
+    images: Sequence[Any] = ()
+    done: bool = False
+    measured: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin of an episode, for a tool that is a function: its first parameter annotated `Start` gets this.
+
+    Args:
+        columns: columns of the row, without its truth.
+        images: the images of the prompt, PIL RGB as stored.
+        seen_sizes: (width, height) of each image as the model saw it; () = unknown.
+        seed: seed of the episode.
+        prompt: the prompt as text.
+    """
+
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    images: Sequence[Any] = ()
+    seen_sizes: tuple[Size, ...] = ()
+    seed: int = 0
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserEnvironment:
+    """User's environment, as its processes load it.
+
+    Args:
+        file: path of the file, for messages.
+        name: of the function, list, class or dict in it.
+        code: text of the file, as it was hashed.
+        args: arguments of the class or the functions, as JSON values.
+    """
+
+    file: str
+    name: str
+    code: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.code.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLimits:
+    """Limits of an environment's processes.
+
+    Args:
+        tool_seconds: longest time of one call, in seconds of wall clock.
+        memory_mb: memory of an episode's process in MiB.
+        workers: number of calls that run at the same time.
+        image_pixels: largest area of an image that the policy sees; a larger one is shrunk.
+        calls: largest number of calls in a turn.
+    """
+
+    tool_seconds: float = 10.0
+    memory_mb: int = 2048
+    workers: int = 4
+    image_pixels: int = 1 << 20
+    calls: int = 8
+
+
+def row_fields(
+    columns: Mapping[str, Any], truth: Mapping[str, Any], takes: Mapping[str, bool] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a row that `reset` gets, and the names of those that are kept back from it.
+
+    A truth field is handed over if `reset` names it as a parameter: that declares the need. `**row` alone never gets
+    one, nor a column that equals or contains it, as some tables repeat the truth.
+
+    Args:
+        takes: parameters of reset, and whether each is `**row`; None = there is no reset, and `Start` gets what
+            `**row` would.
+    """
+    named = {name for name, is_open in (takes or {}).items() if not is_open}
+    takes_all = takes is None or any(takes.values())
+    hidden = {name: value for name, value in truth.items() if name not in named}
+    fields, kept_back = {name: value for name, value in truth.items() if name in named}, sorted(hidden)
+    for name, value in columns.items():
+        if name in fields or not (takes_all or name in named):
+            continue
+        if name in hidden or (name not in named and any(_holds(value, one) for one in hidden.values())):
+            kept_back.append(name)
+        else:
+            fields[name] = value
+    return fields, sorted(set(kept_back))
+
+
+def _holds(value: Any, truth: Any) -> bool:
+    """Return whether a column's value equals the truth, or contains it at any depth, as a JSON text too."""
+    if value is None or truth is None or truth in ("", [], {}):
+        return False
+    if value == truth:
+        return True
+    if isinstance(value, Mapping):
+        return any(_holds(one, truth) for one in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds(one, truth) for one in value)
+    if not isinstance(value, str):
+        return False
+    text = value.strip()
+    if text == str(truth).strip():
+        return True
+    try:
+        return text.startswith(("{", "[")) and _holds(parse_json(text), truth)
+    except ValueError:
+        return False

@@ -1,0 +1,405 @@
+"""Processes of environments: one that has imported the user's file, and a fork of it for each episode.
+
+The first one gets {"fork": tickets} and {"reap": pids}. An episode's process connects to the socket of the pool, says
+its ticket, and answers {"reset"}, {"turn"} and {"end"}. So every episode begins with the same clean state, and can be
+killed alone. The trainer never imports this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from vlmrl.environments.base import (
+    ERROR,
+    IMAGE_MARK,
+    EnvironmentLimits,
+    Observation,
+    Start,
+    UserEnvironment,
+    row_fields,
+)
+from vlmrl.environments.calls import BadCall, read_calls
+from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
+from vlmrl.errors import RewardError
+from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
+from vlmrl.rewards.worker import Guard, describe_error, import_source
+from vlmrl.types import Call
+from vlmrl.workers.frames import WHOLE, Channel
+from vlmrl.workers.serve import Answer, Handler, limit_memory
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables that hold libraries at one thread: a fork has none of the threads of its parent."""
+MOST_ERROR_CHARS, MOST_NOTE_CHARS = 200, 1000
+MOST_TEXT_CHARS = 1 << 20
+MOST_IMAGES = 64
+"""Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
+FAULT = "fault"
+"""Field of an answer whose environment raised outside a tool."""
+Part = str | bytes
+"""Part of an observation: a text, or a PNG file."""
+
+
+class OverTimeError(BaseException):
+    """A tool took too long. It is no Exception, so that the tool's own `except Exception` does not stop it."""
+
+
+def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
+    """Import the user's file. Return facts about its tools, or {"fatal": error}, and the handler of forks."""
+    for name in ONE_THREAD:
+        os.environ[name] = "1"
+    own_shared_memory()
+    adopt_orphans()
+    guard, episodes = Guard(), set[int]()
+    user = UserEnvironment(**setup["user"])
+    limits, own, facts = EnvironmentLimits(**setup["limits"]), None, {}
+    try:
+        with guard:
+            own = Own(import_source(user), user)  # pyright: ignore[reportArgumentType]
+            facts = own.facts()
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(1)
+        if threading.active_count() > 1:
+            names = ", ".join(t.name for t in threading.enumerate() if t is not threading.main_thread())
+            raise RewardError(
+                f"{user.file} leaves threads running when it is imported ({names})",
+                hint="each episode is a fork, which has no threads of its parent: start them in reset or in a tool",
+            )
+    except BaseException as error:
+        facts = {"fatal": describe_error(error, user.file)}
+    guard.flush()
+
+    def handle(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
+        assert own is not None
+        for pid in body["reap"]:
+            episodes.discard(pid)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        # What an episode that ended by itself has started is now a child of this process.
+        for orphan in set(children(os.getpid())) - episodes if body["reap"] else ():
+            kill_all(lambda pid=orphan: [*descendants(pid), pid])
+            os.waitpid(orphan, 0)
+        for item, ticket in enumerate(body["fork"]):
+            if (pid := os.fork()) == 0:
+                _live(own, bytes.fromhex(ticket), setup["socket"], setup["form"], limits, guard)
+            episodes.add(pid)
+            yield item, {"pid": pid}, ()
+
+    return facts, handle
+
+
+def _live(own: Own, ticket: bytes, address: str, form: str, limits: EnvironmentLimits, guard: Guard) -> None:
+    """Be the process of one episode until the pool closes its socket. Never returns."""
+    try:
+        parent = os.getppid()
+        os.setsid()
+        die_with_parent(parent)
+        adopt_orphans()
+        for name in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
+            if int(name) > 2:
+                with suppress(OSError):
+                    os.close(int(name))
+        limit_memory(limits.memory_mb << 20)
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(address)
+        link.sendall(ticket)
+        channel = Channel(link.fileno(), link.fileno())
+        episode = Episode(own, form, limits, guard)
+        for body, blobs in channel.requests():
+            start = time.perf_counter()
+            try:
+                answer, files = episode.answer(body, blobs, channel)
+            except BaseException as error:
+                channel.stay_alone()
+                answer, files = {FAULT: describe_error(error, own.user.file)}, []
+            guard.flush()
+            channel.answer(WHOLE, {**answer, "seconds": time.perf_counter() - start}, files)
+    finally:
+        os._exit(0)
+
+
+class Own:
+    """The user's environment, looked up by its name.
+
+    Args:
+        module: the user's file.
+        user: name and arguments.
+    Raises: RewardError for a missing name, or tools that cannot be described.
+    """
+
+    def __init__(self, module: ModuleType, user: UserEnvironment) -> None:
+        self.user = user
+        target = self._named(module, user.name)
+        if isinstance(target, Mapping):
+            self.targets = {str(key): value for key, value in target.items()}
+        else:
+            self.targets = {"": list(target) if isinstance(target, (list, tuple)) else target}
+        for target in self.targets.values():
+            if not callable(target) and not isinstance(target, list):
+                kind = type(target).__name__
+                raise RewardError(f"an environment is a function, a list of functions or a class, not a {kind}")
+            if user.args and not inspect.isclass(target):
+                raise RewardError("environment.args are for a class; a function has defaults")
+
+    def _named(self, module: ModuleType, name: str) -> Any:
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            known = [
+                n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+            ]
+            raise RewardError(
+                f"{self.user.file} has no `{name}`", hint=f"it has: {', '.join(known) or 'no function'}"
+            ) from None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the schemas of the tools by environment, and what its reset takes of a row."""
+        schemas = {}
+        for key, target in self.targets.items():
+            owner = target if inspect.isclass(target) else target if isinstance(target, list) else [target]
+            schemas[key] = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
+        own_reward = any(inspect.isclass(t) and hasattr(t, "get_reward") for t in self.targets.values())
+        return {"tools": schemas, "takes": _takes(next(iter(self.targets.values()))), "own_reward": own_reward}
+
+    def target(self, columns: Mapping[str, Any]) -> Any:
+        """Return the environment of a row. Raises: RewardError where its column `environment` names none."""
+        if list(self.targets) == [""]:
+            return self.targets[""]
+        name = str(columns.get("environment"))
+        if name not in self.targets:
+            raise RewardError(
+                f"the row's column `environment` is {name!r}", hint=f"known: {', '.join(map(str, self.targets))}"
+            )
+        return self.targets[name]
+
+
+@dataclass
+class Episode:
+    """One episode of an environment."""
+
+    own: Own
+    form: str
+    limits: EnvironmentLimits
+    guard: Guard
+    owner: Any = None
+    tools: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    start: Start = field(default_factory=Start)
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def answer(
+        self, body: dict[str, Any], blobs: Sequence[bytes], channel: Channel
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the answer to a request as JSON values, and the PNG files of its images."""
+        with self.guard:
+            if "reset" in body:
+                return self._reset(body["reset"], blobs)
+            if "turn" in body:
+                return self._turn(body["turn"], body["in_thought"], lambda number: channel.answer(number, {}))
+            return self._end(), []
+
+    def _reset(self, given: dict[str, Any], blobs: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+        from PIL import Image
+
+        images = [Image.frombytes("RGB", tuple(size), blob) for blob, size in zip(blobs, given["sizes"], strict=True)]
+        target = self.own.target(given["columns"])
+        takes = _takes(target)
+        fields, _ = row_fields(given["columns"], given["truth"], takes)
+        seen = tuple((w, h) for w, h in given["seen_sizes"])
+        self.start = Start(fields, images, seen, given["seed"], given["prompt"])
+        if not inspect.isclass(target):
+            self.owner = target if isinstance(target, list) else [target]
+            self.tools = tools_of(self.owner)
+            return {"parts": []}, []
+        self.owner = target(**self.own.user.args)
+        self.tools = tools_of(self.owner)
+        if takes is None:
+            return {"parts": []}, []
+        more = {
+            "prompt": given["prompt"],
+            "images": images,
+            "image": images[0] if images else None,
+            "seen_sizes": seen,
+            "seed": given["seed"],
+        }
+        values = {k: v for k, v in {**more, **fields}.items() if k in takes or any(takes.values())}
+        measured: dict[str, float] = {}
+        return _packed(self._content(self._run(self.owner.reset, values), measured, []), measured, [], {})
+
+    def _turn(self, text: str, in_thought: bool, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
+        """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
+        calls = read_calls(text, self.form, most=self.limits.calls, in_thought=in_thought)
+        given = [
+            {"name": "", "arguments": {"text": c.text}} if isinstance(c, BadCall) else
+            {"name": c.name, "arguments": dict(c.arguments)}
+            for c in calls
+        ]  # fmt: skip
+        answer: dict[str, Any] = {"calls": given, "errors": 0}
+        measured: dict[str, float] = {}
+        parts, notes = list[Part](), list[str]()
+        if not calls:
+            answer["done"] = "answer"
+        for number, call in enumerate(calls):
+            begins(number)
+            shown, is_error, is_done = self._call(call, measured, notes)
+            answer["errors"] += is_error
+            parts += ["\n"] if parts and isinstance(parts[-1], str) and shown and isinstance(shown[0], str) else []
+            parts += shown
+            if is_done:
+                answer["done"] = "done"
+                break
+        return _packed(parts, measured, notes, answer)
+
+    def _call(
+        self, call: Call | BadCall, measured: dict[str, float], notes: list[str]
+    ) -> tuple[list[Part], bool, bool]:
+        """Return (texts and PNG files that a tool returned, whether it or the call failed, whether the episode ends).
+
+        Of a failure, the text begins with `error:`.
+        """
+        if isinstance(call, BadCall):
+            return _error(f"the call cannot be read: {call.why}"), True, False
+        if call.name not in self.tools:
+            return _error(f"there is no tool {call.name!r}; the tools are {', '.join(self.tools)}"), True, False
+        tool = self.tools[call.name]
+        signal.signal(signal.SIGALRM, _over_time)
+        signal.setitimer(signal.ITIMER_REAL, self.limits.tool_seconds)
+        try:
+            values = bind(tool, call.arguments, hidden=(Start,))
+            result = self._run(tool, values | dict.fromkeys(hidden_parameters(tool, (Start,)), self.start))
+            return self._content(result, measured, notes), False, isinstance(result, Observation) and result.done
+        except OverTimeError:
+            return _error(f"{call.name} took more than {self.limits.tool_seconds:g} s"), True, False
+        except MemoryError:
+            return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB"), True, False
+        except ToolError as error:
+            return _error(str(error)), True, False
+        except Exception as error:
+            with suppress(Exception):
+                return _error(f"{type(error).__name__}: {error}"), True, False
+            return _error(type(error).__name__), True, False
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _run(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call a function. A coroutine runs to its end, in the one loop of the episode."""
+        result = function(**values)
+        if not inspect.iscoroutine(result):
+            return result
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(result)
+
+    def _content(self, result: Any, measured: dict[str, float], notes: list[str]) -> list[Part]:
+        """Return the texts and PNG files of a result. Raises: ValueError for too many images, or an empty one."""
+        content = list(_shown(result, measured, notes))
+        if sum(not isinstance(part, str) for part in content) > MOST_IMAGES:
+            raise ValueError(f"more than {MOST_IMAGES} images")
+        return [part[:MOST_TEXT_CHARS] if isinstance(part, str) else self._png(part) for part in content]
+
+    def _png(self, image: Any) -> bytes:
+        """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for an empty one."""
+        image = image.convert("RGB")
+        if not image.width * image.height:
+            raise ValueError(f"an image of {image.width} x {image.height} pixels is empty")
+        scale = (self.limits.image_pixels / (image.width * image.height)) ** 0.5
+        if scale < 1:
+            image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return file.getvalue()
+
+    def _end(self) -> dict[str, Any]:
+        """Return the environment's own reward, if it has one."""
+        own = getattr(self.owner, "get_reward", None) if not isinstance(self.owner, list) else None
+        return {"parts": []} if own is None else {"parts": [], "measured": {"reward": float(self._run(own, {}))}}
+
+
+def _takes(target: Any) -> dict[str, bool] | None:
+    """Return the parameters of a class's reset, and whether each is `**row`; None = there is no reset."""
+    if not inspect.isclass(target) or (reset := getattr(target, "reset", None)) is None:
+        return None
+    parameters = list(inspect.signature(reset).parameters.items())[1:]  # without self
+    return {name: p.kind is p.VAR_KEYWORD for name, p in parameters}
+
+
+def _over_time(number: int, frame: Any) -> None:
+    raise OverTimeError
+
+
+def _error(text: str) -> list[Part]:
+    """Return an error for the policy: one line of bounded length."""
+    return [ERROR + " ".join(text.split())[:MOST_ERROR_CHARS]]
+
+
+def _packed(
+    content: Sequence[Part], measured: Mapping[str, float], notes: Sequence[str], answer: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Return an answer as JSON values, with the numbers of its PNG files among the texts, and the files."""
+    files = [part for part in content if isinstance(part, bytes)]
+    numbers = iter(range(len(files)))
+    parts = [part if isinstance(part, str) else next(numbers) for part in content]
+    return {**answer, "parts": parts, "measured": dict(measured), "note": "; ".join(notes)[:MOST_NOTE_CHARS]}, files
+
+
+def _shown(result: Any, measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
+    """Yield the texts and PIL images of what a tool or `reset` returned, in order.
+
+    Texts, images, content blocks (`{"type": "text"}`, `{"type": "image"}`), observations, lists of these; any other
+    value as JSON, or as its text.
+    """
+    if result is None:
+        return
+    if isinstance(result, Observation):
+        measured |= {str(name): float(value) for name, value in result.measured.items()}
+        if result.note:
+            notes.append(result.note)
+        pieces = result.text.split(IMAGE_MARK)
+        if len(pieces) - 1 == len(result.images) and result.images:
+            for piece, image in zip(pieces, [*result.images, None], strict=True):
+                yield from (one for one in (piece, image) if (one is not None and not isinstance(one, str)) or one)
+            return
+        yield from result.images
+        if result.text:
+            yield result.text
+    elif isinstance(result, str):
+        if result:
+            yield result
+    elif hasattr(result, "convert") and hasattr(result, "size"):
+        yield result
+    elif isinstance(result, Mapping) and result.get("type") in ("text", "image", "image_url"):
+        yield from _shown(_of_block(result), measured, notes)
+    elif isinstance(result, (list, tuple)) and any(not isinstance(x, (int, float, bool)) for x in result):
+        after_text = False
+        for one in result:  # texts that follow each other are lines
+            for part in _shown(one, measured, notes):
+                yield "\n" + part if isinstance(part, str) and after_text else part
+                after_text = isinstance(part, str)
+    else:
+        try:
+            yield json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError):
+            yield str(result)
+
+
+def _of_block(block: Mapping[str, Any]) -> Any:
+    """Return the text or the PIL image of a content block. Raises: TypeError for an image that is only named."""
+    if block["type"] == "text":
+        return str(block.get("text", ""))
+    image = block.get("image")
+    if not hasattr(image, "convert"):
+        raise TypeError("an image block has a PIL image under `image`; paths and addresses are not read")
+    return image

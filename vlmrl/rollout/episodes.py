@@ -1,0 +1,406 @@
+"""Engine of whole episodes: a generator around another one. A request is a group of episodes, an answer whole samples.
+
+A turn of the policy is a request to the inner engine. Its calls go to the episode's environment, what they return
+becomes tokens behind the turn, and the next turn begins. An engine that admits requests at any time gets each next turn
+as soon as its tool is back, so that no group waits for another. The built-in engine gets the next turns of all episodes
+together, in rounds, when no tool is running any more: so its batches, and with them its bits, do not depend on time.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import fmean
+from typing import Any, get_args
+
+from vlmrl.data.encode import EncodedPrompt
+from vlmrl.data.images import image_hash
+from vlmrl.data.turns import TurnEncoder, followed, without_first
+from vlmrl.environments.calls import THOUGHTS
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
+from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
+from vlmrl.types import Call, EpisodeEnd, Media, Sample, SamplingParams, ScoredSample, Segment, Turn, hash64
+
+CUT_MARK = "\n[... cut ...]\n"
+"""Text in the middle of an observation that was cut."""
+LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
+"""Endings by a limit: the response counts as cut, like one that reached the token limit."""
+POLL_SECONDS = 0.02
+"""Longest wait for an engine while tools run, and the other way round."""
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Limits of an episode.
+
+    Args:
+        turns: number of turns of the policy.
+        tokens: tokens behind the prompt, observations included. A turn begins only if a whole one still fits.
+        images: number of images behind the prompt.
+        observation_tokens: text tokens of one observation; a longer one is cut in the middle.
+        seconds: time for which its environment works, in all.
+    """
+
+    turns: int
+    tokens: int
+    images: int
+    observation_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EpisodeKind:
+    """Episodes of a source: their environment, their limits, and how observations become tokens."""
+
+    pool: EnvironmentPool
+    limits: EpisodeLimits
+    encoder: TurnEncoder
+
+
+Key = tuple[int, int]
+"""(number of the group's request, sample)."""
+
+
+@dataclass(eq=False)
+class _Episode:
+    """State of an episode.
+
+    Args:
+        prompt: with all turns so far.
+        ending: set while its environment is asked for its own reward.
+        in_thought: the prompt has opened a thought for the turn.
+    """
+
+    key: Key
+    kind: EpisodeKind
+    seed: int
+    prompt: EncodedPrompt
+    params: SamplingParams
+    segments: list[Segment] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    has_begun: bool = False
+    ending: EpisodeEnd | None = None
+    fault: str = ""
+    version: int = 0
+    in_thought: bool = False
+
+    @property
+    def num_turns(self) -> int:
+        return sum(turn.role == "assistant" for turn in self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.ids) for s in self.segments)
+
+
+class EpisodeEngine(Generator):
+    """Generator of episodes.
+
+    Args:
+        inner: the engine of the turns. It closes with this one.
+        kinds: source -> its episodes; requests of other sources are passed on as they are.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
+        self.inner, self._kinds, self._tokenizer = inner, kinds, tokenizer
+        self._pools = [kind.pool for kind in kinds.values()]
+        self._numbers = count()
+        self._forget()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # attributes of one engine alone, such as `settings`
+
+    @property
+    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.version
+
+    @property
+    def copies_weights(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.copies_weights
+
+    @property
+    def works_alone(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.works_alone
+
+    @property
+    def admits(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.admits
+
+    @property
+    def max_open(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Twice the inner engine's: the episodes that wait for a tool use none of its places."""
+        return None if self.inner.max_open is None else 2 * self.inner.max_open
+
+    @property
+    def last_sync(self) -> SyncSpeed | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.last_sync
+
+    @contextmanager
+    def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
+        self._progress = progress or (lambda newly: None)
+        try:
+            with self.inner.round():
+                yield
+        finally:
+            for episode in self._episodes.values():
+                episode.kind.pool.drop(episode.key)
+            self._forget()
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        number, kind = next(self._numbers), self._kinds.get(request.prompt.row.source)
+        if kind is None:
+            self._turns[self.inner.submit(request, params)] = number
+            return number
+        self._groups[number] = [None] * request.num_samples
+        episodes = [
+            _Episode((number, k), kind, request.seed + k, request.prompt, params) for k in range(request.num_samples)
+        ]
+        prompt, row = request.prompt, request.prompt.row
+        in_thought = _opens_thought(prompt.text)
+        for e in episodes:
+            self._episodes[e.key], e.in_thought = e, in_thought
+            start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
+            kind.pool.begin(e.key, start)
+        if self.inner.admits:
+            for e in episodes:
+                self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, e.seed), params)] = [e]
+        else:
+            self._turns[self.inner.submit(request, params)] = episodes
+        return number
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        until = None if timeout is None else time.monotonic() + timeout
+        complete: list[tuple[int, list[Sample]]] = []
+        while not complete and (self._turns or self._episodes):
+            self._hear(0.0 if self._turns else POLL_SECONDS)
+            self._go_on()
+            if self._turns:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                if self._tools_run:
+                    left = POLL_SECONDS if left is None else min(left, POLL_SECONDS)
+                for number, samples in self.inner.poll(left):
+                    owner = self._turns.pop(number)
+                    if isinstance(owner, int):
+                        complete.append((owner, samples))
+                        self._progress(len(samples))
+                        continue
+                    for episode, sample in zip(owner, samples, strict=True):
+                        self._take_turn(episode, sample)
+            for number in [n for n, samples in self._groups.items() if all(samples)]:
+                complete.append((number, [s for s in self._groups.pop(number) if s is not None]))
+            if until is not None and time.monotonic() >= until:
+                break
+        return complete
+
+    def sleep(self) -> None:
+        self.inner.sleep()
+
+    def wake(self) -> None:
+        self.inner.wake()
+
+    def load_weights(self, version: int, *, changed: bool = True) -> None:
+        self.inner.load_weights(version, changed=changed)
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+        self.inner.close()
+
+    def _forget(self) -> None:
+        self._groups: dict[int, list[Sample | None]] = {}
+        self._episodes: dict[Key, _Episode] = {}
+        self._turns: dict[int, list[_Episode] | int] = {}  # inner request -> its episodes, or the request it passes on
+        self._next: list[_Episode] = []  # whose next turn waits to be submitted
+
+    @property
+    def _tools_run(self) -> bool:
+        return any(pool.pending for pool in self._pools)
+
+    def _hear(self, seconds: float) -> None:
+        """Take what the environments have answered."""
+        for pool in self._pools:
+            if pool.pending:
+                for key, outcome in pool.advance(seconds):
+                    if (episode := self._episodes.get(key)) is not None:
+                        self._take_answer(episode, outcome)
+
+    def _go_on(self) -> None:
+        """Submit the next turns: at once, or when all turns and tools of the round are complete."""
+        if not self._next or not (self.inner.admits or (not self._turns and not self._tools_run)):
+            return
+        for e in sorted(self._next, key=lambda e: e.key):
+            seed = hash64(e.seed, e.num_turns) >> 1
+            self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, seed), e.params)] = [e]
+        self._next = []
+
+    def _take_turn(self, e: _Episode, sample: Sample) -> None:
+        """Add a turn of the policy, and give it to the environment."""
+        if e.key not in self._episodes:  # its environment failed meanwhile
+            return
+        e.version = sample.version
+        e.segments.append(Segment("assistant", sample.token_ids, True, sample.sampler_logp, version=sample.version))
+        e.turns.append(Turn("assistant", sample.text))
+        if e.fault:  # it failed before its first turn was there
+            self._complete(e, "environment")
+            return
+        if sample.finish == "length":
+            self._end(e, "turn cut")
+            return
+        ids = [i for i in sample.token_ids if i not in e.params.stop_ids]
+        # Some families write calls with special tokens, which the text for people lacks.
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        e.kind.pool.turn(e.key, text, in_thought=e.in_thought)
+
+    def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
+        """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""
+        if isinstance(answer, Stopped):
+            if answer.over_time and e.has_begun and e.turns and e.ending is None:
+                self._end(e, "time limit", is_gone=True)
+            else:
+                self._fail(e, answer.why)
+            return
+        e.seconds += answer.seconds
+        e.measured |= answer.measured
+        if not e.has_begun:
+            e.has_begun = True
+            if answer.parts:
+                self._fail(e, "reset returned something to show, which is not supported: put it into the prompt")
+        elif e.ending is not None:  # this was its last answer
+            self._complete(e, e.ending)
+        else:
+            self._observe(e, answer)
+
+    def _observe(self, e: _Episode, answer: Answer) -> None:
+        """Put what the tools returned behind the turn, or end the episode."""
+        limits, last = e.kind.limits, e.turns[-1]
+        calls = tuple(Call(str(c["name"]), dict(c["arguments"])) for c in answer.calls)
+        e.turns[-1] = Turn(last.role, last.text, last.media, calls)
+        if answer.done is not None:
+            self._end(e, answer.done)
+            return
+        images = [_picture(part) for part in answer.parts if isinstance(part, bytes)]
+        files = [part for part in answer.parts if isinstance(part, bytes)]
+        media = tuple(Media(image_hash(f), *i.size) for f, i in zip(files, images, strict=True))
+        held = sum(len(s.media) for s in e.segments)
+        if e.num_turns >= limits.turns:
+            self._end(e, "turn limit")
+            return
+        if held + len(images) > limits.images:
+            self._end(e, "image limit")
+            return
+        if e.seconds > limits.seconds:
+            self._end(e, "time limit")
+            return
+        pictures = iter(images)
+        content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
+        place = f"an episode of {e.prompt.row.prompt_id}"
+        seen = e.kind.encoder.encode(content, media, place, images_before=e.prompt.num_images)
+        more = without_first(seen, e.segments[-1].ids[-1])
+        if e.num_tokens + len(more.prompt_ids) + e.params.max_new_tokens > limits.tokens:
+            self._end(e, "token limit")
+            return
+        e.files |= {m.sha256: file for m, file in zip(media, files, strict=True)}
+        text = "".join(part for part in content if isinstance(part, str))
+        e.turns.append(Turn("tool", text, media, errors=answer.errors, seconds=answer.seconds))
+        e.segments.append(
+            Segment("tool", more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
+        )
+        e.prompt, e.in_thought = followed(e.prompt, e.segments[-2].ids, more), _opens_thought(seen.text)
+        self._next.append(e)
+
+    def _cut(self, parts: Sequence[str | bytes], limits: EpisodeLimits) -> Iterator[str | bytes]:
+        """Yield the parts of an observation, each text with at most its share of the tokens."""
+        texts = [part for part in parts if isinstance(part, str)]
+        most = limits.observation_tokens // max(1, len(texts))
+        for part in parts:
+            if isinstance(part, str) and len(part) > most:  # a token has a character or more
+                ids = self._tokenizer(part, add_special_tokens=False)["input_ids"]
+                if len(ids) > most:
+                    head, tail = ids[: most // 2], ids[len(ids) - most // 2 :]
+                    part = f"{self._tokenizer.decode(head)}{CUT_MARK}{self._tokenizer.decode(tail)}"
+            yield part
+
+    def _end(self, e: _Episode, ending: EpisodeEnd, *, is_gone: bool = False) -> None:
+        """End an episode; its environment is asked for its own reward, if it has one."""
+        if e.kind.pool.own_reward and not is_gone:
+            e.ending = ending
+            e.kind.pool.finish(e.key)
+        else:
+            self._complete(e, ending)
+
+    def _fail(self, e: _Episode, why: str) -> None:
+        """End an episode without a score: now, or when its first turn is there, as a sample has tokens."""
+        e.fault = why
+        if e.turns:
+            self._complete(e, "environment")
+
+    def _complete(self, e: _Episode, ending: EpisodeEnd) -> None:
+        e.kind.pool.drop(e.key)
+        del self._episodes[e.key]
+        if e in self._next:
+            self._next.remove(e)
+        number, k = e.key
+        self._groups[number][k] = Sample(
+            tuple(i for s in e.segments for i in s.ids),
+            "\n".join(turn.text for turn in e.turns if turn.role == "assistant"),
+            tuple(x for s in e.segments for x in s.sampler_logp or (math.nan,) * len(s.ids)),
+            "length" if ending in LIMITS else "stop",
+            e.version if e.segments else self.inner.version,
+            e.seed,
+            tuple(e.segments),
+            tuple(e.turns),
+            e.files,
+            ending,
+            e.measured,
+            e.fault,
+        )
+        self._progress(1)
+
+
+def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
+    """Return the metrics of the episodes among samples, per episode; {} without one.
+
+    They are the means of turns, calls, images, seconds of tools and measured numbers, the share of calls that failed,
+    and the shares of the endings.
+    """
+    episodes = [x for x in samples if x.ending is not None]
+    if not episodes:
+        return {}
+    num_calls = sum(len(turn.calls) for x in episodes for turn in x.turns)
+    failed = sum(turn.errors for x in episodes for turn in x.turns)
+    metrics = {
+        "episode/turns": fmean(sum(turn.role == "assistant" for turn in x.turns) for x in episodes),
+        "episode/calls": num_calls / len(episodes),
+        "episode/images": fmean(sum(len(turn.media) for turn in x.turns) for x in episodes),
+        "time/tool_seconds": fmean(sum(turn.seconds for turn in x.turns) for x in episodes),
+    }
+    if num_calls:
+        metrics["episode/tool_errors"] = failed / num_calls
+    for ending in get_args(EpisodeEnd):
+        if share := fmean(x.ending == ending for x in episodes):
+            metrics[f"episode/ended/{ending.replace(' ', '_')}"] = share
+    for name in sorted({name for x in episodes for name in x.measured}):
+        metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
+    return metrics
+
+
+def _opens_thought(text: str) -> bool:
+    """Return whether a prompt ends with the beginning of a thought, as some families write it for every turn."""
+    return text.rstrip().endswith(tuple(THOUGHTS))
+
+
+def _picture(file: bytes) -> Any:
+    """Return a PNG file that an environment sent as PIL RGB."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(file), formats=["PNG"]) as image:
+        return image.convert("RGB")
