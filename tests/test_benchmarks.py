@@ -19,6 +19,7 @@ SHOWN = {
     "demo_seeds": "pooled accuracy: +",
     "grading": "as_by_hand 417",
     "intervals": "(57 cases, 3 draws each)",
+    "episodes": '"gap_max"',
     "eval_kills": "holds: true",
     "eval_memory": "holds: true",
     "judge_drill": "holds: true",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.images import decode_image
 from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.types import Media, Message, Row, Sample, Segment
@@ -115,15 +117,28 @@ def sampler_gap(
     answers: Sequence[Sequence[Sample]],
     *,
     relative: bool = False,
+    encoder: Encoder | None = None,
 ) -> float:
-    """Largest |trainer - engine| log-prob of samples: in nats, or as a share of the prompt's largest log-prob."""
+    """Largest |trainer - engine| log-prob of samples: in nats, or as a share of the prompt's largest log-prob.
+
+    Args: encoder: of episodes, whose tools show images.
+    """
+
+    def tail(sample: Sample) -> tuple[Any, ...]:
+        media = [m for part in sample.segments for m in part.media]
+        if not media:
+            return ()
+        assert encoder is not None
+        images = [decode_image(sample.files[m.sha256]) for m in media]
+        return encoder.encode_tail(sample.token_ids, media, images, "an episode")
+
     gaps = []
     for request, samples in zip(requests, answers, strict=True):
         tokens = prompt_tokens(request.prompt)
-        items = [TrainItem(tokens, 0, (Segment("a", s.token_ids, True),), k) for k, s in enumerate(samples)]
+        items = [TrainItem(tokens, 0, s.parts, k, *tail(s)) for k, s in enumerate(samples)]
         with torch.no_grad():
             logp = policy(make_row(items)).logp
-        said = torch.tensor([x for s in samples for x in s.sampler_logp])
+        said = torch.tensor([x for s in samples for part in s.parts for x in part.sampler_logp or ()])
         gaps.append(float((logp - said).abs().max() / (logp.abs().max() if relative else 1)))
     return max(gaps)
 

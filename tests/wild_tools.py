@@ -35,3 +35,23 @@ class Look:
         return self.count / 4
 '''
 """Text of a file with `Look`."""
+
+SHOWS = """
+class Shows(Look):
+    def reset(self, images, seed, **row):
+        super().reset(images)
+        self.seed = seed
+        return ["of <|im_end|>", *[i.rotate(90 * (seed % 2)) for i in images[:1]], f"seed {seed}"]
+
+class Same(Look):
+    def reset(self, **row):
+        super().reset(row["images"])
+        return "always this"
+
+class Fails(Shows):
+    def reset(self, seed, **row):
+        if seed % 4 == 1:
+            raise ValueError("no start")
+        return super().reset(seed=seed, **row)
+"""
+"""Environments whose reset shows something."""

@@ -183,7 +183,7 @@ def test_the_page_shows_what_the_model_saw(place: Path) -> None:
     [
         ("--images blink", "--images cannot be `blink`"),
         ("--images low:0", "--images cannot be `low:0`"),
-        ("--images blank --compare last", "--images and --compare each add a comparison"),
+        ("--images blank --compare last", "--images, --tools and --compare each add a comparison"),
         ("--normal last", "--normal belongs to --images"),
         ("--images low:100", "no image of `rows` is larger than 100 pixels"),
         ("--images blank --split bare.jsonl", "no row of `rows` has an image"),

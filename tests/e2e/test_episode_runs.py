@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from command_line import Done, this_process
 from small_runs import assert_same_run, make_place, train, train_in_parts
-from wild_tools import WILD
+from wild_tools import SHOWS, WILD
 
+from vlmrl.data.images import decode_image
+from vlmrl.evaluate.records import read_evaluation
 from vlmrl.store import layout
 from vlmrl.store.media import RunImages
+from vlmrl.store.rollouts import read_turns
 from vlmrl.store.runs import Run
 
+CODE = WILD + SHOWS
 RECIPE = """
-environment = {name = "PLACE/wild.py:Look", tokens = 300, turns = 3}
+environment = {name = "PLACE/wild.py:Shows", tokens = 300, turns = 3}
 rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8, temperature = 0.9, stop = ["e", "a"]}
 train = {steps = 3, tokens_per_row = 700}
 optim.lr = 1e-3
@@ -24,9 +28,10 @@ checkpoint = {every_steps = 1, keep_last = 9}
 """
 REWARD = """
 def score(x):
-    assert x.answer == x.turns[-1].text and x.response.endswith(x.answer)
+    assert not x.turns or (x.answer == x.turns[-1].text and x.response.endswith(x.answer))
     tools = [turn for turn in x.turns if turn.role == "tool"]
-    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": x.measured["reward"], "tools": len(tools) / 8}
+    looks = x.measured.get("reward", 0.0)
+    return {"letters": min(1.0, len(set(x.response)) / 40), "looks": looks, "tools": len(tools) / 8}
 """
 
 
@@ -34,7 +39,7 @@ def score(x):
 def place(tmp_path_factory, small_folder) -> Path:
     place = tmp_path_factory.mktemp("episodes")
     make_place(place, small_folder, RECIPE.replace("PLACE", str(place)), reward=REWARD)
-    (place / "wild.py").write_text(WILD)
+    (place / "wild.py").write_text(CODE)
     return place
 
 
@@ -93,7 +98,7 @@ def test_every_command_takes_it(run, place, tmp_path):
     table = vlmrl(run, place, "runs", "show", run.id, "--rollout", "1").out.splitlines()[1:]
     prompts = [line.split("\t")[0] for line in table]
     said = "".join(vlmrl(run, place, "runs", "show", run.id, "--rollout", f"1/{p}").out for p in prompts)
-    assert "the environment (" in said and "tool: here <|im_end|> <image>" in said
+    assert "the environment (" in said and "user: of <|im_end|>" in said and "tool: here <|im_end|> <image>" in said
     for words in (
         ("report", run.id, "-o", str(tmp_path / "r.html")),
         ("runs", "diagnose", run.id),
@@ -108,11 +113,11 @@ def test_every_command_takes_it(run, place, tmp_path):
 
 
 def test_a_changed_environment_is_told_at_a_resume(run, place):
-    (place / "wild.py").write_text(WILD.replace("Look at a place.", "Look there."))
+    (place / "wild.py").write_text(CODE.replace("Look at a place.", "Look there."))
     try:
         done = vlmrl(run, place, "train", "--resume", run.id, "--set", "train.steps=4")
     finally:
-        (place / "wild.py").write_text(WILD)
+        (place / "wild.py").write_text(CODE)
     assert done.code == 2 and "environment of" in done.err and "Look there." in done.err
 
 
@@ -125,3 +130,25 @@ def test_what_does_not_work_is_refused_in_words(place, tmp_path):
     ):
         done = this_process("check", place / "rl.toml", "--set", override, cwd=place)
         assert done.code == 2 and words in done.err + done.out, (override, done.err, done.out)
+
+
+def test_how_much_needs_the_tools_is_measured(run, place):
+    words = ("eval", run.id, "--checkpoint", "last", "--split", "validation", "--max-rows", "3", "--json")
+    normal = vlmrl(run, place, *words).json["evaluations"][0]
+    for tools in ("blank", "off"):
+        done = vlmrl(run, place, *words, "--tools", tools)
+        assert done.code == 0, done.err
+        (one,) = done.json["evaluations"]
+        assert one["name"] == f"{normal['name']}-tools-{tools}" and one["meta"]["tools"] == tools
+        probe = one["blind_probe"]
+        assert probe["images"] == f"tools {tools}" and Path(probe["normal"]).name == normal["name"]
+        assert probe["metrics"]["reward"]["n"] == 3 and f"changed ones (tools {tools}" in probe["conclusion"][0]
+        assert "needs the tools" in probe["conclusion"][0]
+        rows = read_evaluation(Path(one["folder"])).rows
+        media = [m for row in rows if row["turns"] for turn in read_turns(row["turns"]) for m in turn.media]
+        assert all(row["ending"] is None for row in rows) if tools == "off" else media
+        for image in map(RunImages(run.dir).find, media):
+            assert set(decode_image(image).getdata()) == {(128, 128, 128)}
+    assert vlmrl(run, place, "eval", run.id, "--tools", "off", "--images", "blank").code == 2
+    done = vlmrl(run, place, *words[:-1], "--tools", "off")
+    assert "shown: tools off" in done.out + done.err and "without (tools off)" in done.out, done.out + done.err

@@ -36,7 +36,14 @@ from vlmrl.redaction.redact import first_line
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, read_meta
-from vlmrl.store.evaluated_rows import image_condition, method_of, read_summary, role_label, set_method_of
+from vlmrl.store.evaluated_rows import (
+    changed_thing,
+    image_condition,
+    method_of,
+    read_summary,
+    role_label,
+    set_method_of,
+)
 from vlmrl.store.files import TEMP_PREFIX, TRASH_PREFIX, remove_tree, sync_folder, temp_path, write_json
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.layout import COMPLETE, MANIFEST, MERGE_RECORD
@@ -220,7 +227,9 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
         if (change := image_condition(meta)) is not None:
-            notes.append(f"{folder.name}: the model saw changed images ({change}), to measure how much it needs them.")
+            notes.append(
+                f"{folder.name}: the model had changed {changed_thing(change)} ({change}): this measures what it needs."
+            )
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
         methods[f": {method_of(summary)}"] = None
         if of_sets := set_method_of(summary):

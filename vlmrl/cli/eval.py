@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -174,6 +174,7 @@ def _cells(m: Mapping[str, Any] | None) -> list[str]:
 def show_blind_probe(probe: dict[str, Any]) -> None:
     """Print how much of the metrics needs the images."""
     from vlmrl.evaluate.blind_probe import leading_metrics
+    from vlmrl.store.evaluated_rows import changed_thing
 
     tell("")
     rows = []
@@ -183,7 +184,8 @@ def show_blind_probe(probe: dict[str, Any]) -> None:
         chance = number(m["chance"]["value"]) if m["chance"] else "-"
         needed = difference({"value": m["difference"], "low": m["low"], "high": m["high"]})
         rows.append([name, number(m["normal"]), number(m["changed"]), needed, part, chance])
-    headers = ("metric", "with images", f"without ({probe['images']})", "needs the images", "share", "chance")
+    what = changed_thing(probe["images"])
+    headers = ("metric", f"with {what}", f"without ({probe['images']})", f"needs the {what}", "share", "chance")
     show_table(f"Blind probe against {probe['normal']}", headers, rows)
     for text in probe["conclusion"]:
         tell(text)
@@ -322,8 +324,16 @@ Images = Annotated[
 Normal = Annotated[
     str | None,
     typer.Option(
-        help="With --images: evaluation with the images as they are, a folder or RUN/NAME; default: the run's, else it "
-        "is made.",
+        help="With --images or --tools: evaluation with both as they are, a folder or RUN/NAME; default: the run's. "
+        "With --images, it is made if there is none.",
+        show_default=False,
+    ),
+]
+Tools = Annotated[
+    Literal["off", "blank"] | None,
+    typer.Option(
+        help="Evaluate with one turn and no tools (off), or with tools that show grey images (blank), and say how much "
+        "of the accuracy of the normal evaluation needs the tools.",
         show_default=False,
     ),
 ]
@@ -360,6 +370,7 @@ def eval_(
     compare: Compare = None,
     images: Images = None,
     normal: Normal = None,
+    tools: Tools = None,
     settings: Settings = None,
     overrides: options.Set = None,
     force: Force = False,
@@ -395,6 +406,9 @@ def eval_(
     of the accuracy that needs the images. A low image is scaled up again to its size, so that a prompt has as many
     tokens and a coordinate means the same place. An image is shuffled with one of the same size where there is one.
 
+    With --tools, a run whose responses are episodes is evaluated with one turn without tools, or with tools that show
+    grey images. Compared with its normal evaluation, that is the part of the accuracy that needs the tools.
+
     With --endpoint, each response is kept as soon as it is there. After an outage or a kill, the same command goes on
     and asks for nothing twice. A prompt that the endpoint refuses counts as wrong, and its row says so.
 
@@ -405,6 +419,7 @@ def eval_(
     from vlmrl.data.blinded_images import parse_changes
     from vlmrl.dist.world import launched, recorded_command
     from vlmrl.evaluate import eval as work
+    from vlmrl.evaluate.eval_plan import with_changed_tools
     from vlmrl.evaluate.eval_rows import find_evaluation, rows_to_evaluate
     from vlmrl.evaluate.shared_rows import with_shared
     from vlmrl.launch.request import EvalRequest
@@ -413,18 +428,20 @@ def eval_(
     options.check_sampling(samples, temperature)
     check_eval_name(name)
     changes = parse_changes(images)
-    if changes and compare:
-        raise RecipeError("--images and --compare each add a comparison", hint="leave one of them out")
-    if normal and not changes:
-        raise RecipeError("--normal belongs to --images", hint="add --images blank")
+    if sum(map(bool, (changes, compare, tools))) > 1:
+        raise RecipeError("--images, --tools and --compare each add a comparison", hint="leave all but one out")
+    if normal and not (changes or tools):
+        raise RecipeError("--normal belongs to --images and --tools", hint="add --images blank")
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = options.request_of(EvalRequest, ctx, model=model or str(served))
     root, argv = runs_root(runs), recorded_command(request.argv)
     origin, chosen, filled, warnings = open_answering(request, endpoint_options, root)
-    how = work.EvalSettings(temperature or None, samples, name, seed, force, changes)
+    how = work.EvalSettings(temperature or None, samples, name, seed, force, changes, tools=tools or "")
     if not launched():
         show_warnings(warnings)
     rows = with_shared(rows_to_evaluate(filled, chosen.seen, split, max_rows, source), chosen.seen.run_dir)
+    if tools:
+        rows = [with_changed_tools(one, tools) for one in rows]
     if normal and len(rows) > 1:
         raise RecipeError("--normal is of one source, and there are several", hint="name it: --source NAME")
     if normal:
@@ -460,6 +477,9 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
             how = "which is evaluated first" if normal in names else "which exists"
             say(f"{rows.source.name}: the same rows with {one.change.described}, compared with {normal}, {how}")
             continue
+        if one.settings.tools:
+            how = one.meta.get("normal", "no normal evaluation: make it first, without --tools, to see the difference")
+            say(f"{rows.source.name}: tools {one.settings.tools}, compared with {how}")
         under = f", {sampling_words(one.meta)}" if one.settings.setting else ""
         seen = rows.shared or ("training rows" if rows.role == "training" else "")
         say(f"warning: {rows.described} ({seen}){under}" if seen else rows.described + under)

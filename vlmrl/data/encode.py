@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,8 @@ NOT_MODEL_INPUTS = (
     "num_patches_per_image",
 )
 """Names of the processors' outputs that belong to the text and not to the images."""
+END = "vlmrlEndMark"
+"""Text behind the last message of an open prompt, which ends there."""
 PROBE = "probe"
 """Text of a test message. A chat template works if the rendered message contains it."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
@@ -168,6 +170,7 @@ class Encoder:
         takes_pixel_bounds: whether `min_pixels` and `max_pixels` have an effect. Processors that resize an image to a
             grid of patches have such bounds; other processors (with a fixed size, tiles or crops) have none.
         image_arguments: arguments of the image processor besides the images.
+        is_open: whether its prompts end within their last message; see `with_tools`.
     """
 
     def __init__(
@@ -184,24 +187,25 @@ class Encoder:
         self.image_arguments = _size_argument(processor.image_processor, min_pixels, max_pixels) if bounded else {}
         self._template = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
         self._tools: Sequence[Mapping[str, Any]] = ()
-        self._form = "auto"
+        self._form, self.is_open = "auto", False
         self._with_tools: dict[str, Encoder] = {}
         self._cache: BoundedCache[Mapping[str, Tensor]] = BoundedCache(CACHED_BYTES, tensor_bytes)
 
-    def with_tools(self, tools: Sequence[Mapping[str, Any]], form: str = "auto") -> Encoder:
-        """Return an encoder whose prompts show tools; this one without any.
+    def with_tools(self, tools: Sequence[Mapping[str, Any]], form: str = "auto", *, is_open: bool = False) -> Encoder:
+        """Return an encoder whose prompts show tools; the same one for the same arguments.
 
         Args:
             tools: JSON schemas in the form that chat templates take: {"type": "function", "function": {"name",
                 "description", "parameters"}}. A chat template that does not show them gets a system text instead.
             form: form of the calls that such a text describes (environments/calls.py); auto = that of the template.
+            is_open: a prompt ends within its last message, which what an environment shows at its start goes on with.
         """
-        if not tools:
+        if not tools and not is_open:
             return self
-        key = json.dumps([form, list(tools)])
+        key = json.dumps([form, is_open, list(tools)])
         if key not in self._with_tools:
             other = self._with_tools[key] = copy.copy(self)
-            other._tools, other._form, other._with_tools = tools, form, {}
+            other._tools, other._form, other.is_open, other._with_tools = tools, form, is_open, {}
             other.__dict__.pop("_shown", None)  # what this one has worked out
         return self._with_tools[key]
 
@@ -263,6 +267,13 @@ class Encoder:
         schemas, text = self._shown
         return self._render(with_system_text(messages, text) if text else messages, True, schemas)
 
+    def _marked_prompt(self, messages: Sequence[Message]) -> str:
+        """Return the text of a prompt, guarded; of an open one without what follows its last message's text."""
+        *before, last = [guard_message(self.control, m) for m in messages]
+        if not self.is_open:
+            return self.render([*before, last])
+        return self.render([*before, replace(last, content=last.content + END)]).partition(END)[0]
+
     def _render(
         self, messages: Sequence[Message], generation_prompt: bool, schemas: Sequence[Mapping[str, Any]] = ()
     ) -> str:
@@ -319,7 +330,7 @@ class Encoder:
 
         If `count_image_tokens` returns None, image tokens are not counted.
         """
-        marked = self.render([guard_message(self.control, m) for m in messages])
+        marked = self._marked_prompt(messages)
         # Each image has one placeholder in the text, which its image tokens replace.
         return len(self.control.encode(marked)) - len(row.media) + (self.count_image_tokens(row) or 0)
 
@@ -354,7 +365,7 @@ class Encoder:
                 where=row.place,
                 hint=f"write {IMAGE_SLOT} once for each image, in order",
             )
-        marked = self.render([guard_message(self.control, m) for m in messages])
+        marked = self._marked_prompt(messages)
         return self.encode_rendered(row, marked, images, self.control)
 
     def encode_rendered(

@@ -67,6 +67,8 @@ class _Frame:
 class TurnEncoder:
     """Encoder of observations, in the role in which this chat template shows them.
 
+    Args:
+        encoder: of the prompts that they follow, with its tools.
     Raises: DataError when the chat template shows them in no role.
 
     Attributes:
@@ -101,7 +103,9 @@ class TurnEncoder:
         names = "".join(encoder.control.names)
         self.control = ControlTokens(encoder.processor, lambda text: names + self._suffix(text))
 
-    def encode(self, parts: Sequence[Part], media: Sequence[Media], place: str, *, images_before: int) -> EncodedPrompt:
+    def encode(
+        self, parts: Sequence[Part], media: Sequence[Media], place: str, *, images_before: int, is_first: bool = False
+    ) -> EncodedPrompt:
         """Return the tokens from the end of an assistant's turn to the beginning of the next one.
 
         The first token often ends the assistant's turn; see `without_first`. Control tokens in the texts stay letters.
@@ -111,29 +115,27 @@ class TurnEncoder:
             media: the images by content, in order.
             place: of the observation, for errors.
             images_before: number of images in the prompt and in the turns before; some processors write it.
+            is_first: it goes on with the last message of an open prompt; no turn is before it.
         Returns: `text` and all else are of the observation alone.
-        Raises: DataError when the processor refuses an image.
+        Raises: DataError when the processor refuses an image, or the chat template such a beginning.
         """
         images = [part for part in parts if not isinstance(part, str)]
         shape, texts = _shape_of(parts)
-        frame = self._frame(shape)
+        frame = self._frame(shape, is_first)
         marked = frame.filled([self.control.guard(text) for text in frame.trimmed(texts)])
         row = Row(place, "", "", {}, tuple(media), origin=place)
         return self.encoder.encode_rendered(row, marked, images, self.control, images_before)
 
     def _require_role(self) -> None:
         """Raise a DataError unless observations can be shown in this role."""
-        for number, shape in enumerate(_SHAPES):
-            texts = [_PROBES[(number + i) % len(_PROBES)] for i in range(shape.count("t"))]
-            whole = self._suffix(_content(shape, texts))
-            frame = self._frame(shape)
-            if frame.filled(frame.trimmed(texts)) != whole:
-                raise DataError("its text is not written as it is")
-            if self._suffix(_content(shape, texts), second=True) != whole:
+        for shape in _SHAPES:
+            self._frame(shape, False)
+            texts = _probe_texts(shape)
+            if self._suffix(_content(shape, texts), second=True) != self._suffix(_content(shape, texts)):
                 raise DataError("what is written around it depends on the turns before it")
 
-    def _suffix(self, content: str, second: bool = False) -> str:
-        """Return what is rendered behind an assistant's turn for an observation.
+    def _suffix(self, content: str, second: bool = False, is_first: bool = False) -> str:
+        """Return what is rendered behind an assistant's turn for an observation, or behind an open prompt.
 
         Args:
             second: whether another assistant's turn and the same observation go before.
@@ -141,14 +143,17 @@ class TurnEncoder:
         before = [Message("user", "u")]
         if second:
             before += [Message("assistant", "a"), Message(self.role, content)]
-        text = self.encoder.render([*before, Message("assistant", ANSWER), Message(self.role, content)])
+        turns = [Message("assistant", ANSWER), Message(self.role, content)]
+        text = self.encoder.render([Message("user", ANSWER + content)] if is_first else [*before, *turns])
         if text.count(ANSWER) != 1:
-            raise DataError(f"the assistant's text before it is written {text.count(ANSWER)} times instead of once")
+            author = "user" if is_first else "assistant"
+            raise DataError(f"the {author}'s text before it is written {text.count(ANSWER)} times instead of once")
         return text.partition(ANSWER)[2]
 
-    def _make_frame(self, shape: str) -> _Frame:
+    def _make_frame(self, shape: str, is_first: bool) -> _Frame:
+        """Return the frame of an observation. Raises: DataError when texts and images do not stand in it as given."""
         slots = [f"{_EDGE}vlmrlText{i}Mark{_EDGE}" for i in range(shape.count("t"))]
-        text = self._suffix(_content(shape, slots))
+        text = self._suffix(_content(shape, slots), is_first=is_first)
         self.encoder.require_placeholders(text, shape.count("i"), Row("", "", "", {}))
         # [piece, number, piece, number, ..., piece]
         split = _SLOT.split(text)
@@ -161,7 +166,11 @@ class TurnEncoder:
             before, behind = pieces[place], pieces[place + 1]
             trims[number] = not before.endswith(_EDGE), not behind.startswith(_EDGE)
             pieces[place : place + 2] = before.removesuffix(_EDGE), behind.removeprefix(_EDGE)
-        return _Frame(tuple(pieces), tuple(order), tuple(trims))
+        frame = _Frame(tuple(pieces), tuple(order), tuple(trims))
+        texts = _probe_texts(shape)
+        if frame.filled(frame.trimmed(texts)) != self._suffix(_content(shape, texts), is_first=is_first):
+            raise DataError("its text is not written as it is")
+        return frame
 
 
 def without_first(encoded: EncodedPrompt, last_id: int) -> EncodedPrompt:
@@ -220,6 +229,10 @@ def _shape_of(parts: Sequence[Part]) -> tuple[str, list[str]]:
             shape += "t"
             texts.append(part)
     return (shape, texts) if shape else ("t", [""])
+
+
+def _probe_texts(shape: str) -> list[str]:
+    return [_PROBES[(len(shape) + i) % len(_PROBES)] for i in range(shape.count("t"))]
 
 
 def _content(shape: str, texts: Sequence[str]) -> str:

@@ -30,14 +30,12 @@ class Observation:
         images: PIL images.
         done: whether the episode ends now; the policy then does not see this.
         measured: numbers for the reward and the metrics. They are no score by themselves.
-        note: one line for people.
     """
 
     text: str = ""
     images: Sequence[Any] = ()
     done: bool = False
     measured: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,7 @@ class EnvironmentLimits:
         workers: number of calls that run at the same time.
         image_pixels: largest area of an image that the policy sees; a larger one is shrunk.
         calls: largest number of calls in a turn.
+        grey_images: whether grey images of the same size are sent in the place of the environment's own.
     """
 
     tool_seconds: float = 10.0
@@ -97,6 +96,7 @@ class EnvironmentLimits:
     workers: int = 4
     image_pixels: int = 1 << 20
     calls: int = 8
+    grey_images: bool = False
 
 
 def row_fields(

@@ -83,7 +83,6 @@ class Answer:
     calls: Sequence[Mapping[str, Any]] = ()
     errors: int = 0
     measured: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
     seconds: float = 0.0
 
 
@@ -156,41 +155,50 @@ class _Process:
 
 
 @dataclass(frozen=True)
-class LoadedEnvironment:
-    """User's environment as a recipe names it, with what its process says about it.
+class Described:
+    """Facts of an environment that its process tells.
 
     Args:
-        tools: schemas of the tools, by the name of the environment ("" for a single one).
+        tools: schemas of its tools.
         takes: parameters of its reset, and whether each is `**row`; None = it has no reset.
         own_reward: whether it has a `get_reward`, which is then the measured number `reward`.
+        is_open: whether its reset may show something, which goes on with the prompt's last message.
     """
 
-    user: UserEnvironment
-    tools: Mapping[str, Sequence[Mapping[str, Any]]]
+    tools: Sequence[Mapping[str, Any]]
     takes: Mapping[str, bool] | None
     own_reward: bool
+    is_open: bool
 
-    def tools_of(self, row: Row) -> Sequence[Mapping[str, Any]]:
-        """Return the schemas of the tools of a row. Raises: DataError where its column `environment` names none."""
-        if list(self.tools) == [""]:
-            return self.tools[""]
+
+@dataclass(frozen=True)
+class LoadedEnvironment:
+    """User's environment as a recipe names it. `described`: by the name of the environment, "" for a single one."""
+
+    user: UserEnvironment
+    described: Mapping[str, Described]
+
+    def of(self, row: Row) -> Described:
+        """Return the facts of a row's environment. Raises: DataError where its column `environment` names none."""
+        if list(self.described) == [""]:
+            return self.described[""]
         name = row.columns.get("environment")
-        if not isinstance(name, str) or name not in self.tools:
+        if not isinstance(name, str) or name not in self.described:
             message = f"the row's column `environment` is {excerpt(repr(name), 60)}"
-            raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.tools)}")
-        return self.tools[name]
+            raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.described)}")
+        return self.described[name]
 
     def facts(self, row: Row) -> dict[str, list[str]]:
         """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back."""
-        names = dict.fromkeys(tool["function"]["name"] for tools in self.tools.values() for tool in tools)
-        given, kept_back = row_fields(row.columns, row.truth, self.takes)
+        names = dict.fromkeys(tool["function"]["name"] for one in self.described.values() for tool in one.tools)
+        given, kept_back = row_fields(row.columns, row.truth, self.of(row).takes)
         return {"tools": list(names), "given": list(given), "kept_back": kept_back}
 
     @property
     def record(self) -> dict[str, Any]:
         """Its identity for a run's manifest: code, name, arguments and the schemas of its tools."""
         user = self.user
-        schemas = {name: list(tools) for name, tools in self.tools.items()}
+        schemas = {name: list(one.tools) for name, one in self.described.items()}
         return {"name": user.name, "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
 
 
@@ -213,7 +221,7 @@ def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
         facts = forks.facts()
     finally:
         forks.close()
-    return LoadedEnvironment(user, facts["tools"], facts["takes"], facts["own_reward"])
+    return LoadedEnvironment(user, {name: Described(**one) for name, one in facts["environments"].items()})
 
 
 class EnvironmentPool:
@@ -225,7 +233,7 @@ class EnvironmentPool:
     """
 
     def __init__(self, environment: LoadedEnvironment, form: str, limits: EnvironmentLimits) -> None:
-        self.limits, self.own_reward = limits, environment.own_reward
+        self.limits, self.own_reward = limits, any(one.own_reward for one in environment.described.values())
         self._folder = tempfile.mkdtemp(prefix="vlmrl-env-")
         address = os.path.join(self._folder, "s")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -451,7 +459,7 @@ class EnvironmentPool:
         measured = {str(k): float(v) for k, v in body.get("measured", {}).items()}
         answer = Answer(
             parts, done, body.get("calls", ()), int(body.get("errors", 0)), measured,
-            str(body.get("note", "")), float(body["seconds"]),
+            float(body["seconds"]),
         )  # fmt: skip
         self._outcomes.append((episode.key, answer))
 

@@ -43,10 +43,12 @@ from vlmrl.workers.serve import Answer, Handler, limit_memory
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that hold libraries at one thread: a fork has none of the threads of its parent."""
-MOST_ERROR_CHARS, MOST_NOTE_CHARS = 200, 1000
+MOST_ERROR_CHARS = 200
 MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
 """Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
+GREY = (128, 128, 128)
+"""Colour of an image in the place of a tool's own, RGB."""
 FAULT = "fault"
 """Field of an answer whose environment raised outside a tool."""
 Part = str | bytes
@@ -166,13 +168,14 @@ class Own:
             ) from None
 
     def facts(self) -> dict[str, Any]:
-        """Return the schemas of the tools by environment, and what its reset takes of a row."""
-        schemas = {}
+        """Return the facts of each environment by its name: the arguments of `Described`."""
+        facts = {}
         for key, target in self.targets.items():
-            owner = target if inspect.isclass(target) else target if isinstance(target, list) else [target]
-            schemas[key] = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
-        own_reward = any(inspect.isclass(t) and hasattr(t, "get_reward") for t in self.targets.values())
-        return {"tools": schemas, "takes": _takes(next(iter(self.targets.values()))), "own_reward": own_reward}
+            owner = target if inspect.isclass(target) or isinstance(target, list) else [target]
+            tools = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
+            own_reward = inspect.isclass(target) and hasattr(target, "get_reward")
+            facts[key] = {"tools": tools, "own_reward": own_reward, "takes": _takes(target), "is_open": _shows(target)}
+        return {"environments": facts}
 
     def target(self, columns: Mapping[str, Any]) -> Any:
         """Return the environment of a row. Raises: RewardError where its column `environment` names none."""
@@ -222,11 +225,11 @@ class Episode:
         if not inspect.isclass(target):
             self.owner = target if isinstance(target, list) else [target]
             self.tools = tools_of(self.owner)
-            return {"parts": []}, []
+            return _packed([], {}, {})
         self.owner = target(**self.own.user.args)
         self.tools = tools_of(self.owner)
         if takes is None:
-            return {"parts": []}, []
+            return _packed([], {}, {})
         more = {
             "prompt": given["prompt"],
             "images": images,
@@ -236,7 +239,7 @@ class Episode:
         }
         values = {k: v for k, v in {**more, **fields}.items() if k in takes or any(takes.values())}
         measured: dict[str, float] = {}
-        return _packed(self._content(self._run(self.owner.reset, values), measured, []), measured, [], {})
+        return _packed(self._content(self._run(self.owner.reset, values), measured), measured, {})
 
     def _turn(self, text: str, in_thought: bool, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
         """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
@@ -248,23 +251,21 @@ class Episode:
         ]  # fmt: skip
         answer: dict[str, Any] = {"calls": given, "errors": 0}
         measured: dict[str, float] = {}
-        parts, notes = list[Part](), list[str]()
+        parts = list[Part]()
         if not calls:
             answer["done"] = "answer"
         for number, call in enumerate(calls):
             begins(number)
-            shown, is_error, is_done = self._call(call, measured, notes)
+            shown, is_error, is_done = self._call(call, measured)
             answer["errors"] += is_error
             parts += ["\n"] if parts and isinstance(parts[-1], str) and shown and isinstance(shown[0], str) else []
             parts += shown
             if is_done:
                 answer["done"] = "done"
                 break
-        return _packed(parts, measured, notes, answer)
+        return _packed(parts, measured, answer)
 
-    def _call(
-        self, call: Call | BadCall, measured: dict[str, float], notes: list[str]
-    ) -> tuple[list[Part], bool, bool]:
+    def _call(self, call: Call | BadCall, measured: dict[str, float]) -> tuple[list[Part], bool, bool]:
         """Return (texts and PNG files that a tool returned, whether it or the call failed, whether the episode ends).
 
         Of a failure, the text begins with `error:`.
@@ -279,7 +280,7 @@ class Episode:
         try:
             values = bind(tool, call.arguments, hidden=(Start,))
             result = self._run(tool, values | dict.fromkeys(hidden_parameters(tool, (Start,)), self.start))
-            return self._content(result, measured, notes), False, isinstance(result, Observation) and result.done
+            return self._content(result, measured), False, isinstance(result, Observation) and result.done
         except OverTimeError:
             return _error(f"{call.name} took more than {self.limits.tool_seconds:g} s"), True, False
         except MemoryError:
@@ -303,9 +304,9 @@ class Episode:
             asyncio.set_event_loop(self.loop)
         return self.loop.run_until_complete(result)
 
-    def _content(self, result: Any, measured: dict[str, float], notes: list[str]) -> list[Part]:
+    def _content(self, result: Any, measured: dict[str, float]) -> list[Part]:
         """Return the texts and PNG files of a result. Raises: ValueError for too many images, or an empty one."""
-        content = list(_shown(result, measured, notes))
+        content = list(_shown(result, measured))
         if sum(not isinstance(part, str) for part in content) > MOST_IMAGES:
             raise ValueError(f"more than {MOST_IMAGES} images")
         return [part[:MOST_TEXT_CHARS] if isinstance(part, str) else self._png(part) for part in content]
@@ -318,6 +319,9 @@ class Episode:
         scale = (self.limits.image_pixels / (image.width * image.height)) ** 0.5
         if scale < 1:
             image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
+        if self.limits.grey_images:
+            image = image.copy()
+            image.paste(GREY, (0, 0, *image.size))
         file = io.BytesIO()
         image.save(file, "PNG")
         return file.getvalue()
@@ -336,6 +340,12 @@ def _takes(target: Any) -> dict[str, bool] | None:
     return {name: p.kind is p.VAR_KEYWORD for name, p in parameters}
 
 
+def _shows(target: Any) -> bool:
+    """Return whether a class has a reset that may show something: it is not annotated to return None."""
+    reset = getattr(target, "reset", None) if inspect.isclass(target) else None
+    return reset is not None and inspect.signature(reset).return_annotation not in (None, "None")
+
+
 def _over_time(number: int, frame: Any) -> None:
     raise OverTimeError
 
@@ -346,16 +356,16 @@ def _error(text: str) -> list[Part]:
 
 
 def _packed(
-    content: Sequence[Part], measured: Mapping[str, float], notes: Sequence[str], answer: Mapping[str, Any]
+    content: Sequence[Part], measured: Mapping[str, float], answer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Return an answer as JSON values, with the numbers of its PNG files among the texts, and the files."""
     files = [part for part in content if isinstance(part, bytes)]
     numbers = iter(range(len(files)))
     parts = [part if isinstance(part, str) else next(numbers) for part in content]
-    return {**answer, "parts": parts, "measured": dict(measured), "note": "; ".join(notes)[:MOST_NOTE_CHARS]}, files
+    return {**answer, "parts": parts, "measured": dict(measured)}, files
 
 
-def _shown(result: Any, measured: dict[str, float], notes: list[str]) -> Iterator[Any]:
+def _shown(result: Any, measured: dict[str, float]) -> Iterator[Any]:
     """Yield the texts and PIL images of what a tool or `reset` returned, in order.
 
     Texts, images, content blocks (`{"type": "text"}`, `{"type": "image"}`), observations, lists of these; any other
@@ -365,8 +375,6 @@ def _shown(result: Any, measured: dict[str, float], notes: list[str]) -> Iterato
         return
     if isinstance(result, Observation):
         measured |= {str(name): float(value) for name, value in result.measured.items()}
-        if result.note:
-            notes.append(result.note)
         pieces = result.text.split(IMAGE_MARK)
         if len(pieces) - 1 == len(result.images) and result.images:
             for piece, image in zip(pieces, [*result.images, None], strict=True):
@@ -381,11 +389,11 @@ def _shown(result: Any, measured: dict[str, float], notes: list[str]) -> Iterato
     elif hasattr(result, "convert") and hasattr(result, "size"):
         yield result
     elif isinstance(result, Mapping) and result.get("type") in ("text", "image", "image_url"):
-        yield from _shown(_of_block(result), measured, notes)
+        yield from _shown(_of_block(result), measured)
     elif isinstance(result, (list, tuple)) and any(not isinstance(x, (int, float, bool)) for x in result):
         after_text = False
         for one in result:  # texts that follow each other are lines
-            for part in _shown(one, measured, notes):
+            for part in _shown(one, measured):
                 yield "\n" + part if isinstance(part, str) and after_text else part
                 after_text = isinstance(part, str)
     else:

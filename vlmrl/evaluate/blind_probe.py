@@ -47,7 +47,15 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.significance import LEADING, tests_of
 from vlmrl.metric import metric_facts
-from vlmrl.store.evaluated_rows import SHOWN_IMAGES, image_condition, read_summary, role_label, role_of, shown_label
+from vlmrl.store.evaluated_rows import (
+    SHOWN_IMAGES,
+    changed_thing,
+    image_condition,
+    read_summary,
+    role_label,
+    role_of,
+    shown_label,
+)
 from vlmrl.untrusted import plural
 
 
@@ -179,8 +187,9 @@ def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
     if image_condition(metas[0]) is not None or change is None:
         raise StoreError("a blind probe needs a normal evaluation and one with changed images")
     pairs, _ = shared_rows(changed.rows, normal.rows)
-    bare = {r["prompt_id"] for r, _ in pairs if not r["images"]}
-    same = {r["prompt_id"] for r, _ in pairs if r["images"] and shown_ids(r) == image_ids(r)}
+    of_images = changed_thing(change) == "images"
+    bare = {r["prompt_id"] for r, _ in pairs if of_images and not r["images"]}
+    same = {r["prompt_id"] for r, _ in pairs if of_images and r["images"] and shown_ids(r) == image_ids(r)}
     counted = [(c, n) for c, n in pairs if c["prompt_id"] not in bare | same]
     prompts = {r["prompt_id"] for r in (*normal.rows, *changed.rows)}
     alike = scored_alike(*metas) is not False
@@ -279,7 +288,7 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
         for name in leading_metrics(probe)[:1]
     ]
     if not texts:
-        texts = ["No row can be compared with and without its images."]
+        texts = [f"No row can be compared with and without its {changed_thing(probe['images'])}."]
     if probe["same_answer"]:
         texts.append(
             f"{probe['same_answer']:,} of {prompts:,} prompts were shown the images of a prompt with the same answer."
@@ -301,19 +310,20 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
 
 def _sentence(name: str, m: Mapping[str, Any], change: str) -> str:
     """Return the difference of a metric in words, without the final full stop."""
+    what = changed_thing(change)
     ends = "" if m["low"] is None else f" [{m['low']:.3f}, {m['high']:.3f}]"
-    numbers = f"{m['normal']:.3f} with the true images and {m['changed']:.3f} with changed ones ({change}"
+    numbers = f"{m['normal']:.3f} with the true {what} and {m['changed']:.3f} with changed ones ({change}"
     if chance := m["chance"]:
         numbers += f"; {chance['what']}: {chance['value']:.3f}"
     numbers += ")"
     if not excludes_zero(m["low"], m["high"]):
-        return f"It is not clear whether the {name} needs the images: {numbers}, difference {m['difference']:.3f}{ends}"
+        return f"It is not clear whether the {name} needs the {what}: {numbers}, difference {m['difference']:.3f}{ends}"
     if m["difference"] < 0:
-        return f"The {name} is higher without the true images: {numbers}, difference {m['difference']:.3f}{ends}"
+        return f"The {name} is higher without the true {what}: {numbers}, difference {m['difference']:.3f}{ends}"
     share = m["share"]
     ends_of_share = "" if share is None or share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
     part = "" if share is None else f", a share of {share['value']:.0%}{ends_of_share}"
-    return f"The {name} is {numbers}: {m['difference']:.3f}{ends} of it needs the images{part}"
+    return f"The {name} is {numbers}: {m['difference']:.3f}{ends} of it needs the {what}{part}"
 
 
 def require_same_image_condition(*folders: Path) -> None:
@@ -322,19 +332,20 @@ def require_same_image_condition(*folders: Path) -> None:
     if len(changes) > 1:
         words = " and ".join(sorted(change or "true" for change in changes))
         raise StoreError(
-            f"the models saw {words} images, which is not a difference between models; to see how much needs the "
-            "images, name the folders of both evaluations"
+            f"the models saw {words} images or tools, which is not a difference between models; to see how much needs "
+            "them, name the folders of both evaluations"
         )
 
 
 def label_of_both(metas: Sequence[Mapping[str, Any]]) -> str:
     """Return the label of the rows of two evaluations; "" if no label is needed."""
-    a, b = metas
     words = [str(meta.get("shared") or f"{role_of(meta)} rows") for meta in metas]
-    label = role_label(a) if words[0] == words[1] else f"{words[0]} for A and {words[1]} for B"
+    label = role_label(metas[0]) if words[0] == words[1] else f"{words[0]} for A and {words[1]} for B"
     shown = [shown_label(meta) for meta in metas]
     if shown[0] != shown[1]:
-        return f"rows with {image_condition(a) or 'true'} images for A and {image_condition(b) or 'true'} images for B"
+        conditions = [image_condition(meta) for meta in metas]
+        what = changed_thing(next(filter(None, conditions), ""))
+        return f"rows with {conditions[0] or 'true'} {what} for A and {conditions[1] or 'true'} {what} for B"
     return ", ".join(filter(None, (shown[0], label)))
 
 

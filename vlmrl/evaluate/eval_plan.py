@@ -29,7 +29,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import environment_record
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import image_condition, names_a_step, read_summary
+from vlmrl.store.evaluated_rows import changed_thing, image_condition, names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.tasks.prompt import same_prompt
 from vlmrl.tasks.source import Source
@@ -37,7 +37,7 @@ from vlmrl.types import Row, SamplingParams
 
 IDENTITY = (
     *("model", "endpoint", "checkpoint", "split", "source", "dataset", "reward", "prompt_sha256", "sampling"),
-    *("max_rows", "seed", "images"),
+    *("max_rows", "seed", "images", "tools"),
 )
 """Keys of `meta` that are equal in two evaluations of the same thing."""
 
@@ -130,7 +130,9 @@ def _difference_of(before: Meta, meta: Meta) -> str | None:
 def _require_same(folder: Path, meta: Meta) -> None:
     before = read_summary(folder).get("meta") or {}
     if (change := image_condition(before)) is not None:
-        raise StoreError(f"--normal {folder} was itself made with changed images ({change})", where=str(folder))
+        raise StoreError(
+            f"--normal {folder} was itself made with changed {changed_thing(change)} ({change})", where=str(folder)
+        )
     if key := _difference_of(before, meta):
         words = "setting of [model], or of rollout.engine, top_p, top_k or stop" if key == GENERATION_KEY else key
         raise StoreError(
@@ -227,6 +229,7 @@ class EvalSettings:
         force: replace an evaluation of that name even if it was of something else.
         changes: of the images; for each, there is an evaluation besides the normal one.
         normal: folder of the normal evaluation; None = that of the run if it exists, else it is made.
+        tools: change of the tools; "off" or "blank" (see `with_changed_tools`), "" = they are as they are.
         setting, sampling: the one of `[eval.settings]` that is used, and its name; None = none of them.
     """
 
@@ -237,6 +240,7 @@ class EvalSettings:
     force: bool = False
     changes: tuple[ImageChange, ...] = ()
     normal: Path | None = None
+    tools: str = ""
     setting: str = ""
     sampling: EvalSetting | None = None
 
@@ -329,7 +333,15 @@ def plan(
 
 
 def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: EvalSettings) -> list[PlannedEvaluation]:
-    """Return a normal evaluation, unless it exists, and those of the same rows with changed images."""
+    """Return a normal evaluation, unless it exists, and those of the same rows with changed images.
+
+    With changed tools, it is that evaluation alone: an engine knows one kind of episodes for a source.
+    """
+    if settings.tools:
+        partner = find_normal(run_dir, normal.name, normal.meta, settings.normal)
+        other = {} if partner is None else {"normal": partner.name if settings.normal is None else str(partner)}
+        name = layout.eval_name(normal.name, f"tools-{settings.tools}")
+        return [replace(normal, name=name, meta={**normal.meta, "tools": settings.tools, **other})]
     if not settings.changes:
         return [normal]
     for change in settings.changes:
@@ -347,6 +359,20 @@ def _with_changes(normal: PlannedEvaluation, run_dir: Path | None, settings: Eva
         for change in settings.changes
     ]
     return changed if partner is not None else [normal, *changed]
+
+
+def with_changed_tools(rows: EvalRows, tools: str) -> EvalRows:
+    """Return rows whose responses are one turn without tools (off), or whose tools return grey images (blank).
+
+    Raises: RecipeError for a source without tools.
+    """
+    source = rows.source
+    if source.environment is None:
+        raise RecipeError(f"--tools {tools}: the responses to `{source.name}` have no tools", hint="leave --tools out")
+    if tools == "off":
+        return replace(rows, source=replace(source, environment=None))
+    grey = source.environment_settings.model_copy(update={"grey_images": True})
+    return replace(rows, source=replace(source, environment_settings=grey))
 
 
 def params_of(recipe: Recipe, greedy: SamplingParams, settings: EvalSettings) -> SamplingParams:

@@ -186,7 +186,8 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
     Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it is based on}.
     """
     if probe := next((e["blind_probe"] for e in evaluations if e.get("blind_probe")), None):
-        text = f"One of the two saw changed images, so they do not say which model is better. {probe['conclusion'][0]}"
+        text = "One of the two had changed images or tools, so they do not say which model is better. "
+        text += probe["conclusion"][0]
         return {"answer": "not known", "text": text, "evaluations": []}
     usable = [e for e in evaluations if _deciding(e)]
     usable = [e for e in usable if not any(e.get("shown", ()))] or usable

@@ -196,6 +196,7 @@ class EvalRequest(AnswerRequest):
         compare: evaluation to compute the differences to.
         images: changes of the images, as typed.
         normal: normal evaluation to compare with; None = that of the run, else it is made.
+        tools: change of the tools; None = they are as they are.
         settings: names of the recipe's settings to use; () = all.
         as_json: whether to print one JSON object on stdout.
     """
@@ -204,6 +205,7 @@ class EvalRequest(AnswerRequest):
     compare: str | None = option("--compare")
     images: str | None = option("--images")
     normal: str | None = option("--normal")
+    tools: str | None = option("--tools")
     settings: tuple[str, ...] = option("--settings", ())
     as_json: bool = option("--json", False)
     command: ClassVar[str] = "eval"

@@ -252,6 +252,8 @@ class Environment(RecipeTable):
     ends the episode."""
     seconds: Annotated[float, Field(ge=0.01, le=604_800), ENDING] = 300.0
     """Longest time that the environment works for an episode, in all; the time of the model's turns does not count."""
+    grey_images: Annotated[bool, PROMPT] = False
+    """Switch that shows grey images in the place of those of tools, to measure how much the model needs them."""
     memory_mb: Annotated[int, Field(ge=128, le=MOST), LIMIT] = 4096
     """Address-space limit of an episode's process, in MiB."""
     workers: Annotated[int, Field(ge=0, le=4096), SPEED] = 0

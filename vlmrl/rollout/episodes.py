@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from statistics import fmean
 from typing import Any, get_args
 
@@ -24,7 +24,7 @@ from vlmrl.data.turns import TurnEncoder, followed, without_first
 from vlmrl.environments.calls import THOUGHTS
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
-from vlmrl.types import Call, EpisodeEnd, Media, Sample, SamplingParams, ScoredSample, Segment, Turn, hash64
+from vlmrl.types import Call, EpisodeEnd, Media, Row, Sample, SamplingParams, ScoredSample, Segment, Turn, hash64
 
 CUT_MARK = "\n[... cut ...]\n"
 """Text in the middle of an observation that was cut."""
@@ -55,11 +55,11 @@ class EpisodeLimits:
 
 @dataclass(frozen=True)
 class EpisodeKind:
-    """Episodes of a source: their environment, their limits, and how observations become tokens."""
+    """Episodes of a source: their environment, their limits, and how observations of a row's become tokens."""
 
     pool: EnvironmentPool
     limits: EpisodeLimits
-    encoder: TurnEncoder
+    turns: Callable[[Row], TurnEncoder]
 
 
 Key = tuple[int, int]
@@ -71,6 +71,7 @@ class _Episode:
     """State of an episode.
 
     Args:
+        encoder: of its observations.
         prompt: with all turns so far.
         ending: set while its environment is asked for its own reward.
         in_thought: the prompt has opened a thought for the turn.
@@ -78,6 +79,7 @@ class _Episode:
 
     key: Key
     kind: EpisodeKind
+    encoder: TurnEncoder
     seed: int
     prompt: EncodedPrompt
     params: SamplingParams
@@ -161,20 +163,18 @@ class EpisodeEngine(Generator):
             self._turns[self.inner.submit(request, params)] = number
             return number
         self._groups[number] = [None] * request.num_samples
-        episodes = [
-            _Episode((number, k), kind, request.seed + k, request.prompt, params) for k in range(request.num_samples)
-        ]
         prompt, row = request.prompt, request.prompt.row
+        encoder = kind.turns(row)
+        episodes = [
+            _Episode((number, k), kind, encoder, request.seed + k, prompt, params) for k in range(request.num_samples)
+        ]
         in_thought = _opens_thought(prompt.text)
         for e in episodes:
             self._episodes[e.key], e.in_thought = e, in_thought
             start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
             kind.pool.begin(e.key, start)
-        if self.inner.admits:
-            for e in episodes:
-                self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, e.seed), params)] = [e]
-        else:
-            self._turns[self.inner.submit(request, params)] = episodes
+        if not encoder.encoder.is_open:  # the first turn need not wait for what reset shows
+            self._ask(episodes)
         return number
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
@@ -237,10 +237,22 @@ class EpisodeEngine(Generator):
         """Submit the next turns: at once, or when all turns and tools of the round are complete."""
         if not self._next or not (self.inner.admits or (not self._turns and not self._tools_run)):
             return
-        for e in sorted(self._next, key=lambda e: e.key):
-            seed = hash64(e.seed, e.num_turns) >> 1
-            self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, seed), e.params)] = [e]
+        for _, group in groupby(sorted(self._next, key=lambda e: e.key), key=lambda e: (e.key[0], e.num_turns)):
+            self._ask(list(group))
         self._next = []
+
+    def _ask(self, episodes: Sequence[_Episode]) -> None:
+        """Submit turns of the same number of a group: one request for the first turns of all, if they begin alike."""
+        first, whole = episodes[0], len(episodes) == len(self._groups[episodes[0].key[0]])
+        alike = whole and not first.num_turns and all(e.segments == first.segments for e in episodes)
+        if alike and not self.inner.admits:
+            self._turns[self.inner.submit(SamplingRequest(first.prompt, len(episodes), first.seed), first.params)] = [
+                *episodes
+            ]
+            return
+        for e in episodes:
+            seed = hash64(e.seed, e.num_turns) >> 1 if e.num_turns else e.seed
+            self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, seed), e.params)] = [e]
 
     def _take_turn(self, e: _Episode, sample: Sample) -> None:
         """Add a turn of the policy, and give it to the environment."""
@@ -263,7 +275,7 @@ class EpisodeEngine(Generator):
     def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
         """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""
         if isinstance(answer, Stopped):
-            if answer.over_time and e.has_begun and e.turns and e.ending is None:
+            if answer.over_time and e.has_begun and e.num_turns and e.ending is None:
                 self._end(e, "time limit", is_gone=True)
             else:
                 self._fail(e, answer.why)
@@ -271,9 +283,7 @@ class EpisodeEngine(Generator):
         e.seconds += answer.seconds
         e.measured |= answer.measured
         if not e.has_begun:
-            e.has_begun = True
-            if answer.parts:
-                self._fail(e, "reset returned something to show, which is not supported: put it into the prompt")
+            self._begin(e, answer)
         elif e.ending is not None:  # this was its last answer
             self._complete(e, e.ending)
         else:
@@ -281,41 +291,55 @@ class EpisodeEngine(Generator):
 
     def _observe(self, e: _Episode, answer: Answer) -> None:
         """Put what the tools returned behind the turn, or end the episode."""
-        limits, last = e.kind.limits, e.turns[-1]
+        last = e.turns[-1]
         calls = tuple(Call(str(c["name"]), dict(c["arguments"])) for c in answer.calls)
         e.turns[-1] = Turn(last.role, last.text, last.media, calls)
         if answer.done is not None:
             self._end(e, answer.done)
-            return
+        elif e.num_turns >= e.kind.limits.turns:
+            self._end(e, "turn limit")
+        elif limit := self._show(e, answer):
+            self._end(e, limit)
+
+    def _begin(self, e: _Episode, answer: Answer) -> None:
+        """Go on with an open prompt by what reset shows, which may be nothing."""
+        e.has_begun = True
+        if not e.encoder.encoder.is_open:
+            if answer.parts:
+                self._fail(e, "reset is annotated to return None, and it returned something to show")
+        elif limit := self._show(e, answer):
+            self._fail(e, f"what reset shows is beyond a limit of [environment] ({limit})")
+            self._next.append(e)
+
+    def _show(self, e: _Episode, answer: Answer) -> EpisodeEnd | None:
+        """Put what an environment shows behind all that was before, for the next turn; or return the limit it meets."""
+        limits, is_first = e.kind.limits, not e.num_turns
         images = [_picture(part) for part in answer.parts if isinstance(part, bytes)]
         files = [part for part in answer.parts if isinstance(part, bytes)]
         media = tuple(Media(image_hash(f), *i.size) for f, i in zip(files, images, strict=True))
         held = sum(len(s.media) for s in e.segments)
-        if e.num_turns >= limits.turns:
-            self._end(e, "turn limit")
-            return
         if held + len(images) > limits.images:
-            self._end(e, "image limit")
-            return
+            return "image limit"
         if e.seconds > limits.seconds:
-            self._end(e, "time limit")
-            return
+            return "time limit"
         pictures = iter(images)
         content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
         place = f"an episode of {e.prompt.row.prompt_id}"
-        seen = e.kind.encoder.encode(content, media, place, images_before=e.prompt.num_images)
-        more = without_first(seen, e.segments[-1].ids[-1])
+        seen = e.encoder.encode(content, media, place, images_before=e.prompt.num_images, is_first=is_first)
+        more = seen if is_first else without_first(seen, e.segments[-1].ids[-1])
         if e.num_tokens + len(more.prompt_ids) + e.params.max_new_tokens > limits.tokens:
-            self._end(e, "token limit")
-            return
+            return "token limit"
         e.files |= {m.sha256: file for m, file in zip(media, files, strict=True)}
         text = "".join(part for part in content if isinstance(part, str))
-        e.turns.append(Turn("tool", text, media, errors=answer.errors, seconds=answer.seconds))
+        role, sampled = ("user", ()) if is_first else ("tool", e.segments[-1].ids)
+        if answer.parts or not is_first:
+            e.turns.append(Turn(role, text, media, errors=answer.errors, seconds=answer.seconds))
         e.segments.append(
-            Segment("tool", more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
+            Segment(role, more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
         )
-        e.prompt, e.in_thought = followed(e.prompt, e.segments[-2].ids, more), _opens_thought(seen.text)
+        e.prompt, e.in_thought = followed(e.prompt, sampled, more), _opens_thought(seen.text)
         self._next.append(e)
+        return None
 
     def _cut(self, parts: Sequence[str | bytes], limits: EpisodeLimits) -> Iterator[str | bytes]:
         """Yield the parts of an observation, each text with at most its share of the tokens."""
@@ -340,8 +364,10 @@ class EpisodeEngine(Generator):
     def _fail(self, e: _Episode, why: str) -> None:
         """End an episode without a score: now, or when its first turn is there, as a sample has tokens."""
         e.fault = why
-        if e.turns:
+        if e.num_turns:
             self._complete(e, "environment")
+        elif e.encoder.encoder.is_open and not e.has_begun:
+            self._next.append(e)
 
     def _complete(self, e: _Episode, ending: EpisodeEnd) -> None:
         e.kind.pool.drop(e.key)

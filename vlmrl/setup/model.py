@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -259,19 +259,27 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = AL
         tool returns.
     """
     kinds: dict[str, EpisodeKind] = {}
+    turns_of = cache(TurnEncoder)  # one for each encoder, so for each set of tools
     for source in sources:
         if source.environment is None or source.name in kinds:
             continue
         e, template = source.environment_settings, str(encoder.processor.chat_template)
-        turns = next((kind.encoder for kind in kinds.values()), None) or TurnEncoder(encoder)
+        for one in source.environment.described.values():  # the chat template must show what their tools return
+            turns_of(encoder.with_tools(one.tools, e.calls, is_open=one.is_open))
         workers = e.workers or 2 * usable_cores()  # of this machine: its ranks share them
         pool = EnvironmentPool(
             source.environment,
             form_of(template) if e.calls == "auto" else e.calls,
-            EnvironmentLimits(e.tool_seconds, e.memory_mb, max(1, workers // world.local_size), e.image_pixels),
+            EnvironmentLimits(
+                e.tool_seconds,
+                e.memory_mb,
+                max(1, workers // world.local_size),
+                e.image_pixels,
+                grey_images=e.grey_images,
+            ),
         )
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
-        kinds[source.name] = EpisodeKind(pool, limits, turns)
+        kinds[source.name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
     return kinds
 
 

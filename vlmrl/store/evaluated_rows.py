@@ -149,14 +149,19 @@ def role_label(meta: Mapping[str, Any]) -> str:
 
 
 def image_condition(meta: Mapping[str, Any]) -> str | None:
-    """Return how the images were changed that the model saw, such as "blank"; None = it saw the images as they are."""
-    return str(meta["images"]) if meta.get("images") else None
+    """Return what was changed for the model: its images, such as "blank", or "tools off"; None = nothing."""
+    return str(meta["images"]) if meta.get("images") else f"tools {meta['tools']}" if meta.get("tools") else None
+
+
+def changed_thing(condition: str) -> str:
+    """Return what an `image_condition` is a change of: "images" or "tools"."""
+    return "tools" if condition.startswith("tools ") else "images"
 
 
 def shown_label(meta: Mapping[str, Any]) -> str:
-    """Return the label of an evaluation with changed images, which is printed beside its numbers; "" for others."""
+    """Return the label of an evaluation with a change, which is printed beside its numbers; "" for others."""
     change = image_condition(meta)
-    return "" if change is None else f"rows shown with changed images ({change})"
+    return "" if change is None else f"rows shown with changed {changed_thing(change)} ({change})"
 
 
 def method_of(summary: Mapping[str, Any]) -> str:

@@ -221,8 +221,8 @@ class Source:
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
         """Return the encoder of a row's prompt, which shows the tools of its environment. Raises: as `tools_of`."""
-        own, form = self.environment, self.environment_settings.calls
-        return encoder if own is None else encoder.with_tools(own.tools_of(row), form)
+        own, form = self.environment and self.environment.of(row), self.environment_settings.calls
+        return encoder if own is None else encoder.with_tools(own.tools, form, is_open=own.is_open)
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.

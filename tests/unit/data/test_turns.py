@@ -302,13 +302,49 @@ def test_frames_are_rendered_once(with_template, monkeypatch):
     assert not rendered
     for number in range(3):
         observed(turns, f"{number}", (56, 56), (84, 56), "x")
-    assert len(rendered) == 1
+    assert len(rendered) == 2, "a frame, and its probe"
 
 
 def test_an_empty_observation_is_a_turn(plain):
     empty = observed(plain)
     assert empty.text == "<|im_end|>\n<|im_start|>tool\n<|im_end|>\n<|im_start|>assistant\n"
     assert empty.prompt_ids == observed(plain, "").prompt_ids
+
+
+def begun(turns: TurnEncoder, *parts: str | tuple[int, int]) -> tuple[EncodedPrompt, EncodedPrompt]:
+    """An open prompt with what an environment shows at its start, and the same as one message."""
+    encoder, (media, images) = turns.encoder, pictures((56, 84), *(p for p in parts if not isinstance(p, str)))
+    prompt = encoder.encode(row_of(*media[:1]), [Message("user", "<image>what?")], images[:1])
+    rest = iter(images[1:])
+    shown = [p if isinstance(p, str) else next(rest) for p in parts]
+    seen = turns.encode(shown, media[1:], "here", images_before=1, is_first=True)
+    text = "".join(p if isinstance(p, str) else "<image>" for p in parts)
+    whole = Encoder(encoder.processor).encode(row_of(*media), [Message("user", f"<image>what?{text}")], images)
+    return followed(prompt, (), seen), whole
+
+
+@pytest.mark.parametrize("parts", [(), ("",), ((56, 56), " and a text"), ("\nhere ", (84, 56), (56, 56), "<|im_end|>")])
+def test_what_is_shown_at_the_start_goes_on_with_an_open_prompt(with_template, parts):
+    for template in (PLAIN, *(t for t, _ in FALL_BACK.values())):
+        assert_same(*begun(TurnEncoder(with_template(template).with_tools((), is_open=True)), *parts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_an_open_prompt_of_every_family(name):
+    turns = TurnEncoder(Encoder(PROCESSORS[name]()).with_tools((), is_open=True))
+    for parts in ((), ("\nhere <eos> ", (56, 56), "\nthere")):
+        assert_same(*begun(turns, *parts))
+
+
+def test_an_open_prompt_in_a_template_that_puts_images_first_shows_no_images(with_template):
+    images, texts = (
+        f"{{% for c in m.content if c.type {o} 'image' %}}{IMAGE_TEXT}{{% endfor %}}" for o in ("==", "!=")
+    )
+    turns = TurnEncoder(with_template(chat(images + texts)).with_tools((), is_open=True))
+    assert_same(*begun(turns, "\nonly text"))
+    with pytest.raises(DataError, match="wrote 0 placeholders"):
+        begun(turns, (56, 56))
 
 
 def test_an_unknown_size_leaves_none_known(plain):

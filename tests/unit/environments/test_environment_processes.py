@@ -62,7 +62,7 @@ def blocks():
 
 def placed():
     """Return an observation with a place for its picture."""
-    return Observation("left <image> right", [Image.new("RGB", (8, 8))], measured={"steps": 2}, note="said")
+    return Observation("left <image> right", [Image.new("RGB", (8, 8))], measured={"steps": 2})
 
 def last():
     """End the episode."""
@@ -174,7 +174,7 @@ def test_texts_blocks_and_places_keep_their_order(place: Place) -> None:
     assert kinds == ["a <image>", "png", "b"], "the word <image> in a text is a word"
     answer = place.call("placed")
     assert [p if isinstance(p, str) else "png" for p in answer.parts] == ["left ", "png", " right"]
-    assert answer.measured == {"steps": 2.0} and answer.note == "said"
+    assert answer.measured == {"steps": 2.0}
 
 
 def test_a_large_picture_is_shrunk(place: Place) -> None:
@@ -291,7 +291,8 @@ def test_the_first_process_that_is_killed_fails_the_open_episodes_and_comes_back
 
 def test_a_class_gets_its_row_and_the_truth_that_it_names(file: Path) -> None:
     environment = load_environment(f"{file}:Crop", {"scale": 3})
-    assert [tool["function"]["name"] for tool in environment.tools[""]] == ["step"] and environment.own_reward
+    described = environment.described[""]
+    assert [tool["function"]["name"] for tool in described.tools] == ["step"] and described.own_reward
     pool = EnvironmentPool(environment, "hermes", LIMITS)
     place = Place(pool)
     columns = {"level": 2, "reward_model": {"ground_truth": "red"}, "extra": json.dumps({"hint": "secret"})}
@@ -308,7 +309,7 @@ def test_a_class_gets_its_row_and_the_truth_that_it_names(file: Path) -> None:
 
 def test_rows_choose_an_environment_and_a_broken_reset_is_a_fault(file: Path) -> None:
     environment = load_environment(f"{file}:CHOICE", {})
-    assert set(environment.tools) == {"crop", "broken"}
+    assert set(environment.described) == {"crop", "broken"}
     pool = EnvironmentPool(environment, "hermes", LIMITS)
     place = Place(pool)
     try:

@@ -8,16 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from tinyworld import mixed_prompts, prompt_tokens
-from wild_tools import WILD
+from tinyworld import mixed_prompts, sampler_gap
+from wild_tools import SHOWS, WILD
 
-from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder
 from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.processes import EnvironmentPool, load_environment
 from vlmrl.model.load import stop_ids_of
-from vlmrl.model.packing import TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.episodes import CUT_MARK, EpisodeEngine, EpisodeKind, EpisodeLimits
@@ -48,7 +45,7 @@ def params(frozen_tiny_model, tiny_processor, tiny_banned):
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("wild") / "wild.py"
-    path.write_text(WILD)
+    path.write_text(WILD + SHOWS)
     return path
 
 
@@ -57,11 +54,14 @@ def make(policy, tiny_encoder, file):
     """Makes engines of episodes; all are closed at the end."""
     engines = []
 
-    def engine(kind: type = TorchEngine, limits: EpisodeLimits = LIMITS, nap: float = 0.0) -> EpisodeEngine:
-        environment = load_environment(f"{file}:Look", {"nap": nap})
+    def engine(
+        kind: type = TorchEngine, limits: EpisodeLimits = LIMITS, nap: float = 0.0, name: str = "Look"
+    ) -> EpisodeEngine:
+        environment = load_environment(f"{file}:{name}", {"nap": nap})
         pool = EnvironmentPool(environment, "hermes", EnvironmentLimits(tool_seconds=5))
         inner = kind(policy, tiny_encoder.tokenizer)
-        kinds = {"s": EpisodeKind(pool, limits, TurnEncoder(tiny_encoder))}
+        turns = TurnEncoder(tiny_encoder.with_tools((), is_open=name != "Look"))
+        kinds = {"s": EpisodeKind(pool, limits, lambda row: turns)}
         engines.append(EpisodeEngine(inner, kinds, tiny_encoder.tokenizer))
         return engines[-1]
 
@@ -80,25 +80,13 @@ def flat(groups: Sequence[Sequence[Sample]]) -> list[Sample]:
     return [sample for group in groups for sample in group]
 
 
-def gap(policy, encoder, request: SamplingRequest, sample: Sample) -> float:
-    """Largest difference in nats between the engine's log-probs and the trainer's, over the tokens of the policy."""
-    media = [m for s in sample.segments for m in s.media]
-    images = [decode_image(sample.files[m.sha256]) for m in media]
-    tail = encoder.encode_tail(sample.token_ids, media, images, "an episode") if media else ((), {})
-    item = TrainItem(prompt_tokens(request.prompt), 0, sample.segments, 0, *tail)
-    with torch.no_grad():
-        logp = policy(make_row([item])).logp
-    said = torch.tensor([x for s in sample.segments for x in s.sampler_logp or ()])
-    return float((logp - said).abs().max())
-
-
 @pytest.mark.parametrize("kind", [TorchEngine, Admits])
 def test_what_is_sampled_is_what_is_trained_on(make, policy, params, requests, tiny_encoder, kind) -> None:
     groups = make(kind, replace(LIMITS, turns=2)).generate(requests, params)
     for request, group in zip(requests, groups, strict=True):
         assert [s.seed for s in group] == [request.seed + k for k in range(4)]
         for s in group:
-            assert gap(policy, tiny_encoder, request, s) < 2e-5
+            assert sampler_gap(policy, [request], [[s]], encoder=tiny_encoder) < 2e-5
             assert s.token_ids == tuple(i for part in s.segments for i in part.ids)
             assert [part.author for part in s.segments][::2] == ["policy"] * ((len(s.segments) + 1) // 2)
             assert {part.author for part in s.segments[1::2]} <= {"environment"} and not s.fault
@@ -107,6 +95,42 @@ def test_what_is_sampled_is_what_is_trained_on(make, policy, params, requests, t
     assert {s.ending for s in samples} == {"answer", "turn cut", "turn limit"}
     assert any(turn.errors for s in samples for turn in s.turns) and any(s.files for s in samples)
     assert all((s.finish == "length") == (s.ending != "answer") for s in samples)
+
+
+@pytest.mark.parametrize("kind", [TorchEngine, Admits])
+@pytest.mark.parametrize("name", ["Shows", "Same"])
+def test_what_reset_shows_goes_on_with_the_prompt(make, policy, params, tiny_encoder, kind, name) -> None:
+    prompts = [
+        replace(p, row=replace(p.row, source="s")) for p in mixed_prompts(tiny_encoder.with_tools((), is_open=True))
+    ]
+    requests = [SamplingRequest(p, 4, 1_000 * (1 + i)) for i, p in enumerate(prompts)]
+    engine, decode = make(kind, replace(LIMITS, turns=2), name=name), tiny_encoder.tokenizer.decode
+    for request, group in zip(requests, engine.generate(requests, params), strict=True):
+        for s in group:
+            first, turn = s.segments[0], s.turns[0]
+            shown = f"of <|im_end|>seed {s.seed}" if name == "Shows" else "always this"
+            assert (first.role, first.author, first.trained, turn.role, turn.text.replace("\n", "")) == (
+                "user", "environment", False, "user", shown
+            )  # fmt: skip
+            text = decode(request.prompt.prompt_ids + first.ids)
+            assert text.endswith("<|im_end|>\n<|im_start|>assistant\n") and text.count("<|im_start|>") == 2
+            control = tiny_encoder.tokenizer.convert_tokens_to_ids("<|im_end|>")
+            assert first.ids.count(control) == 1 and len(first.media) == min(request.prompt.num_images, name == "Shows")
+            assert sampler_gap(policy, [request], [[s]], encoder=tiny_encoder) < 2e-5 and not s.fault
+            assert s.segments[1].author == "policy" and s.turns[1].role == "assistant"
+    again = make(kind, replace(LIMITS, turns=2), name=name).generate(requests[1:2], params)
+    if kind is TorchEngine:
+        assert [s.token_ids for s in again[0]] == [s.token_ids for s in engine.generate(requests, params)[1]]
+
+
+def test_a_reset_that_fails_is_a_fault_of_its_own_episode(make, params, tiny_encoder) -> None:
+    prompt = mixed_prompts(tiny_encoder.with_tools((), is_open=True))[1]
+    request = SamplingRequest(replace(prompt, row=replace(prompt.row, source="s")), 4, 1_000)
+    (group,) = make(name="Fails").generate([request], params)
+    assert [bool(s.fault) for s in group] == [False, True, False, False] and "no start" in group[1].fault
+    assert group[1].token_ids and group[1].ending == "environment"
+    (group,) = make(name="Shows", limits=replace(LIMITS, images=0)).generate([request], params)
+    assert all("image limit" in s.fault for s in group)
 
 
 def test_an_observation_stands_where_the_template_writes_it(make, params, requests, tiny_encoder) -> None:

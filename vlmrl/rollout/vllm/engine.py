@@ -193,8 +193,6 @@ SETTINGS_IN_PARTS = {
     "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
 }
 """Additional settings of an engine with worker processes."""
-MAX_IMAGES = 64
-"""Maximum number of images in one prompt."""
 
 
 @dataclass(frozen=True)
@@ -497,7 +495,7 @@ def _start(settings: EngineSettings, handover: Handover) -> Any:
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "mm_device_do_normalize": False,  # pixels normalized by the processor, as the trainer's are
         "skip_mm_profiling": True,
-        "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0},
+        "limit_mm_per_prompt": {"image": settings.max_tokens, "video": 0},  # an image has a token or more
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
