@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does a lost check, a wrong edge or a swapped order turn a test red? As mutate_algo.py, for all around the algorithm.
 
-The mutants are of the store, checkpoints, rewards, data and rollouts.
+The mutants are of the store, checkpoints, rewards, data, rollouts and environments.
 
 Run: .venv/bin/python scripts/mutate_house.py [--only TEXT] [--json]
 """
@@ -34,6 +34,14 @@ OF_ENCODE, OF_WRITER = ["tests/unit/model/test_encode_prompt.py"], ["tests/unit/
 OF_END, OF_SAMPLE, OF_ENGINE = (
     [f"tests/unit/rollout/test_{n}.py"] for n in ("response_end", "sample_step", "torch_engine")
 )
+CALLS, TOOLS, WORKER, ROWS, PROCESSES = (
+    f"vlmrl/environments/{n}.py" for n in ("calls", "tools", "worker", "base", "processes")
+)
+EPISODES, TURNS = "vlmrl/rollout/episodes.py", "vlmrl/data/turns.py"
+OF_CALLS, OF_TOOLS, OF_PROCESSES = (
+    [f"tests/unit/environments/test_{n}.py"] for n in ("calls", "tools", "environment_processes")
+)
+OF_EPISODES, OF_TURNS = ["tests/unit/rollout/test_episodes.py"], ["tests/unit/data/test_turns.py"]
 OF_DEAL, OF_TRICKS = ["tests/unit/rollout/test_prompt_queue.py"], ["tests/unit/rewards/test_tricks.py"]
 
 MUTANTS: list[Mutant] = [
@@ -102,6 +110,23 @@ MUTANTS: list[Mutant] = [
     (SAMPLE, "masked=score.error is not None", "masked=False", OF_SAMPLE),
     (SAMPLE, "range(rank, count, world.size)[first:]", "range(rank, count, world.size)", OF_DEAL),
     (ENGINE, "seed = request.seed + sample", "seed = request.seed", OF_ENGINE),
+    (CALLS, "if in_thought and place == 0:", "if False:", OF_CALLS),
+    (TOOLS, " and name not in NO_TOOLS", "", OF_TOOLS),
+    (WORKER, '                answer["done"] = "done"', "                pass", OF_PROCESSES),
+    (WORKER, "if scale < 1:", "if False:", OF_PROCESSES),
+    (
+        ROWS,
+        "value for name, value in truth.items() if name not in named}",
+        "value for name, value in ()}",
+        OF_PROCESSES,
+    ),
+    (PROCESSES, "kill_all(lambda: [*descendants(pid), pid])", "pass", OF_PROCESSES),
+    (EPISODES, '"length" if ending in LIMITS else "stop"', '"stop"', OF_EPISODES),
+    (EPISODES, "hash64(e.seed, e.num_turns) >> 1 if e.num_turns else e.seed", "e.seed", OF_EPISODES),
+    (EPISODES, "len(more.prompt_ids) + e.params.max_new_tokens >", "len(more.prompt_ids) >", OF_EPISODES),
+    (EPISODES, "    if held + len(images) > limits.images:", "    if False:", OF_EPISODES),
+    (TURNS, "if encoded.prompt_ids[:1] != (last_id,):", "if True:", OF_TURNS),
+    (TURNS, "[self.control.guard(text) for text in", "[text for text in", OF_TURNS),
 ]
 
 
