@@ -74,6 +74,8 @@ def this_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None) -
     from vlmrl.cli.app import main
 
     out, err, code = io.StringIO(), io.StringIO(), 0
+    if words[0] == "merge":
+        warm.prove_in_forks()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["vlmrl", *map(str, words)])
         patch.chdir(cwd)

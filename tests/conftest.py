@@ -6,6 +6,8 @@ import copy
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Before torch is loaded anywhere: see vlmrl/cli/app.py.
@@ -49,6 +51,25 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own runs folder, or a crash point left in the shell, must not reach a test."""
     for name in ("VLMRL_RUNS", "VLMRL_CRASH_AT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_look_at_the_repository() -> Iterator[None]:
+    """git is asked once about the folder of the whole session, and not for each of the runs that tests make in it."""
+    from vlmrl.store import provenance
+
+    here, ask = os.getcwd(), provenance._git
+
+    @cache
+    def answer(*args: str) -> bytes | None:
+        return ask([*args], None)
+
+    def git(args: list[str], folder: Path | None) -> bytes | None:
+        return answer(*args) if folder is None and os.getcwd() == here else ask(args, folder)
+
+    provenance._git = git
+    yield
+    provenance._git = ask
 
 
 @pytest.fixture(scope="session")
@@ -149,6 +170,15 @@ RUN_VLLM = {
     "test_vllm_sleep.py",
 }
 """Test files that import vLLM: they run in the environment that its metadata allows (scripts/test)."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of vLLM where only such tests are run: importing all files takes half a minute."""
+    name = collection_path.name
+    if not (config.option.markexpr.startswith("vllm") and name.startswith("test_")) or name in RUN_VLLM:
+        return None
+    text = collection_path.read_text("utf-8")
+    return None if '"vllm"' in text or "mark.vllm" in text else True
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,6 @@
-"""Run by torchrun: the ranks shard a model by FSDP2 and each saves its part, as a run on several GPUs does.
+"""Run by `processes.run_ranks`: each rank shards a model by FSDP2 and saves its part, as a run on several GPUs does.
 
-python -m torch.distributed.run --nproc-per-node 3 tests/save_sharded.py MODEL_FOLDER OUT [SCALE OUT ...]
+save_sharded.py MODEL_FOLDER OUT [SCALE OUT ...]
 
 SCALE: the weights of the next save are those of the model times this: another step of the same run.
 """

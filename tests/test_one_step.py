@@ -1,9 +1,10 @@
 """scripts/one_step.py does what the first step of `vlmrl train` does; a row crosses few files and package borders."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+import warm
 
 from scripts.docs_site.drawings import read_way
 from scripts.way_of_a_row import SETTINGS
@@ -16,7 +17,7 @@ MOST_FILES, MOST_BORDERS, MOST_WORKER_FILES = 44, 60, 4
 
 def output_of(script: str, *arguments: object, cwd: Path) -> list[str]:
     command = [sys.executable, SCRIPTS / script, "--json", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd).stdout.splitlines()
+    return warm.run(command, check=True, capture_output=True, text=True, cwd=cwd).stdout.splitlines()
 
 
 def test_the_way_of_a_row_is_short_and_one_step_alone_has_the_loss_and_the_gradient_of_its_first_step(tmp_path):

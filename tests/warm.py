@@ -29,15 +29,30 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 NEST = "VLMRL_TEST_NEST"
-"""Variable of a launcher whose ranks begin in a moment, too."""
-AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "PYTHONHASHSEED", "PYTHONWARNINGS")
+"""Variable of a launcher whose ranks begin in a moment, too. `all`: so does every Python process below it."""
+AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "LD_", "MALLOC_", "PYTORCH_", "VLLM_", "PYTHONHASHSEED", "PYTHONWARNINGS")
 """Beginnings of variables that a library reads while it is imported."""
 PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
 SYS_CLONE = 56
 CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID
-CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64" and importlib.util.find_spec("vllm") is None
-"""True if there are forks at all. vLLM starts processes in ways of its own."""
+CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64"
+"""True if there are forks at all."""
 LONGEST_JOB = 1 << 20
+LOADED = (
+    *("torch.distributed.checkpoint", "torch.distributed.launcher.api"),
+    "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
+    *("detect_secrets", "pandas", "peft", "pyarrow.compute", "pyarrow.parquet"),  # pyarrow's first table loads pandas
+    *("vlmrl.checkpoint.merge", "vlmrl.cli.app", "vlmrl.diagnose.signs", "vlmrl.evaluate.eval"),
+    *("vlmrl.evaluate.generate", "vlmrl.launch.start", "vlmrl.setup.model", "vlmrl.setup.run_records"),
+    *("vlmrl.tasks.builtin_rewards", "vlmrl.train.journal", "vlmrl.train.resume", "vlmrl.train.rl", "vlmrl.train.sft"),
+    "vlmrl.train.start",
+)
+"""Modules that commands load when they begin: not again in each fork."""
+VLLM_LOADED = (
+    *("vllm.entrypoints.llm", "vllm.model_executor.models.qwen2_5_vl", "vllm.v1.attention.backends.cpu_attn"),
+    *("vllm.v1.core.sched.scheduler", "vllm.v1.worker.cpu_worker", "vlmrl.rollout.vllm.host"),
+    "vlmrl.rollout.vllm.worker",
+)
 
 
 def _read_at_import(env: Any) -> dict[str, str]:
@@ -54,6 +69,7 @@ class Popen(subprocess.Popen):
         env = {**(os.environ if call["env"] is None else call["env"])}
         if (
             not CAN_FORK
+            or (_nested and False in _channels and _channels[False][0] != os.getpid())
             or len(words) < 2
             or words[0] != sys.executable
             or (words[1].startswith("-") and words[1] not in ("-c", "-m"))
@@ -82,6 +98,8 @@ class Popen(subprocess.Popen):
 
 _channels: dict[bool, tuple[int, socket.socket]] = {}
 """Whether the processes have a pretended GPU -> (process that asks, its channel to the server)."""
+_nested = False
+"""Whether this process, or the one it is a fork of, has a server that is a fork of itself."""
 _lock = threading.Lock()
 
 
@@ -107,8 +125,8 @@ def _server(env: Mapping[str, str]) -> socket.socket:
 
 
 def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
-    """As `subprocess.run`."""
-    timeout = more.pop("timeout", 600)
+    """As `subprocess.run`, without `input`."""
+    timeout, check = more.pop("timeout", 600), more.pop("check", False)
     if more.pop("capture_output", False):
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with Popen(words, **more) as process:
@@ -117,18 +135,31 @@ def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    done = subprocess.CompletedProcess(words, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def prove_in_forks() -> None:
+    """Let the process that proves a merge begin as a fork, too."""
+    from vlmrl.checkpoint import proof
+
+    proof.subprocess = sys.modules["warm"]  # type: ignore[attr-defined]
 
 
 def _warm_up() -> None:
     """Import modules and compute nothing: threads would not survive the fork."""
-    import torch.distributed.launcher.api  # noqa: F401
-    from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration  # noqa: F401
-    from transformers.models.qwen2_5_vl import processing_qwen2_5_vl  # noqa: F401
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of pyarrow
+    if importlib.util.find_spec("vllm") is not None:
+        from vlmrl.rollout.vllm.engine import SETTINGS
 
-    import vlmrl.setup.run_records
-    import vlmrl.train.resume
-    import vlmrl.train.start  # noqa: F401
+        os.environ |= SETTINGS
+        for name in VLLM_LOADED:
+            importlib.import_module(name)
+    for name in LOADED:
+        importlib.import_module(name)
+    from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration  # noqa: F401
 
     assert len(os.listdir("/proc/self/task")) == 1, "an import has started threads"
     gc.collect()
@@ -183,15 +214,19 @@ def _become(job: dict[str, Any], streams: list[int]) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
-def _nest() -> None:
-    """Give this process a server of its own, a fork of itself, for the ranks that torch starts in it."""
+def nest(*, all_processes: bool) -> None:
+    """Give this process a server of its own, a fork of itself, for a launcher's ranks or all its Python processes."""
+    global _nested
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
         _channels[False] = os.getpid(), ours
+        _nested = True
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         subprocess_handler.Popen = Popen  # type: ignore[misc]
+        if all_processes:
+            subprocess.Popen = Popen  # type: ignore[misc]
         return
     ours.close()
     os.setsid()  # what a terminal sends reaches those whom it is for
@@ -205,10 +240,12 @@ def _serve(channel: socket.socket) -> None:
     if work is None:
         os._exit(0)
     job, streams = work
-    nests = job["env"].pop(NEST, None)
+    nests = job["env"].get(NEST)
+    if nests != "all":
+        job["env"].pop(NEST, None)
     _become(job, streams)
     if nests:
-        _nest()
+        nest(all_processes=nests == "all")
     _end(_code_of(job["words"]))
 
 

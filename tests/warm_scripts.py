@@ -13,6 +13,8 @@ import sys
 import traceback
 from pathlib import Path
 
+import warm
+
 
 def warm_up(scripts: Path) -> None:
     """Import modules and compute nothing: threads would not survive the fork."""
@@ -36,6 +38,8 @@ def run(script: str, words: list[str], folder: str, out: str) -> int:
             os.dup2(file.fileno(), 2)
         os.chdir(folder)
         os.environ["TMPDIR"] = folder
+        os.environ[warm.NEST] = "all"  # what a script starts begins as a fork, too
+        warm.nest(all_processes=True)
         sys.argv = [script, *words]
         runpy.run_path(script, run_name="__main__")
         code = 0
@@ -53,6 +57,7 @@ def run(script: str, words: list[str], folder: str, out: str) -> int:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what an import prints is no answer
+    warm.BASE[:] = sys.path[1:]
     warm_up(Path(sys.argv[1]))
     for line in sys.stdin:
         print(run(**json.loads(line)), file=answers)

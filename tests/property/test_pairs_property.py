@@ -99,6 +99,13 @@ def test_splits_share_no_image_and_lose_none(images: list[LabelledImage], seed: 
     assert {k: {i.origin for i in v} for k, v in again.items()} == {k: {i.origin for i in v} for k, v in splits.items()}
 
 
+@pytest.mark.parametrize(("count", "numbers"), [(12, [8, 2, 2]), (7, [3, 2, 2]), (5, [3, 0, 2]), (3, [3, 0, 0])])
+def test_no_split_has_a_single_image_of_a_class(count, numbers):
+    images = [image(f"{i}", ("a",)) for i in range(count)]
+    splits = split_images(images, {"train": 0.65, "validation": 0.15, "test": 0.2}, seed=0).images
+    assert [len(splits.get(split, ())) for split in ("train", "validation", "test")] == numbers
+
+
 @pytest.mark.slow
 @given(collections(), st.integers(0, 3))
 @settings(max_examples=200, deadline=None)

@@ -81,6 +81,8 @@ def test_each_epoch_deals_every_row_once_in_a_new_order() -> None:
     epochs = [[draw.row for draw in made.next(50)] for _ in range(3)]
     assert all(sorted(rows) == list(range(50)) for rows in epochs)
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(50))
+    steps = stream([(3, 1.0)])  # a row that a step has had waits for the next one
+    assert set(Counter(draw.row for _ in range(300) for draw in steps.next(2)).values()) == {200}
 
 
 @given(

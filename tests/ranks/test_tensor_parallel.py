@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command_line import own_process, settings, started
+from command_line import COMMAND, own_process, settings
 from processes import END_SECONDS, assert_all_gone, below, command_of
 from small_runs import TWO_STEPS, make_place
 from tinyworld import encoded, sampler_gap
@@ -130,8 +130,9 @@ def workers(host: int) -> list[int]:
 def going(tmp_path, small_folder) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A run of two trainers that share an engine in two parts, after two steps."""
     make_place(tmp_path, small_folder, TWO_STEPS)
-    words = ("train", "rl.toml", "--runs", "runs", "--gpus", "2", *settings(*SHARED))
-    process = started(*words, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    words = (*COMMAND, "train", "rl.toml", "--runs", "runs", "--gpus", "2", *settings(*SHARED))
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, cwd=tmp_path, text=True, **pipes)  # no forks: found by their words
     end = time.monotonic() + 200
     while not (steps := list((tmp_path / "runs").glob("*/rollouts/000003.parquet"))):
         assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=30)[1][-3000:]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import warm
 from processes import END_SECONDS, TESTS, run_ranks
 from test_launch import LAUNCH, Launched
 from vllm_rank import CASES, DROPPED, SMALL_BUCKET
@@ -83,7 +84,8 @@ def test_nothing_is_left_when_one_is_killed(tiny_folder, tmp_path: Path, when: s
     command = [str(SCRIPT), str(tiny_folder), str(tmp_path), "forever"]
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
     job = json.dumps({"command": command, "ranks": 2, "env": env})
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, job], stderr=subprocess.PIPE, text=True)
+    nest = {**os.environ, warm.NEST: "1"}
+    launcher = warm.Popen([sys.executable, "-c", LAUNCH, job], env=nest, stderr=subprocess.PIPE, text=True)
     launched = Launched(launcher, tmp_path)
     family: list[psutil.Process] = []
     try:

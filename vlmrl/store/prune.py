@@ -27,13 +27,13 @@ from vlmrl.store.rollouts import rollout_media
 class RolloutRule:
     """Rule for rollouts: the newest `keep` steps are kept, and every `every`-th step; `every` = 0: no other steps."""
 
-    keep: int
+    keep: int  # at least 1
     every: int = 0
 
     def doomed(self, steps: Iterable[int]) -> list[int]:
         """Return those of `steps` whose rollouts the rule deletes, in order."""
         ordered = sorted(set(steps))
-        return [s for s in ordered[: -self.keep or None] if not (self.every and s % self.every == 0)]
+        return [s for s in ordered[: -self.keep] if not (self.every and s % self.every == 0)]
 
 
 @dataclass(frozen=True)

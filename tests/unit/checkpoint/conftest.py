@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from tinyworld import two_groups
 
@@ -9,8 +11,9 @@ from vlmrl.checkpoint import merge, proof
 
 
 @pytest.fixture
-def second_process() -> None:
+def second_process(monkeypatch) -> None:
     """Asked for by the tests in which a merge is proven by a process of its own, which takes seconds to start."""
+    monkeypatch.setattr(proof, "subprocess", subprocess)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 from checkpoint_files import prove_items, save_checkpoint, seal, write_meta
 
 from vlmrl.algo.algorithms import ALGORITHMS
-from vlmrl.checkpoint import io
+from vlmrl.checkpoint import io, load
 from vlmrl.checkpoint import merge as merges
 from vlmrl.checkpoint.load import fingerprint, load_saved
 from vlmrl.checkpoint.merge import merge
@@ -193,7 +193,7 @@ def test_a_base_model_with_one_number_changed_is_an_error(saved, tmp_path):
         assert "base model" in str(caught.value.hint)
 
 
-def test_the_checksum_sees_values_places_and_names_and_nothing_else(frozen_tiny_model):
+def test_the_checksum_sees_values_places_and_names_and_nothing_else(frozen_tiny_model, monkeypatch):
     first = fingerprint(frozen_tiny_model)
     same = copy.deepcopy(frozen_tiny_model)
     assert fingerprint(same) == first
@@ -205,6 +205,8 @@ def test_the_checksum_sees_values_places_and_names_and_nothing_else(frozen_tiny_
         weight[0], weight[1] = 3.0, 2.0
         assert len({first, one, fingerprint(same)}) == 3
     assert fingerprint(copy.deepcopy(frozen_tiny_model).bfloat16()) != first
+    monkeypatch.setattr(load, "CHECKSUM_ELEMENTS", 1000)
+    assert fingerprint(frozen_tiny_model) == first
 
 
 @pytest.mark.parametrize(

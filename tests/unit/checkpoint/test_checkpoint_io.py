@@ -6,12 +6,12 @@ import copy
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from checkpoint_files import contents_of, prove_items, save_checkpoint, seal
 
 from vlmrl.algo.algorithms import ALGORITHMS
@@ -153,15 +153,19 @@ def test_tied_weights_are_saved_once_and_stay_tied(saved):
 
 def test_the_optimizer_folder_is_missing_when_no_step_was_taken(tiny_model, tiny_processor, tmp_path):
     what = io.CheckpointContent(0, meta_of(Policy(tiny_model)), {})
-    folder = save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {})
+    narrow = {"model.language_model.norm.weight": torch.bfloat16}
+    folder = save_checkpoint(tmp_path, what, tiny_model, tiny_processor, {}, dtypes=narrow)
     assert not (folder / OPTIMIZER).exists()
     assert io.load_optimizer_tensors(folder) == {}
     assert io.load_proof(folder) == {}
+    stored = read_tensors(io.weight_files_of(folder, MODEL))
+    assert {n: t.dtype for n, t in stored.items() if t.dtype != torch.float32} == narrow
 
 
 def test_data_and_random_state_come_back(saved):
     assert io.load_data(saved) == {"progress": {"step": 3}}
     state = torch.random.get_rng_state()
+    torch.manual_seed(12)
     io.load_rng(saved)
     assert torch.equal(torch.random.get_rng_state(), io.load_file(saved / RNG)["torch"])
     torch.random.set_rng_state(state)
@@ -235,7 +239,7 @@ def test_a_file_that_is_missing_is_refused(saved, tiny_model, name):
 def test_a_file_that_is_cut_short_is_refused(saved, tiny_model, name):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="was changed since it was saved"):
         everything(saved, tiny_model)
 
 
@@ -299,14 +303,14 @@ for step in (1, 2):
 def test_killed_while_saving_the_older_checkpoint_stays_and_the_new_one_does_not_exist(tiny_folder, tmp_path, point):
     run = tmp_path / "run"
     env = os.environ | {"VLMRL_CRASH_AT": point}
-    died = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], env=env, capture_output=True)
+    died = warm.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], env=env, capture_output=True)
     assert died.returncode == 137, died.stderr.decode()
     (left,) = complete_checkpoints(run)
     assert left.name == "step-000001"
     assert io.load_data(left) == {"step": 1}
     load_checkpoint_model(left, settings())
     # the same save afterwards succeeds over what the kill left
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], capture_output=True)
+    done = warm.run([sys.executable, "-c", SCRIPT, str(tiny_folder), str(run)], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert [p.name for p in complete_checkpoints(run)] == ["step-000001", "step-000002"]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from checkpoint_files import prove_items, save_checkpoint, seal
+from processes import run_ranks
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.merge import merge
@@ -31,19 +32,7 @@ def parts(small_folder, tmp_path_factory) -> tuple[Path, Path]:
     """What three ranks saved at one step, and at another."""
     place = tmp_path_factory.mktemp("parts")
     first, other = place / "first", place / "other"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(RANKS),
-        str(SCRIPT),
-    ]
-    done = subprocess.run(
-        [*command, str(small_folder), str(first), "1.05", str(other)], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    run_ranks(RANKS, SCRIPT, small_folder, first, "1.05", other)
     for folder in (first, other):
         assert sorted(p.name for p in folder.glob("*.safetensors")) == [
             f"shard-{rank:05d}-model-00001-of-00001.safetensors" for rank in range(1, RANKS + 1)
@@ -160,6 +149,7 @@ def test_the_proof_runs_in_a_process_of_its_own(sharded, tmp_path, second_proces
 
 @pytest.mark.slow
 def test_the_second_process_refuses_what_is_not_the_trained_model(sharded, parts, tmp_path, second_process):
+    warm.prove_in_forks()
     shutil.rmtree(sharded / MODEL)
     shutil.copytree(parts[1], sharded / MODEL)
     seal(sharded)

@@ -546,8 +546,7 @@ def test_the_quick_part_finds_rows_and_prompts_without_torch(world, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["./gone", "models/sub/gone", "rows.jsonl", "empty"])
-def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path):
+def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path):
     """Importing torch and transformers takes longer than all else that a wrong path needs."""
     (tmp_path / "empty").mkdir()
     code = (
@@ -555,14 +554,16 @@ def test_a_model_that_is_not_there_is_found_without_torch(world, tmp_path, path)
         "from vlmrl.setup.checked_recipe import find_model_files\n"
         "from vlmrl.setup.check import check_location\n"
         "from vlmrl.setup.check import preflight\n"
-        f"loaded = load_recipe('recipe.toml', overrides=['model.path={path}'])\n"
-        "found = find_model_files(loaded.recipe.model.path, Path('runs'), loaded.where(('model', 'path')))\n"
-        "missing = found[1] or check_location(loaded, found[0])\n"
-        "problems = preflight(loaded, runs_folder=Path('runs'), model_files=found[0], missing=missing).errors\n"
-        "assert [p.where for p in problems] == ['--set model.path=' + sys.argv[1]], problems\n"
+        "for path in sys.argv[1:]:\n"
+        "    loaded = load_recipe('recipe.toml', overrides=[f'model.path={path}'])\n"
+        "    found = find_model_files(loaded.recipe.model.path, Path('runs'), loaded.where(('model', 'path')))\n"
+        "    missing = found[1] or check_location(loaded, found[0])\n"
+        "    problems = preflight(loaded, runs_folder=Path('runs'), model_files=found[0], missing=missing).errors\n"
+        "    assert [p.where for p in problems] == ['--set model.path=' + path], problems\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    paths = ["./gone", "models/sub/gone", "rows.jsonl", "empty"]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -207,6 +207,24 @@ def reward(x):
 """
 
 
+NAMED_ROWS = [
+    RewardInput("", truth={"same": len({*digits.split()}) == 1, "loop": loops.split(), "digit": digits.split()})
+    for loops, digits in (
+        ("none none", "three three"),
+        ("none some", "three eight"),
+        ("some some", "eight six"),
+        ("some some", "nine nine"),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def flagged_of_equal_names(tmp_path_factory) -> set[str]:
+    """What is flagged in a reward that compares whole names."""
+    spec = load(tmp_path_factory.mktemp("equal"), NAMES % "names == true")
+    return flagged(probe_reward(spec, spec.weights, NAMED_ROWS, probe=FORM))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "found"),
@@ -239,22 +257,10 @@ def reward(x):
         ("True", {"false names", "every name", "every name, or", "every name, listed"}),
     ],
 )
-def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, right, found):
-    truths = [
-        ("none none", "three three"),
-        ("none some", "three eight"),
-        ("some some", "eight six"),
-        ("some some", "nine nine"),
-    ]
-    rows = [
-        RewardInput("", truth={"same": len({*digits.split()}) == 1, "loop": loops.split(), "digit": digits.split()})
-        for loops, digits in truths
-    ]
+def test_what_a_comparison_of_names_does_not_see_is_named(tmp_path, flagged_of_equal_names, right, found):
     spec = load(tmp_path, NAMES % right)
-    tried = probe_reward(spec, spec.weights, rows, probe=FORM)["probes"]
-    plain = load(tmp_path, NAMES % "names == true")
-    without = flagged(probe_reward(plain, plain.weights, rows, probe=FORM))
-    assert {p["name"] for p in tried if p["flagged"]} - without == found
+    tried = probe_reward(spec, spec.weights, NAMED_ROWS, probe=FORM)["probes"]
+    assert {p["name"] for p in tried if p["flagged"]} - flagged_of_equal_names == found
     assert all(p["verdict"] in ("blind", "hole") for p in tried if p["name"] in found)
 
 

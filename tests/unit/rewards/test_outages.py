@@ -222,8 +222,9 @@ def test_pauses_double_up_to_a_limit_and_are_short_again_after_an_answer(monkeyp
     assert pauses == [1.0, 2.0, 4.0, 8.0, most, most, most]
     assert now - tries.outage.last_answer == sum(pauses) and tries.outage.reason == "still no answer"
     now += 30.0
-    assert due() == [two]
+    assert due() == [two] and tries.is_silent
     tries.take(two, Result({}, "", 0.0), now)
+    assert not tries.is_silent, "an answer ends the row of inputs without one"
     assert (tries.outage.seconds_left(now), tries.outage.last_answer) == (0.0, now)
     assert due() == [one], "the service answers: all at once"
     down(one, "busy")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
-from vlmrl.rewards.base import LARGEST, RewardSpec, check_parts, check_weight_sizes, combine
+from vlmrl.rewards.base import LARGEST, RewardSpec, check_parts, check_weight_sizes, combine, value_bounds
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
@@ -131,6 +131,12 @@ def test_a_score_is_a_number_within_the_bound_or_an_error(parts):
 def test_a_sum_that_overflows_is_an_error_with_its_terms(parts):
     with pytest.raises(RewardError, match=r"the score 2 x .* \+ 1 x .* is beyond 1e\+09"):
         combine(parts, {"a": 2.0, "b": 1.0})
+
+
+def test_the_bounds_of_a_score_are_those_of_its_weighted_parts():
+    spec = RewardSpec("r", lambda x: {}, {"a": (0.0, 1.0), "b": (-1.0, 0.5)}, {}, pure=True)
+    assert value_bounds(spec, {"a": 2.0, "b": -1.0, "c": 0.0}) == (-0.5, 3.0)
+    assert value_bounds(spec, {"a": 2.0, "c": 1.0}) == value_bounds(spec, {}) == (-math.inf, math.inf)
 
 
 def test_the_bounds_hold_where_a_reward_runs(scorer):

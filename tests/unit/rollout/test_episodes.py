@@ -194,6 +194,25 @@ def test_every_limit_ends_an_episode_in_front_of_what_would_not_fit(make, params
     assert all(sum(len(p.media) for p in s.segments) <= limits.images for s in samples)
 
 
+def test_a_turn_begins_only_if_a_whole_one_fits(make, params, requests) -> None:
+    free = make().generate(requests[:1], params)[0]
+    number, sample = next((i, s) for i, s in enumerate(free) if len(s.segments) > 2)
+    used = sum(len(part.ids) for part in sample.segments[:2])
+    for tokens, is_cut in ((used + params.max_new_tokens, False), (used + params.max_new_tokens - 1, True)):
+        same = make(limits=replace(LIMITS, tokens=tokens)).generate(requests[:1], params)[0][number]
+        assert (len(same.segments) == 1) == (same.ending == "token limit" and same.segments[0] == sample.segments[0])
+        assert (len(same.segments) == 1) == is_cut, (tokens, same.ending)
+
+
+def test_no_two_turns_are_sampled_with_one_seed(make, params, requests) -> None:
+    engine = make(Admits)
+    submit, seeds = engine.inner.submit, list[int]()
+    engine.inner.submit = lambda request, params: (seeds.append(request.seed), submit(request, params))[1]
+    samples = flat(engine.generate(requests, params))
+    assert len(seeds) == sum(part.trained for s in samples for part in s.segments) > len(samples)
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_a_long_observation_is_cut_in_the_middle(make, params, requests) -> None:
     samples = flat(make(limits=replace(LIMITS, observation_tokens=6)).generate(requests, params))
     texts = [turn.text for s in samples for turn in s.turns if turn.role == "tool" and len(turn.text) > 20]

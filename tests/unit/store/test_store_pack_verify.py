@@ -224,6 +224,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
         "model/a.safetensors was changed since it was saved",
         lambda r: damage_byte(checkpoint(r) / "model/a.safetensors"),
     ),
+    "shard cut": (
+        "model/a.safetensors was changed since it was saved",
+        lambda r: halve(checkpoint(r) / "model/a.safetensors"),
+    ),
     "shard gone": (
         "model/a.safetensors is missing",
         lambda r: (checkpoint(r) / "model/a.safetensors").unlink(),
@@ -443,7 +447,7 @@ def test_a_run_of_overlapped_steps_holds_samples_of_the_step_before(run: Run):
 
 def test_a_line_that_a_kill_cut_is_no_error(tmp_path: Path):
     run = make_run(tmp_path)
-    run.log(0, "train", {"x": {"y": [1, 'a\\"}']}})
+    run.log(0, "train", {"x": {"y": [1, 'a\\"}}}']}})
     run.close()
     whole = metrics(run).read_bytes()
     for cut in range(1, len(whole) - 1):
@@ -547,6 +551,8 @@ def test_packing_twice_gives_the_same_bytes(run: Run, tmp_path: Path):
     import os
 
     images = RunImages(run.dir, run.manifest.datasets)
+    make_checkpoint(run.dir, 1)
+    assert pack_run(run.dir, tmp_path / "c.tar.gz", images, checkpoints="last").left_out == ("step-000001",)
     first = pack_run(run.dir, tmp_path / "a.tar.gz", images, checkpoints="all").path.read_bytes()
     for path in run.dir.rglob("*"):
         os.utime(path, (1, 1))

@@ -20,6 +20,7 @@ from vlmrl.store import layout
 from vlmrl.store.files import TEMP_PREFIX
 from vlmrl.store.listing import find, list_runs
 from vlmrl.store.manifest import edit, read_manifest
+from vlmrl.store.metrics import read_tail
 from vlmrl.store.runs import open_run, resume_run
 
 
@@ -121,9 +122,14 @@ def test_how_a_with_block_ends_is_the_status(tmp_path: Path):
         pass
     with pytest.raises(KeyboardInterrupt), make_run(tmp_path) as stopped:
         raise KeyboardInterrupt
+    with pytest.raises(SystemExit), make_run(tmp_path) as left:
+        sys.exit(0)
+    with pytest.raises(SystemExit), make_run(tmp_path) as given_up:
+        sys.exit(1)
     with pytest.raises(ValueError), make_run(tmp_path) as failed:
         raise ValueError("lr is nan, token hf_abcdefghijklmnopqrstuvwx")
-    assert [open_run(tmp_path, r.id).status for r in (done, stopped, failed)] == ["done", "interrupted", "failed"]
+    statuses = [open_run(tmp_path, r.id).status for r in (done, left, stopped, given_up, failed)]
+    assert statuses == ["done", "done", "interrupted", "failed", "failed"]
     error = read_manifest(failed.dir).error or ""
     assert error.startswith("ValueError: lr is nan") and "hf_abc" not in error
     assert not list(tmp_path.glob("*/run.lock"))
@@ -206,15 +212,16 @@ def test_metrics_of_steps_that_a_resume_made_void_do_not_count(tmp_path: Path):
     assert [(n["step"], n["x"]) for n in second.metrics()] == [(s, 1) for s in range(10)] + [
         (s, 2) for s in (10, 11, 12)
     ]
-    second.log(20, "validation", {"v": 2})
-    assert [(n["step"], n["v"]) for n in second.metrics("validation")] == [(0, 1), (10, 1), (20, 2)]
+    for step in (10, 20):  # the line of step 10 counts in both attempts, and the newer one is shown
+        second.log(step, "validation", {"v": 2})
+    assert [(n["step"], n["v"]) for n in second.metrics("validation")] == [(0, 1), (10, 2), (20, 2)]
     assert len(second.metrics("event")) == 3
     second.close()
     third = resume_run(tmp_path, run.id, from_step=10)
     assert [n["step"] for n in third.metrics()] == list(range(10))
     third.close()
     lines = (run.dir / layout.METRICS).read_text().splitlines()
-    assert len(lines) == 25 + 6 + 3 + 1
+    assert len(lines) == 25 + 6 + 3 + 2
 
 
 def test_rollouts_follow_the_same_rule_and_older_files_stay(tmp_path: Path):
@@ -311,6 +318,10 @@ def test_a_torn_last_line_is_skipped_kept_and_closed_off_at_the_resume(tmp_path:
     path = run.dir / layout.METRICS
     with open(path, "ab") as file:
         file.write(b'{"step": 1, "attempt": 1, "ki')
+    with make_run(tmp_path) as other:
+        for step in (0, 2):
+            other.log(step, "validation", {})
+    assert [(read_tail(one.dir) or {})["step"] for one in (run, other)] == [0, 2]
     assert [n["step"] for n in open_run(tmp_path, run.id).metrics()] == [0]
     with resume_run(tmp_path, run.id) as again:
         again.log(0, "train", {"x": 2})
