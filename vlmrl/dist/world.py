@@ -101,6 +101,16 @@ class World:
         dist.all_gather_object(values, mine, group=self.group)
         return values  # type: ignore[return-value]  # all entries are filled
 
+    def gather_to_main(self, mine: T) -> list[T]:
+        """Return the values of all ranks, in order of rank, on rank 0, and [] on the others. For values of any size."""
+        if self.size == 1:
+            return [mine]
+        import torch.distributed as dist
+
+        values: list[T | None] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(mine, values, dst=0, group=self.group)
+        return values or []  # type: ignore[return-value]  # all entries are filled
+
     def from_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks fail too."""
         return self.gather(make() if self.is_main else None)[0]  # type: ignore[return-value]  # rank 0 returns a T

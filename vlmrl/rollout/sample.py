@@ -201,6 +201,33 @@ class PromptQueue:
         return [items[index] for index in range(self.count)]
 
 
+def join_groups(queue: PromptQueue, own: Sequence[Group]) -> list[Group]:
+    """Return the groups of all ranks, in order of the prompts. All ranks call this.
+
+    Images that tools and rewards made are there on rank 0, which stores them, and on the rank that trains a group. The
+    others get none: a step may have hundreds of megabytes of them.
+
+    Args:
+        own: this rank's groups, in the order in which it took the prompts.
+    """
+    world, mine = queue.world, dict(zip(queue.taken, own, strict=True))
+    if world.size == 1:
+        return queue.join(own)
+    # A group is trained by the rank to which its prompt was dealt, whoever has taken it.
+    light = [group if i % world.size != world.rank else _without_files(group) for i, group in mine.items()]
+    groups = dict(enumerate(queue.join(light)))
+    pictured = {i: group for i, group in mine.items() if any(s.files or s.score.files for s in group.samples)}
+    for of_rank in world.gather_to_main(pictured):
+        groups |= of_rank
+    groups |= pictured
+    return [groups[i] for i in range(queue.count)]
+
+
+def _without_files(group: Group) -> Group:
+    samples = (replace(s, files={}, score=replace(s.score, files={})) for s in group.samples)
+    return replace(group, samples=tuple(samples))
+
+
 LISTEN_SECONDS = 0.05
 """Time in seconds after which generation pauses, for the workers of the rewards to be given more work."""
 

@@ -37,6 +37,7 @@ from vlmrl.rollout.sample import (
     PromptQueue,
     Rollout,
     encode_prompt,
+    join_groups,
     requests_for,
     rollouts_of,
     sample_scored,
@@ -291,7 +292,7 @@ def collect(
     """Sample and score the prompts of a step.
 
     Rank i modulo the number of ranks answers prompt i of a draw, unless engines take prompts from each other, see
-    `PromptQueue`. The scored groups, without pixels, go to all ranks.
+    `PromptQueue`. The scored groups, without pixels, go to all ranks; see `join_groups` for images of tools.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
     draws. The refused groups stay among the results: they are recorded, counted in the metrics, and get zero advantage.
@@ -335,7 +336,7 @@ def collect(
                     rollouts = _sample(feed, generator, chain(first, encoded), room, session, len(drawn), step, show)
             with clock("reward"):
                 # This rank's groups -> the groups of all ranks, in the order of the draw.
-                groups = queue.join(scored_groups(session, rollouts))
+                groups = join_groups(queue, scored_groups(session, rollouts))
             collected.add_wait(session)
         collected.groups += groups
         collected.prompts += own

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.sample import Prompt, PromptQueue, sample_scored
-from vlmrl.types import RewardInput, Row, Sample, SamplingParams
+from vlmrl.rollout.sample import Prompt, PromptQueue, join_groups, sample_scored
+from vlmrl.types import Group, RewardInput, Row, Sample, SamplingParams, Score, ScoredSample, Segment, Trajectory
 
 
 class Threads(World):
@@ -28,7 +28,13 @@ class Threads(World):
         values, barrier = self.group
         values[self.rank] = mine
         barrier.wait(20)
-        return list(values)
+        all_values = list(values)
+        barrier.wait(20)  # nobody writes the next value before all have read
+        return all_values
+
+    def gather_to_main(self, mine: Any) -> list[Any]:
+        values = self.gather(mine)
+        return values if self.is_main else []
 
 
 def ranks(size: int) -> list[World]:
@@ -125,13 +131,58 @@ def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int 
         rollouts = sample_scored(engines[rank], map(prompt, queue), SamplingParams(), UNSCORED, **options)
         joined[rank] = queue.join([replace(rollout, seconds=0.0) for rollout in rollouts])
 
-    threads = [Thread(target=work, args=(rank,)) for rank in range(len(worlds))]
+    run_threads(work, len(worlds))
+    assert all(rollouts == joined[0] for rollouts in joined)
+    return joined[0], queues
+
+
+@given(st.integers(1, 4), st.integers(0, 9), st.lists(st.integers(0, 3), max_size=20))
+@settings(deadline=None, max_examples=30)
+def test_images_of_tools_and_rewards_go_to_the_first_rank_and_to_the_one_that_trains(
+    size: int, count: int, order: list[int]
+) -> None:
+    queues = [PromptQueue(count, world, "x", 1) for world in ranks(size)]
+    takers = [iter(queue) for queue in queues]
+    for rank in [*(r for r in order if r < size), *range(size)]:
+        next(takers[rank], None)
+    for taker in takers:
+        list(taker)
+    whole = [pictured(index) for index in range(count)]
+    joined: list[Any] = [None] * size
+
+    def work(rank: int) -> None:
+        joined[rank] = join_groups(queues[rank], [whole[i] for i in queues[rank].taken])
+
+    run_threads(work, size)
+    for rank, groups in enumerate(joined):
+        assert groups == whole, "files are not compared"
+        for index, group in enumerate(groups):
+            files = [(s.files, s.score.files) for s in group.samples]
+            complete = files == [(s.files, s.score.files) for s in whole[index].samples]
+            if rank == 0 or index % size == rank or index in queues[rank].taken:
+                assert complete
+            elif index % size == next(r for r, queue in enumerate(queues) if index in queue.taken):
+                assert files == [({}, {})] * 2, "a rank that does not train it gets none"
+
+
+def pictured(index: int) -> Group:
+    """A group of two samples with an image of a tool, and one of the reward, each."""
+    samples = []
+    for k in range(2):
+        trajectory = Trajectory(
+            "rows", f"row-{index}", 0, k, 0, 7, (1,), (Segment("assistant", (5, k), True, (-1.0, -1.0)),), (), "stop"
+        )
+        score = Score(float(k), {}, files={f"reward-{index}-{k}": b"r"})
+        samples.append(ScoredSample(trajectory, "x", score, files={f"tool-{index}-{k}": b"t"}))
+    return Group(Row(f"row-{index}", "rows", "rows", {}), "?", tuple(samples))
+
+
+def run_threads(work: Any, size: int) -> None:
+    threads = [Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert all(rollouts == joined[0] for rollouts in joined)
-    return joined[0], queues
 
 
 def test_engines_take_groups_from_a_slow_rank_and_the_samples_stay_the_same() -> None:
