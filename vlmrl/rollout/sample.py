@@ -204,27 +204,22 @@ class PromptQueue:
 def join_groups(queue: PromptQueue, own: Sequence[Group]) -> list[Group]:
     """Return the groups of all ranks, in order of the prompts. All ranks call this.
 
-    Images that tools and rewards made are there on rank 0, which stores them, and on the rank that trains a group. The
-    others get none: a step may have hundreds of megabytes of them.
+    Images that rewards made go to rank 0 alone, which stores them: a step may have hundreds of megabytes.
 
     Args:
         own: this rank's groups, in the order in which it took the prompts.
     """
-    world, mine = queue.world, dict(zip(queue.taken, own, strict=True))
-    if world.size == 1:
-        return queue.join(own)
-    # A group is trained by the rank to which its prompt was dealt, whoever has taken it.
-    light = [group if i % world.size != world.rank else _without_files(group) for i, group in mine.items()]
-    groups = dict(enumerate(queue.join(light)))
-    pictured = {i: group for i, group in mine.items() if any(s.files or s.score.files for s in group.samples)}
-    for of_rank in world.gather_to_main(pictured):
-        groups |= of_rank
-    groups |= pictured
-    return [groups[i] for i in range(queue.count)]
+    drawn = [{k: s.score.files for k, s in enumerate(group.samples) if s.score.files} for group in own]
+    groups = queue.join([_with_drawn(group, {}) for group in own] if any(drawn) else own)
+    for of_rank in queue.world.gather_to_main(dict(zip(queue.taken, drawn, strict=True)) if any(drawn) else {}):
+        for index, files in of_rank.items():
+            groups[index] = _with_drawn(groups[index], files)
+    return groups
 
 
-def _without_files(group: Group) -> Group:
-    samples = (replace(s, files={}, score=replace(s.score, files={})) for s in group.samples)
+def _with_drawn(group: Group, files: Mapping[int, Mapping[str, bytes]]) -> Group:
+    """Return the group with these images of rewards: sample -> its files."""
+    samples = (replace(s, score=replace(s.score, files=files.get(k, {}))) for k, s in enumerate(group.samples))
     return replace(group, samples=tuple(samples))
 
 

@@ -292,7 +292,7 @@ def collect(
     """Sample and score the prompts of a step.
 
     Rank i modulo the number of ranks answers prompt i of a draw, unless engines take prompts from each other, see
-    `PromptQueue`. The scored groups, without pixels, go to all ranks; see `join_groups` for images of tools.
+    `PromptQueue`. The scored groups, without pixels, go to all ranks.
 
     With the filter "spread", prompts whose scores are too close are replaced by new ones, in at most `filter_tries`
     draws. The refused groups stay among the results: they are recorded, counted in the metrics, and get zero advantage.
