@@ -390,6 +390,8 @@ def varlen(
     _require_half(q, k, v)
     if any(c.dtype != torch.int32 or not c.is_cuda or not c.is_contiguous() for c in (cq, ck)):
         raise RuntimeError("cu_seqlens must be contiguous int32 on the device")
+    if q.shape[-1] > 256:
+        raise RuntimeError("FlashAttention forward only supports head dimension at most 256")
     if q.shape[1] % k.shape[1]:
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
     a, b, c, starts_q, starts_k = map(near, (q, k, v, cq, ck))

@@ -309,8 +309,12 @@ def vision_layout(visual: Any, grids: Tensor) -> dict[str, Tensor | int | None]:
     return layout
 
 
+WIDEST_HEAD = 256
+"""Widest head that flash attention has kernels for; Gemma 4's global layers have heads of 512, which go to SDPA."""
+
+
 def _takes_kernel(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= WIDEST_HEAD
 
 
 @cache
@@ -437,7 +441,7 @@ def prefix_attention(
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=row_plan.mask, scale=scaling)
     elif row_plan.backend == "flex":
         out = flex_row_attention(query, key, value, row_plan, scaling, sliding_window)
-    elif row_plan.backend == "varlen":
+    elif row_plan.backend == "varlen" and query.shape[-1] <= WIDEST_HEAD:
         out = varlen_row_attention(query, key, value, row_plan, scaling, sliding_window)
     elif row_plan.backend == "split" and can_split(row_plan, sliding_window, query):
         out = split_row_attention(query, key, value, row_plan, scaling)

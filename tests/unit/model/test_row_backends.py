@@ -61,12 +61,14 @@ def cpu_kernel(monkeypatch):
     monkeypatch.setattr(varlen_attention, "_kernel", lambda: slow_varlen)
 
 
-def attention(plan: RowPlan, window: int | None, heads: int = 4, key_heads: int = 2, backward: bool = True):
+def attention(
+    plan: RowPlan, window: int | None, heads: int = 4, key_heads: int = 2, backward: bool = True, width: int = 16
+):
     """Output, and gradients of query, key and value, of random inputs."""
     g = torch.Generator().manual_seed(3)
     tokens = len(plan.tokens.index)
     q, k, v = (
-        torch.randn(1, h, tokens, 16, generator=g).requires_grad_(backward) for h in (heads, key_heads, key_heads)
+        torch.randn(1, h, tokens, width, generator=g).requires_grad_(backward) for h in (heads, key_heads, key_heads)
     )
     out, _ = prefix_attention(None, q, k, v, None, scaling=0.3, row_plan=plan, sliding_window=window)
     if not backward:
@@ -92,6 +94,14 @@ def test_flex_sees_what_sdpa_sees(window, bidirectional):
 def test_varlen_equals_sdpa(window, cpu_kernel):
     for a, b in zip(attention(plan("varlen"), window), attention(plan("sdpa"), window), strict=True):
         assert float((a - b).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_heads_that_are_too_wide_for_flash_attention_go_to_sdpa(window, monkeypatch):
+    monkeypatch.setattr(varlen_attention, "_kernel", lambda: pytest.fail("there is no kernel of this width"))
+    found, expected = (attention(plan(b), window, width=512) for b in ("varlen", "sdpa"))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not varlen_attention._takes_kernel(torch.empty(1, 1, 1, 512, dtype=torch.bfloat16, device="meta"))
 
 
 @pytest.mark.parametrize("heads, key_heads", [(4, 2), (4, 4), (6, 1)])
