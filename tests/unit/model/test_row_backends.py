@@ -101,7 +101,6 @@ def test_heads_that_are_too_wide_for_flash_attention_go_to_sdpa(window, monkeypa
     monkeypatch.setattr(varlen_attention, "_kernel", lambda: pytest.fail("there is no kernel of this width"))
     found, expected = (attention(plan(b), window, width=512) for b in ("varlen", "sdpa"))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert not varlen_attention._takes_kernel(torch.empty(1, 1, 1, 512, dtype=torch.bfloat16, device="meta"))
 
 
 @pytest.mark.parametrize("heads, key_heads", [(4, 2), (4, 4), (6, 1)])
