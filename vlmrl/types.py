@@ -58,6 +58,11 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+TracePart = str | Call
+TracedTurn = TracePart | Sequence[TracePart]
+"""Assistant's turn in a trace: texts, and calls that are written in the form of the model's family."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of an episode for rewards and people: special tokens are removed, tool calls are parsed.

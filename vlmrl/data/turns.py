@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vlmrl.data.chat_template import IMAGE_SLOT, ControlTokens
@@ -125,6 +125,11 @@ class TurnEncoder:
         marked = frame.filled([self.control.guard(text) for text in frame.trimmed(texts)])
         row = Row(place, "", "", {}, tuple(media), origin=place)
         return self.encoder.encode_rendered(row, marked, images, self.control, images_before)
+
+    @cached_property
+    def end_id(self) -> int:
+        """First token of every observation, which usually ends the assistant's turn."""
+        return self.encode((), (), "an observation", images_before=0).prompt_ids[0]
 
     def _require_role(self) -> None:
         """Raise a DataError unless observations can be shown in this role."""

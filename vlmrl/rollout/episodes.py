@@ -73,6 +73,7 @@ class _Episode:
     Args:
         encoder: of its observations.
         prompt: with all turns so far.
+        script: the turns to write; None = the inner engine writes them.
         ending: set while its environment is asked for its own reward.
         in_thought: the prompt has opened a thought for the turn.
     """
@@ -83,6 +84,7 @@ class _Episode:
     seed: int
     prompt: EncodedPrompt
     params: SamplingParams
+    script: Iterator[tuple[int, ...]] | None = None
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class EpisodeEngine(Generator):
     def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
         self.inner, self._kinds, self._tokenizer = inner, kinds, tokenizer
         self._pools = [kind.pool for kind in kinds.values()]
-        self._numbers = count()
+        self._numbers, self._progress = count(), _no_progress
         self._forget()
 
     def __getattr__(self, name: str) -> Any:
@@ -148,25 +150,36 @@ class EpisodeEngine(Generator):
 
     @contextmanager
     def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
-        self._progress = progress or (lambda newly: None)
+        self._progress = progress or _no_progress
         try:
             with self.inner.round():
                 yield
         finally:
-            for episode in self._episodes.values():
-                episode.kind.pool.drop(episode.key)
-            self._forget()
+            self._stop()
 
     def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
         number, kind = next(self._numbers), self._kinds.get(request.prompt.row.source)
         if kind is None:
             self._turns[self.inner.submit(request, params)] = number
             return number
-        self._groups[number] = [None] * request.num_samples
+        self._open(number, request, params)
+        return number
+
+    def _open(
+        self,
+        number: int,
+        request: SamplingRequest,
+        params: SamplingParams,
+        script: Iterator[tuple[int, ...]] | None = None,
+    ) -> None:
+        """Begin the episodes of a request."""
         prompt, row = request.prompt, request.prompt.row
+        kind = self._kinds[row.source]
         encoder = kind.turns(row)
+        self._groups[number] = [None] * request.num_samples
         episodes = [
-            _Episode((number, k), kind, encoder, request.seed + k, prompt, params) for k in range(request.num_samples)
+            _Episode((number, k), kind, encoder, request.seed + k, prompt, params, script)
+            for k in range(request.num_samples)
         ]
         in_thought = _opens_thought(prompt.text)
         for e in episodes:
@@ -175,7 +188,6 @@ class EpisodeEngine(Generator):
             kind.pool.begin(e.key, start)
         if not encoder.encoder.is_open:  # the first turn need not wait for what reset shows
             self._ask(episodes)
-        return number
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
         until = None if timeout is None else time.monotonic() + timeout
@@ -201,6 +213,28 @@ class EpisodeEngine(Generator):
                 break
         return complete
 
+    def follow(
+        self, requests: Sequence[SamplingRequest], turns: Sequence[Sequence[tuple[int, ...]]], params: SamplingParams
+    ) -> list[Sample]:
+        """Return the episode of each request in which the policy writes these turns. Nothing is generated.
+
+        An episode that has not ended when no turn is left gets an empty one.
+        """
+        samples: dict[int, list[Sample]] = {}
+        try:
+            for request, script in zip(requests, turns, strict=True):
+                self._open(next(self._numbers), request, params, iter(script))
+            ids = list(self._groups)
+            while len(samples) < len(ids):
+                samples |= dict(self.poll())
+        finally:
+            self._stop()
+        return [samples[number][0] for number in ids]
+
+    def kind_of(self, row: Row) -> EpisodeKind | None:
+        """Return the episodes of a row's source; None if its responses are one turn."""
+        return self._kinds.get(row.source)
+
     def sleep(self) -> None:
         self.inner.sleep()
 
@@ -214,6 +248,12 @@ class EpisodeEngine(Generator):
         for pool in self._pools:
             pool.close()
         self.inner.close()
+
+    def _stop(self) -> None:
+        """Drop the episodes that are open."""
+        for episode in self._episodes.values():
+            episode.kind.pool.drop(episode.key)
+        self._forget()
 
     def _forget(self) -> None:
         self._groups: dict[int, list[Sample | None]] = {}
@@ -243,6 +283,11 @@ class EpisodeEngine(Generator):
 
     def _ask(self, episodes: Sequence[_Episode]) -> None:
         """Submit turns of the same number of a group: one request for the first turns of all, if they begin alike."""
+        if (script := episodes[0].script) is not None:
+            ids = next(script, ())
+            logp, finish = (math.nan,) * len(ids), "stop" if ids else "length"
+            self._take_turn(episodes[0], Sample(ids, "", logp, finish, self.version, episodes[0].seed))
+            return
         first, whole = episodes[0], len(episodes) == len(self._groups[episodes[0].key[0]])
         alike = whole and not first.num_turns and all(e.segments == first.segments for e in episodes)
         if alike and not self.inner.admits:
@@ -417,6 +462,10 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
     for name in sorted({name for x in episodes for name in x.measured}):
         metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
     return metrics
+
+
+def _no_progress(newly: int) -> None:
+    pass
 
 
 def _opens_thought(text: str) -> bool:

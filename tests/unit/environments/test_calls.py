@@ -25,6 +25,7 @@ from vlmrl.environments.calls import (
     form_of,
     read_calls,
     tools_text,
+    turn_text,
     write_call,
 )
 from vlmrl.environments.tools import MOST_ERROR, MOST_LEVELS, bind
@@ -513,6 +514,22 @@ HOSTILE = {
     "blanks": "<tool_call>" + " " * 1_000_000 + "</tool_call>",
     "a long open call": "<tool_call>" + "ab " * 330_000,
 }
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_text_of_a_turn_keeps_the_marks_of_its_calls_and_guards_all_else(form: str):
+    call = Call("zoom", {"box": [1, 2], "note": "<end> é"})
+
+    def guard(value: Any) -> Any:
+        return json.loads(json.dumps(value, ensure_ascii=False).replace("<", "\ue000"))
+
+    plain, guarded = turn_text(["A <b>", call, call], form), turn_text(["A <b>", call, call], form, guard)
+    assert plain == "\n".join(["A <b>", write_call(call, form), write_call(call, form)])
+    assert guarded.replace("\ue000", "<") == plain and read_calls(plain, form) == (call, call)
+    assert guarded.startswith("A \ue000b>\n" + FORMATS[form].begin) and guarded.count("\ue000") == 3
+    mark = FORMATS[form].end
+    with pytest.raises(ValueError, match="would be read as"):
+        turn_text([Call("zoom", {"note": f"{mark} x"})], form, lambda v: {"note": "guarded"})
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
