@@ -59,8 +59,7 @@ class Call:
 
 
 TracePart = str | Call
-TracedTurn = TracePart | Sequence[TracePart]
-"""Assistant's turn in a trace: texts, and calls that are written in the form of the model's family."""
+"""Part of an assistant's turn in a trace: a text, or a call, which is written in the form of the model's family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,10 @@ class Message:
     content: str
 
 
+TraceTurn = tuple[TracePart, ...] | Message
+"""Turn of a trace: one of the assistant, or a message that answers it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of a dataset, from any source.
@@ -110,6 +113,8 @@ class Row:
         media: images in the order of the `<image>` slots.
         columns: every other column of the dataset, as JSON values; given to rewards and templates.
         origin: place of the row for messages (`rows.jsonl:17`); "" = unknown. It is no part of the row's identity.
+        response_media: images that its own response was shown, in the order of its messages.
+        tools: schemas of the tools that its own response calls; its prompt shows them.
     """
 
     prompt_id: str
@@ -119,6 +124,8 @@ class Row:
     media: tuple[Media, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
+    response_media: tuple[Media, ...] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     @property
     def place(self) -> str:

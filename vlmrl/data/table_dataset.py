@@ -29,12 +29,14 @@ from vlmrl.data.table_values import (
     read_answer,
     read_image,
     read_messages,
+    read_tools,
     split_images,
     structured,
 )
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
-from vlmrl.types import Media, Row, Rows, hash64
+from vlmrl.types import Media, Message, Row, Rows, hash64
+from vlmrl.untrusted import number_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -355,7 +357,7 @@ class TableDataset:
         if mapped.prompt is None:
             return None
         where = self._where(split, 0, mapped.prompt)
-        return mapped.prompt if read_messages(table.row(0).get(mapped.prompt), where)[1] is not None else None
+        return mapped.prompt if read_messages(table.row(0).get(mapped.prompt), where).response else None
 
     def _notes_on_images(self, mapped: Mapped) -> list[str]:
         """Return a note if the first row has images in a column that is not read.
@@ -383,11 +385,11 @@ class TableDataset:
             return split_images(fields.get(mapped.images), self._where(split, index, mapped.images))
         if mapped.prompt is None or self._data.prompt is not None:
             return []
-        return read_messages(fields.get(mapped.prompt), self._where(split, index, mapped.prompt))[2]
+        return read_messages(fields.get(mapped.prompt), self._where(split, index, mapped.prompt)).images
 
     def _row(self, split: str, index: int) -> Row:
         mapped, fields = self._mapped[split], self._tables[split].row(index)
-        media = []
+        media, shown = [], 0
         for position, value in enumerate(self._image_values(split, index, fields)):
             one = self._media(value, self._where(split, index, mapped.images or mapped.prompt or "images"))
             self._places.setdefault(one.sha256, (split, index, position))
@@ -402,18 +404,30 @@ class TableDataset:
             where = self._where(split, index, mapped.prompt)
             if fields.get(mapped.prompt) is None:
                 raise DataError(f"the row has no `{mapped.prompt}`", where=where, hint=f"it has: {', '.join(fields)}")
-            response = read_messages(fields[mapped.prompt], where)[1]
-            if not truth and response is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
-                truth = {"answer": response}
-            if not truth and response is None and self.info["response_column"] == mapped.prompt:
+            chat = read_messages(fields[mapped.prompt], where)
+            if not truth and chat.answer is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
+                truth = {"answer": chat.answer}
+            if not chat.response and not truth and self.info["response_column"] == mapped.prompt:
                 hint = "other rows end with a turn of gpt or assistant: add it to this row, or remove the row"
                 raise DataError("the conversation has no answer as its last turn", where=where, hint=hint)
-            fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
-        shown = {name: value for name, value in fields.items() if name != mapped.images}
-        columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in shown.items()}
+            # Images inside the messages would be stored as text in every rollout.
+            fields[mapped.prompt] = chat.plain if chat.images else fields[mapped.prompt]
+            shown = sum(turn.content.count("<image>") for turn in chat.response if isinstance(turn, Message))
+            if shown > len(media):
+                message = f"the results of tools have {number_of(shown, '<image> mark')}, and the row has {len(media)}"
+                raise DataError(f"{message} images", where=where)
+        given = {name: value for name, value in fields.items() if name != mapped.images}
+        columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in given.items()}
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
-        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
+        tools = (
+            ()
+            if mapped.tools is None
+            else read_tools(fields.get(mapped.tools), self._where(split, index, mapped.tools))
+        )
+        of_prompt, of_response = tuple(media[: len(media) - shown]), tuple(media[len(media) - shown :])
+        place = self._tables[split].where(index)
+        return Row(prompt_id, self.name, self.task, truth, of_prompt, columns, place, of_response, tools)
 
     def _file(self, path: Path) -> Media:
         """Return the reference of an image file. It is read again if its size or time has changed."""
@@ -448,18 +462,6 @@ def _plain_cell(value: Any, where: str) -> Any:
         return plain(value)
     except DataError as error:
         raise DataError(error.message, where=where) from error
-
-
-def _without_images(prompt: Any, where: str) -> Any:
-    """Check a prompt cell and return it with `<image>` in place of each image inside its messages.
-
-    Otherwise these images would be stored as text in every rollout.
-    """
-    turns, response, images = read_messages(prompt, where)
-    if not images:
-        return prompt
-    plain_turns = [{"role": turn.role, "content": turn.content} for turn in turns]
-    return plain_turns if response is None else [*plain_turns, {"role": "assistant", "content": response}]
 
 
 def _short_name(path: str) -> str:

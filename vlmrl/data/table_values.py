@@ -14,15 +14,25 @@ from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError, listed
 from vlmrl.redaction.redact import quoted
-from vlmrl.types import Message
+from vlmrl.types import Call, Message, TraceTurn
 from vlmrl.untrusted import parse_json
 
-ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
 MAX_DEPTH = 50
 UNREADABLE = (ValueError, OverflowError, KeyError)
 """Exceptions of Arrow's `to_pylist` for a value that Python cannot hold: a date after the year 9999, an unknown time
@@ -70,17 +80,34 @@ def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
     return DataError("the rows cannot be read", where=place(0))
 
 
-def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | None, list[Any]]:
-    """Return a prompt cell as turns.
+class Chat(NamedTuple):
+    """Chat of a prompt cell.
+
+    Args:
+        prompt: all before the response, with `<image>` for each image part.
+        answer: text of the last message if the assistant wrote it; None without one.
+        images: values inside content parts, in order.
+        response: turns of the assistant to learn, and the messages between them; () if the chat ends with the prompt.
+            It begins with the first call, and is the last message of a chat without tools.
+        plain: all messages as JSON values, without images.
+    """
+
+    prompt: tuple[Message, ...]
+    answer: str | None
+    images: list[Any]
+    response: tuple[TraceTurn, ...]
+    plain: list[dict[str, Any]]
+
+
+def read_messages(value: Any, where: str) -> Chat:
+    """Return a prompt cell as a chat.
 
     Args:
         value: text, or a list of turns {role, content}; content is text or a list of parts {type: text|image, ...}.
-            ShareGPT's {from, value} is read too, and so is a list written as JSON text.
+            ShareGPT's {from, value} is read too, and so is a list written as JSON text. Calls of tools are OpenAI's
+            `tool_calls`, or the value of ShareGPT's turns from `function_call`.
         where: row and column, for messages.
-    Returns: (turns, response, images). A last assistant turn is not part of the prompt: it is the `response`, which is
-        None without such a turn. `images` are the values inside content parts, in order; the text has `<image>` for
-        each image part.
-    Raises: DataError for any other value.
+    Raises: DataError for any other value, a call without a result, or a result without a call.
     """
     value = structured(value, where)
     if isinstance(value, str):
@@ -89,23 +116,120 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
         raise DataError(f"the prompt is {show(value)}, not text or a list of messages", where=where)
-    turns: list[Message] = []
+    turns: list[tuple[Message, tuple[Call, ...]]] = []
     images: list[Any] = []
+    plain_turns: list[dict[str, Any]] = []
     for number, turn in enumerate(value):
         place = f"{where}, message {number}"
         if not isinstance(turn, Mapping):
             raise DataError(f"a message is {show(turn)}, not {{role, content}}", where=place)
         role = turn.get("role") or turn.get("from")
         if not isinstance(role, str) or role not in ROLES:
-            raise DataError(f"a message has the role {role!r}", where=place, hint="roles: system, user, assistant")
+            raise DataError(
+                f"a message has the role {role!r}", where=place, hint="roles: system, user, assistant, tool"
+            )
         content = turn.get("content") if turn.get("content") is not None else turn.get("value")
-        text, inside = _read_content(content, place)
+        given = turn.get("tool_calls") or None
+        if role == "function_call":
+            given, content = content, None
+        calls = _read_calls(given, place) if ROLES[role] == "assistant" else ()
+        text, inside = ("", []) if calls and content is None else _read_content(content, place)
         images += inside
-        turns.append(Message(ROLES[role], _without_surrogates(text)))  # type: ignore[arg-type]
-    response = turns.pop().content if turns[-1].role == "assistant" else None
-    if not any(turn.role == "user" for turn in turns):
+        turns.append((Message(ROLES[role], _without_surrogates(text)), calls))
+        called = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        plain_turns.append(
+            {"role": ROLES[role], "content": turns[-1][0].content, **({"tool_calls": called} if called else {})}
+        )
+    end = len(turns) - (turns[-1][0].role == "assistant")
+    begin = next((i for i, (message, calls) in enumerate(turns) if calls or message.role == "tool"), end)
+    prompt, response = tuple(message for message, _ in turns[:begin]), _read_response(turns, begin, where)
+    if not any(message.role == "user" for message in prompt):
         raise DataError("the prompt has no user message", where=where)
-    return tuple(turns), response, images
+    answer = turns[-1][0].content if end < len(turns) and not (turns[-1][1] and not turns[-1][0].content) else None
+    return Chat(prompt, answer, images, response, plain_turns)
+
+
+def _read_response(turns: Sequence[tuple[Message, tuple[Call, ...]]], begin: int, where: str) -> tuple[TraceTurn, ...]:
+    """Return the turns to learn, from index `begin` on. Results that follow each other are one. Raises: DataError."""
+    response: list[TraceTurn] = []
+    called = False  # whether the last one of them is the assistant's, with a call
+    for number, (message, calls) in enumerate(turns[begin:], start=begin):
+        last = response[-1] if response else None
+        is_said, wrong = isinstance(last, tuple), ""
+        if message.role == "tool":
+            wrong = "" if called or (isinstance(last, Message) and last.role == "tool") else "a result without a call"
+        elif called:
+            wrong = "a call without a result: a message of role `tool` must follow it"
+        elif message.role == "assistant" and is_said:
+            wrong = "a second message of the assistant in a row"
+        elif message.role == "system":
+            wrong = "a message of role `system` behind the first call"
+        elif message.role != "assistant" and not is_said:
+            wrong = f"a message of role `{message.role}` behind a result, which the assistant has not read"
+        if message.role == "assistant" and not (message.content or calls or begin == len(turns) - 1):
+            wrong = "a message of the assistant without a text and a call"
+        if wrong:
+            raise DataError(wrong, where=f"{where}, message {number}")
+        if message.role == "assistant":
+            response.append((*([message.content] if message.content or not calls else []), *calls))
+        elif message.role == "tool" and isinstance(last, Message):  # texts are lines, as those of an environment
+            edge = "" if last.content.endswith("<image>") or message.content.startswith("<image>") else "\n"
+            response[-1] = Message("tool", f"{last.content}{edge}{message.content}")
+        else:
+            response.append(message)
+        called = bool(calls)
+    if response and isinstance(response[-1], Message):
+        message = f"the chat ends with a message of role `{response[-1].role}`, and a turn of the assistant must follow"
+        raise DataError(message, where=where)
+    return tuple(response)
+
+
+def _read_calls(value: Any, where: str) -> tuple[Call, ...]:
+    """Return calls {name, arguments}, each also within {function: ...} or as JSON text.
+
+    In arguments that are no JSON text, null is no argument: Arrow adds it to all calls of a table.
+    """
+    value, calls = structured(value, where), []
+    for one in [value] if isinstance(value, (Mapping, str)) else value or ():
+        one = structured(one, where)
+        call = (one.get("function") or one) if isinstance(one, Mapping) else {}
+        name, arguments = call.get("name"), call.get("arguments")
+        try:
+            arguments = parse_json(arguments) if isinstance(arguments, str) else _without_nulls(plain(arguments or {}))
+        except ValueError:
+            arguments = None
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            hint = "a call is {name, arguments}, or {type: function, function: {name, arguments}}"
+            raise DataError(f"a call is {show(one)}", where=where, hint=hint)
+        calls.append(Call(name, arguments))
+    return tuple(calls)
+
+
+def read_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a cell with tools as schemas in OpenAI's form.
+
+    Args:
+        value: a list of schemas or its JSON text; None = no tools. A schema may be the function alone. Null is no
+            value: Arrow adds it to all schemas of a table.
+    Raises: DataError for any other value.
+    """
+    value, schemas = structured(value, where), []
+    for one in [value] if isinstance(value, (Mapping, str)) and value else value or ():
+        one = structured(one, where)
+        own = (one.get("function") or one) if isinstance(one, Mapping) else {}
+        own = {name: field for name, field in own.items() if name != "type"}
+        if not isinstance(own.get("name"), str):
+            hint = "a tool is {type: function, function: {name, description, parameters}}"
+            raise DataError(f"a tool is {show(one)}", where=where, hint=hint)
+        own["parameters"] = structured(own.get("parameters"), where)
+        schemas.append({"type": "function", "function": _without_nulls(plain(own))})
+    return tuple(schemas)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def structured(value: Any, where: str) -> Any:
@@ -351,6 +475,7 @@ TRAINING: Spellings = {
     "images": IMAGES,
     "answer": _ANSWER,
     "response": ("response", "completion"),
+    "tools": ("tools",),
 }
 """Columns of a table to train on."""
 STYLES: Mapping[str, str] = {
@@ -419,6 +544,7 @@ class Mapped:
     images: str | None
     answer: str | None
     response: str | None
+    tools: str | None
     style: str
 
     def named(self) -> dict[str, str]:

@@ -69,6 +69,7 @@ class TurnEncoder:
 
     Args:
         encoder: of the prompts that they follow, with its tools.
+        roles: roles to try; the first one that works is used.
     Raises: DataError when the chat template shows them in no role.
 
     Attributes:
@@ -78,12 +79,12 @@ class TurnEncoder:
 
     role: Role
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, roles: Sequence[Role] = ROLES) -> None:
         self.encoder = encoder
         self.problems: dict[str, str] = {}
         # There are few kinds of observations: a text, an image and a text. Most of the time goes into rendering.
         self._frame = lru_cache(KEPT_FRAMES)(self._make_frame)
-        for role in ROLES:
+        for role in roles:
             self.role = role
             self._frame.cache_clear()
             try:

@@ -26,7 +26,7 @@ from typing import Any
 from vlmrl.environments.tools import MOST_ERROR, MOST_LEVELS, NAME, ONLY, read_json
 from vlmrl.errors import DataError, VlmrlError, unknown
 from vlmrl.redaction.redact import excerpt, quoted, redact_said
-from vlmrl.types import Call, TracePart
+from vlmrl.types import Call, Message, TracePart, TraceTurn
 from vlmrl.untrusted import number_of, one_line
 
 Form = str | Mapping[str, str]
@@ -142,37 +142,41 @@ def write_call(call: Call, form: Form) -> str:
     return text
 
 
-def traced_turns(trace: Any, place: str) -> tuple[tuple[TracePart, ...], ...]:
-    """Return what a task's `trace` returned as turns, each of texts and calls; a text alone is one turn.
+def traced_turns(trace: Any, place: str) -> tuple[TraceTurn, ...]:
+    """Return what a task's `trace` returned as turns, those of the assistant as texts and calls; a text is one turn.
 
     Raises: DataError for any other value.
     """
     turns = [trace] if isinstance(trace, str) else trace
     if isinstance(turns, (list, tuple)) and turns:
         parts = [(turn,) if isinstance(turn, (str, Call)) else turn for turn in turns]
-        if all(isinstance(p, (list, tuple)) and p and all(isinstance(x, (str, Call)) for x in p) for p in parts):
-            return tuple(tuple(p) for p in parts)
+        said = [p for p in parts if not isinstance(p, Message)]
+        if said and all(isinstance(p, (list, tuple)) and p and all(isinstance(x, TracePart) for x in p) for p in said):
+            return tuple(p if isinstance(p, Message) else tuple(p) for p in parts)
     message = f"it returned {type(trace).__name__} {quoted(trace)}, not the text of a response"
     hint = "a list holds the assistant's turns: texts, vlmrl.Call(name, arguments), or lists of these"
     raise DataError(message, where=place, hint=hint)
 
 
 def turn_text(parts: Sequence[TracePart], form: Form, guard: Callable[[Any], Any] | None = None) -> str:
-    """Return the text of a turn: its texts and its calls, each on a line of its own.
+    """Return the text of a turn: its texts and its calls, with the white space between them that chat templates write.
 
     Args:
         guard: marks control tokens in a JSON value, for texts that will be encoded; the marks of the calls stay.
     Raises: ValueError or VlmrlError as `write_call`.
     """
-    texts = []
+    text, edges = "", {"qwen_xml": ("\n\n", "\n"), "gemma4": ("", "")}.get(str(form), ("\n", "\n"))
+    before = ""
     for part in parts:
+        edge = "" if not text else edges[before == "call"] if isinstance(part, Call) else "\n"
+        before = "call" if isinstance(part, Call) else "text"
         if isinstance(part, Call):
-            text = write_call(part, form)  # before its texts are guarded: they may hold a mark of the format
-            part = text if guard is None else write_call(Call(part.name, guard(part.arguments)), form)
+            one = write_call(part, form)  # before its texts are guarded: they may hold a mark of the format
+            part = one if guard is None else write_call(Call(part.name, guard(part.arguments)), form)
         elif guard is not None:
             part = guard(part)
-        texts.append(part)
-    return "\n".join(texts)
+        text += edge + part
+    return text
 
 
 def form_of(template: str) -> str:

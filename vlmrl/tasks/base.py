@@ -21,7 +21,7 @@ from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
 from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
-from vlmrl.types import Message, RewardInput, Row, Score, Size, TracedTurn, TracePart
+from vlmrl.types import Message, RewardInput, Row, Score, Size, TraceTurn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -301,8 +301,8 @@ class Task:
             for the intervals of `set_metrics`. None = rows that share an image are resampled together.
         messages: row -> its prompt, if the rows have their own prompts (task `table`); None = `template` is rendered.
         trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None = the task has none. A
-            list has the assistant's turns of an episode: texts, calls (`Call`), or lists of these. Callers use
-            `correct_turns` and `correct_response`.
+            list has the assistant's turns of an episode: texts, calls (`Call`), or lists of these. A `Message` between
+            them answers in the place of an environment. Callers use `correct_turns` and `correct_response`.
         trace_sees: whether `trace` takes a third argument: (width, height) of each image as the model sees it.
         attacks: inputs of rows -> tricks of this task, which the probe tries besides the known ones (tasks/attack.py).
         truths: form of the truths in a table of responses; None = a cell holds a mapping, or a value for `answer`.
@@ -337,7 +337,7 @@ class Task:
     figures: Callable[[Sequence[GradedResponse]], Sequence[Figure]] = lambda responses: ()
     unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
-    trace: Callable[..., str | Sequence[TracedTurn]] | None = None
+    trace: Callable[..., str | Sequence[Any]] | None = None
     trace_sees: bool = False
     variant: str = ""
     variants: tuple[str, ...] = ()
@@ -367,12 +367,11 @@ class Task:
 
         Args, Raises: see `correct_turns`.
         """
-        return "\n".join(turn_text(parts, "hermes") for parts in self.correct_turns(row, rng, seen_sizes))
+        turns = self.correct_turns(row, rng, seen_sizes)
+        return "\n".join(turn_text(turn, "hermes") for turn in turns if not isinstance(turn, Message))
 
-    def correct_turns(
-        self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()
-    ) -> tuple[tuple[TracePart, ...], ...]:
-        """Return the assistant's turns of a correct response to a row, made by `trace`; one for a text.
+    def correct_turns(self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> tuple[TraceTurn, ...]:
+        """Return the turns of a correct response to a row, made by `trace`; one for a text.
 
         Args:
             rng: chooses among the task's templates.

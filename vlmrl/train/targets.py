@@ -6,12 +6,17 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import count, pairwise
+from typing import Any
 
 from torch import Tensor
 
+from vlmrl.data.chat_template import IMAGE_SLOT
+from vlmrl.data.encode import PROBE_TOOL, Encoder
 from vlmrl.data.images import decode_image
-from vlmrl.environments.calls import turn_text
+from vlmrl.data.turns import Role, TurnEncoder, without_first
+from vlmrl.environments.calls import THOUGHTS, form_of, turn_text
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
@@ -24,7 +29,7 @@ from vlmrl.train.collect import Drawn, PromptFeed
 from vlmrl.train.learner import Learner
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import fill_logps
-from vlmrl.types import Row, Sample, Segment, Size, TracePart, hash64, name_row
+from vlmrl.types import Message, Row, Sample, Segment, Size, TracePart, TraceTurn, hash64, name_row
 
 RESPONSE_COLUMN = "response"
 MOST_PERPLEXITY = 700.0
@@ -45,47 +50,138 @@ def target_items(
     Raises: DataError when a row cannot be encoded, has no response, or has one that no rollout could be.
     """
     engine = generator if isinstance(generator, EpisodeEngine) else None
-    targets: list[_Target] = []
+    items: list[TrainItem | None] = []
+    episodes: list[_Episode] = []
     for (source, row, occurrence), index in zip(drawn, indices, strict=True):
         seed = hash64(feed.recipe.train.seed, row.prompt_id, occurrence)
         prompt, kind = feed.encode(source, row, occurrence), engine.kind_of(row) if engine else None
         turns = target_turns(source, row, random.Random(seed), prompt.encoded.seen_sizes)
-        targets.append(_Target(prompt, _turn_ids(feed, row, turns, kind), index, seed >> 1, kind is not None))
-    episodes = [target for target in targets if target.is_episode]
-    requests = [SamplingRequest(target.prompt.encoded, 1, target.seed) for target in episodes]
-    turns = [target.turns for target in episodes]
-    samples = iter(engine.follow(requests, turns, feed.sampling) if engine and episodes else ())
-    return [_item(feed, target, next(samples) if target.is_episode else None) for target in targets]
+        said = [turn for turn in turns if not isinstance(turn, Message)]
+        _require_ended_thoughts(prompt, said)
+        if kind is None or len(said) < len(turns) or (len(turns) == 1 and not kind.turns(row).encoder.is_open):
+            items.append(_item(feed, prompt, index, *_given(feed, prompt, turns, kind)))
+        else:
+            items.append(None)
+            before = [kind.turns(row)] * (len(said) - 1)
+            turn_ids = partial(_turn_ids, feed, row, kind)
+            script = list(map(turn_ids, count(1), said, [*before, None]))
+            episodes.append(_Episode(prompt, script, index, seed >> 1))
+    requests = [SamplingRequest(episode.prompt.encoded, 1, episode.seed) for episode in episodes]
+    scripts = [episode.script for episode in episodes]
+    samples = engine.follow(requests, scripts, feed.sampling) if engine and episodes else []
+    rest = iter([_ran(feed, episode, sample) for episode, sample in zip(episodes, samples, strict=True)])
+    return [next(rest) if item is None else item for item in items]
+
+
+def _require_ended_thoughts(prompt: Prompt, turns: Sequence[Sequence[TracePart]]) -> None:
+    """Raise a DataError if the prompt opens a thought, and a turn with calls would stay within it."""
+    mark = next((mark for mark in THOUGHTS if prompt.encoded.text.rstrip().endswith(mark)), None)
+    if mark is not None and len(turns) > 1 and any(THOUGHTS[mark] not in turn_text(turn, "hermes") for turn in turns):
+        message = f"the chat template begins a thought ({mark}), and a turn of the response does not end it"
+        hint = f'set model.thinking = "off", or write {THOUGHTS[mark]} behind the thought of every turn'
+        raise DataError(message, where=prompt.row.place, hint=hint)
 
 
 @dataclass(frozen=True)
-class _Target:
-    """Response to learn: the tokens of its turns, each with its end token."""
+class _Episode:
+    """Trace whose environment is run. `script`: the tokens of its turns."""
 
     prompt: Prompt
-    turns: Sequence[tuple[int, ...]]
+    script: Sequence[tuple[int, ...]]
     index: int
     seed: int
-    is_episode: bool
 
 
-def _item(feed: PromptFeed, target: _Target, sample: Sample | None) -> TrainItem:
-    """Return a response as a trajectory to train on. `sample`: its episode; None = it is one turn."""
-    prompt, index = PromptTokens.of(target.prompt.encoded), target.index
-    if sample is None:
-        return TrainItem(prompt, index, (Segment("assistant", target.turns[0], True),), index)
-    _require_whole(sample, target)
+def _item(
+    feed: PromptFeed, prompt: Prompt, index: int, segments: Sequence[Segment], images: Sequence[Any]
+) -> TrainItem:
+    """Return a response as a trajectory to train on. `images`: those within it (RGB), in order."""
+    ids, media = [i for segment in segments for i in segment.ids], [m for segment in segments for m in segment.media]
+    tail = feed.encoder.encode_tail(ids, media, images, prompt.row.place)
+    return TrainItem(PromptTokens.of(prompt.encoded), index, tuple(segments), index, *tail)
+
+
+def _ran(feed: PromptFeed, episode: _Episode, sample: Sample) -> TrainItem:
+    """Return an episode as a trajectory, up to its last turn."""
+    _require_whole(sample, episode)
     last = max(i for i, s in enumerate(sample.segments) if s.author == "policy" and s.ids)
-    segments = tuple(replace(s, sampler_logp=None, version=None) for s in sample.segments[: last + 1])
-    media = [m for segment in segments for m in segment.media]
-    images = [decode_image(sample.files[m.sha256]) for m in media]
-    ids, place = [i for segment in segments for i in segment.ids], target.prompt.row.place
-    return TrainItem(prompt, index, segments, index, *feed.encoder.encode_tail(ids, media, images, place))
+    segments = [replace(s, sampler_logp=None, version=None) for s in sample.segments[: last + 1]]
+    images = [decode_image(sample.files[m.sha256]) for segment in segments for m in segment.media]
+    return _item(feed, episode.prompt, episode.index, segments, images)
 
 
-def _require_whole(sample: Sample, target: _Target) -> None:
+def _given(
+    feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn], kind: EpisodeKind | None
+) -> tuple[list[Segment], list[Any]]:
+    """Return the segments of turns that nothing has to answer, and the images in them.
+
+    The turns of the assistant behind the last message of a user are trained.
+    """
+    row, segments, images = prompt.row, list[Segment](), list[Any]()
+    begin = max((i for i, turn in enumerate(turns) if isinstance(turn, Message) and turn.role == "user"), default=-1)
+    encoder = feed.encoder.with_tools([PROBE_TOOL]) if row.tools else feed.encoder
+    media = iter(row.response_media)
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, Message):
+            follows = turns[number + 1] if number + 1 < len(turns) else None
+            before = _turn_encoder(encoder, follows.role) if isinstance(follows, Message) else None
+            ids = _turn_ids(feed, row, kind, number + 1, turn, before)
+            segments.append(Segment("assistant", ids, number > begin))
+            continue
+        pieces = turn.content.split(IMAGE_SLOT)
+        own = [next(media) for _ in pieces[1:]]
+        shown = [prompt.source.dataset.image(m) for m in own]
+        parts = [part for pair in zip(pieces, [*shown, ""], strict=True) for part in pair]
+        before = len(row.media) + len(images)
+        more = _turn_encoder(encoder, turn.role).encode(parts, own, row.place, images_before=before)
+        more = without_first(more, segments[-1].ids[-1])
+        images += shown
+        segments.append(
+            Segment(
+                turn.role, more.prompt_ids, False, author="environment", media=tuple(own), seen_sizes=more.seen_sizes
+            )
+        )
+    return segments, images
+
+
+@lru_cache(maxsize=8)
+def _turn_encoder(encoder: Encoder, role: Role) -> TurnEncoder:
+    return TurnEncoder(encoder) if role == "tool" else TurnEncoder(encoder, (role,))
+
+
+def _turn_ids(
+    feed: PromptFeed,
+    row: Row,
+    kind: EpisodeKind | None,
+    number: int,
+    parts: Sequence[TracePart],
+    before: TurnEncoder | None,
+) -> tuple[int, ...]:
+    """Return the token ids of a turn, with its end token as the last one.
+
+    Control tokens that are typed in a text are encoded as plain letters. In front of a message, the end token is the
+    one that the chat template writes there, if it ends a response.
+
+    Args:
+        before: encoder of the message that follows; None = the response ends.
+    """
+    control, stop_ids, own = feed.encoder.control, feed.sampling.stop_ids, feed.encoder.tokenizer.eos_token_id
+    form = kind.pool.form if kind else form_of(str(feed.encoder.processor.chat_template))
+    try:
+        text = turn_text(parts, form, control.guard_values)
+    except ValueError as error:
+        raise DataError(f"turn {number} of the response: {error}", where=row.place) from error
+    last = before.end_id if before is not None and before.end_id in stop_ids else own
+    ids = (*control.encode(text), last if last is not None else stop_ids[0])
+    if kind is not None and len(ids) > (most := feed.sampling.max_new_tokens):
+        message = f"turn {number} of the trace has {len(ids)} tokens, more than rollout.max_new_tokens = {most}"
+        raise DataError(message, where=row.place, hint="raise rollout.max_new_tokens and environment.tokens")
+    return ids
+
+
+def _require_whole(sample: Sample, episode: _Episode) -> None:
     """Raise a DataError unless the episode of a response went through all its turns without an error of a tool."""
-    place, number, most = target.prompt.row.place, 0, len(target.turns)
+    place, number, most = episode.prompt.row.place, 0, len(episode.script)
     if sample.fault:
         raise DataError(f"the environment failed on the trace: {sample.fault}", where=place)
     for turn in sample.turns:
@@ -104,12 +200,13 @@ def _require_whole(sample: Sample, target: _Target) -> None:
 
 def trace_text(source: Source, row: Row) -> str:
     """Return one of the responses that a row may be trained on, to estimate its length."""
-    return "\n".join(turn_text(parts, "hermes") for parts in target_turns(source, row, random.Random(0)))
+    turns = target_turns(source, row, random.Random(0))
+    return "\n".join(turn.content if isinstance(turn, Message) else turn_text(turn, "hermes") for turn in turns)
 
 
 def target_turns(
     source: Source, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()
-) -> tuple[tuple[TracePart, ...], ...]:
+) -> tuple[TraceTurn, ...]:
     """Return the turns to learn: the row's `response` column if it has one, else a templated trace of the task.
 
     Args:
@@ -127,38 +224,11 @@ def target_turns(
             hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
     turns = source.task.correct_turns(row, rng, seen_sizes)
-    if len(turns) > 1 and source.environment is None:
+    pairs = pairwise(turns)
+    if source.environment is None and any(isinstance(one, tuple) and isinstance(other, tuple) for one, other in pairs):
         message = f"the trace has {len(turns)} turns, and nothing answers the first one"
         raise DataError(message, where=row.place, hint="name the environment: [environment] name")
     return turns
-
-
-def _turn_ids(
-    feed: PromptFeed, row: Row, turns: Sequence[Sequence[TracePart]], kind: EpisodeKind | None
-) -> list[tuple[int, ...]]:
-    """Return the token ids of each turn, with its end token as the last one.
-
-    Control tokens that are typed in a text are encoded as plain letters. In front of an observation, the end token is
-    the one that the chat template writes there, if it ends a response.
-    """
-    control, stop_ids, own = feed.encoder.control, feed.sampling.stop_ids, feed.encoder.tokenizer.eos_token_id
-    last = own if own is not None else stop_ids[0]
-    before = kind.turns(row).end_id if kind else last
-    form, most = (kind.pool.form, feed.sampling.max_new_tokens) if kind else ("hermes", None)
-    written: list[tuple[int, ...]] = []
-    for number, parts in enumerate(turns, start=1):
-        try:
-            text = turn_text(parts, form, control.guard_values)
-        except ValueError as error:
-            raise DataError(f"turn {number} of the trace: {error}", where=row.place) from error
-        end = before if number < len(turns) and before in stop_ids else last
-        written.append((*control.encode(text), end))
-        if most is not None and len(written[-1]) > most:
-            message = (
-                f"turn {number} of the trace has {len(written[-1])} tokens, more than rollout.max_new_tokens = {most}"
-            )
-            raise DataError(message, where=row.place, hint="raise rollout.max_new_tokens and environment.tokens")
-    return written
 
 
 def loss_sum(

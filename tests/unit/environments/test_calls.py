@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -196,6 +197,9 @@ def test_a_published_template_writes_what_is_read_and_what_write_call_writes(nam
         rendered = render_jinja_template([messages], chat_template=template(name), bos_token="")[0][0]
         assert read_calls(rendered, form) == tuple(calls), rendered
         texts = [write_call(call, form) for call in calls]
+        if form != "gemma4" and "nemotron" not in name:  # it writes the text behind the calls; a line end less
+            said = turn_text(["I see.", *calls], form)
+            assert ("".join(said.split()) in "".join(rendered.split())) if form == "glm" else (said in rendered)
         if form == "glm":  # its template puts a line end more around the arguments of each call
             rendered, texts = ("".join(t.split()) for t in (rendered, "".join(texts)))
             assert texts in rendered
@@ -524,9 +528,9 @@ def test_the_text_of_a_turn_keeps_the_marks_of_its_calls_and_guards_all_else(for
         return json.loads(json.dumps(value, ensure_ascii=False).replace("<", "\ue000"))
 
     plain, guarded = turn_text(["A <b>", call, call], form), turn_text(["A <b>", call, call], form, guard)
-    assert plain == "\n".join(["A <b>", write_call(call, form), write_call(call, form)])
+    assert [text.strip() for text in plain.split(write_call(call, form))] == ["A <b>", "", ""]
     assert guarded.replace("\ue000", "<") == plain and read_calls(plain, form) == (call, call)
-    assert guarded.startswith("A \ue000b>\n" + FORMATS[form].begin) and guarded.count("\ue000") == 3
+    assert re.match("A \ue000b>\n*" + re.escape(FORMATS[form].begin), guarded) and guarded.count("\ue000") == 3
     mark = FORMATS[form].end
     with pytest.raises(ValueError, match="would be read as"):
         turn_text([Call("zoom", {"note": f"{mark} x"})], form, lambda v: {"note": "guarded"})

@@ -210,7 +210,7 @@ WRONG = {
     "tokens": "turn . of the 4 turns of the trace meets a limit of .environment. .token limit.",
     "pictures": "turn 1 of the 2 turns of the trace meets a limit of .environment. .image limit.",
     "long": "turn 1 of the trace has .* tokens, more than rollout.max_new_tokens = 400",
-    "no JSON": "turn 1 of the trace: the arguments are no JSON",
+    "no JSON": "turn 1 of the response: the arguments are no JSON",
     "nothing": "it returned list .., not the text of a response",
     "number": "it returned int 5",
     "within": "it returned list",
