@@ -91,10 +91,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images."""
+    """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images.
+
+    Args:
+        calls: calls of tools behind the text, in a response to learn; a prompt has none.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    calls: tuple[Call, ...] = ()
 
 
 TraceTurn = tuple[TracePart, ...] | Message

@@ -117,15 +117,6 @@ END = "vlmrlEndMark"
 """Text behind the last message of an open prompt, which ends there."""
 PROBE = "probe"
 """Text of a test message. A chat template works if the rendered message contains it."""
-PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": PROBE,
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
-    },
-}
-"""Schema of a tool that stands for any."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 TOOLS_HINT = "use an instruction-tuned model whose chat template shows tools or a system message"
 KEPT_TOOLS = 256
@@ -248,14 +239,20 @@ class Encoder:
         if PROBE not in self._render(with_system_text([user], PROBE), True):
             message = "the model's chat template shows neither tools nor a system message"
             raise DataError(message, hint=TOOLS_HINT)
-        form = form_of(str(self.processor.chat_template)) if self._form == "auto" else self._form
-        return (), self.control.guard_literal(tools_text(self._tools, form))
+        return (), self.control.guard_literal(tools_text(self._tools, self.form))
+
+    @property
+    def form(self) -> str:
+        """Form of the calls of tools."""
+        return form_of(str(self.processor.chat_template)) if self._form == "auto" else self._form
 
     @cached_property
     def _shows_schemas(self) -> bool:
         """Whether the chat template writes the description of a tool, and its guarded control tokens as is."""
         description = self.control.guard(PROBE + "".join(self.control.names[:1]))
-        schemas = [{"type": "function", "function": {**PROBE_TOOL["function"], "description": description}}]
+        parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+        function = {"name": "probe_tool", "description": description, "parameters": parameters}
+        schemas = [{"type": "function", "function": function}]
         user = Message("user", "u")
         try:
             if description not in self._render([user], True, schemas):

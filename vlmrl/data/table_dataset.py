@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,7 +36,7 @@ from vlmrl.data.table_values import (
 )
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
-from vlmrl.types import Media, Message, Row, Rows, hash64
+from vlmrl.types import Media, Row, Rows, hash64
 from vlmrl.untrusted import number_of
 
 if TYPE_CHECKING:
@@ -411,8 +412,13 @@ class TableDataset:
                 hint = "other rows end with a turn of gpt or assistant: add it to this row, or remove the row"
                 raise DataError("the conversation has no answer as its last turn", where=where, hint=hint)
             # Images inside the messages would be stored as text in every rollout.
-            fields[mapped.prompt] = chat.plain if chat.images else fields[mapped.prompt]
-            shown = sum(turn.content.count("<image>") for turn in chat.response if isinstance(turn, Message))
+            if chat.images:
+                fields[mapped.prompt] = [
+                    {"role": turn.role, "content": turn.content}
+                    | ({"tool_calls": [asdict(call) for call in turn.calls]} if turn.calls else {})
+                    for turn in (*chat.prompt, *chat.response)
+                ]
+            shown = sum(turn.content.count("<image>") for turn in chat.response if turn.role != "assistant")
             if shown > len(media):
                 message = f"the results of tools have {number_of(shown, '<image> mark')}, and the row has {len(media)}"
                 raise DataError(f"{message} images", where=where)
@@ -420,11 +426,7 @@ class TableDataset:
         columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in given.items()}
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
-        tools = (
-            ()
-            if mapped.tools is None
-            else read_tools(fields.get(mapped.tools), self._where(split, index, mapped.tools))
-        )
+        tools = read_tools(fields.get(mapped.tools or ""), self._where(split, index, mapped.tools or "tools"))
         of_prompt, of_response = tuple(media[: len(media) - shown]), tuple(media[len(media) - shown :])
         place = self._tables[split].where(index)
         return Row(prompt_id, self.name, self.task, truth, of_prompt, columns, place, of_response, tools)

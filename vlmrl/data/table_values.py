@@ -9,29 +9,22 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError, listed
 from vlmrl.redaction.redact import quoted
-from vlmrl.types import Call, Message, TraceTurn
+from vlmrl.types import Call, Message
 from vlmrl.untrusted import parse_json
 
-ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
+ROLES = {
+    **{"system": "system", "user": "user", "assistant": "assistant", "tool": "tool", "human": "user"},
+    **{"gpt": "assistant", "function_call": "assistant", "function": "tool", "observation": "tool"},
 }
 MAX_DEPTH = 50
 UNREADABLE = (ValueError, OverflowError, KeyError)
@@ -89,14 +82,12 @@ class Chat(NamedTuple):
         images: values inside content parts, in order.
         response: turns of the assistant to learn, and the messages between them; () if the chat ends with the prompt.
             It begins with the first call, and is the last message of a chat without tools.
-        plain: all messages as JSON values, without images.
     """
 
     prompt: tuple[Message, ...]
     answer: str | None
     images: list[Any]
-    response: tuple[TraceTurn, ...]
-    plain: list[dict[str, Any]]
+    response: tuple[Message, ...]
 
 
 def read_messages(value: Any, where: str) -> Chat:
@@ -116,117 +107,94 @@ def read_messages(value: Any, where: str) -> Chat:
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
         raise DataError(f"the prompt is {show(value)}, not text or a list of messages", where=where)
-    turns: list[tuple[Message, tuple[Call, ...]]] = []
+    turns: list[Message] = []
     images: list[Any] = []
-    plain_turns: list[dict[str, Any]] = []
     for number, turn in enumerate(value):
         place = f"{where}, message {number}"
         if not isinstance(turn, Mapping):
             raise DataError(f"a message is {show(turn)}, not {{role, content}}", where=place)
         role = turn.get("role") or turn.get("from")
         if not isinstance(role, str) or role not in ROLES:
-            raise DataError(
-                f"a message has the role {role!r}", where=place, hint="roles: system, user, assistant, tool"
-            )
+            hint = "roles: system, user, assistant, tool"
+            raise DataError(f"a message has the role {role!r}", where=place, hint=hint)
         content = turn.get("content") if turn.get("content") is not None else turn.get("value")
-        given = turn.get("tool_calls") or None
-        if role == "function_call":
-            given, content = content, None
+        given, content = (content, None) if role == "function_call" else (turn.get("tool_calls"), content)
         calls = _read_calls(given, place) if ROLES[role] == "assistant" else ()
         text, inside = ("", []) if calls and content is None else _read_content(content, place)
         images += inside
-        turns.append((Message(ROLES[role], _without_surrogates(text)), calls))
-        called = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
-        plain_turns.append(
-            {"role": ROLES[role], "content": turns[-1][0].content, **({"tool_calls": called} if called else {})}
-        )
-    end = len(turns) - (turns[-1][0].role == "assistant")
-    begin = next((i for i, (message, calls) in enumerate(turns) if calls or message.role == "tool"), end)
-    prompt, response = tuple(message for message, _ in turns[:begin]), _read_response(turns, begin, where)
-    if not any(message.role == "user" for message in prompt):
+        turns.append(Message(ROLES[role], _without_surrogates(text), calls))  # type: ignore[arg-type]
+    last = turns[-1]
+    end = len(turns) - (last.role == "assistant")
+    begin = next((i for i, turn in enumerate(turns) if turn.calls or turn.role == "tool"), end)
+    if not any(turn.role == "user" for turn in turns[:begin]):
         raise DataError("the prompt has no user message", where=where)
-    answer = turns[-1][0].content if end < len(turns) and not (turns[-1][1] and not turns[-1][0].content) else None
-    return Chat(prompt, answer, images, response, plain_turns)
+    answer = last.content if last.role == "assistant" and (last.content or not last.calls) else None
+    return Chat(tuple(turns[:begin]), answer, images, _read_response(turns, begin, where))
 
 
-def _read_response(turns: Sequence[tuple[Message, tuple[Call, ...]]], begin: int, where: str) -> tuple[TraceTurn, ...]:
-    """Return the turns to learn, from index `begin` on. Results that follow each other are one. Raises: DataError."""
-    response: list[TraceTurn] = []
-    called = False  # whether the last one of them is the assistant's, with a call
-    for number, (message, calls) in enumerate(turns[begin:], start=begin):
-        last = response[-1] if response else None
-        is_said, wrong = isinstance(last, tuple), ""
-        if message.role == "tool":
-            wrong = "" if called or (isinstance(last, Message) and last.role == "tool") else "a result without a call"
-        elif called:
+def _read_response(turns: Sequence[Message], begin: int, where: str) -> tuple[Message, ...]:
+    """Return the turns from index `begin` on. Results that follow each other are one. Raises: DataError."""
+    response: list[Message] = []
+    for number, turn in enumerate(turns[begin:], start=begin):
+        last, wrong = response[-1] if response else Message("user", ""), ""
+        if turn.role == "tool":
+            wrong = "" if last.calls or last.role == "tool" else "a result without a call"
+        elif last.calls:
             wrong = "a call without a result: a message of role `tool` must follow it"
-        elif message.role == "assistant" and is_said:
-            wrong = "a second message of the assistant in a row"
-        elif message.role == "system":
-            wrong = "a message of role `system` behind the first call"
-        elif message.role != "assistant" and not is_said:
-            wrong = f"a message of role `{message.role}` behind a result, which the assistant has not read"
-        if message.role == "assistant" and not (message.content or calls or begin == len(turns) - 1):
+        elif turn.role == "system" or (turn.role == "assistant") == (last.role == "assistant"):
+            wrong = f"a message of role `{turn.role}` behind one of role `{last.role}`"
+        elif turn.role == "assistant" and not (turn.content or turn.calls) and len(turns) > begin + 1:
             wrong = "a message of the assistant without a text and a call"
         if wrong:
             raise DataError(wrong, where=f"{where}, message {number}")
-        if message.role == "assistant":
-            response.append((*([message.content] if message.content or not calls else []), *calls))
-        elif message.role == "tool" and isinstance(last, Message):  # texts are lines, as those of an environment
-            edge = "" if last.content.endswith("<image>") or message.content.startswith("<image>") else "\n"
-            response[-1] = Message("tool", f"{last.content}{edge}{message.content}")
+        if turn.role == last.role == "tool":  # texts are lines, as those of an environment
+            edge = "" if last.content.endswith("<image>") or turn.content.startswith("<image>") else "\n"
+            response[-1] = Message("tool", f"{last.content}{edge}{turn.content}")
         else:
-            response.append(message)
-        called = bool(calls)
-    if response and isinstance(response[-1], Message):
-        message = f"the chat ends with a message of role `{response[-1].role}`, and a turn of the assistant must follow"
-        raise DataError(message, where=where)
+            response.append(turn)
+    if response and response[-1].role != "assistant":
+        raise DataError(f"the chat ends with a message of role `{response[-1].role}`: nothing is learned", where=where)
     return tuple(response)
 
 
 def _read_calls(value: Any, where: str) -> tuple[Call, ...]:
-    """Return calls {name, arguments}, each also within {function: ...} or as JSON text.
-
-    In arguments that are no JSON text, null is no argument: Arrow adds it to all calls of a table.
-    """
-    value, calls = structured(value, where), []
-    for one in [value] if isinstance(value, (Mapping, str)) else value or ():
-        one = structured(one, where)
-        call = (one.get("function") or one) if isinstance(one, Mapping) else {}
-        name, arguments = call.get("name"), call.get("arguments")
+    """Return calls {name, arguments}. Arguments as JSON text may have a null."""
+    calls = []
+    for function in _functions(value, where, "a call is {name, arguments}, arguments an object or its JSON text"):
+        arguments = function.get("arguments") or {}
         try:
-            arguments = parse_json(arguments) if isinstance(arguments, str) else _without_nulls(plain(arguments or {}))
+            arguments = parse_json(arguments) if isinstance(arguments, str) else _without_nulls(plain(arguments))
         except ValueError:
             arguments = None
-        if not isinstance(name, str) or not isinstance(arguments, Mapping):
-            hint = "a call is {name, arguments}, or {type: function, function: {name, arguments}}"
-            raise DataError(f"a call is {show(one)}", where=where, hint=hint)
-        calls.append(Call(name, arguments))
+        if not isinstance(arguments, Mapping):
+            raise DataError(f"a call of a tool has the arguments {show(function['arguments'])}", where=where)
+        calls.append(Call(function["name"], arguments))
     return tuple(calls)
 
 
 def read_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Return a cell with tools as schemas in OpenAI's form.
-
-    Args:
-        value: a list of schemas or its JSON text; None = no tools. A schema may be the function alone. Null is no
-            value: Arrow adds it to all schemas of a table.
-    Raises: DataError for any other value.
-    """
-    value, schemas = structured(value, where), []
-    for one in [value] if isinstance(value, (Mapping, str)) and value else value or ():
-        one = structured(one, where)
-        own = (one.get("function") or one) if isinstance(one, Mapping) else {}
-        own = {name: field for name, field in own.items() if name != "type"}
-        if not isinstance(own.get("name"), str):
-            hint = "a tool is {type: function, function: {name, description, parameters}}"
-            raise DataError(f"a tool is {show(one)}", where=where, hint=hint)
-        own["parameters"] = structured(own.get("parameters"), where)
+    """Return a cell with schemas of tools in OpenAI's form; None has none. Raises: DataError for any other value."""
+    schemas = []
+    for function in _functions(value, where, "a tool is {type: function, function: {name, description, parameters}}"):
+        own = {name: structured(field, where) if name == "parameters" else field for name, field in function.items()}
+        own.pop("type", None)  # of OpenAI's newer form
         schemas.append({"type": "function", "function": _without_nulls(plain(own))})
     return tuple(schemas)
 
 
+def _functions(value: Any, where: str, hint: str) -> Iterator[Mapping[str, Any]]:
+    """Yield objects with a name, each also within {function: ...} or as JSON text. Raises: DataError."""
+    value = structured(value, where)
+    for one in [value] if isinstance(value, (Mapping, str)) and value else value or ():
+        one = structured(one, where)
+        function = (one.get("function") or one) if isinstance(one, Mapping) else {}
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(f"a tool or its call is {show(one)}", where=where, hint=hint)
+        yield function
+
+
 def _without_nulls(value: Any) -> Any:
+    """Return a JSON value without null fields, which Arrow adds to the objects of a table."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(field) for name, field in value.items() if field is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -33,6 +33,8 @@ Form = str | Mapping[str, str]
 """Format of calls: its name, or own tags as a mapping tag -> name of a tool."""
 MOST_CHARACTERS = 1 << 16
 """Maximum length of one call."""
+BEFORE_CALLS = {"qwen_xml": "\n\n", "gemma4": ""}
+"""White space between a text and a call in a format, where it is not one line end."""
 THOUGHTS = {
     "<think>": "</think>",
     "<|channel>": "<channel|>",  # Gemma 4
@@ -147,12 +149,14 @@ def traced_turns(trace: Any, place: str) -> tuple[TraceTurn, ...]:
 
     Raises: DataError for any other value.
     """
-    turns = [trace] if isinstance(trace, str) else trace
-    if isinstance(turns, (list, tuple)) and turns:
-        parts = [(turn,) if isinstance(turn, (str, Call)) else turn for turn in turns]
-        said = [p for p in parts if not isinstance(p, Message)]
-        if said and all(isinstance(p, (list, tuple)) and p and all(isinstance(x, TracePart) for x in p) for p in said):
-            return tuple(p if isinstance(p, Message) else tuple(p) for p in parts)
+    turns: list[Any] = []
+    for turn in [trace] if isinstance(trace, str) else trace if isinstance(trace, (list, tuple)) else ():
+        if isinstance(turn, Message) and turn.role == "assistant":
+            turn = [*([turn.content] if turn.content or not turn.calls else []), *turn.calls]
+        turns.append([turn] if isinstance(turn, TracePart) else turn)
+    said = [turn for turn in turns if not isinstance(turn, Message)]
+    if said and all(isinstance(t, (list, tuple)) and t and all(isinstance(x, TracePart) for x in t) for t in said):
+        return tuple(turn if isinstance(turn, Message) else tuple(turn) for turn in turns)
     message = f"it returned {type(trace).__name__} {quoted(trace)}, not the text of a response"
     hint = "a list holds the assistant's turns: texts, vlmrl.Call(name, arguments), or lists of these"
     raise DataError(message, where=place, hint=hint)
@@ -165,17 +169,14 @@ def turn_text(parts: Sequence[TracePart], form: Form, guard: Callable[[Any], Any
         guard: marks control tokens in a JSON value, for texts that will be encoded; the marks of the calls stay.
     Raises: ValueError or VlmrlError as `write_call`.
     """
-    text, edges = "", {"qwen_xml": ("\n\n", "\n"), "gemma4": ("", "")}.get(str(form), ("\n", "\n"))
-    before = ""
+    text, edge = "", ""
     for part in parts:
-        edge = "" if not text else edges[before == "call"] if isinstance(part, Call) else "\n"
-        before = "call" if isinstance(part, Call) else "text"
-        if isinstance(part, Call):
-            one = write_call(part, form)  # before its texts are guarded: they may hold a mark of the format
-            part = one if guard is None else write_call(Call(part.name, guard(part.arguments)), form)
-        elif guard is not None:
-            part = guard(part)
-        text += edge + part
+        if isinstance(part, str):
+            text, edge = text + edge[:1] + (guard(part) if guard else part), BEFORE_CALLS.get(str(form), "\n")
+            continue
+        one = write_call(part, form)  # before its texts are guarded: they may hold a mark of the format
+        text += edge + (write_call(Call(part.name, guard(part.arguments)), form) if guard else one)
+        edge = BEFORE_CALLS.get(str(form), "\n")[:1]
     return text
 
 

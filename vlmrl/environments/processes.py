@@ -233,8 +233,7 @@ class EnvironmentPool:
     """
 
     def __init__(self, environment: LoadedEnvironment, form: str, limits: EnvironmentLimits) -> None:
-        self.form, self.limits = form, limits
-        self.own_reward = any(one.own_reward for one in environment.described.values())
+        self.limits, self.own_reward = limits, any(one.own_reward for one in environment.described.values())
         self._folder = tempfile.mkdtemp(prefix="vlmrl-env-")
         address = os.path.join(self._folder, "s")
         self._listener = socket.socket(socket.AF_UNIX)

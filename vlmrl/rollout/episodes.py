@@ -62,6 +62,8 @@ class EpisodeKind:
     turns: Callable[[Row], TurnEncoder]
 
 
+Script = Iterator[tuple[int, ...]] | None
+"""Turns that the policy writes in an episode, as tokens; None = the inner engine writes them."""
 Key = tuple[int, int]
 """(number of the group's request, sample)."""
 
@@ -73,7 +75,6 @@ class _Episode:
     Args:
         encoder: of its observations.
         prompt: with all turns so far.
-        script: the turns to write; None = the inner engine writes them.
         ending: set while its environment is asked for its own reward.
         in_thought: the prompt has opened a thought for the turn.
     """
@@ -84,7 +85,7 @@ class _Episode:
     seed: int
     prompt: EncodedPrompt
     params: SamplingParams
-    script: Iterator[tuple[int, ...]] | None = None
+    script: Script = None
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -115,9 +116,9 @@ class EpisodeEngine(Generator):
     """
 
     def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
-        self.inner, self._kinds, self._tokenizer = inner, kinds, tokenizer
+        self.inner, self.kinds, self._tokenizer = inner, kinds, tokenizer
         self._pools = [kind.pool for kind in kinds.values()]
-        self._numbers, self._progress = count(), _no_progress
+        self._numbers = count()
         self._forget()
 
     def __getattr__(self, name: str) -> Any:
@@ -150,7 +151,7 @@ class EpisodeEngine(Generator):
 
     @contextmanager
     def round(self, progress: Callable[[int], Any] | None = None) -> Iterator[None]:
-        self._progress = progress or _no_progress
+        self._progress = progress or (lambda newly: None)
         try:
             with self.inner.round():
                 yield
@@ -158,23 +159,17 @@ class EpisodeEngine(Generator):
             self._stop()
 
     def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
-        number, kind = next(self._numbers), self._kinds.get(request.prompt.row.source)
+        number, kind = next(self._numbers), self.kinds.get(request.prompt.row.source)
         if kind is None:
             self._turns[self.inner.submit(request, params)] = number
             return number
         self._open(number, request, params)
         return number
 
-    def _open(
-        self,
-        number: int,
-        request: SamplingRequest,
-        params: SamplingParams,
-        script: Iterator[tuple[int, ...]] | None = None,
-    ) -> None:
+    def _open(self, number: int, request: SamplingRequest, params: SamplingParams, script: Script = None) -> None:
         """Begin the episodes of a request."""
         prompt, row = request.prompt, request.prompt.row
-        kind = self._kinds[row.source]
+        kind = self.kinds[row.source]
         encoder = kind.turns(row)
         self._groups[number] = [None] * request.num_samples
         episodes = [
@@ -214,15 +209,16 @@ class EpisodeEngine(Generator):
         return complete
 
     def follow(
-        self, requests: Sequence[SamplingRequest], turns: Sequence[Sequence[tuple[int, ...]]], params: SamplingParams
+        self, scripts: Sequence[tuple[SamplingRequest, Sequence[tuple[int, ...]]]], params: SamplingParams
     ) -> list[Sample]:
-        """Return the episode of each request in which the policy writes these turns. Nothing is generated.
+        """Return the episode of each request in which the policy writes the turns given. Nothing is generated.
 
         An episode that has not ended when no turn is left gets an empty one.
         """
         samples: dict[int, list[Sample]] = {}
+        self._progress = lambda newly: None
         try:
-            for request, script in zip(requests, turns, strict=True):
+            for request, script in scripts:
                 self._open(next(self._numbers), request, params, iter(script))
             ids = list(self._groups)
             while len(samples) < len(ids):
@@ -230,10 +226,6 @@ class EpisodeEngine(Generator):
         finally:
             self._stop()
         return [samples[number][0] for number in ids]
-
-    def kind_of(self, row: Row) -> EpisodeKind | None:
-        """Return the episodes of a row's source; None if its responses are one turn."""
-        return self._kinds.get(row.source)
 
     def sleep(self) -> None:
         self.inner.sleep()
@@ -462,10 +454,6 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
     for name in sorted({name for x in episodes for name in x.measured}):
         metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
     return metrics
-
-
-def _no_progress(newly: int) -> None:
-    pass
 
 
 def _opens_thought(text: str) -> bool:

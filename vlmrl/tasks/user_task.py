@@ -182,11 +182,6 @@ _positions = _one(Positions, "vlmrl.tasks.positions.Positions")
 _text = _one(str, "the text of a response")
 
 
-def _trace(returned: Any) -> Any:
-    traced_turns(returned, "")
-    return returned
-
-
 def _listed(returned: Any, kind: type, words: str, most: int = MOST_NUMBERS) -> list[Any]:
     members: list[Any] = list(islice(returned, most)) if isinstance(returned, Iterable) else [None]
     if not all(isinstance(member, kind) for member in members):
@@ -241,7 +236,7 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "outcome": _measures,
     "set_metrics": _whole,
     "messages": _turns,
-    "trace": _trace,
+    "trace": lambda returned: traced_turns(returned, ""),
     "attacks": _attacks,
     "unit": _unit,
     "figures": _figures,

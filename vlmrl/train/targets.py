@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import count, pairwise
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
 from vlmrl.data.chat_template import IMAGE_SLOT
-from vlmrl.data.encode import PROBE_TOOL, Encoder
+from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import decode_image
-from vlmrl.data.turns import Role, TurnEncoder, without_first
-from vlmrl.environments.calls import THOUGHTS, form_of, turn_text
+from vlmrl.data.turns import TurnEncoder, without_first
+from vlmrl.environments.calls import THOUGHTS, turn_text
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rollout.engine import Generator, SamplingRequest
-from vlmrl.rollout.episodes import EpisodeEngine, EpisodeKind
+from vlmrl.rollout.episodes import EpisodeEngine
 from vlmrl.rollout.sample import Prompt
 from vlmrl.tasks.source import Source
 from vlmrl.train.collect import Drawn, PromptFeed
@@ -50,112 +50,87 @@ def target_items(
     Raises: DataError when a row cannot be encoded, has no response, or has one that no rollout could be.
     """
     engine = generator if isinstance(generator, EpisodeEngine) else None
-    items: list[TrainItem | None] = []
-    episodes: list[_Episode] = []
-    for (source, row, occurrence), index in zip(drawn, indices, strict=True):
+    items: list[tuple[EncodedPrompt, list[Segment], list[Any]]] = []
+    episodes: dict[int, tuple[SamplingRequest, list[tuple[int, ...]]]] = {}
+    for source, row, occurrence in drawn:
         seed = hash64(feed.recipe.train.seed, row.prompt_id, occurrence)
-        prompt, kind = feed.encode(source, row, occurrence), engine.kind_of(row) if engine else None
+        prompt, kind = feed.encode(source, row, occurrence), engine and engine.kinds.get(row.source)
         turns = target_turns(source, row, random.Random(seed), prompt.encoded.seen_sizes)
         said = [turn for turn in turns if not isinstance(turn, Message)]
-        _require_ended_thoughts(prompt, said)
-        if kind is None or len(said) < len(turns) or (len(turns) == 1 and not kind.turns(row).encoder.is_open):
-            items.append(_item(feed, prompt, index, *_given(feed, prompt, turns, kind)))
-        else:
-            items.append(None)
-            before = [kind.turns(row)] * (len(said) - 1)
-            turn_ids = partial(_turn_ids, feed, row, kind)
-            script = list(map(turn_ids, count(1), said, [*before, None]))
-            episodes.append(_Episode(prompt, script, index, seed >> 1))
-    requests = [SamplingRequest(episode.prompt.encoded, 1, episode.seed) for episode in episodes]
-    scripts = [episode.script for episode in episodes]
-    samples = engine.follow(requests, scripts, feed.sampling) if engine and episodes else []
-    rest = iter([_ran(feed, episode, sample) for episode, sample in zip(episodes, samples, strict=True)])
-    return [next(rest) if item is None else item for item in items]
-
-
-def _require_ended_thoughts(prompt: Prompt, turns: Sequence[Sequence[TracePart]]) -> None:
-    """Raise a DataError if the prompt opens a thought, and a turn with calls would stay within it."""
-    mark = next((mark for mark in THOUGHTS if prompt.encoded.text.rstrip().endswith(mark)), None)
-    if mark is not None and len(turns) > 1 and any(THOUGHTS[mark] not in turn_text(turn, "hermes") for turn in turns):
-        message = f"the chat template begins a thought ({mark}), and a turn of the response does not end it"
-        hint = f'set model.thinking = "off", or write {THOUGHTS[mark]} behind the thought of every turn'
-        raise DataError(message, where=prompt.row.place, hint=hint)
-
-
-@dataclass(frozen=True)
-class _Episode:
-    """Trace whose environment is run. `script`: the tokens of its turns."""
-
-    prompt: Prompt
-    script: Sequence[tuple[int, ...]]
-    index: int
-    seed: int
+        if kind is not None and turns == tuple(said) and (len(said) > 1 or kind.turns(row).encoder.is_open):
+            before = [*[kind.turns(row)] * (len(said) - 1), None]
+            script = [_turn_ids(feed, prompt, *turn) for turn in zip(said, before, strict=True)]
+            if (size := max(map(len, script))) > (most := feed.sampling.max_new_tokens):
+                message = f"a turn of the trace has {size} tokens, more than rollout.max_new_tokens = {most}"
+                raise DataError(message, where=row.place, hint="raise rollout.max_new_tokens and environment.tokens")
+            episodes[len(items)] = SamplingRequest(prompt.encoded, 1, seed >> 1), script
+        items.append((prompt.encoded, *_given(feed, prompt, () if len(items) in episodes else turns)))
+    samples = engine.follow(list(episodes.values()), feed.sampling) if engine else []
+    for (number, (request, script)), sample in zip(episodes.items(), samples, strict=True):
+        items[number] = (request.prompt, *_ran(sample, len(script), request.prompt.row.place))
+    return [_item(feed, *item, index) for item, index in zip(items, indices, strict=True)]
 
 
 def _item(
-    feed: PromptFeed, prompt: Prompt, index: int, segments: Sequence[Segment], images: Sequence[Any]
+    feed: PromptFeed, prompt: EncodedPrompt, segments: Sequence[Segment], images: Sequence[Any], index: int
 ) -> TrainItem:
     """Return a response as a trajectory to train on. `images`: those within it (RGB), in order."""
     ids, media = [i for segment in segments for i in segment.ids], [m for segment in segments for m in segment.media]
     tail = feed.encoder.encode_tail(ids, media, images, prompt.row.place)
-    return TrainItem(PromptTokens.of(prompt.encoded), index, tuple(segments), index, *tail)
+    return TrainItem(PromptTokens.of(prompt), index, tuple(segments), index, *tail)
 
 
-def _ran(feed: PromptFeed, episode: _Episode, sample: Sample) -> TrainItem:
-    """Return an episode as a trajectory, up to its last turn."""
-    _require_whole(sample, episode)
-    last = max(i for i, s in enumerate(sample.segments) if s.author == "policy" and s.ids)
-    segments = [replace(s, sampler_logp=None, version=None) for s in sample.segments[: last + 1]]
-    images = [decode_image(sample.files[m.sha256]) for segment in segments for m in segment.media]
-    return _item(feed, episode.prompt, episode.index, segments, images)
+def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], list[Any]]:
+    """Return the segments of the episode of a trace up to its last turn, and the images in them.
+
+    Raises: DataError unless it went through all its turns without an error of a tool.
+    """
+    number, hint = 0, "make the trace shorter, or raise the limit"
+    if sample.fault:
+        raise DataError(f"the environment failed on the trace: {sample.fault}", where=place)
+    for turn in sample.turns:
+        number += turn.role == "assistant"
+        if turn.errors and number < num_turns:
+            message = f"a call in turn {number} of the trace fails: {excerpt(turn.text, 300)}"
+            raise DataError(message, where=place, hint="only the last turn of a trace may hold a call that fails")
+    policy = [i for i, segment in enumerate(sample.segments) if segment.author == "policy" and segment.ids]
+    if len(policy) < num_turns:
+        ends = {"answer": "holds no call that can be read", "done": "makes the environment end the episode"}
+        why = ends.get(str(sample.ending), f"meets a limit of [environment] ({sample.ending})")
+        message = f"turn {len(policy)} of the {num_turns} turns of the trace {why}, so none may follow it"
+        raise DataError(message, where=place, hint=hint)
+    segments = [replace(s, sampler_logp=None, version=None) for s in sample.segments[: policy[-1] + 1]]
+    return segments, [decode_image(sample.files[m.sha256]) for segment in segments for m in segment.media]
 
 
-def _given(
-    feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn], kind: EpisodeKind | None
-) -> tuple[list[Segment], list[Any]]:
-    """Return the segments of turns that nothing has to answer, and the images in them.
+def _given(feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn]) -> tuple[list[Segment], list[Any]]:
+    """Return the segments of turns that no environment has to answer, and the images in them.
 
     The turns of the assistant behind the last message of a user are trained.
     """
     row, segments, images = prompt.row, list[Segment](), list[Any]()
     begin = max((i for i, turn in enumerate(turns) if isinstance(turn, Message) and turn.role == "user"), default=-1)
-    encoder = feed.encoder.with_tools([PROBE_TOOL]) if row.tools else feed.encoder
     media = iter(row.response_media)
     for number, turn in enumerate(turns):
         if not isinstance(turn, Message):
-            follows = turns[number + 1] if number + 1 < len(turns) else None
-            before = _turn_encoder(encoder, follows.role) if isinstance(follows, Message) else None
-            ids = _turn_ids(feed, row, kind, number + 1, turn, before)
-            segments.append(Segment("assistant", ids, number > begin))
+            follows = next(iter(turns[number + 1 :]), None)
+            before = feed.turn_encoder(prompt, follows.role) if isinstance(follows, Message) else None
+            segments.append(Segment("assistant", _turn_ids(feed, prompt, turn, before), number > begin))
             continue
         pieces = turn.content.split(IMAGE_SLOT)
-        own = [next(media) for _ in pieces[1:]]
+        own = tuple(next(media) for _ in pieces[1:])
         shown = [prompt.source.dataset.image(m) for m in own]
         parts = [part for pair in zip(pieces, [*shown, ""], strict=True) for part in pair]
-        before = len(row.media) + len(images)
-        more = _turn_encoder(encoder, turn.role).encode(parts, own, row.place, images_before=before)
-        more = without_first(more, segments[-1].ids[-1])
+        places = {"place": row.place, "images_before": len(row.media) + len(images)}
+        more = without_first(feed.turn_encoder(prompt, turn.role).encode(parts, own, **places), segments[-1].ids[-1])
+        tokens = Segment(turn.role, more.prompt_ids, False, author="environment", media=own, seen_sizes=more.seen_sizes)
+        segments.append(tokens)
         images += shown
-        segments.append(
-            Segment(
-                turn.role, more.prompt_ids, False, author="environment", media=tuple(own), seen_sizes=more.seen_sizes
-            )
-        )
     return segments, images
 
 
-@lru_cache(maxsize=8)
-def _turn_encoder(encoder: Encoder, role: Role) -> TurnEncoder:
-    return TurnEncoder(encoder) if role == "tool" else TurnEncoder(encoder, (role,))
-
-
 def _turn_ids(
-    feed: PromptFeed,
-    row: Row,
-    kind: EpisodeKind | None,
-    number: int,
-    parts: Sequence[TracePart],
-    before: TurnEncoder | None,
+    feed: PromptFeed, prompt: Prompt, parts: Sequence[TracePart], before: TurnEncoder | None
 ) -> tuple[int, ...]:
     """Return the token ids of a turn, with its end token as the last one.
 
@@ -164,38 +139,18 @@ def _turn_ids(
 
     Args:
         before: encoder of the message that follows; None = the response ends.
+    Raises: DataError for a call that cannot be written.
     """
     control, stop_ids, own = feed.encoder.control, feed.sampling.stop_ids, feed.encoder.tokenizer.eos_token_id
-    form = kind.pool.form if kind else form_of(str(feed.encoder.processor.chat_template))
+    mark = next((mark for mark in THOUGHTS if prompt.encoded.text.rstrip().endswith(mark)), None)
     try:
-        text = turn_text(parts, form, control.guard_values)
+        text = turn_text(parts, prompt.source.encoder(feed.encoder, prompt.row).form, control.guard_values)
+        if mark is not None and before is not None and THOUGHTS[mark] not in text:
+            raise ValueError(f'{THOUGHTS[mark]} is missing, as the prompt begins a thought; try model.thinking = "off"')
     except ValueError as error:
-        raise DataError(f"turn {number} of the response: {error}", where=row.place) from error
+        raise DataError(f"a turn of the response cannot be written: {error}", where=prompt.row.place) from error
     last = before.end_id if before is not None and before.end_id in stop_ids else own
-    ids = (*control.encode(text), last if last is not None else stop_ids[0])
-    if kind is not None and len(ids) > (most := feed.sampling.max_new_tokens):
-        message = f"turn {number} of the trace has {len(ids)} tokens, more than rollout.max_new_tokens = {most}"
-        raise DataError(message, where=row.place, hint="raise rollout.max_new_tokens and environment.tokens")
-    return ids
-
-
-def _require_whole(sample: Sample, episode: _Episode) -> None:
-    """Raise a DataError unless the episode of a response went through all its turns without an error of a tool."""
-    place, number, most = episode.prompt.row.place, 0, len(episode.script)
-    if sample.fault:
-        raise DataError(f"the environment failed on the trace: {sample.fault}", where=place)
-    for turn in sample.turns:
-        if turn.role == "assistant":
-            number += 1
-        elif turn.errors and number < most:
-            message = f"a call in turn {number} of the trace fails: {excerpt(turn.text, 300)}"
-            raise DataError(message, where=place, hint="only the last turn of a trace may hold a call that fails")
-    taken = sum(segment.author == "policy" and bool(segment.ids) for segment in sample.segments)
-    if taken < most:
-        ends = {"answer": "holds no call that can be read", "done": "makes the environment end the episode"}
-        why = ends.get(str(sample.ending), f"meets a limit of [environment] ({sample.ending})")
-        message = f"turn {taken} of the {most} turns of the trace {why}, so none may follow it"
-        raise DataError(message, where=place, hint="make the trace shorter, or raise the limit")
+    return (*control.encode(text), last if last is not None else stop_ids[0])
 
 
 def trace_text(source: Source, row: Row) -> str:
@@ -224,8 +179,7 @@ def target_turns(
             hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
     turns = source.task.correct_turns(row, rng, seen_sizes)
-    pairs = pairwise(turns)
-    if source.environment is None and any(isinstance(one, tuple) and isinstance(other, tuple) for one, other in pairs):
+    if source.environment is None and any(isinstance(x, tuple) and isinstance(y, tuple) for x, y in pairwise(turns)):
         message = f"the trace has {len(turns)} turns, and nothing answers the first one"
         raise DataError(message, where=row.place, hint="name the environment: [environment] name")
     return turns

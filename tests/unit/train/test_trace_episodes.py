@@ -74,7 +74,7 @@ TRACES = {
     "ends": lambda rng: [Call("stop"), "so"],
     "many": lambda rng: [Call("zoom", {"box": [0, 0, 28, 28]})] * 4 + ["so"],
     "tokens": lambda rng: [["so " * 90, Call("zoom", {"box": [0, 0, 28, 28]})]] * 3 + ["so"],
-    "long": lambda rng: ["so " * 600],
+    "long": lambda rng: [["so " * 600, Call("stop")], "so"],
     "pictures": lambda rng: [[Call("zoom", {"box": [0, 0, 28, 28]})] * 5, "so"],
     "no JSON": lambda rng: [Call("zoom", {"box": {1, 2}}), "so"],
     "nothing": lambda rng: [],
@@ -175,7 +175,7 @@ def test_the_tokens_are_those_of_a_rollout(opened, tiny_banned, environment, nam
     assert all(said in (None, text.removesuffix("<|im_end|>")) for said, text in zip(spoken, texts, strict=True))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert all(ids[-1] == end and end not in ids[:-1] for ids in inner.turns)
-    again = EpisodeEngine(inner, engine._kinds, tokenizer)
+    again = EpisodeEngine(inner, engine.kinds, tokenizer)
     [[sample]] = again.generate([SamplingRequest(prompt, 1, seed)], feed.sampling)
     assert sample.token_ids == tuple(i for s in item.segments for i in s.ids) and sample.ending == "answer"
     assert [(s.ids, s.author, s.role, s.trained, s.media, s.seen_sizes) for s in sample.segments] == [
@@ -198,7 +198,7 @@ def test_traces_of_many_rows_run_together_and_repeat(opened):
     later = [items_of(feed, engine, "two", occurrence=n)[0].segments[-1].ids for n in range(6)]
     assert len(set(later)) > 1, "the trace may differ at each occurrence"
     assert [len(item.segments) for item in first] == [3, 5, 1, 1, 3], "a failing call may end a trace"
-    assert engine._episodes == {} and not any(kind.pool.pids() for kind in engine._kinds.values())
+    assert engine._episodes == {} and not any(kind.pool.pids() for kind in engine.kinds.values())
 
 
 WRONG = {
@@ -209,8 +209,8 @@ WRONG = {
     "many": "turn 4 of the 5 turns of the trace meets a limit of .environment. .turn limit.",
     "tokens": "turn . of the 4 turns of the trace meets a limit of .environment. .token limit.",
     "pictures": "turn 1 of the 2 turns of the trace meets a limit of .environment. .image limit.",
-    "long": "turn 1 of the trace has .* tokens, more than rollout.max_new_tokens = 400",
-    "no JSON": "turn 1 of the response: the arguments are no JSON",
+    "long": "a turn of the trace has .* tokens, more than rollout.max_new_tokens = 400",
+    "no JSON": "cannot be written: the arguments are no JSON",
     "nothing": "it returned list .., not the text of a response",
     "number": "it returned int 5",
     "within": "it returned list",

@@ -9,7 +9,7 @@ from typing import Any
 from vlmrl.data.table_values import missing_prompt, read_messages
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
-from vlmrl.types import Message, Row, TraceTurn
+from vlmrl.types import Message, Row
 
 SUMMARY = "your own table: Parquet, JSONL, JSON, CSV or a hub dataset, with any reward function"
 
@@ -28,11 +28,11 @@ def table_task(info: Mapping[str, Any]) -> Task:
             raise missing_prompt(list(row.columns), row.source)
         return read_messages(row.columns.get(prompt), f"row {row.prompt_id}, column `{prompt}`").prompt
 
-    def trace(row: Row, rng: random.Random) -> str | Sequence[TraceTurn]:
+    def trace(row: Row, rng: random.Random) -> str | Sequence[Message]:
         value = row.columns.get(str(response))
         if response == prompt:
             chat = read_messages(value, f"row {row.prompt_id}, column `{prompt}`")
-            if chat.response and chat.response != ((chat.answer,),):
+            if len(chat.response) > 1 or any(turn.calls for turn in chat.response):
                 return chat.response
             value = chat.answer
         if not isinstance(value, str) or not value.strip():
