@@ -37,7 +37,6 @@ from vlmrl.data.table_values import (
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.types import Media, Row, Rows, hash64
-from vlmrl.untrusted import number_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -420,8 +419,7 @@ class TableDataset:
                 ]
             shown = sum(turn.content.count("<image>") for turn in chat.response if turn.role != "assistant")
             if shown > len(media):
-                message = f"the results of tools have {number_of(shown, '<image> mark')}, and the row has {len(media)}"
-                raise DataError(f"{message} images", where=where)
+                raise DataError(f"the results of tools have {shown} <image> marks for {len(media)} images", where=where)
         given = {name: value for name, value in fields.items() if name != mapped.images}
         columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in given.items()}
         identity = canonical_json([columns, [one.sha256 for one in media]])

@@ -185,7 +185,7 @@ def read_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
 def _functions(value: Any, where: str, hint: str) -> Iterator[Mapping[str, Any]]:
     """Yield objects with a name, each also within {function: ...} or as JSON text. Raises: DataError."""
     value = structured(value, where)
-    for one in [value] if isinstance(value, (Mapping, str)) and value else value or ():
+    for one in value if isinstance(value, (list, tuple)) else [value] if value else ():
         one = structured(one, where)
         function = (one.get("function") or one) if isinstance(one, Mapping) else {}
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):

@@ -62,8 +62,6 @@ class EpisodeKind:
     turns: Callable[[Row], TurnEncoder]
 
 
-Script = Iterator[tuple[int, ...]] | None
-"""Turns that the policy writes in an episode, as tokens; None = the inner engine writes them."""
 Key = tuple[int, int]
 """(number of the group's request, sample)."""
 
@@ -85,7 +83,7 @@ class _Episode:
     seed: int
     prompt: EncodedPrompt
     params: SamplingParams
-    script: Script = None
+    script: Sequence[tuple[int, ...]] = ()
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -163,17 +161,11 @@ class EpisodeEngine(Generator):
         if kind is None:
             self._turns[self.inner.submit(request, params)] = number
             return number
-        self._open(number, request, params)
-        return number
-
-    def _open(self, number: int, request: SamplingRequest, params: SamplingParams, script: Script = None) -> None:
-        """Begin the episodes of a request."""
-        prompt, row = request.prompt, request.prompt.row
-        kind = self.kinds[row.source]
-        encoder = kind.turns(row)
         self._groups[number] = [None] * request.num_samples
+        prompt, row = request.prompt, request.prompt.row
+        encoder = kind.turns(row)
         episodes = [
-            _Episode((number, k), kind, encoder, request.seed + k, prompt, params, script)
+            _Episode((number, k), kind, encoder, request.seed + k, prompt, params, request.script)
             for k in range(request.num_samples)
         ]
         in_thought = _opens_thought(prompt.text)
@@ -183,6 +175,7 @@ class EpisodeEngine(Generator):
             kind.pool.begin(e.key, start)
         if not encoder.encoder.is_open:  # the first turn need not wait for what reset shows
             self._ask(episodes)
+        return number
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
         until = None if timeout is None else time.monotonic() + timeout
@@ -208,19 +201,15 @@ class EpisodeEngine(Generator):
                 break
         return complete
 
-    def follow(
-        self, scripts: Sequence[tuple[SamplingRequest, Sequence[tuple[int, ...]]]], params: SamplingParams
-    ) -> list[Sample]:
-        """Return the episode of each request in which the policy writes the turns given. Nothing is generated.
+    def follow(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> list[Sample]:
+        """Return the episode of each request in which the policy writes its script. Nothing is generated.
 
         An episode that has not ended when no turn is left gets an empty one.
         """
         samples: dict[int, list[Sample]] = {}
         self._progress = lambda newly: None
         try:
-            for request, script in scripts:
-                self._open(next(self._numbers), request, params, iter(script))
-            ids = list(self._groups)
+            ids = [self.submit(request, params) for request in requests]
             while len(samples) < len(ids):
                 samples |= dict(self.poll())
         finally:
@@ -275,10 +264,10 @@ class EpisodeEngine(Generator):
 
     def _ask(self, episodes: Sequence[_Episode]) -> None:
         """Submit turns of the same number of a group: one request for the first turns of all, if they begin alike."""
-        if (script := episodes[0].script) is not None:
-            ids = next(script, ())
-            logp, finish = (math.nan,) * len(ids), "stop" if ids else "length"
-            self._take_turn(episodes[0], Sample(ids, "", logp, finish, self.version, episodes[0].seed))
+        if (e := episodes[0]).script:
+            ids = (*e.script, ())[e.num_turns]
+            finish = "stop" if 0 < len(ids) <= e.params.max_new_tokens else "length"
+            self._take_turn(e, Sample(ids, "", (math.nan,) * len(ids), finish, self.version, e.seed))
             return
         first, whole = episodes[0], len(episodes) == len(self._groups[episodes[0].key[0]])
         alike = whole and not first.num_turns and all(e.segments == first.segments for e in episodes)

@@ -7,13 +7,12 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from torch import Tensor
 
 from vlmrl.data.chat_template import IMAGE_SLOT
-from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder, without_first
 from vlmrl.environments.calls import THOUGHTS, turn_text
@@ -50,8 +49,9 @@ def target_items(
     Raises: DataError when a row cannot be encoded, has no response, or has one that no rollout could be.
     """
     engine = generator if isinstance(generator, EpisodeEngine) else None
-    items: list[tuple[EncodedPrompt, list[Segment], list[Any]]] = []
-    episodes: dict[int, tuple[SamplingRequest, list[tuple[int, ...]]]] = {}
+    prompts: list[Prompt] = []
+    given: list[tuple[list[Segment], list[Any]]] = []
+    episodes: dict[int, SamplingRequest] = {}
     for source, row, occurrence in drawn:
         seed = hash64(feed.recipe.train.seed, row.prompt_id, occurrence)
         prompt, kind = feed.encode(source, row, occurrence), engine and engine.kinds.get(row.source)
@@ -60,24 +60,18 @@ def target_items(
         if kind is not None and turns == tuple(said) and (len(said) > 1 or kind.turns(row).encoder.is_open):
             before = [*[kind.turns(row)] * (len(said) - 1), None]
             script = [_turn_ids(feed, prompt, *turn) for turn in zip(said, before, strict=True)]
-            if (size := max(map(len, script))) > (most := feed.sampling.max_new_tokens):
-                message = f"a turn of the trace has {size} tokens, more than rollout.max_new_tokens = {most}"
-                raise DataError(message, where=row.place, hint="raise rollout.max_new_tokens and environment.tokens")
-            episodes[len(items)] = SamplingRequest(prompt.encoded, 1, seed >> 1), script
-        items.append((prompt.encoded, *_given(feed, prompt, () if len(items) in episodes else turns)))
+            episodes[len(prompts)] = SamplingRequest(prompt.encoded, 1, seed >> 1, script)
+        given.append(_given(feed, prompt, () if len(prompts) in episodes else turns))
+        prompts.append(prompt)
     samples = engine.follow(list(episodes.values()), feed.sampling) if engine else []
-    for (number, (request, script)), sample in zip(episodes.items(), samples, strict=True):
-        items[number] = (request.prompt, *_ran(sample, len(script), request.prompt.row.place))
-    return [_item(feed, *item, index) for item, index in zip(items, indices, strict=True)]
-
-
-def _item(
-    feed: PromptFeed, prompt: EncodedPrompt, segments: Sequence[Segment], images: Sequence[Any], index: int
-) -> TrainItem:
-    """Return a response as a trajectory to train on. `images`: those within it (RGB), in order."""
-    ids, media = [i for segment in segments for i in segment.ids], [m for segment in segments for m in segment.media]
-    tail = feed.encoder.encode_tail(ids, media, images, prompt.row.place)
-    return TrainItem(PromptTokens.of(prompt), index, tuple(segments), index, *tail)
+    for number, sample in zip(episodes, samples, strict=True):
+        given[number] = _ran(sample, len(episodes[number].script), prompts[number].row.place)
+    items = []
+    for prompt, (segments, images), index in zip(prompts, given, indices, strict=True):
+        ids, media = [i for s in segments for i in s.ids], [m for s in segments for m in s.media]
+        tail = feed.encoder.encode_tail(ids, media, images, prompt.row.place)
+        items.append(TrainItem(PromptTokens.of(prompt.encoded), index, tuple(segments), index, *tail))
+    return items
 
 
 def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], list[Any]]:
@@ -85,7 +79,7 @@ def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], lis
 
     Raises: DataError unless it went through all its turns without an error of a tool.
     """
-    number, hint = 0, "make the trace shorter, or raise the limit"
+    number = 0
     if sample.fault:
         raise DataError(f"the environment failed on the trace: {sample.fault}", where=place)
     for turn in sample.turns:
@@ -94,11 +88,12 @@ def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], lis
             message = f"a call in turn {number} of the trace fails: {excerpt(turn.text, 300)}"
             raise DataError(message, where=place, hint="only the last turn of a trace may hold a call that fails")
     policy = [i for i, segment in enumerate(sample.segments) if segment.author == "policy" and segment.ids]
-    if len(policy) < num_turns:
+    if len(policy) < num_turns or (sample.ending == "turn cut" and sample.segments[-1].ids):
         ends = {"answer": "holds no call that can be read", "done": "makes the environment end the episode"}
+        ends["turn cut"] = "is longer than rollout.max_new_tokens"
         why = ends.get(str(sample.ending), f"meets a limit of [environment] ({sample.ending})")
-        message = f"turn {len(policy)} of the {num_turns} turns of the trace {why}, so none may follow it"
-        raise DataError(message, where=place, hint=hint)
+        message = f"turn {len(policy)} of the {num_turns} turns of the trace {why}: a rollout would end there"
+        raise DataError(message, where=place, hint="make the trace shorter, or raise the limit")
     segments = [replace(s, sampler_logp=None, version=None) for s in sample.segments[: policy[-1] + 1]]
     return segments, [decode_image(sample.files[m.sha256]) for segment in segments for m in segment.media]
 
@@ -118,7 +113,9 @@ def _given(feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn]) -> tupl
             segments.append(Segment("assistant", _turn_ids(feed, prompt, turn, before), number > begin))
             continue
         pieces = turn.content.split(IMAGE_SLOT)
-        own = tuple(next(media) for _ in pieces[1:])
+        own = tuple(islice(media, len(pieces) - 1))
+        if len(own) < len(pieces) - 1:
+            raise DataError(f"the results of tools have more {IMAGE_SLOT} marks than images", where=row.place)
         shown = [prompt.source.dataset.image(m) for m in own]
         parts = [part for pair in zip(pieces, [*shown, ""], strict=True) for part in pair]
         places = {"place": row.place, "images_before": len(row.media) + len(images)}

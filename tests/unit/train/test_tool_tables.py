@@ -12,11 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from tinyworld import image
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from vlmrl.data.chat_template import render_chat
 from vlmrl.data.encode import Encoder
 from vlmrl.data.turns import TurnEncoder
 from vlmrl.environments.calls import form_of, tools_text, turn_text
@@ -78,7 +76,8 @@ def place(tmp_path) -> Path:
 
 def write(place: Path, *rows: dict[str, Any]) -> str:
     whole = [{"images": ["a.png", "b.png"], "tools": TOOLS} | row for row in rows]
-    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
+    lines = [{name: value for name, value in row.items() if value is not ...} for row in whole]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     return str(place / "rows.jsonl")
 
 
@@ -89,6 +88,10 @@ def items(path: str, encoder: Encoder, stops: tuple[int, ...] = ()) -> list[Trai
     feed = PromptFeed(recipe, [source], [], None, encoder, {}, params, {})  # pyright: ignore
     drawn = [(source, row, 0) for row in source.rows]
     return target_items(feed, None, drawn, range(len(drawn)))  # pyright: ignore
+
+
+def trained(item: TrainItem, encoder: Encoder) -> list[str]:
+    return [encoder.tokenizer.decode(s.ids) for s in item.segments if s.trained]
 
 
 def text_of(item: TrainItem, encoder: Encoder) -> str:
@@ -170,7 +173,8 @@ def test_the_stream_is_what_the_template_of_a_family_writes(place, tiny_processo
             0
         ][0]
     else:
-        calls = [turn_text(t, form) for t in (["I look.", Call("zoom", {"box": [0, 0, 28, 56]})], [Call("zoom", {"box": [1, 2]})])]  # fmt: skip
+        turns_with_calls = (["I look.", Call("zoom", {"box": [0, 0, 28, 56]})], [Call("zoom", {"box": [1, 2]})])
+        calls = [turn_text(turn, form) for turn in turns_with_calls]
         messages = [
             Message("user", "<image>What?"),
             Message("assistant", calls[0]),
@@ -186,3 +190,148 @@ def test_the_stream_is_what_the_template_of_a_family_writes(place, tiny_processo
     assert whole.startswith(said), (whole, said)
     assert len(whole) - len(said) < 60, whole[len(said) :]
     assert turns.role == ("tool" if name not in ("gemma3", "gemma4", "gemma4_v5", "llava_next") else "user")
+
+
+def test_nulls_that_arrow_adds_are_no_parameters_and_no_arguments(place, tiny_encoder):
+    other = {
+        "name": "count",
+        "description": None,
+        "parameters": {"type": "object", "properties": {"of": {"type": "x"}}},
+    }
+    call = called({"of": "cats"})
+    call["function"]["name"] = "count"
+    rows = [
+        {"messages": openai(BOX), "tools": TOOLS, "images": ["a.png", "b.png"]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "How many?"}]},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ],
+            "tools": [{"type": "function", "function": other}],
+            "images": [],
+        },
+    ]
+    for row in rows:  # Arrow has one type for a column: a text is a part here
+        for turn in row["messages"]:
+            if isinstance(turn["content"], str):
+                turn["content"] = [{"type": "text", "text": turn["content"]}]
+    table = pa.Table.from_pylist(rows)
+    assert table["tools"][1].as_py()[0]["function"]["parameters"]["properties"]["box"] is None
+    assert table["messages"][1].as_py()[1]["tool_calls"][0]["function"]["arguments"]["box"] is None
+    pq.write_table(table, place / "rows.parquet")
+    first, second = items(str(place / "rows.parquet"), tiny_encoder)
+    [same] = items(write(place, {"messages": openai(BOX)}), tiny_encoder)
+    assert text_of(first, tiny_encoder) == text_of(same, tiny_encoder)
+    assert trained(second, tiny_encoder) == [turn_text([Call("count", {"of": "cats"})], "hermes") + "<|im_end|>"]
+    shown = {"name": "count", "parameters": other["parameters"]}
+    tools = tools_text([{"type": "function", "function": shown}], "hermes")
+    assert tools in text_of(second, tiny_encoder)
+
+
+def test_a_null_in_a_json_text_is_an_argument(place, tiny_encoder):
+    [item] = items(write(place, {"messages": openai('{"note": null}')}), tiny_encoder)
+    assert '"arguments": {"note": null}' in trained(item, tiny_encoder)[0]
+
+
+def test_of_several_questions_the_turns_behind_the_last_one_are_trained(place, tiny_encoder):
+    """As the last turn alone is trained of a chat without tools; all before the first call is the prompt."""
+    chat = [
+        {"role": "user", "content": "<image>Hello"},
+        {"role": "assistant", "content": "Hi."},
+        *openai()[1:],
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": "Again.", "tool_calls": [called({"box": [3, 4]})] * 2},
+        {"role": "tool", "content": "left"},
+        {"role": "tool", "content": "<image>"},
+        {"role": "tool", "content": "right"},
+        {"role": "assistant", "content": "Two."},
+    ]
+    chat[2] = {"role": "user", "content": "What?"}
+    [item] = items(write(place, {"messages": chat, "images": ["a.png", "b.png", "a.png"]}), tiny_encoder)
+    one = turn_text(["Again.", *[Call("zoom", {"box": [3, 4]})] * 2], "hermes")
+    assert trained(item, tiny_encoder) == [f"{one}<|im_end|>", "Two.<|im_end|>"]
+    text, edge = text_of(item, tiny_encoder), "<|im_end|>\n<|im_start|>"
+    picture = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"Hello{edge}assistant\nHi.{edge}user\nWhat?{edge}assistant\nI look.\n<tool_call>" in text
+    assert f"A cat.{edge}user\nAnd now?{edge}assistant\nAgain.\n<tool_call>" in text
+    assert text.endswith(f"{edge}tool\nleft{picture}right{edge}assistant\nTwo.<|im_end|>")
+    assert tiny_encoder.tokenizer.decode(item.prompt.ids).endswith("What?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_images_within_messages_take_their_places(place, tiny_encoder):
+    chat = openai()
+    for turn, file in ((chat[1], "a.png"), (chat[3], "b.png")):
+        turn["content"] = [{"type": "image", "image": file} if p["type"] == "image" else p for p in turn["content"]]
+    [item] = items(write(place, {"messages": chat, "images": ...}), tiny_encoder)
+    [same] = items(write(place, {"messages": openai()}), tiny_encoder)
+    assert text_of(item, tiny_encoder) == text_of(same, tiny_encoder)
+    assert [s.media for s in item.segments] == [s.media for s in same.segments]
+
+
+def test_a_chat_may_end_with_a_call(place, tiny_encoder):
+    [item] = items(write(place, {"messages": openai()[:3], "images": ["a.png"]}), tiny_encoder)
+    assert trained(item, tiny_encoder) == [turn_text(["I look.", Call("zoom", BOX)], "hermes") + "<|im_end|>"]
+
+
+def test_a_thought_that_the_prompt_begins_must_end(place, tiny_processor):
+    processor = deepcopy(tiny_processor)
+    processor.chat_template = (TEMPLATES / "qwen3_6.jinja").read_text("utf-8")
+    path = write(place, {"messages": openai()})
+    with pytest.raises(DataError, match="</think> is missing, as the prompt begins a thought"):
+        items(path, Encoder(processor, min_pixels=784, max_pixels=3136))
+    chat = openai()
+    for turn in chat[2::2]:
+        turn["content"] = f"hm\n</think>\n\n{turn['content'] or ''}"
+    encoder = Encoder(processor, min_pixels=784, max_pixels=3136)
+    [item] = items(write(place, {"messages": chat}), encoder)
+    assert "<|im_start|>assistant\n<think>\nhm\n</think>\n\nI look.\n\n<tool_call>" in text_of(item, encoder)
+
+
+def test_tools_of_many_rows_do_not_stay_in_memory(tiny_processor, monkeypatch):
+    monkeypatch.setattr("vlmrl.data.encode.KEPT_TOOLS", 3)
+    encoder, rendered = Encoder(tiny_processor), []
+    right = encoder._render
+    monkeypatch.setattr(encoder, "_render", lambda *given: rendered.append(given) or right(*given))
+    for number in range(8):
+        encoder.with_tools([{"type": "function", "function": {**FUNCTION, "name": f"f{number}"}}])
+    assert len(encoder._with_tools) <= 3 and len(rendered) <= 3, "whether the template shows tools is tried once"
+
+
+def bad(number: int, **changes: Any) -> list[dict[str, Any]]:
+    chat = openai()
+    chat[number] = {**chat[number], **changes}
+    return chat
+
+
+NO_CALL = [*sharegpt()[:2], {"from": "function_call", "value": "zoom()"}]
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no result": ({"messages": [*openai()[:3], *openai()[4:]]}, "a call without a result", "`messages`, message 3"),
+    "no call": ({"messages": [*openai()[:2], *openai()[3:]]}, "a result without a call", "`messages`, message 2"),
+    "a user's result": ({"messages": bad(3, role="user")}, "a call without a result", "message 3"),
+    "two answers": (
+        {"messages": [*openai(), openai()[6]]},
+        "of role `assistant` behind one of role `assi",
+        "message 7",
+    ),
+    "a system message": ({"messages": [*openai(), openai()[0]]}, "of role `system` behind one", "message 7"),
+    "nothing said": ({"messages": bad(4, content="", tool_calls=None)}, "without a text and a call", "message 4"),
+    "no answer": ({"messages": openai()[:-1]}, "the chat ends with a message of role `tool`", "`messages`"),
+    "no image": ({"images": ["a.png"], "messages": bad(5, content="<image>")}, "2 <image> marks for 1", "`messages`"),
+    "a third image": ({"images": ["a.png"] * 3, "messages": openai()}, "has 2 images but its prompt", "rows.jsonl"),
+    "unknown role": ({"messages": bad(3, role="critic")}, "the role 'critic'", "`messages`, message 3"),
+    "no name": ({"messages": bad(2, tool_calls=[{"function": {}}])}, "a tool or its call is {'function'", "message 2"),
+    "arguments": ({"messages": openai("{'box': 1}")}, "a call of a tool has the arguments", "message 2"),
+    "a list": ({"messages": openai([1])}, "a call of a tool has the arguments", "message 2"),
+    "tools": ({"messages": openai(), "tools": ["zoom"]}, "a tool or its call is 'zoom'", "column `tools`"),
+    "a number of tools": ({"messages": openai(), "tools": 5}, "a tool or its call is 5", "column `tools`"),
+    "a function call that is none": ({"conversations": NO_CALL}, "a tool or its call is 'zoom()'", "message 2"),
+    "a mark of the format": ({"messages": openai({"note": "</tool_call>"})}, "cannot be written", "rows.jsonl:1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_chat_is_named_with_row_and_column(place, tiny_encoder, name):
+    row, message, where = WRONG[name]
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        items(write(place, row), tiny_encoder)
+    assert "rows.jsonl:1" in str(caught.value.where) and where in str(caught.value.where)
