@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from vlmrl.tasks.attack import Attack
     from vlmrl.tasks.base import NewRow, NoFile, PooledMetrics, ResponseFile, Task
     from vlmrl.tasks.figure import Histogram, Lines, Table
-    from vlmrl.types import RewardInput, RewardResult
+    from vlmrl.types import Call, RewardInput, RewardResult
 
 __version__ = "0.1.0"
 __all__ = [
     "Attack",
+    "Call",
     "Histogram",
     "Lines",
     "Metric",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 _HOMES = {
     "Attack": "vlmrl.tasks.attack",
+    "Call": "vlmrl.types",
     "Histogram": "vlmrl.tasks.figure",
     "Lines": "vlmrl.tasks.figure",
     "Metric": "vlmrl.metric",

@@ -58,6 +58,10 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+TracePart = str | Call
+"""Part of an assistant's turn in a trace: a text, or a call, which is written in the form of the model's family."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of an episode for rewards and people: special tokens are removed, tool calls are parsed.
@@ -87,10 +91,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images."""
+    """One chat turn. `content` is text in which each `<image>` stands for the next of the row's images.
+
+    Args:
+        calls: calls of tools behind the text, in a response to learn; a prompt has none.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    calls: tuple[Call, ...] = ()
+
+
+TraceTurn = tuple[TracePart, ...] | Message
+"""Turn of a trace: one of the assistant, or a message that answers it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,8 @@ class Row:
         media: images in the order of the `<image>` slots.
         columns: every other column of the dataset, as JSON values; given to rewards and templates.
         origin: place of the row for messages (`rows.jsonl:17`); "" = unknown. It is no part of the row's identity.
+        response_media: images that its own response was shown, in the order of its messages.
+        tools: schemas of the tools that its own response calls; its prompt shows them.
     """
 
     prompt_id: str
@@ -114,6 +129,8 @@ class Row:
     media: tuple[Media, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
+    response_media: tuple[Media, ...] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     @property
     def place(self) -> str:

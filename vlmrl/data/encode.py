@@ -119,6 +119,8 @@ PROBE = "probe"
 """Text of a test message. A chat template works if the rendered message contains it."""
 SIZE_HINT = "cut the image into pieces or take the row out; `vlmrl check` lists all such rows"
 TOOLS_HINT = "use an instruction-tuned model whose chat template shows tools or a system message"
+KEPT_TOOLS = 256
+"""Number of sets of tools whose encoders are kept."""
 CACHED_BYTES = 2**29
 """Maximum size in bytes of the cache of processed images; the least recently used images are removed first.
 
@@ -204,6 +206,9 @@ class Encoder:
             return self
         key = json.dumps([form, is_open, list(tools)])
         if key not in self._with_tools:
+            if len(self._with_tools) >= KEPT_TOOLS:  # a table may have other tools in each row
+                self._with_tools.clear()
+            _ = self._shows_schemas  # is the same for all tools, and takes two renderings
             other = self._with_tools[key] = copy.copy(self)
             other._tools, other._form, other.is_open, other._with_tools = tools, form, is_open, {}
             other.__dict__.pop("_shown", None)  # what this one has worked out
@@ -228,17 +233,22 @@ class Encoder:
         """
         if not self._tools:
             return (), ""
-        if self._shows_schemas():
+        if self._shows_schemas:
             return self.control.guard_values(self._tools), ""
         user = Message("user", "u")
         if PROBE not in self._render(with_system_text([user], PROBE), True):
             message = "the model's chat template shows neither tools nor a system message"
             raise DataError(message, hint=TOOLS_HINT)
-        form = form_of(str(self.processor.chat_template)) if self._form == "auto" else self._form
-        return (), self.control.guard_literal(tools_text(self._tools, form))
+        return (), self.control.guard_literal(tools_text(self._tools, self.form))
 
+    @property
+    def form(self) -> str:
+        """Form of the calls of tools."""
+        return form_of(str(self.processor.chat_template)) if self._form == "auto" else self._form
+
+    @cached_property
     def _shows_schemas(self) -> bool:
-        """Return whether the chat template writes the description of a tool, and its guarded control tokens as is."""
+        """Whether the chat template writes the description of a tool, and its guarded control tokens as is."""
         description = self.control.guard(PROBE + "".join(self.control.names[:1]))
         parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
         function = {"name": "probe_tool", "description": description, "parameters": parameters}

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ from vlmrl.data.table_values import (
     read_answer,
     read_image,
     read_messages,
+    read_tools,
     split_images,
     structured,
 )
@@ -355,7 +357,7 @@ class TableDataset:
         if mapped.prompt is None:
             return None
         where = self._where(split, 0, mapped.prompt)
-        return mapped.prompt if read_messages(table.row(0).get(mapped.prompt), where)[1] is not None else None
+        return mapped.prompt if read_messages(table.row(0).get(mapped.prompt), where).response else None
 
     def _notes_on_images(self, mapped: Mapped) -> list[str]:
         """Return a note if the first row has images in a column that is not read.
@@ -383,11 +385,11 @@ class TableDataset:
             return split_images(fields.get(mapped.images), self._where(split, index, mapped.images))
         if mapped.prompt is None or self._data.prompt is not None:
             return []
-        return read_messages(fields.get(mapped.prompt), self._where(split, index, mapped.prompt))[2]
+        return read_messages(fields.get(mapped.prompt), self._where(split, index, mapped.prompt)).images
 
     def _row(self, split: str, index: int) -> Row:
         mapped, fields = self._mapped[split], self._tables[split].row(index)
-        media = []
+        media, shown = [], 0
         for position, value in enumerate(self._image_values(split, index, fields)):
             one = self._media(value, self._where(split, index, mapped.images or mapped.prompt or "images"))
             self._places.setdefault(one.sha256, (split, index, position))
@@ -402,18 +404,30 @@ class TableDataset:
             where = self._where(split, index, mapped.prompt)
             if fields.get(mapped.prompt) is None:
                 raise DataError(f"the row has no `{mapped.prompt}`", where=where, hint=f"it has: {', '.join(fields)}")
-            response = read_messages(fields[mapped.prompt], where)[1]
-            if not truth and response is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
-                truth = {"answer": response}
-            if not truth and response is None and self.info["response_column"] == mapped.prompt:
+            chat = read_messages(fields[mapped.prompt], where)
+            if not truth and chat.answer is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
+                truth = {"answer": chat.answer}
+            if not chat.response and not truth and self.info["response_column"] == mapped.prompt:
                 hint = "other rows end with a turn of gpt or assistant: add it to this row, or remove the row"
                 raise DataError("the conversation has no answer as its last turn", where=where, hint=hint)
-            fields[mapped.prompt] = _without_images(fields[mapped.prompt], where)
-        shown = {name: value for name, value in fields.items() if name != mapped.images}
-        columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in shown.items()}
+            # Images inside the messages would be stored as text in every rollout.
+            if chat.images:
+                fields[mapped.prompt] = [
+                    {"role": turn.role, "content": turn.content}
+                    | ({"tool_calls": [asdict(call) for call in turn.calls]} if turn.calls else {})
+                    for turn in (*chat.prompt, *chat.response)
+                ]
+            shown = sum(turn.content.count("<image>") for turn in chat.response if turn.role != "assistant")
+            if shown > len(media):
+                raise DataError(f"the results of tools have {shown} <image> marks for {len(media)} images", where=where)
+        given = {name: value for name, value in fields.items() if name != mapped.images}
+        columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in given.items()}
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
-        return Row(prompt_id, self.name, self.task, truth, tuple(media), columns, self._tables[split].where(index))
+        tools = read_tools(fields.get(mapped.tools or ""), self._where(split, index, mapped.tools or "tools"))
+        of_prompt, of_response = tuple(media[: len(media) - shown]), tuple(media[len(media) - shown :])
+        place = self._tables[split].where(index)
+        return Row(prompt_id, self.name, self.task, truth, of_prompt, columns, place, of_response, tools)
 
     def _file(self, path: Path) -> Media:
         """Return the reference of an image file. It is read again if its size or time has changed."""
@@ -448,18 +462,6 @@ def _plain_cell(value: Any, where: str) -> Any:
         return plain(value)
     except DataError as error:
         raise DataError(error.message, where=where) from error
-
-
-def _without_images(prompt: Any, where: str) -> Any:
-    """Check a prompt cell and return it with `<image>` in place of each image inside its messages.
-
-    Otherwise these images would be stored as text in every rollout.
-    """
-    turns, response, images = read_messages(prompt, where)
-    if not images:
-        return prompt
-    plain_turns = [{"role": turn.role, "content": turn.content} for turn in turns]
-    return plain_turns if response is None else [*plain_turns, {"role": "assistant", "content": response}]
 
 
 def _short_name(path: str) -> str:

@@ -9,20 +9,23 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmrl.data.images import MAX_FILE_BYTES
 from vlmrl.errors import DataError, listed
 from vlmrl.redaction.redact import quoted
-from vlmrl.types import Message
+from vlmrl.types import Call, Message
 from vlmrl.untrusted import parse_json
 
-ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+ROLES = {
+    **{"system": "system", "user": "user", "assistant": "assistant", "tool": "tool", "human": "user"},
+    **{"gpt": "assistant", "function_call": "assistant", "function": "tool", "observation": "tool"},
+}
 MAX_DEPTH = 50
 UNREADABLE = (ValueError, OverflowError, KeyError)
 """Exceptions of Arrow's `to_pylist` for a value that Python cannot hold: a date after the year 9999, an unknown time
@@ -70,17 +73,32 @@ def unreadable_cell(rows: Any, place: Callable[[int], str]) -> DataError:
     return DataError("the rows cannot be read", where=place(0))
 
 
-def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | None, list[Any]]:
-    """Return a prompt cell as turns.
+class Chat(NamedTuple):
+    """Chat of a prompt cell.
+
+    Args:
+        prompt: all before the response, with `<image>` for each image part.
+        answer: text of the last message if the assistant wrote it; None without one.
+        images: values inside content parts, in order.
+        response: turns of the assistant to learn, and the messages between them; () if the chat ends with the prompt.
+            It begins with the first call, and is the last message of a chat without tools.
+    """
+
+    prompt: tuple[Message, ...]
+    answer: str | None
+    images: list[Any]
+    response: tuple[Message, ...]
+
+
+def read_messages(value: Any, where: str) -> Chat:
+    """Return a prompt cell as a chat.
 
     Args:
         value: text, or a list of turns {role, content}; content is text or a list of parts {type: text|image, ...}.
-            ShareGPT's {from, value} is read too, and so is a list written as JSON text.
+            ShareGPT's {from, value} is read too, and so is a list written as JSON text. Calls of tools are OpenAI's
+            `tool_calls`, or the value of ShareGPT's turns from `function_call`.
         where: row and column, for messages.
-    Returns: (turns, response, images). A last assistant turn is not part of the prompt: it is the `response`, which is
-        None without such a turn. `images` are the values inside content parts, in order; the text has `<image>` for
-        each image part.
-    Raises: DataError for any other value.
+    Raises: DataError for any other value, a call without a result, or a result without a call.
     """
     value = structured(value, where)
     if isinstance(value, str):
@@ -97,15 +115,89 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
             raise DataError(f"a message is {show(turn)}, not {{role, content}}", where=place)
         role = turn.get("role") or turn.get("from")
         if not isinstance(role, str) or role not in ROLES:
-            raise DataError(f"a message has the role {role!r}", where=place, hint="roles: system, user, assistant")
+            hint = "roles: system, user, assistant, tool"
+            raise DataError(f"a message has the role {role!r}", where=place, hint=hint)
         content = turn.get("content") if turn.get("content") is not None else turn.get("value")
-        text, inside = _read_content(content, place)
+        given, content = (content, None) if role == "function_call" else (turn.get("tool_calls"), content)
+        calls = _read_calls(given, place) if ROLES[role] == "assistant" else ()
+        text, inside = ("", []) if calls and content is None else _read_content(content, place)
         images += inside
-        turns.append(Message(ROLES[role], _without_surrogates(text)))  # type: ignore[arg-type]
-    response = turns.pop().content if turns[-1].role == "assistant" else None
-    if not any(turn.role == "user" for turn in turns):
+        turns.append(Message(ROLES[role], _without_surrogates(text), calls))  # type: ignore[arg-type]
+    last = turns[-1]
+    end = len(turns) - (last.role == "assistant")
+    begin = next((i for i, turn in enumerate(turns) if turn.calls or turn.role == "tool"), end)
+    if not any(turn.role == "user" for turn in turns[:begin]):
         raise DataError("the prompt has no user message", where=where)
-    return tuple(turns), response, images
+    answer = last.content if last.role == "assistant" and (last.content or not last.calls) else None
+    return Chat(tuple(turns[:begin]), answer, images, _read_response(turns, begin, where))
+
+
+def _read_response(turns: Sequence[Message], begin: int, where: str) -> tuple[Message, ...]:
+    """Return the turns from index `begin` on. Results that follow each other are one. Raises: DataError."""
+    response: list[Message] = []
+    for number, turn in enumerate(turns[begin:], start=begin):
+        last, wrong = response[-1] if response else Message("user", ""), ""
+        if turn.role == "tool":
+            wrong = "" if last.calls or last.role == "tool" else "a result without a call"
+        elif last.calls:
+            wrong = "a call without a result: a message of role `tool` must follow it"
+        elif turn.role == "system" or (turn.role == "assistant") == (last.role == "assistant"):
+            wrong = f"a message of role `{turn.role}` behind one of role `{last.role}`"
+        elif turn.role == "assistant" and not (turn.content or turn.calls) and len(turns) > begin + 1:
+            wrong = "a message of the assistant without a text and a call"
+        if wrong:
+            raise DataError(wrong, where=f"{where}, message {number}")
+        if turn.role == last.role == "tool":  # texts are lines, as those of an environment
+            edge = "" if last.content.endswith("<image>") or turn.content.startswith("<image>") else "\n"
+            response[-1] = Message("tool", f"{last.content}{edge}{turn.content}")
+        else:
+            response.append(turn)
+    if response and response[-1].role != "assistant":
+        raise DataError(f"the chat ends with a message of role `{response[-1].role}`: nothing is learned", where=where)
+    return tuple(response)
+
+
+def _read_calls(value: Any, where: str) -> tuple[Call, ...]:
+    """Return calls {name, arguments}. Arguments as JSON text may have a null."""
+    calls = []
+    for function in _functions(value, where, "a call is {name, arguments}, arguments an object or its JSON text"):
+        arguments = function.get("arguments") or {}
+        try:
+            arguments = parse_json(arguments) if isinstance(arguments, str) else _without_nulls(plain(arguments))
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, Mapping):
+            raise DataError(f"a call of a tool has the arguments {show(function['arguments'])}", where=where)
+        calls.append(Call(function["name"], arguments))
+    return tuple(calls)
+
+
+def read_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a cell with schemas of tools in OpenAI's form; None has none. Raises: DataError for any other value."""
+    schemas = []
+    for function in _functions(value, where, "a tool is {type: function, function: {name, description, parameters}}"):
+        own = {name: structured(field, where) if name == "parameters" else field for name, field in function.items()}
+        own.pop("type", None)  # of OpenAI's newer form
+        schemas.append({"type": "function", "function": _without_nulls(plain(own))})
+    return tuple(schemas)
+
+
+def _functions(value: Any, where: str, hint: str) -> Iterator[Mapping[str, Any]]:
+    """Yield objects with a name, each also within {function: ...} or as JSON text. Raises: DataError."""
+    value = structured(value, where)
+    for one in value if isinstance(value, (list, tuple)) else [value] if value else ():
+        one = structured(one, where)
+        function = (one.get("function") or one) if isinstance(one, Mapping) else {}
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(f"a tool or its call is {show(one)}", where=where, hint=hint)
+        yield function
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a JSON value without null fields, which Arrow adds to the objects of a table."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def structured(value: Any, where: str) -> Any:
@@ -351,6 +443,7 @@ TRAINING: Spellings = {
     "images": IMAGES,
     "answer": _ANSWER,
     "response": ("response", "completion"),
+    "tools": ("tools",),
 }
 """Columns of a table to train on."""
 STYLES: Mapping[str, str] = {
@@ -419,6 +512,7 @@ class Mapped:
     images: str | None
     answer: str | None
     response: str | None
+    tools: str | None
     style: str
 
     def named(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vlmrl.data.chat_template import IMAGE_SLOT, ControlTokens
@@ -69,6 +69,7 @@ class TurnEncoder:
 
     Args:
         encoder: of the prompts that they follow, with its tools.
+        roles: roles to try; the first one that works is used.
     Raises: DataError when the chat template shows them in no role.
 
     Attributes:
@@ -78,12 +79,12 @@ class TurnEncoder:
 
     role: Role
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, roles: Sequence[Role] = ROLES) -> None:
         self.encoder = encoder
         self.problems: dict[str, str] = {}
         # There are few kinds of observations: a text, an image and a text. Most of the time goes into rendering.
         self._frame = lru_cache(KEPT_FRAMES)(self._make_frame)
-        for role in ROLES:
+        for role in roles:
             self.role = role
             self._frame.cache_clear()
             try:
@@ -125,6 +126,11 @@ class TurnEncoder:
         marked = frame.filled([self.control.guard(text) for text in frame.trimmed(texts)])
         row = Row(place, "", "", {}, tuple(media), origin=place)
         return self.encoder.encode_rendered(row, marked, images, self.control, images_before)
+
+    @cached_property
+    def end_id(self) -> int:
+        """First token of every observation, which usually ends the assistant's turn."""
+        return self.encode((), (), "an observation", images_before=0).prompt_ids[0]
 
     def _require_role(self) -> None:
         """Raise a DataError unless observations can be shown in this role."""

@@ -24,15 +24,17 @@ from functools import partial
 from typing import Any
 
 from vlmrl.environments.tools import MOST_ERROR, MOST_LEVELS, NAME, ONLY, read_json
-from vlmrl.errors import VlmrlError, unknown
+from vlmrl.errors import DataError, VlmrlError, unknown
 from vlmrl.redaction.redact import excerpt, quoted, redact_said
-from vlmrl.types import Call
+from vlmrl.types import Call, Message, TracePart, TraceTurn
 from vlmrl.untrusted import number_of, one_line
 
 Form = str | Mapping[str, str]
 """Format of calls: its name, or own tags as a mapping tag -> name of a tool."""
 MOST_CHARACTERS = 1 << 16
 """Maximum length of one call."""
+BEFORE_CALLS = {"qwen_xml": "\n\n", "gemma4": ""}
+"""White space between a text and a call in a format, where it is not one line end."""
 THOUGHTS = {
     "<think>": "</think>",
     "<|channel>": "<channel|>",  # Gemma 4
@@ -139,6 +141,42 @@ def write_call(call: Call, form: Form) -> str:
     calls = read_calls(text, form)
     if [_comparable(read) for read in calls] != [_comparable(call)]:
         raise ValueError(f"the call cannot be written in this format: it would be read as {quoted(calls, 200)}")
+    return text
+
+
+def traced_turns(trace: Any, place: str) -> tuple[TraceTurn, ...]:
+    """Return what a task's `trace` returned as turns, those of the assistant as texts and calls; a text is one turn.
+
+    Raises: DataError for any other value.
+    """
+    turns: list[Any] = []
+    for turn in [trace] if isinstance(trace, str) else trace if isinstance(trace, (list, tuple)) else ():
+        if isinstance(turn, Message) and turn.role == "assistant":
+            turn = [*([turn.content] if turn.content or not turn.calls else []), *turn.calls]
+        turns.append([turn] if isinstance(turn, TracePart) else turn)
+    said = [turn for turn in turns if not isinstance(turn, Message)]
+    if said and all(isinstance(t, (list, tuple)) and t and all(isinstance(x, TracePart) for x in t) for t in said):
+        return tuple(turn if isinstance(turn, Message) else tuple(turn) for turn in turns)
+    message = f"it returned {type(trace).__name__} {quoted(trace)}, not the text of a response"
+    hint = "a list holds the assistant's turns: texts, vlmrl.Call(name, arguments), or lists of these"
+    raise DataError(message, where=place, hint=hint)
+
+
+def turn_text(parts: Sequence[TracePart], form: Form, guard: Callable[[Any], Any] | None = None) -> str:
+    """Return the text of a turn: its texts and its calls, with the white space between them that chat templates write.
+
+    Args:
+        guard: marks control tokens in a JSON value, for texts that will be encoded; the marks of the calls stay.
+    Raises: ValueError or VlmrlError as `write_call`.
+    """
+    text, edge = "", ""
+    for part in parts:
+        if isinstance(part, str):
+            text, edge = text + edge[:1] + (guard(part) if guard else part), BEFORE_CALLS.get(str(form), "\n")
+            continue
+        one = write_call(part, form)  # before its texts are guarded: they may hold a mark of the format
+        text += edge + (write_call(Call(part.name, guard(part.arguments)), form) if guard else one)
+        edge = BEFORE_CALLS.get(str(form), "\n")[:1]
     return text
 
 

@@ -13,11 +13,16 @@ from vlmrl.types import Sample, SamplingParams
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """Request for `num_samples` responses to one prompt; sample k is drawn with `seed` + k."""
+    """Request for `num_samples` responses to one prompt; sample k is drawn with `seed` + k.
+
+    Args:
+        script: tokens of the turns that the policy writes in an episode, for `EpisodeEngine.follow`.
+    """
 
     prompt: EncodedPrompt
     num_samples: int
     seed: int
+    script: Sequence[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True)

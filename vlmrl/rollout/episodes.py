@@ -83,6 +83,7 @@ class _Episode:
     seed: int
     prompt: EncodedPrompt
     params: SamplingParams
+    script: Sequence[tuple[int, ...]] = ()
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -113,7 +114,7 @@ class EpisodeEngine(Generator):
     """
 
     def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
-        self.inner, self._kinds, self._tokenizer = inner, kinds, tokenizer
+        self.inner, self.kinds, self._tokenizer = inner, kinds, tokenizer
         self._pools = [kind.pool for kind in kinds.values()]
         self._numbers = count()
         self._forget()
@@ -153,12 +154,10 @@ class EpisodeEngine(Generator):
             with self.inner.round():
                 yield
         finally:
-            for episode in self._episodes.values():
-                episode.kind.pool.drop(episode.key)
-            self._forget()
+            self._stop()
 
     def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
-        number, kind = next(self._numbers), self._kinds.get(request.prompt.row.source)
+        number, kind = next(self._numbers), self.kinds.get(request.prompt.row.source)
         if kind is None:
             self._turns[self.inner.submit(request, params)] = number
             return number
@@ -166,7 +165,8 @@ class EpisodeEngine(Generator):
         prompt, row = request.prompt, request.prompt.row
         encoder = kind.turns(row)
         episodes = [
-            _Episode((number, k), kind, encoder, request.seed + k, prompt, params) for k in range(request.num_samples)
+            _Episode((number, k), kind, encoder, request.seed + k, prompt, params, request.script)
+            for k in range(request.num_samples)
         ]
         in_thought = _opens_thought(prompt.text)
         for e in episodes:
@@ -201,6 +201,21 @@ class EpisodeEngine(Generator):
                 break
         return complete
 
+    def follow(self, requests: Sequence[SamplingRequest], params: SamplingParams) -> list[Sample]:
+        """Return the episode of each request in which the policy writes its script. Nothing is generated.
+
+        An episode that has not ended when no turn is left gets an empty one.
+        """
+        samples: dict[int, list[Sample]] = {}
+        self._progress = lambda newly: None
+        try:
+            ids = [self.submit(request, params) for request in requests]
+            while len(samples) < len(ids):
+                samples |= dict(self.poll())
+        finally:
+            self._stop()
+        return [samples[number][0] for number in ids]
+
     def sleep(self) -> None:
         self.inner.sleep()
 
@@ -214,6 +229,12 @@ class EpisodeEngine(Generator):
         for pool in self._pools:
             pool.close()
         self.inner.close()
+
+    def _stop(self) -> None:
+        """Drop the episodes that are open."""
+        for episode in self._episodes.values():
+            episode.kind.pool.drop(episode.key)
+        self._forget()
 
     def _forget(self) -> None:
         self._groups: dict[int, list[Sample | None]] = {}
@@ -243,6 +264,11 @@ class EpisodeEngine(Generator):
 
     def _ask(self, episodes: Sequence[_Episode]) -> None:
         """Submit turns of the same number of a group: one request for the first turns of all, if they begin alike."""
+        if (e := episodes[0]).script:
+            ids = (*e.script, ())[e.num_turns]
+            finish = "stop" if 0 < len(ids) <= e.params.max_new_tokens else "length"
+            self._take_turn(e, Sample(ids, "", (math.nan,) * len(ids), finish, self.version, e.seed))
+            return
         first, whole = episodes[0], len(episodes) == len(self._groups[episodes[0].key[0]])
         alike = whole and not first.num_turns and all(e.segments == first.segments for e in episodes)
         if alike and not self.inner.admits:

@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vlmrl.environments.calls import traced_turns, turn_text
 from vlmrl.errors import DataError, RecipeError, listed, unknown
 from vlmrl.metric import Metric
 from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
 from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
-from vlmrl.types import Message, RewardInput, Row, Score, Size
+from vlmrl.types import Message, RewardInput, Row, Score, Size, TraceTurn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -299,8 +300,9 @@ class Task:
         unit: row (`truth`, `columns`, `media`, `prompt_id`) -> a name. Rows with the same name are resampled together
             for the intervals of `set_metrics`. None = rows that share an image are resampled together.
         messages: row -> its prompt, if the rows have their own prompts (task `table`); None = `template` is rendered.
-        trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None = the task has none.
-            Callers use `correct_response`.
+        trace: (row, rng) -> a correct response in the task's own format, for `vlmrl sft`; None = the task has none. A
+            list has the assistant's turns of an episode: texts, calls (`Call`), or lists of these. A `Message` between
+            them answers in the place of an environment. Callers use `correct_turns` and `correct_response`.
         trace_sees: whether `trace` takes a third argument: (width, height) of each image as the model sees it.
         attacks: inputs of rows -> tricks of this task, which the probe tries besides the known ones (tasks/attack.py).
         truths: form of the truths in a table of responses; None = a cell holds a mapping, or a value for `answer`.
@@ -335,7 +337,7 @@ class Task:
     figures: Callable[[Sequence[GradedResponse]], Sequence[Figure]] = lambda responses: ()
     unit: Callable[[Row], Hashable] | None = None
     messages: Callable[[Row], tuple[Message, ...]] | None = None
-    trace: Callable[..., str] | None = None
+    trace: Callable[..., str | Sequence[Any]] | None = None
     trace_sees: bool = False
     variant: str = ""
     variants: tuple[str, ...] = ()
@@ -361,7 +363,15 @@ class Task:
         return self.profiles["default"][1] if "default" in self.profiles else {}
 
     def correct_response(self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
-        """Return a correct response to a row, made by `trace`.
+        """Return a correct response to a row as text, made by `trace`: all its turns, calls in the format `hermes`.
+
+        Args, Raises: see `correct_turns`.
+        """
+        turns = self.correct_turns(row, rng, seen_sizes)
+        return "\n".join(turn_text(turn, "hermes") for turn in turns if not isinstance(turn, Message))
+
+    def correct_turns(self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> tuple[TraceTurn, ...]:
+        """Return the turns of a correct response to a row, made by `trace`; one for a text.
 
         Args:
             rng: chooses among the task's templates.
@@ -371,9 +381,8 @@ class Task:
         """
         if self.trace is None:
             raise DataError(f"task `{self.name}` writes no correct responses", where=row.place)
-        if not self.trace_sees:
-            return self.trace(row, rng)
-        return self.trace(row, rng, tuple(seen_sizes) or tuple((media.width, media.height) for media in row.media))
+        sizes = tuple(seen_sizes) or tuple((media.width, media.height) for media in row.media)
+        return traced_turns(self.trace(row, rng, sizes) if self.trace_sees else self.trace(row, rng), row.place)
 
     def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the numbers that `outcome` measures on a response to a row with this truth."""

@@ -220,9 +220,11 @@ class Source:
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier), **own}
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
-        """Return the encoder of a row's prompt, which shows the tools of its environment. Raises: as `tools_of`."""
+        """Return the encoder of a row's prompt, which shows the tools of its environment, else those of the row."""
         own, form = self.environment and self.environment.of(row), self.environment_settings.calls
-        return encoder if own is None else encoder.with_tools(own.tools, form, is_open=own.is_open)
+        return (
+            encoder.with_tools(row.tools) if own is None else encoder.with_tools(own.tools, form, is_open=own.is_open)
+        )
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.

@@ -23,6 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any, get_args
 
 from vlmrl.data.doctor import CheckLevel
+from vlmrl.environments.calls import traced_turns
 from vlmrl.errors import DataError, RecipeError, VlmrlError
 from vlmrl.metric import Metric
 from vlmrl.redaction.redact import quoted
@@ -162,7 +163,7 @@ def _turns(returned: Any) -> tuple[Message, ...]:
 
 def _response(returned: Any) -> str | None:
     """Return the text of a trick's response; None = the trick cannot be used on the row."""
-    return None if returned is None else _trace(returned)
+    return None if returned is None else _text(returned)
 
 
 def _one(kinds: type | tuple[type, ...], words: str) -> Callable[[Any], Any]:
@@ -178,7 +179,7 @@ def _one(kinds: type | tuple[type, ...], words: str) -> Callable[[Any], Any]:
 
 _content = _one((str, NoFile), "a text or a vlmrl.NoFile")
 _positions = _one(Positions, "vlmrl.tasks.positions.Positions")
-_trace = _one(str, "the text of a response")
+_text = _one(str, "the text of a response")
 
 
 def _listed(returned: Any, kind: type, words: str, most: int = MOST_NUMBERS) -> list[Any]:
@@ -235,7 +236,7 @@ RETURNS: Mapping[str, Callable[[Any], Any]] = {
     "outcome": _measures,
     "set_metrics": _whole,
     "messages": _turns,
-    "trace": _trace,
+    "trace": lambda returned: traced_turns(returned, ""),
     "attacks": _attacks,
     "unit": _unit,
     "figures": _figures,

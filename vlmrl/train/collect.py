@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from itertools import chain, islice
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
 from vlmrl.algo.losses import KL_LOSSES
 from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
+from vlmrl.data.turns import ROLES, TurnEncoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
 from vlmrl.recipe.schema import Recipe
@@ -76,6 +77,7 @@ class PromptFeed:
         ranks: what the scoring needs of the run.
         meter: counts of the services on this rank.
         service_counts: (attribute) metric -> number of all ranks so far.
+        turn_encoders: (attribute) (whether there are tools, role of a message) -> its encoder.
     """
 
     recipe: Recipe
@@ -92,6 +94,14 @@ class PromptFeed:
     ranks: Ranks = field(default_factory=Ranks)
     meter: ServiceMeter = field(default_factory=ServiceMeter)
     service_counts: dict[str, float] = field(default_factory=dict)
+    turn_encoders: dict[tuple[bool, str], TurnEncoder] = field(default_factory=dict)
+
+    def turn_encoder(self, prompt: Prompt, role: Literal["system", "user", "assistant", "tool"]) -> TurnEncoder:
+        """Return the encoder of messages behind the first turn; one serves all prompts with tools."""
+        key, encoder = (bool(prompt.row.tools), role), prompt.source.encoder(self.encoder, prompt.row)
+        if key not in self.turn_encoders:
+            self.turn_encoders[key] = TurnEncoder(encoder, ROLES if role == "tool" else ("user",))
+        return self.turn_encoders[key]
 
     def service_metrics(self) -> dict[str, float]:
         """Return metric -> number since the last call, of all ranks, for the services that rewards ask.

@@ -19,7 +19,7 @@ import copy
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.train.collect import PromptFeed
+from vlmrl.train.collect import Drawn, PromptFeed
 from vlmrl.train.learner import ROWS, Learner
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import (
@@ -53,8 +53,8 @@ SCAN_SECONDS = 10.0
 ENCODED_ROWS = 4
 """Number of dataset rows that are encoded of each kind: the longest ones, and those with the most image tokens."""
 
-MakeItem = Callable[[Source, Row, int, int], TrainItem]
-"""(source, row, occurrence, index of the group) -> the longest trajectory that training may make of the row."""
+MakeItems = Callable[[Sequence[Drawn]], Sequence[TrainItem]]
+"""Drawn rows -> the longest trajectory that training may make of each."""
 ResponseText = Callable[[Source, Row], str]
 """Text of the response that a dataset row brings along; "" if it has none."""
 
@@ -189,20 +189,19 @@ def rehearse(
 
 
 def heaviest_rows(
-    feed: PromptFeed, step: int, make_item: MakeItem, response_text: ResponseText = lambda source, row: ""
+    feed: PromptFeed, step: int, make_items: MakeItems, response_text: ResponseText = lambda source, row: ""
 ) -> HeaviestRows:
     """Scan the dataset rows to come, and encode those that may be the heaviest. All ranks get the same rows.
 
     Args:
         feed: the source of the rows; its stream does not move.
         step: the step that the run begins with.
-        make_item: makes the longest trajectory of a row.
+        make_items: makes the longest trajectories of rows.
         response_text: returns the response that a row brings along.
     """
     scan = feed.world.gather(coming_rows(feed, step, response_text))[0]  # rank 0's: each scans as far as it has time
     drawn = [(feed.sources[d.source], feed.sources[d.source].rows[d.row], d.occurrence) for d in heaviest(scan)]
-    items = [make_item(*drawn_row, 0) for drawn_row in drawn]
-    return HeaviestRows(scan, items, [name_row(source.name, row.prompt_id) for source, row, _ in drawn])
+    return HeaviestRows(scan, make_items(drawn), [name_row(source.name, row.prompt_id) for source, row, _ in drawn])
 
 
 def coming_rows(feed: PromptFeed, step: int, response_text: ResponseText, seconds: float = SCAN_SECONDS) -> ComingRows:
@@ -249,7 +248,7 @@ def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: in
     The last response is cut to fill the packed row: in training, responses have all lengths.
 
     Args:
-        item: the longest trajectory of its prompt, with a response of text alone.
+        item: the longest trajectory of its prompt.
         responses: number of responses per prompt.
         groups: number of prompts per step.
         tokens_per_row: the budget, in tokens.
@@ -262,8 +261,14 @@ def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: in
             room = item.num_tokens if not full else min(item.num_tokens, tokens_per_row - size)
             if room < 1:
                 return full
-            ids = tuple(i for segment in item.segments for i in segment.ids)[:room]
-            full.append(TrainItem(item.prompt, group, (Segment("assistant", ids, True),), len(full)))
+            one = replace(item, group=group, trajectory=len(full))
+            if room < item.num_tokens:  # what is cut ends before its first image
+                room = min(room, (*item.kinds, 1).index(1)) if item.kinds else room
+                if room < 1:
+                    return full
+                ids = tuple(i for segment in item.segments for i in segment.ids)[:room]
+                one = TrainItem(item.prompt, group, (Segment("assistant", ids, True),), len(full))
+            full.append(one)
             size += room
     return full
 

@@ -320,7 +320,7 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
         run.event(step, "weight sync", **generator.last_sync.record())
     generator.sleep()  # the rehearsal then has as much memory as an update
     in_loss = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
-    scan = partial(heaviest_rows, feed, step, partial(longest_item, feed))
+    scan = partial(heaviest_rows, feed, step, lambda drawn: [longest_item(feed, *one, 0) for one in drawn])
     rehearse(learner, objective_of(recipe, algorithm, in_loss), scan, step, run, say)
     generator.load_weights(step, changed=False)  # wakes it
     return generator

@@ -11,7 +11,7 @@ from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, st
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.targets import target_item, trace_text
+from vlmrl.train.targets import target_items, trace_text
 from vlmrl.train.update import CrossEntropy, update
 from vlmrl.types import name_row
 
@@ -23,12 +23,12 @@ def train_sft(session: Session) -> str:
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress
-    generator = make_generator(
-        recipe, policy, feed.encoder, say=journal.watcher.message, sources=feed.sources, engine="torch"
-    )
+    say, own = journal.watcher.message, {"sources": feed.sources, "world": feed.world}
+    generator = make_generator(recipe, policy, feed.encoder, say=say, **own, engine="torch")
     session.stack.callback(generator.close)
     keep_batches(learner.budgets, generator)
-    scan = partial(heaviest_rows, feed, progress.step, partial(target_item, feed), trace_text)
+    items_of = partial(target_items, feed, generator)
+    scan = partial(heaviest_rows, feed, progress.step, lambda drawn: items_of(drawn, [0] * len(drawn)), trace_text)
     rehearse(learner, CrossEntropy(), scan, progress.step, journal.run, journal.watcher.message)
     generator.load_weights(progress.step)
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
@@ -37,7 +37,8 @@ def train_sft(session: Session) -> str:
             step, clock = progress.step, Clock()
             with clock("encode"):
                 drawn = feed.draw(recipe.train.rows_per_step)
-                items = [target_item(feed, *drawn[index], index) for index in feed.world.mine(len(drawn))]
+                mine = feed.world.mine(len(drawn))
+                items = items_of([drawn[index] for index in mine], mine)
             names = [name_row(source.name, row.prompt_id) for source, row, _ in drawn]
             # Cross-entropy does not use the advantages: they are 0.
             batch = StepBatch(items, [0.0] * len(drawn), names, world=learner.world, filler=learner.filler)

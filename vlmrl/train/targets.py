@@ -4,84 +4,202 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice, pairwise
+from typing import Any
 
 from torch import Tensor
 
+from vlmrl.data.chat_template import IMAGE_SLOT
+from vlmrl.data.images import decode_image
+from vlmrl.data.turns import TurnEncoder, without_first
+from vlmrl.environments.calls import THOUGHTS, turn_text
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
+from vlmrl.redaction.redact import excerpt
+from vlmrl.rollout.engine import Generator, SamplingRequest
+from vlmrl.rollout.episodes import EpisodeEngine
+from vlmrl.rollout.sample import Prompt
 from vlmrl.tasks.source import Source
-from vlmrl.train.collect import PromptFeed
+from vlmrl.train.collect import Drawn, PromptFeed
 from vlmrl.train.learner import Learner
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import fill_logps
-from vlmrl.types import Row, Segment, Size, hash64, name_row
+from vlmrl.types import Message, Row, Sample, Segment, Size, TracePart, TraceTurn, hash64, name_row
 
 RESPONSE_COLUMN = "response"
 MOST_PERPLEXITY = 700.0
 """Loss in nats above which the perplexity is that of this loss: a larger one is no float."""
 
 
-def target_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, index: int) -> TrainItem:
-    """Return a dataset row's prompt with the response to learn."""
-    prompt = feed.encode(source, row, occurrence)
-    rng = random.Random(hash64(feed.recipe.train.seed, row.prompt_id, occurrence))
-    text = target_text(source, row, rng, prompt.encoded.seen_sizes)
-    return TrainItem(
-        PromptTokens.of(prompt.encoded), index, (Segment("assistant", response_ids(feed, text), True),), index
-    )
+def target_items(
+    feed: PromptFeed, generator: Generator, drawn: Sequence[Drawn], indices: Iterable[int]
+) -> list[TrainItem]:
+    """Return the prompts of dataset rows with the responses to learn.
+
+    If a source has an environment, it runs on the turns of the response, as it does for those of a policy: what it
+    answers stands between them. All rows' tools run at the same time.
+
+    Args:
+        generator: with the environments; it generates nothing.
+        indices: the index of each trajectory in the step.
+    Raises: DataError when a row cannot be encoded, has no response, or has one that no rollout could be.
+    """
+    engine = generator if isinstance(generator, EpisodeEngine) else None
+    prompts: list[Prompt] = []
+    given: list[tuple[list[Segment], list[Any]]] = []
+    episodes: dict[int, SamplingRequest] = {}
+    for source, row, occurrence in drawn:
+        seed = hash64(feed.recipe.train.seed, row.prompt_id, occurrence)
+        prompt, kind = feed.encode(source, row, occurrence), engine and engine.kinds.get(row.source)
+        turns = target_turns(source, row, random.Random(seed), prompt.encoded.seen_sizes)
+        said = [turn for turn in turns if not isinstance(turn, Message)]
+        if kind is not None and turns == tuple(said) and (len(said) > 1 or kind.turns(row).encoder.is_open):
+            before = [*[kind.turns(row)] * (len(said) - 1), None]
+            script = [_turn_ids(feed, prompt, *turn) for turn in zip(said, before, strict=True)]
+            episodes[len(prompts)] = SamplingRequest(prompt.encoded, 1, seed >> 1, script)
+        given.append(_given(feed, prompt, () if len(prompts) in episodes else turns))
+        prompts.append(prompt)
+    samples = engine.follow(list(episodes.values()), feed.sampling) if engine else []
+    for number, sample in zip(episodes, samples, strict=True):
+        given[number] = _ran(sample, len(episodes[number].script), prompts[number].row.place)
+    items = []
+    for prompt, (segments, images), index in zip(prompts, given, indices, strict=True):
+        ids, media = [i for s in segments for i in s.ids], [m for s in segments for m in s.media]
+        tail = feed.encoder.encode_tail(ids, media, images, prompt.row.place)
+        items.append(TrainItem(PromptTokens.of(prompt.encoded), index, tuple(segments), index, *tail))
+    return items
+
+
+def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], list[Any]]:
+    """Return the segments of the episode of a trace up to its last turn, and the images in them.
+
+    Raises: DataError unless it went through all its turns without an error of a tool.
+    """
+    number = 0
+    if sample.fault:
+        raise DataError(f"the environment failed on the trace: {sample.fault}", where=place)
+    for turn in sample.turns:
+        number += turn.role == "assistant"
+        if turn.errors and number < num_turns:
+            message = f"a call in turn {number} of the trace fails: {excerpt(turn.text, 300)}"
+            raise DataError(message, where=place, hint="only the last turn of a trace may hold a call that fails")
+    policy = [i for i, segment in enumerate(sample.segments) if segment.author == "policy" and segment.ids]
+    if len(policy) < num_turns or (sample.ending == "turn cut" and sample.segments[-1].ids):
+        ends = {"answer": "holds no call that can be read", "done": "makes the environment end the episode"}
+        ends["turn cut"] = "is longer than rollout.max_new_tokens"
+        why = ends.get(str(sample.ending), f"meets a limit of [environment] ({sample.ending})")
+        message = f"turn {len(policy)} of the {num_turns} turns of the trace {why}: a rollout would end there"
+        raise DataError(message, where=place, hint="make the trace shorter, or raise the limit")
+    segments = [replace(s, sampler_logp=None, version=None) for s in sample.segments[: policy[-1] + 1]]
+    return segments, [decode_image(sample.files[m.sha256]) for segment in segments for m in segment.media]
+
+
+def _given(feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn]) -> tuple[list[Segment], list[Any]]:
+    """Return the segments of turns that no environment has to answer, and the images in them.
+
+    The turns of the assistant behind the last message of a user are trained.
+    """
+    row, segments, images = prompt.row, list[Segment](), list[Any]()
+    begin = max((i for i, turn in enumerate(turns) if isinstance(turn, Message) and turn.role == "user"), default=-1)
+    media = iter(row.response_media)
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, Message):
+            follows = next(iter(turns[number + 1 :]), None)
+            before = feed.turn_encoder(prompt, follows.role) if isinstance(follows, Message) else None
+            segments.append(Segment("assistant", _turn_ids(feed, prompt, turn, before), number > begin))
+            continue
+        pieces = turn.content.split(IMAGE_SLOT)
+        own = tuple(islice(media, len(pieces) - 1))
+        if len(own) < len(pieces) - 1:
+            raise DataError(f"the results of tools have more {IMAGE_SLOT} marks than images", where=row.place)
+        shown = [prompt.source.dataset.image(m) for m in own]
+        parts = [part for pair in zip(pieces, [*shown, ""], strict=True) for part in pair]
+        places = {"place": row.place, "images_before": len(row.media) + len(images)}
+        more = without_first(feed.turn_encoder(prompt, turn.role).encode(parts, own, **places), segments[-1].ids[-1])
+        tokens = Segment(turn.role, more.prompt_ids, False, author="environment", media=own, seen_sizes=more.seen_sizes)
+        segments.append(tokens)
+        images += shown
+    return segments, images
+
+
+def _turn_ids(
+    feed: PromptFeed, prompt: Prompt, parts: Sequence[TracePart], before: TurnEncoder | None
+) -> tuple[int, ...]:
+    """Return the token ids of a turn, with its end token as the last one.
+
+    Control tokens that are typed in a text are encoded as plain letters. In front of a message, the end token is the
+    one that the chat template writes there, if it ends a response.
+
+    Args:
+        before: encoder of the message that follows; None = the response ends.
+    Raises: DataError for a call that cannot be written.
+    """
+    control, stop_ids, own = feed.encoder.control, feed.sampling.stop_ids, feed.encoder.tokenizer.eos_token_id
+    mark = next((mark for mark in THOUGHTS if prompt.encoded.text.rstrip().endswith(mark)), None)
+    try:
+        text = turn_text(parts, prompt.source.encoder(feed.encoder, prompt.row).form, control.guard_values)
+        if mark is not None and before is not None and THOUGHTS[mark] not in text:
+            raise ValueError(f'{THOUGHTS[mark]} is missing, as the prompt begins a thought; try model.thinking = "off"')
+    except ValueError as error:
+        raise DataError(f"a turn of the response cannot be written: {error}", where=prompt.row.place) from error
+    last = before.end_id if before is not None and before.end_id in stop_ids else own
+    return (*control.encode(text), last if last is not None else stop_ids[0])
 
 
 def trace_text(source: Source, row: Row) -> str:
     """Return one of the responses that a row may be trained on, to estimate its length."""
-    return target_text(source, row, random.Random(0))
+    turns = target_turns(source, row, random.Random(0))
+    return "\n".join(turn.content if isinstance(turn, Message) else turn_text(turn, "hermes") for turn in turns)
 
 
-def target_text(source: Source, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
-    """Return the response to learn: the row's `response` column if it has one, else a templated trace of the task.
+def target_turns(
+    source: Source, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()
+) -> tuple[TraceTurn, ...]:
+    """Return the turns to learn: the row's `response` column if it has one, else a templated trace of the task.
 
     Args:
         rng: chooses among the task's templates.
         seen_sizes: (width, height) of each image as the model sees it; () = unknown, for an estimate of the length.
-    Raises: DataError when there is neither.
+    Raises: DataError when there is neither, or there are several turns and no environment.
     """
     response = row.columns.get(RESPONSE_COLUMN)
     if isinstance(response, str) and response:
-        return response
+        return ((response,),)
     if source.task.trace is None:
         raise DataError(
             f"task `{source.task.name}` has no templated traces and the row has no `{RESPONSE_COLUMN}` column",
             where=row.place,
             hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
-    return source.task.correct_response(row, rng, seen_sizes)
-
-
-def response_ids(feed: PromptFeed, text: str) -> tuple[int, ...]:
-    """Return the token ids of a response, with its end token as the last trained token.
-
-    Control tokens that are typed in the text are encoded as plain letters.
-    """
-    end_id = feed.encoder.tokenizer.eos_token_id
-    return (*feed.encoder.encode_text(text), end_id if end_id is not None else feed.sampling.stop_ids[0])
+    turns = source.task.correct_turns(row, rng, seen_sizes)
+    if source.environment is None and any(isinstance(x, tuple) and isinstance(y, tuple) for x, y in pairwise(turns)):
+        message = f"the trace has {len(turns)} turns, and nothing answers the first one"
+        raise DataError(message, where=row.place, hint="name the environment: [environment] name")
+    return turns
 
 
 def loss_sum(
-    learner: Learner, recipe: Recipe, source: Source, item_of: Callable[[Row, int, int], TrainItem]
+    learner: Learner,
+    recipe: Recipe,
+    source: Source,
+    items_of: Callable[[Sequence[Drawn], Iterable[int]], list[TrainItem]],
 ) -> tuple[float, int]:
     """Return (sum of the loss of a source's target tokens in nats, their number), of the rows of all ranks.
 
     The first `eval.max_rows` rows count. The loss of a token is its negative log-prob, without dropout. All ranks call
-    this together. `item_of`: `target_item` of the source.
+    this together. `items_of`: `target_items` of the run.
     """
     world = learner.world
     count = min(len(source.rows), recipe.eval.max_rows or len(source.rows))
     nats, tokens = 0.0, 0
     for start in range(0, count, recipe.train.rows_per_step):
         rows = source.rows[start : min(start + recipe.train.rows_per_step, count)]
-        items = [item_of(rows[index], 0, index) for index in world.mine(len(rows))]
+        mine = world.mine(len(rows))
+        items = items_of([(source, rows[index], 0) for index in mine], mine)
         names = [name_row(source.name, row.prompt_id) for row in rows]
         batch = StepBatch(items, [0.0] * len(rows), names, world=world, filler=learner.filler)
         logps: dict[int, Tensor] = {}

@@ -25,7 +25,7 @@ from vlmrl.tasks.source import Source
 from vlmrl.train.collect import PromptFeed, epochs_at
 from vlmrl.train.journal import Journal
 from vlmrl.train.session import Session
-from vlmrl.train.targets import loss_metrics, loss_sum, target_item
+from vlmrl.train.targets import loss_metrics, loss_sum, target_items
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def validate(session: Session, generator: Generator) -> None:
         return
     world.phase("validation", step)
     if feed.recipe.eval.by_loss:
-        validate_by_loss(session)
+        validate_by_loss(session, generator)
         return
     evaluation_of = partial(answer, feed, generator, step)
     write_validation(journal, feed.recipe, feed.validation, feed.training_rows, evaluation_of)
 
 
-def validate_by_loss(session: Session) -> None:
+def validate_by_loss(session: Session, generator: Generator) -> None:
     """Measure the loss of the rows' own responses on every set: the mean over the target tokens of all its rows."""
     feed, recipe = session.feed, session.recipe
     setting, metric = recipe.eval.selecting
@@ -70,7 +70,8 @@ def validate_by_loss(session: Session) -> None:
     sums = [0.0, 0]
     for one in planned(recipe, feed.validation):
         if one.setting_name == setting:  # settings are about sampling, and nothing is sampled
-            nats, tokens = loss_sum(session.learner, recipe, one.source, partial(target_item, feed, one.source))
+            items_of = partial(target_items, feed, generator)
+            nats, tokens = loss_sum(session.learner, recipe, one.source, items_of)
             metrics |= loss_metrics(one.prefix, nats, tokens)
             sums = [sums[0] + nats, sums[1] + tokens] if one.selects else sums
     if sums[1]:

@@ -251,7 +251,7 @@ BAD = {
     "data uri is broken": ({"prompt": "?", "image": "data:image/png;base64,@@"}, "not base64", "column `image`"),
     "prompt is a number": ({"prompt": 5}, "the prompt is 5", "rows.jsonl:1, column `prompt`"),
     "prompt is null": ({"prompt": None}, "the prompt is None", "column `prompt`"),
-    "unknown role": ({"messages": [{"role": "tool", "content": "x"}]}, "the role 'tool'", "message 0"),
+    "unknown role": ({"messages": [{"role": "narrator", "content": "x"}]}, "the role 'narrator'", "message 0"),
     "no user message": ({"messages": [{"role": "system", "content": "x"}]}, "no user message", "column `messages`"),
     "bad part": ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "a content part", "message 0"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from vlmrl.environments.calls import (
     form_of,
     read_calls,
     tools_text,
+    turn_text,
     write_call,
 )
 from vlmrl.environments.tools import MOST_ERROR, MOST_LEVELS, bind
@@ -195,6 +197,9 @@ def test_a_published_template_writes_what_is_read_and_what_write_call_writes(nam
         rendered = render_jinja_template([messages], chat_template=template(name), bos_token="")[0][0]
         assert read_calls(rendered, form) == tuple(calls), rendered
         texts = [write_call(call, form) for call in calls]
+        if form != "gemma4" and "nemotron" not in name:  # it writes the text behind the calls; a line end less
+            said = turn_text(["I see.", *calls], form)
+            assert ("".join(said.split()) in "".join(rendered.split())) if form == "glm" else (said in rendered)
         if form == "glm":  # its template puts a line end more around the arguments of each call
             rendered, texts = ("".join(t.split()) for t in (rendered, "".join(texts)))
             assert texts in rendered
@@ -513,6 +518,22 @@ HOSTILE = {
     "blanks": "<tool_call>" + " " * 1_000_000 + "</tool_call>",
     "a long open call": "<tool_call>" + "ab " * 330_000,
 }
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_text_of_a_turn_keeps_the_marks_of_its_calls_and_guards_all_else(form: str):
+    call = Call("zoom", {"box": [1, 2], "note": "<end> é"})
+
+    def guard(value: Any) -> Any:
+        return json.loads(json.dumps(value, ensure_ascii=False).replace("<", "\ue000"))
+
+    plain, guarded = turn_text(["A <b>", call, call], form), turn_text(["A <b>", call, call], form, guard)
+    assert [text.strip() for text in plain.split(write_call(call, form))] == ["A <b>", "", ""]
+    assert guarded.replace("\ue000", "<") == plain and read_calls(plain, form) == (call, call)
+    assert re.match("A \ue000b>\n*" + re.escape(FORMATS[form].begin), guarded) and guarded.count("\ue000") == 3
+    mark = FORMATS[form].end
+    with pytest.raises(ValueError, match="would be read as"):
+        turn_text([Call("zoom", {"note": f"{mark} x"})], form, lambda v: {"note": "guarded"})
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

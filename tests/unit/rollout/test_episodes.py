@@ -223,7 +223,7 @@ def test_an_environment_that_fails_is_a_fault_of_its_own_episode(make, params, r
     engine = make()
     with engine.round():
         number = engine.submit(requests[1], params)
-        pool = engine._kinds["s"].pool
+        pool = engine.kinds["s"].pool
         engine._hear(5.0)
         pool._stop(pool._episodes[number, 0], over_time=False, why="it was ended")
         ((_, group),) = engine.poll()
@@ -236,7 +236,7 @@ def test_what_is_left_of_a_round_is_dropped_with_its_processes(make, params, req
     with engine.round():
         engine.submit(requests[1], params)
         engine.poll(0.0)
-    assert engine._kinds["s"].pool.pids() == [] and engine.poll() == []
+    assert engine.kinds["s"].pool.pids() == [] and engine.poll() == []
     begin = time.monotonic()
     engine.generate(requests[:1], params)
     assert time.monotonic() - begin < 60

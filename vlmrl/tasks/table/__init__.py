@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.data.table_values import missing_prompt, read_messages
@@ -26,12 +26,15 @@ def table_task(info: Mapping[str, Any]) -> Task:
     def messages(row: Row) -> tuple[Message, ...]:
         if prompt is None:
             raise missing_prompt(list(row.columns), row.source)
-        return read_messages(row.columns.get(prompt), f"row {row.prompt_id}, column `{prompt}`")[0]
+        return read_messages(row.columns.get(prompt), f"row {row.prompt_id}, column `{prompt}`").prompt
 
-    def trace(row: Row, rng: random.Random) -> str:
+    def trace(row: Row, rng: random.Random) -> str | Sequence[Message]:
         value = row.columns.get(str(response))
         if response == prompt:
-            value = read_messages(value, f"row {row.prompt_id}, column `{prompt}`")[1]
+            chat = read_messages(value, f"row {row.prompt_id}, column `{prompt}`")
+            if len(chat.response) > 1 or any(turn.calls for turn in chat.response):
+                return chat.response
+            value = chat.answer
         if not isinstance(value, str) or not value.strip():
             raise DataError(
                 f"row {row.prompt_id} has no response to learn from", where=f"{row.source}, column `{response}`"

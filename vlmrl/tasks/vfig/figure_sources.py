@@ -162,7 +162,7 @@ def _sharegpt_rows(source: FigureSource) -> Iterator[SourceFigure | WrongRow]:
             continue
         try:
             chat = cells["messages"] if "messages" in cells else cells.get("conversations")
-            turns, answer, inside = read_messages(chat, "")
+            turns, answer, inside, *_ = read_messages(chat, "")
             if answer is None:
                 raise DataError("its last message is not the assistant's")
             images = [value for name in IMAGES for value in split_images(cells.get(name))] or inside
