@@ -213,6 +213,7 @@ class Sample:
         ending: reason why an episode ended; None = the response is no episode.
         measured: numbers that an environment measured.
         fault: why an environment failed, in words; the sample then has no score. "" = it did not fail.
+        is_outage: it failed because a service that it needs is down, which is no bug.
     """
 
     token_ids: tuple[int, ...]
@@ -227,6 +228,7 @@ class Sample:
     ending: EpisodeEnd | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
+    is_outage: bool = False
 
     @property
     def parts(self) -> tuple[Segment, ...]:

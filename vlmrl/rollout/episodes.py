@@ -89,6 +89,7 @@ class _Episode:
     has_begun: bool = False
     ending: EpisodeEnd | None = None
     fault: str = ""
+    is_outage: bool = False
     version: int = 0
     in_thought: bool = False
 
@@ -266,6 +267,7 @@ class EpisodeEngine(Generator):
             if answer.over_time and e.has_begun and e.turns and e.ending is None:
                 self._end(e, "time limit", is_gone=True)
             else:
+                e.is_outage = answer.is_outage
                 self._fail(e, answer.why)
             return
         e.seconds += answer.seconds
@@ -362,6 +364,7 @@ class EpisodeEngine(Generator):
             ending,
             e.measured,
             e.fault,
+            e.is_outage,
         )
         self._progress(1)
 

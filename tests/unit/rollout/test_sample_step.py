@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tinyworld import image
 
-from vlmrl.errors import DataError, EngineError, RewardError
+from vlmrl.errors import DataError, EngineError, RewardError, RewardUnavailable
+from vlmrl.rewards.attempts import AttemptRule, OutageError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator
@@ -262,3 +263,37 @@ def test_an_error_names_the_row_its_source_and_the_sample(prompts, tmp_path):
     with Scorer(spec) as a, Scorer(spec) as b, pytest.raises(RewardError) as error:
         score_rollouts(rollouts_of(prompts), {"a": a, "b": b}, strict=True)
     assert error.value.where in ("row x of a, sample 0", "row x of b, sample 0")
+
+
+def faulty(prompts, **changes) -> list:
+    """The rollouts of prompts; the environment of each first sample failed."""
+    return [replace(r, samples=(replace(r.samples[0], **changes), *r.samples[1:])) for r in rollouts_of(prompts)]
+
+
+@pytest.mark.parametrize("on_outage", ["mask", "wait"])
+def test_an_episode_whose_service_is_down_is_left_out_and_is_no_bug(prompts, on_outage) -> None:
+    down = faulty(prompts, fault="dict:80 is down", is_outage=True)
+    with ScoringSession({"a": Judge(1), "b": Judge(1)}, AttemptRule(on_outage), strict=True) as session:
+        for index, rollout in enumerate(down):
+            submit(session, index, rollout)
+        groups = scored_groups(session, down)
+    for group in groups:
+        first, *others = group.samples
+        assert first.masked and first.score.status == "unavailable" and not first.score.failed
+        assert first.score.error == "the environment is unavailable: dict:80 is down"
+        assert others and all(x.score.value == 1 for x in others)
+
+
+def test_it_stops_the_work_where_it_is_to_and_where_nothing_is_left(prompts) -> None:
+    down = faulty(prompts, fault="dict:80 is down", is_outage=True)
+    alone = [replace(r, samples=r.samples[:1]) for r in down]
+    for on_outage, rollouts in (("stop", down), ("wait", alone)):
+        with ScoringSession({"a": Judge(1), "b": Judge(1)}, AttemptRule(on_outage), strict=True) as session:
+            for index, rollout in enumerate(rollouts):
+                submit(session, index, rollout)
+            with pytest.raises(OutageError, match="unavailable for 3 samples: the environment is unavailable: dict:80"):
+                scored_groups(session, rollouts)
+    with pytest.raises(RewardUnavailable, match="dict:80"):
+        score_rollouts(down, {"a": Judge(1), "b": Judge(1)}, strict=True)
+    with pytest.raises(RewardError, match="environment failed: no"):
+        score_rollouts(faulty(prompts, fault="no"), {"a": Judge(1), "b": Judge(1)}, strict=True)
