@@ -27,6 +27,8 @@ EpisodeEnd = Literal[
 answer: a turn without a call. done: the environment said so. turn cut: a turn reached `rollout.max_new_tokens`. turn,
 token, image and time limit: of `[environment]`. environment: its process ended, or raised, outside a tool.
 """
+EPISODE_LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
+"""Endings by a limit: the response counts as cut, like one that reached the token limit."""
 Size = tuple[int, int]
 """Width and height in pixels."""
 
