@@ -477,6 +477,11 @@ class SavedResponses:
         paths = self.reader.paths if isinstance(self.reader, RolloutReader) else ()
         return [name for path in paths if (name := evaluation_of(Path(path).absolute()))]
 
+    def environment(self, source: str) -> Mapping[str, Any]:
+        """Return the run's record of a source's environment; {} if its responses are one turn."""
+        prompts = self.run.manifest.prompts if self.run is not None else ()
+        return next((p["environment"] for p in prompts if p.get("source") == source and p.get("environment")), {})
+
     def arguments(self, source: str) -> dict[str, Any]:
         """Return arguments for a built-in reward that follow from a source's rows, such as the names of levels.
 
