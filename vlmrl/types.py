@@ -309,7 +309,8 @@ class RewardInput:
         response: the text that the model wrote, without special tokens, except those that state positions.
         truth: the row's truth fields.
         columns: every other dataset column.
-        images: PIL images (RGB, as stored), in prompt order; empty unless the reward asks for them (`needs_images`).
+        images: PIL images (RGB, as stored), in prompt order, then those that tools showed; empty unless the reward asks
+            for them (`needs_images`).
         finish: "stop" or "length".
         num_tokens: length of the response in tokens, end token included.
         prompt: the rendered prompt as text.
@@ -340,6 +341,11 @@ class RewardInput:
     seen_sizes: tuple[Size, ...] = ()
     turns: tuple[Turn, ...] = ()
     measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tool_media(self) -> tuple[Media, ...]:
+        """References to the images that tools showed in an episode."""
+        return tuple(media for turn in self.turns for media in turn.media)
 
     @property
     def answer(self) -> str:

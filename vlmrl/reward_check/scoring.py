@@ -299,7 +299,7 @@ class ScoringWork:
             inputs = decoded.inputs if len(rows) == size else [decoded.inputs[i] for i in rows]
             if scorer.spec.needs_images and self.plan.image_of is not None:
                 inputs = [
-                    replace(x, images=self.plan.image_of(decoded.media[i], names[i]))
+                    replace(x, images=self.plan.image_of([*decoded.media[i], *x.tool_media], names[i]))
                     for x, i in zip(inputs, rows, strict=True)
                 ]
             called = names if len(rows) == size else [names[i] for i in rows]

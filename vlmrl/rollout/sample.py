@@ -15,6 +15,7 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.images import decode_image
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, EngineError, RewardError, RewardUnavailable
@@ -331,7 +332,7 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
 
 
 def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
-    """Return the input of the reward for each sample. All have the same images, which are decoded once."""
+    """Return the input of the reward for each sample. All share the images of the prompt, which are decoded once."""
     prompt, samples = rollout.prompt, rollout.samples
     if not samples:
         return []
@@ -339,10 +340,15 @@ def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
     base = prompt.source.reward_input(
         prompt.row, first.text, first.finish, first.num_sampled_tokens, prompt.encoded.text
     )
+    # Without images of the prompt, it is not known whether the reward needs any.
+    is_needed = len(base.images) == len(prompt.row.media)
     return [
         replace(
             base,
             response=sample.text,
+            images=[*base.images, *(decode_image(sample.files[m.sha256]) for t in sample.turns for m in t.media)]
+            if is_needed
+            else base.images,
             finish=sample.finish,
             num_tokens=sample.num_sampled_tokens,
             token_ids=sample.token_ids or None,

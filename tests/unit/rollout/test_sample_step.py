@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 from tinyworld import image
 
 from vlmrl.errors import DataError, EngineError, RewardError, RewardUnavailable
@@ -18,7 +20,7 @@ from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, sample_scored, score_rollouts, scored_groups, submit
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Segment, sample_seed
+from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Segment, Turn, sample_seed
 
 
 class Source:
@@ -297,3 +299,20 @@ def test_it_stops_the_work_where_it_is_to_and_where_nothing_is_left(prompts) -> 
         score_rollouts(down, {"a": Judge(1), "b": Judge(1)}, strict=True)
     with pytest.raises(RewardError, match="environment failed: no"):
         score_rollouts(faulty(prompts, fault="no"), {"a": Judge(1), "b": Judge(1)}, strict=True)
+
+
+@pytest.mark.parametrize(("needs", "sizes"), [(True, [(56, 56), (4, 2)]), (False, [])])
+def test_a_reward_that_looks_at_images_gets_those_of_tools_behind_the_prompts(prompts, needs, sizes) -> None:
+    sink = io.BytesIO()
+    Image.new("RGB", (4, 2)).save(sink, "PNG")
+    turns = (Turn("assistant", "a"), Turn("tool", "", (Media("f", 4, 2),)), Turn("assistant", "b"))
+    rollouts = [
+        replace(r, samples=(replace(r.samples[0], turns=turns, files={"f": sink.getvalue()}),))
+        for r in rollouts_of(prompts)
+    ]
+    for r in rollouts:
+        own = [image(i, 56, 56) for i in range(len(r.prompt.row.media))] if needs else []
+        r.prompt.source.reward_input = lambda row, text, *more, own=own: RewardInput(text, row.truth, {}, own, *more)
+    judges = {"a": Judge(1), "b": Judge(1)}
+    score_rollouts(rollouts, judges, strict=True)
+    assert [[i.size for i in x.images] for x in judges["a"].seen] == [sizes] * 2
