@@ -27,6 +27,8 @@ EpisodeEnd = Literal[
 answer: a turn without a call. done: the environment said so. turn cut: a turn reached `rollout.max_new_tokens`. turn,
 token, image and time limit: of `[environment]`. environment: its process ended, or raised, outside a tool.
 """
+EPISODE_LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
+"""Endings by a limit: the response counts as cut, like one that reached the token limit."""
 Size = tuple[int, int]
 """Width and height in pixels."""
 
@@ -230,6 +232,7 @@ class Sample:
         ending: reason why an episode ended; None = the response is no episode.
         measured: numbers that an environment measured.
         fault: why an environment failed, in words; the sample then has no score. "" = it did not fail.
+        is_outage: it failed because a service that it needs is down, which is no bug.
     """
 
     token_ids: tuple[int, ...]
@@ -244,6 +247,7 @@ class Sample:
     ending: EpisodeEnd | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
+    is_outage: bool = False
 
     @property
     def parts(self) -> tuple[Segment, ...]:
@@ -322,7 +326,8 @@ class RewardInput:
         response: the text that the model wrote, without special tokens, except those that state positions.
         truth: the row's truth fields.
         columns: every other dataset column.
-        images: PIL images (RGB, as stored), in prompt order; empty unless the reward asks for them (`needs_images`).
+        images: PIL images (RGB, as stored), in prompt order, then those that tools showed; empty unless the reward asks
+            for them (`needs_images`).
         finish: "stop" or "length".
         num_tokens: length of the response in tokens, end token included.
         prompt: the rendered prompt as text.
@@ -353,6 +358,11 @@ class RewardInput:
     seen_sizes: tuple[Size, ...] = ()
     turns: tuple[Turn, ...] = ()
     measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tool_media(self) -> tuple[Media, ...]:
+        """References to the images that tools showed in an episode."""
+        return tuple(media for turn in self.turns for media in turn.media)
 
     @property
     def answer(self) -> str:

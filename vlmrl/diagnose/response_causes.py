@@ -6,6 +6,7 @@ Right answers earn nothing in a layout, words or coordinates that the reward doe
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from vlmrl.diagnose.run_facts import ANSWER_PARTS, Response, RunFacts
 from vlmrl.diagnose.thresholds import (
     Cause,
     Level,
+    again,
     learned,
     limit,
     look_again,
@@ -28,6 +30,7 @@ from vlmrl.diagnose.thresholds import (
 )
 from vlmrl.redaction.redact import excerpt
 from vlmrl.reward_check.texts import answer_of, repeats_itself
+from vlmrl.untrusted import number_of
 
 IMAGE_MARK = re.compile(r"<\|?(?:vision|image|video|img|box|quad|object)[a-z_]*\|?>", re.IGNORECASE)
 ROLE_MARK = re.compile(
@@ -385,3 +388,71 @@ def _number(text: str) -> float | None:
 
 def some_of(words: set[str]) -> str:
     return ", ".join(sorted(words)[:5])
+
+
+LIMIT_KEYS = {
+    "turn_cut": "rollout.max_new_tokens",
+    "turn_limit": "environment.turns",
+    "token_limit": "environment.tokens",
+    "image_limit": "environment.images",
+    "time_limit": "environment.seconds",
+}
+"""Ending of an episode by a limit, as in the metrics -> the recipe key of the limit."""
+
+
+def tool_use(facts: RunFacts) -> Iterator[Cause]:
+    """Report tools that are never called, and tools that are called ever less while the reward does not fall."""
+    calls = facts.series("episode/calls")
+    if calls and fmean(calls) < limit("tool_calls"):
+        what = f"a tool is never called: {fmean(calls):.2g} calls per episode over {number_of(len(calls), 'step')}"
+        evidence = ["say in the prompt when to use the tools, or begin with a model that has learned to call some"]
+        level: Level = "warning" if learned(facts) else "error"
+        yield Cause("tools_unused", level, what, look_again(facts), 0.8, evidence, rows_of(facts.responses))
+    ends, rewards = facts.ends("episode/calls"), facts.ends("reward/mean")
+    if ends is None or rewards is None or len(calls) < limit("learned_steps") or rewards[1] < rewards[0]:
+        return
+    first, last = ends
+    if first < limit("tool_use") or last > limit("tool_use_fall") * first:
+        return
+    what = f"the model uses its tools ever less: {first:.2f} calls per episode, then {last:.2f}"
+    evidence = [
+        f"the reward does not fall with it: {rewards[0]:.3f}, then {rewards[1]:.3f}",
+        "the answers do not need the tools, or the model cannot read what they return: look at episodes with calls",
+    ]
+    yield Cause("tools_abandoned", "warning", what, shlex.join(["vlmrl", "report", facts.key]), 0.7, evidence)
+
+
+def tool_errors(facts: RunFacts) -> Iterator[Cause]:
+    """Report that many calls of tools failed in the last third of the steps."""
+    counts = [(line["episode/calls"], line.get("episode/tool_errors", 0.0)) for line in _late(facts)]
+    share = sum(calls * errors for calls, errors in counts) / max(1e-9, sum(calls for calls, _ in counts))
+    if share <= limit("tool_errors"):
+        return
+    failed = [r for r in facts.responses if r.tool_errors]
+    lines = Counter(line for r in failed for line in r.tool_errors).most_common(MOST_NOTES)
+    evidence = [f"{number_of(count, 'call')}: {short(line, 160)}" for line, count in lines]
+    what = f"{percent(share)} of the calls of tools fail"
+    command = shlex.join(["vlmrl", "report", facts.key])
+    yield Cause("tool_errors", "warning", what, command, 0.75, evidence, rows_of(failed))
+
+
+def episode_limits(facts: RunFacts) -> Iterator[Cause]:
+    """Report that limits ended many episodes in the last third of the steps."""
+    late = _late(facts)
+    shares = {name: fmean([line.get(f"episode/ended/{name}", 0.0) for line in late] or [0.0]) for name in LIMIT_KEYS}
+    if sum(shares.values()) <= limit("episode_limits"):
+        return
+    worst = max(shares, key=lambda name: shares[name])
+    key, settings = LIMIT_KEYS[worst], list[str]()
+    if facts.recipe is not None:
+        table, _, name = key.partition(".")
+        settings = [f"{key}={2 * getattr(getattr(facts.recipe, table), name)}"]
+    what = f"limits end {percent(sum(shares.values()))} of the episodes, most of them {key}"
+    evidence = [f"{percent(share)} {name.replace('_', ' ')}" for name, share in shares.items() if share]
+    yield Cause("episode_limits", "warning", what, again(facts, *settings), 0.8, evidence)
+
+
+def _late(facts: RunFacts) -> list[Mapping[str, Any]]:
+    """Return the lines of the last third of the steps that have episodes."""
+    lines = [line for line in facts.train if isinstance(line.get("episode/calls"), (int, float))]
+    return lines[-max(1, len(lines) // 3) :]

@@ -11,9 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from vlmrl.environments.base import ERROR
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.recipe.schema import Recipe
+from vlmrl.reward_check.responses import sampled_tokens
 from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_rows, read_summary
@@ -21,7 +23,7 @@ from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.listing import reference
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.metrics import counted
-from vlmrl.store.rollouts import read_table
+from vlmrl.store.rollouts import read_table, read_turns
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.types import INAPPLICABLE, Status, name_row
@@ -29,7 +31,7 @@ from vlmrl.untrusted import parse_json
 
 COLUMNS = (
     *("group", "source", "task", "prompt_id", "sample", "truth", "prompt_text", "text", "token_ids", "finish", "parts"),
-    *("score", "note", "error", "status", "images"),
+    *("score", "note", "error", "status", "images", "segments", "turns", "ending"),
 )
 HASH = re.compile(r"[0-9a-f]{16}")
 """Pattern of the end of a prompt id that is a hash of its row's content."""
@@ -55,10 +57,11 @@ class Response:
         group: number of the response's group, counted over all steps that were read.
         truth: the truth of its dataset row.
         prompt: rendered prompt, special tokens included.
-        tokens: length of the response in tokens, end token included.
-        cut: whether the token limit ended the response.
+        tokens: number of tokens that the policy wrote, end tokens included.
+        cut: whether the token limit ended the response, or a turn of it.
         images: content hashes of the prompt's images.
         pixels: number of pixels of each image, as stored.
+        tool_errors: what an episode's tools answered to calls that failed.
     """
 
     step: int
@@ -78,6 +81,7 @@ class Response:
     status: Status
     images: tuple[str, ...]
     pixels: tuple[int, ...]
+    tool_errors: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -317,9 +321,10 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
     Raises: StoreError if the file cannot be read.
     """
     table = read_table(path, COLUMNS).slice(0, most)
-    lengths = [n for chunk in table["token_ids"].chunks for n in chunk.value_lengths().to_pylist()]
+    lengths = [n for batch in table.to_batches() for n in sampled_tokens(batch).tolist()]
     responses = []
-    for row, tokens in zip(table.drop_columns(["token_ids"]).to_pylist(), lengths, strict=True):
+    for row, tokens in zip(table.drop_columns(["token_ids", "segments"]).to_pylist(), lengths, strict=True):
+        observed = [turn.text for turn in read_turns(row["turns"]) if turn.errors]
         responses.append(
             Response(
                 step,
@@ -331,7 +336,7 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
                 row["prompt_text"],
                 row["text"],
                 tokens,
-                row["finish"] == "length",
+                row["finish"] == "length" and row["ending"] in (None, "turn cut"),
                 parse_json(row["parts"]),
                 row["score"],
                 row["note"],
@@ -339,6 +344,7 @@ def read_responses(path: Path, step: int, first_group: int = 0, *, most: int = M
                 row["status"],
                 tuple(image["sha256"] for image in row["images"]),
                 tuple(image["width"] * image["height"] for image in row["images"]),
+                tuple(line for text in observed for line in text.splitlines() if line.startswith(ERROR)),
             )
         )
     return responses

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlmrl.errors import RewardUnavailable
 from vlmrl.types import Size
 from vlmrl.untrusted import parse_json
 
@@ -19,6 +20,13 @@ ERROR = "error: "
 """Beginning of an observation in words about a bad call, or a tool's error."""
 IMAGE_MARK = "<image>"
 """Place of an image in the text of an `Observation`."""
+
+
+class EnvironmentUnavailable(RewardUnavailable):
+    """Error: a service that an environment needs is down. `reset`, a tool or `get_reward` raises it, with the reason.
+
+    This is no error of a tool, which the model would see, and no bug. The episode ends, and its sample is left out.
+    """
 
 
 @dataclass(frozen=True, slots=True)

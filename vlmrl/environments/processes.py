@@ -34,6 +34,7 @@ from vlmrl.workers.frames import (
     CONTRACT,
     PIPE_BYTES,
     TOKEN_BYTES,
+    UNAVAILABLE,
     WHOLE,
     Frame,
     FrameBuffer,
@@ -93,10 +94,12 @@ class Stopped:
     Args:
         over_time: a tool did not end in time: no fault.
         why: what happened, in words.
+        is_outage: a service that the environment needs is down.
     """
 
     over_time: bool
     why: str
+    is_outage: bool = False
 
 
 class _Forks(Pool[str, int]):
@@ -450,7 +453,8 @@ class EnvironmentPool:
         body = frame.body
         if fault := body.get("fault"):
             hint = f"; {excerpt(str(fault['hint']), MOST_MESSAGE_CHARS)}" if fault["hint"] else ""
-            self._stop(episode, over_time=False, why=_words(fault) + hint)
+            is_outage = fault["kind"] == UNAVAILABLE
+            self._stop(episode, over_time=False, why=_words(fault) + hint, is_outage=is_outage)
             return
         parts = [part if isinstance(part, str) else frame.blobs[part] for part in body["parts"]]
         done = body.get("done")
@@ -463,14 +467,14 @@ class EnvironmentPool:
         )  # fmt: skip
         self._outcomes.append((episode.key, answer))
 
-    def _stop(self, episode: _Process, *, over_time: bool, why: str) -> None:
+    def _stop(self, episode: _Process, *, over_time: bool, why: str, is_outage: bool = False) -> None:
         self.drop(episode.key)
-        self._outcomes.append((episode.key, Stopped(over_time, why)))
+        self._outcomes.append((episode.key, Stopped(over_time, why, is_outage)))
 
 
 def _words(error: Mapping[str, Any]) -> str:
     """Return an error of the user's code (`describe_error`) in words, with the lines that raised it."""
-    kind = "" if error["kind"] == CONTRACT else f"{excerpt(str(error['kind']), MOST_MESSAGE_CHARS)}: "
+    kind = "" if error["kind"] in (CONTRACT, UNAVAILABLE) else f"{excerpt(str(error['kind']), MOST_MESSAGE_CHARS)}: "
     lines = "; ".join(excerpt(str(line), MOST_MESSAGE_CHARS) for line in error["lines"][-2:])
     return f"{kind}{excerpt(str(error['message']), MOST_MESSAGE_CHARS)}" + (f" ({lines})" if lines else "")
 

@@ -34,7 +34,7 @@ from vlmrl.environments.base import (
 )
 from vlmrl.environments.calls import BadCall, read_calls
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.rewards.worker import Guard, describe_error, import_source
 from vlmrl.types import Call
@@ -287,6 +287,8 @@ class Episode:
             return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB"), True, False
         except ToolError as error:
             return _error(str(error)), True, False
+        except RewardUnavailable:  # the policy is not to learn from it
+            raise
         except Exception as error:
             with suppress(Exception):
                 return _error(f"{type(error).__name__}: {error}"), True, False

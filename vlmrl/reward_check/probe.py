@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from vlmrl.errors import RewardError
+from vlmrl.recipe.schema import Environment
 from vlmrl.redaction.redact import excerpt, redact_said
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.responses import ResponseColumns
@@ -39,6 +40,7 @@ from vlmrl.reward_check.tricks import (
     ProbeResult,
     Reading,
     Tried,
+    episode_attacks,
     ranked,
     reading,
     text_probe,
@@ -181,6 +183,8 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
     kind = (task.kind if task is not None else None) or next((kind_of(x.truth) for x in inputs), TEXTS)
     more = task.attacks(inputs) if task is not None else ()
     echo = task.template if task is not None else ""
+    tools = next(iter(saved.environment(source).get("tools", {}).values()), ())
+    turns = saved.recipe.environment.turns if saved.recipe is not None else Environment().turns
     return probe_reward(
         choice.spec,
         choice.weights,
@@ -190,6 +194,7 @@ def probe_source(saved: SavedResponses, facts: ResponseColumns, source: str, cho
         more=more,
         echo=echo,
         limits=saved.limits(),
+        episode=(tools, turns) if tools else None,
     )
 
 
@@ -203,6 +208,7 @@ def probe_reward(
     more: Sequence[Attack] = (),
     echo: str = "",
     limits: Mapping[str, Any] | None = None,
+    episode: tuple[Sequence[Mapping[str, Any]], int] | None = None,
 ) -> dict[str, Any]:
     """Try the tricks on up to 48 rows.
 
@@ -213,6 +219,7 @@ def probe_reward(
         more: additional tricks that the task defines.
         echo: prompt template, used when a row has no stored prompt.
         limits: limits of the scorer: timeout_seconds, memory_mb, workers.
+        episode: schemas of the tools, and largest number of turns of an episode; None = responses are one turn.
     Returns: `honest`: mean scores of the informed, wrong and uninformed answers, the name of the best uninformed answer
         (`answer`), and the mean score of each constant that was tried (`all`); `rows`: number of rows; `is_read`:
         whether right answers earn more than wrong ones; `not_probed`: why it is not known how a right answer is written
@@ -238,7 +245,8 @@ def probe_reward(
         allowed = [
             trick for name, trick in ASKED_FOR.items() for one in spec.singles if one.is_builtin and one.args.get(name)
         ]
-        attacks = [a for a in (*written.attacks, *more) if a.name not in allowed]
+        calling = episode_attacks(*episode, written) if episode is not None else []
+        attacks = [a for a in (*written.attacks, *more, *calling) if a.name not in allowed]
         tried, skipped = _all_tried(attempts, attacks)
         values = np.array([honest.informed.values_R, honest.wrong.values_R, *(t.values_R for t in tried)])
         low_R = np.where(np.isnan(values), math.inf, values).min(axis=0)

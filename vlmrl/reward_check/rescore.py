@@ -205,7 +205,7 @@ def findings(
         rows = [row for row, sample in samples.items() if sample.source == source]
         inputs = [samples[row].input for row in rows]
         if choice.spec.needs_images:
-            seen = [read(samples[row].media, samples[row].where) for row in rows]
+            seen = [read([*samples[r].media, *samples[r].input.tool_media], samples[r].where) for r in rows]
             inputs = [replace(x, images=images) for x, images in zip(inputs, seen, strict=True)]
         with Scorer(choice.spec, choice.weights, **saved.limits()) as scorer:
             scores = scorer.score(inputs, rows=[samples[row].where for row in rows])

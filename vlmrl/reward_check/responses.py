@@ -336,7 +336,7 @@ class RolloutReader:
         truths, columns = (_repeated(batch.column(name), parse_json) for name in ("truth", "columns"))
         finishes, prompts = (_repeated(batch.column(name)) for name in ("finish", "prompt_text"))
         texts = batch.column("text").to_pylist()
-        tokens_N = _sampled_tokens(batch)
+        tokens_N = sampled_tokens(batch)
         prompt_ids, samples = _repeated(batch.column("prompt_id")), batch.column("sample").to_pylist()
         pictures, turns = _pictures(batch), [read_turns(text) for text in batch.column("turns").to_pylist()]
         measured = [{} if text is None else parse_json(text) for text in batch.column("measured").to_pylist()]
@@ -410,7 +410,7 @@ def _numbers(batch: Any, name: str, kind: Any) -> Any:
     return batch.column(name).to_numpy(zero_copy_only=False).astype(kind)
 
 
-def _sampled_tokens(batch: Any) -> Any:
+def sampled_tokens(batch: Any) -> Any:
     """Return the number of tokens that the policy wrote in each row; int64 [rows]."""
     segments = batch.column("segments")
     flat = segments.flatten()

@@ -299,7 +299,7 @@ class ScoringWork:
             inputs = decoded.inputs if len(rows) == size else [decoded.inputs[i] for i in rows]
             if scorer.spec.needs_images and self.plan.image_of is not None:
                 inputs = [
-                    replace(x, images=self.plan.image_of(decoded.media[i], names[i]))
+                    replace(x, images=self.plan.image_of([*decoded.media[i], *x.tool_media], names[i]))
                     for x, i in zip(inputs, rows, strict=True)
                 ]
             called = names if len(rows) == size else [names[i] for i in rows]
@@ -476,6 +476,11 @@ class SavedResponses:
         """Names of the evaluations that the responses are of; [] for rollouts and tables."""
         paths = self.reader.paths if isinstance(self.reader, RolloutReader) else ()
         return [name for path in paths if (name := evaluation_of(Path(path).absolute()))]
+
+    def environment(self, source: str) -> Mapping[str, Any]:
+        """Return the run's record of a source's environment; {} if its responses are one turn."""
+        prompts = self.run.manifest.prompts if self.run is not None else ()
+        return next((p["environment"] for p in prompts if p.get("source") == source and p.get("environment")), {})
 
     def arguments(self, source: str) -> dict[str, Any]:
         """Return arguments for a built-in reward that follow from a source's rows, such as the names of levels.

@@ -6,6 +6,7 @@ several answers at once, echoes, answers in wrong places.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.answer_forms import AnswerForm, answer_forms
 from vlmrl.tasks.attack import Attack, Kind, Make, Probe, responding, says, void_attacks
 from vlmrl.tasks.base import Task
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import Call, RewardInput, Row, Turn
 
 EPSILON = 1e-9
 HUNG = "no answer within"
@@ -177,6 +178,42 @@ def ranked(results: Sequence[ProbeResult]) -> list[ProbeResult]:
     """
     order = [*WORDS, ""]
     return sorted(results, key=lambda r: (order.index(r.verdict), math.inf if r.mean is None else -r.mean))
+
+
+TOOL_TEXT = "The picture has 3 parts, and the largest one is on the left."
+
+
+def episode_attacks(tools: Sequence[Mapping[str, Any]], turns: int, probe: Probe) -> list[Attack]:
+    """Return the tricks with calls of tools. `tools`: their schemas; `turns`: largest number of turns of an episode."""
+    function, seen = tools[0]["function"], Turn("tool", TOOL_TEXT)
+    parameter = next(iter(function["parameters"]["properties"]), "text")
+
+    def call(text: str) -> Turn:
+        one = Call(function["name"], {parameter: text})
+        return Turn(
+            "assistant",
+            f"<tool_call>\n{json.dumps({'name': one.name, 'arguments': {parameter: text}})}\n</tool_call>",
+            calls=(one,),
+        )
+
+    def repeated(x: RewardInput) -> str:
+        said, right = probe.informed.make(x) or "", probe.right_answer(x)
+        is_in = isinstance(right, str) and right and right in said
+        return said.replace(right, TOOL_TEXT) if is_in else f"<answer>{TOOL_TEXT}</answer>"
+
+    def attack(name: str, idea: str, kind: Kind, episode: Callable[[RewardInput], Sequence[Turn]], cut=False) -> Attack:
+        return Attack(name, idea, kind, says(""), cut, episode=episode)
+
+    return [
+        attack("calls without an answer", "a tool is called, and nothing is answered", "void",
+               lambda x: [call("1"), seen, Turn("assistant", "")]),
+        attack("endless calls", "tools are called until the limit of turns", "void",
+               lambda x: [*[call("1"), seen] * (turns - 1), call("1")], cut=True),
+        attack("the tool's text", "what the tool returned, as the answer", "guess",
+               lambda x: [call("1"), seen, Turn("assistant", repeated(x))]),
+        attack("answer in a call", "the right answer in the argument of a call, and a wrong one at the end", "broken",
+               lambda x: [call(probe.informed.make(x) or ""), seen, Turn("assistant", probe.wrong.make(x) or "")]),
+    ]  # fmt: skip
 
 
 BOX = "\\boxed"

@@ -368,6 +368,7 @@ class ScoringSession:
 
     Attributes:
         waited_seconds: seconds of waiting for a service.
+        outages: reasons why episodes have no score: a service that their environment needs is down.
     """
 
     def __init__(
@@ -380,6 +381,7 @@ class ScoringSession:
     ) -> None:
         self.rule, self.strict, self.ranks, self.waited_seconds = rule, strict, ranks or Ranks(), 0.0
         self._scorers, self._sources, self._last = scorers, dict[str, _Source](), False
+        self.outages = list[str]()
 
     def __enter__(self) -> ScoringSession:
         return self
@@ -636,16 +638,22 @@ class ScoringSession:
             check_sums(scorer.spec, scores, own, scorer.known, first, source.place)
 
     def _agree(self, groups: Sequence[GroupScores]) -> None:
-        """Raise an OutageError on all ranks if a failure ends the work, or a service was down and the rule is stop."""
+        """Raise an OutageError on all ranks if a failure ends the work, or a service was down and the rule is stop.
+
+        An episode cannot wait for a service: its process is gone. So with wait, the work ends if every one had an
+        environment without its service; the others are left out.
+        """
         ended = next((s.scorer.ended for s in self._sources.values() if s.scorer.ended is not None), None)
-        if failure := next((one for one in self.ranks.gather(ended) if one is not None), None):
+        errors = [s.error or "" for group in groups for s in group.scores if s.status == "unavailable"]
+        size = len(self.outages) + sum(len(group.scores) for group in groups)
+        of_ranks = self.ranks.gather((ended, size, len(self.outages), len(errors), [*self.outages, *errors][:1]))
+        if failure := next((one for one, *_ in of_ranks if one is not None), None):
             raise OutageError(failure.message, hint=failure.hint or HINT)
-        if self.rule.on_outage == "stop":
-            errors = [s.error or "" for group in groups for s in group.scores if s.status == "unavailable"]
-            of_ranks = self.ranks.gather((len(errors), errors[:1]))
-            if number := sum(count for count, _ in of_ranks):
-                reason = last_line(next(error for _, some in of_ranks for error in some))
-                raise OutageError(f"the reward was unavailable for {number_of(number, 'sample')}: {reason}", hint=HINT)
+        sizes, of_environments, of_rewards = (sum(of_rank[i] for of_rank in of_ranks) for i in (1, 2, 3))
+        number = of_environments + of_rewards if self.rule.on_outage == "stop" else of_environments
+        if number and (self.rule.on_outage == "stop" or (self.rule.on_outage == "wait" and number == sizes)):
+            reason = last_line(next(error for *_, some in of_ranks for error in some))
+            raise OutageError(f"the reward was unavailable for {number_of(number, 'sample')}: {reason}", hint=HINT)
 
     def _wait(self) -> None:
         """Return when every input of all ranks has its outcome.

@@ -4,6 +4,7 @@
 - trl: `fn(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)`, any subset of them,
   with responses and columns as lists -> a list of numbers or None.
 - verl: `fn(data_source, solution_str, ground_truth, extra_info=None)` -> a number, or a dict with `score`.
+  `solution_str` has all turns of an episode, those of tools included, and `extra_info` has `num_turns`, as there.
 - easyr1: `fn(reward_inputs)`, `fn(reward_input)`, or the older `fn(predicts, ground_truths)`, `fn(predict_str,
   ground_truth)` -> dicts with `overall`.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -39,6 +41,7 @@ ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 NO_PARTS = (str, bytes, list, tuple, set, frozenset, Mapping)
 TRL_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """Arguments that TRL's trainer passes besides the columns of the dataset."""
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|<\|tool_call>.*?(?:<tool_call\|>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +127,41 @@ def _trl_values(inputs: Sequence[RewardInput], chat: bool) -> dict[str, Any]:
         name: [x.columns.get(name, x.truth.get(name)) for x in inputs] for name in names if name not in reserved
     }
     if any(x.images for x in inputs):
-        values |= {"images": [list(x.images) for x in inputs], "image": [next(iter(x.images), None) for x in inputs]}
+        own = [list(x.images[: len(x.images) - len(x.tool_media)]) for x in inputs]
+        values |= {"images": own, "image": [next(iter(images), None) for images in own]}
     prompts = [p if isinstance(p := x.columns.get("prompt"), (list, str)) else x.prompt for x in inputs]
-    if chat or any(isinstance(p, list) for p in prompts):
+    if chat or any(isinstance(p, list) for p in prompts) or any(x.turns for x in inputs):
         values["prompts"] = [p if isinstance(p, list) else [{"role": "user", "content": p}] for p in prompts]
-        values["completions"] = [[{"role": "assistant", "content": x.response}] for x in inputs]
+        values["completions"] = [_messages(x) for x in inputs]
     else:
         values |= {"prompts": prompts, "completions": [x.response for x in inputs]}
     if all(x.token_ids is not None for x in inputs):
         values["completion_ids"] = [list(x.token_ids or ()) for x in inputs]
     return values | {"trainer_state": TrainerState(max((x.step for x in inputs), default=0))}
+
+
+def _messages(x: RewardInput) -> list[dict[str, Any]]:
+    """Return a response as messages, as TRL's trainer passes them, without the calls in the texts.
+
+    A turn of tools is one message, also if several were called. Without NEEDS_IMAGES, a block of an image has no
+    `image`.
+    """
+    if not x.turns:
+        return [{"role": "assistant", "content": x.response}]
+    shown, messages, names = iter(x.images[len(x.images) - len(x.tool_media) :]), list[dict[str, Any]](), ""
+    for turn in x.turns:
+        calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls if call.name]
+        text = _CALL.sub("", turn.text).strip() if turn.calls else turn.text
+        blocks: list[dict[str, Any]] = [{"type": "image"} for _ in turn.media]
+        for block, image in zip(blocks, shown, strict=False):
+            block["image"] = image
+        content = [*blocks, *([{"type": "text", "text": text}] if text else [])] if blocks else text
+        more: dict[str, Any] = {"name": names} if turn.role == "tool" else {}
+        if turn.calls:
+            more["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+            names = ", ".join(call["name"] for call in calls)
+        messages.append({"role": turn.role, "content": content, **more})
+    return messages
 
 
 def call_verl(function: Callable[..., Any], parameters: Parameters, user: UserReward) -> tuple[bool, Call]:
@@ -154,9 +182,11 @@ def call_verl(function: Callable[..., Any], parameters: Parameters, user: UserRe
         extra = x.columns.get("extra_info")
         values = {
             "data_source": x.columns.get("data_source", ""),
-            "solution_str": x.response,
+            "solution_str": "\n".join(turn.text for turn in x.turns) if x.turns else x.response,
             "extra_info": dict(extra if isinstance(extra, Mapping) else x.columns),
         }
+        if x.turns:  # verl counts the prompt, too
+            values["extra_info"]["num_turns"] = len(x.turns) + 1
         if needs_truth or (is_open(parameters) and x.truth):
             values["ground_truth"] = expected(x)
         return values

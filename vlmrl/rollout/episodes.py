@@ -24,12 +24,22 @@ from vlmrl.data.turns import TurnEncoder, followed, without_first
 from vlmrl.environments.calls import THOUGHTS
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
-from vlmrl.types import Call, EpisodeEnd, Media, Row, Sample, SamplingParams, ScoredSample, Segment, Turn, hash64
+from vlmrl.types import (
+    EPISODE_LIMITS,
+    Call,
+    EpisodeEnd,
+    Media,
+    Row,
+    Sample,
+    SamplingParams,
+    ScoredSample,
+    Segment,
+    Turn,
+    hash64,
+)
 
 CUT_MARK = "\n[... cut ...]\n"
 """Text in the middle of an observation that was cut."""
-LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
-"""Endings by a limit: the response counts as cut, like one that reached the token limit."""
 POLL_SECONDS = 0.02
 """Longest wait for an engine while tools run, and the other way round."""
 
@@ -92,6 +102,7 @@ class _Episode:
     has_begun: bool = False
     ending: EpisodeEnd | None = None
     fault: str = ""
+    is_outage: bool = False
     version: int = 0
     in_thought: bool = False
 
@@ -304,6 +315,7 @@ class EpisodeEngine(Generator):
             if answer.over_time and e.has_begun and e.num_turns and e.ending is None:
                 self._end(e, "time limit", is_gone=True)
             else:
+                e.is_outage = answer.is_outage
                 self._fail(e, answer.why)
             return
         e.seconds += answer.seconds
@@ -405,7 +417,7 @@ class EpisodeEngine(Generator):
             tuple(i for s in e.segments for i in s.ids),
             "\n".join(turn.text for turn in e.turns if turn.role == "assistant"),
             tuple(x for s in e.segments for x in s.sampler_logp or (math.nan,) * len(s.ids)),
-            "length" if ending in LIMITS else "stop",
+            "length" if ending in EPISODE_LIMITS else "stop",
             e.version if e.segments else self.inner.version,
             e.seed,
             tuple(e.segments),
@@ -414,6 +426,7 @@ class EpisodeEngine(Generator):
             ending,
             e.measured,
             e.fault,
+            e.is_outage,
         )
         self._progress(1)
 

@@ -15,9 +15,10 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.images import decode_image
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import World
-from vlmrl.errors import DataError, EngineError, RewardError
+from vlmrl.errors import DataError, EngineError, RewardError, RewardUnavailable
 from vlmrl.rewards.attempts import Ranks
 from vlmrl.rewards.scoring import GroupScores, Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator, SamplingRequest
@@ -239,9 +240,15 @@ def submit(session: ScoringSession, index: int, rollout: Rollout) -> None:
     """
     name, row = rollout.prompt.source.name, rollout.prompt.row.prompt_id
     for k, sample in enumerate(rollout.samples):
-        if sample.fault and session.strict:
-            message = f"the environment failed: {sample.fault}"
-            raise RewardError(message, where=name_row(name, row, k), hint="a tool that fails is no fault: it may raise")
+        if sample.is_outage and session.rule.on_outage != "raise":
+            session.outages.append(_fault_words(sample))
+        elif sample.fault and session.strict:
+            kind, hint = (
+                (RewardUnavailable, "start the service that it needs, then begin again")
+                if sample.is_outage
+                else (RewardError, "a tool that fails is no fault: it may raise")
+            )
+            raise kind(_fault_words(sample), where=name_row(name, row, k), hint=hint)
     inputs = _reward_inputs(rollout)
     session.submit(index, name, inputs, [name_row(name, row, x.sample) for x in inputs])
 
@@ -303,10 +310,7 @@ def sample_scored(
 def _group(rollout: Rollout, scored: GroupScores) -> Group:
     """Return the scored group of a rollout. A sample whose environment failed was not scored."""
     rewarded = iter(zip(scored.scores, scored.seconds, strict=True))
-    pairs = [
-        (Score(math.nan, {}, error=f"the environment failed: {sample.fault}"), 0.0) if sample.fault else next(rewarded)
-        for sample in rollout.samples
-    ]
+    pairs = [(_unscored(sample), 0.0) if sample.fault else next(rewarded) for sample in rollout.samples]
     samples = [
         ScoredSample(
             _trajectory(rollout.prompt, k, sample),
@@ -323,6 +327,14 @@ def _group(rollout: Rollout, scored: GroupScores) -> Group:
         for k, (sample, (score, seconds)) in enumerate(zip(rollout.samples, pairs, strict=True))
     ]
     return Group(rollout.prompt.row, rollout.prompt.encoded.text, tuple(samples))
+
+
+def _fault_words(sample: Sample) -> str:
+    return f"the environment {'is unavailable' if sample.is_outage else 'failed'}: {sample.fault}"
+
+
+def _unscored(sample: Sample) -> Score:
+    return Score(math.nan, {}, error=_fault_words(sample), status="unavailable" if sample.is_outage else "failed")
 
 
 def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
@@ -342,7 +354,7 @@ def _trajectory(prompt: Prompt, index: int, sample: Sample) -> Trajectory:
 
 
 def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
-    """Return the input of the reward for each sample. All have the same images, which are decoded once."""
+    """Return the input of the reward for each sample. All share the images of the prompt, which are decoded once."""
     prompt, samples = rollout.prompt, rollout.samples
     if not samples:
         return []
@@ -350,10 +362,15 @@ def _reward_inputs(rollout: Rollout) -> list[RewardInput]:
     base = prompt.source.reward_input(
         prompt.row, first.text, first.finish, first.num_sampled_tokens, prompt.encoded.text
     )
+    # Without images of the prompt, it is not known whether the reward needs any.
+    is_needed = len(base.images) == len(prompt.row.media)
     return [
         replace(
             base,
             response=sample.text,
+            images=[*base.images, *(decode_image(sample.files[m.sha256]) for t in sample.turns for m in t.media)]
+            if is_needed
+            else base.images,
             finish=sample.finish,
             num_tokens=sample.num_sampled_tokens,
             token_ids=sample.token_ids or None,

@@ -134,6 +134,7 @@ def episode_fields(sample: Sample) -> dict[str, Any]:
         "ending": sample.ending,
         "measured": dict(sample.measured),
         "fault": sample.fault,
+        "is_outage": sample.is_outage,
     }
 
 
@@ -152,6 +153,7 @@ def read_episode(fields: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any
         "ending": fields["ending"],
         "measured": fields["measured"],
         "fault": fields["fault"],
+        "is_outage": fields.get("is_outage", False),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, Turn
 
 Kind = Literal["void", "broken", "loose", "guess", "fair", "miss"]
 KINDS: Mapping[Kind, str] = {
@@ -45,6 +45,7 @@ class Attack:
         turned: the same trick in the other order. The lower of both values counts, because a trick that works only in
             the right order would need knowledge of the truth.
         most: maximum number of rows on which the trick is tried.
+        episode: returns the turns of an episode, which are the response in place of what `make` returns.
     """
 
     name: str
@@ -54,13 +55,14 @@ class Attack:
     cut: bool = False
     turned: Make | None = None
     most: int = 48
+    episode: Callable[[RewardInput], Sequence[Turn]] | None = None
 
     def write(self, x: RewardInput, *, turned: bool = False) -> RewardInput | None:
         make = self.turned if turned and self.turned is not None else self.make
-        text = make(x)
-        if text is None:
+        said = make(x) if self.episode is None else self.episode(x)
+        if said is None:
             return None
-        return responding(x, text, "length" if self.cut else "stop")
+        return responding(x, said, "length" if self.cut else "stop")
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,15 @@ def void_attacks(echo: str) -> list[Attack]:
     ]
 
 
-def responding(x: RewardInput, text: str, finish: Literal["stop", "length"] = "stop") -> RewardInput:
-    """Return a row's input with another response. Four characters count as one token; equal pieces have equal ids."""
+def responding(x: RewardInput, said: str | Sequence[Turn], finish: Literal["stop", "length"] = "stop") -> RewardInput:
+    """Return a row's input with another response: a text, or the turns of an episode.
+
+    Four characters count as one token; equal pieces have equal ids. What the environment of an episode has measured is
+    0, as nobody has played this one.
+    """
+    turns = () if isinstance(said, str) else tuple(said)
+    text = said if isinstance(said, str) else "\n".join(turn.text for turn in turns if turn.role == "assistant")
     pieces = [text[i : i + CHARS_OF_A_TOKEN] for i in range(0, len(text), CHARS_OF_A_TOKEN)]
     ids = tuple(zlib.crc32(piece.encode("utf-8", "surrogatepass")) % 50_000 for piece in pieces)
-    tokens = max(1, len(text) // CHARS_OF_A_TOKEN)
-    return replace(x, response=text, finish=finish, num_tokens=tokens, token_ids=ids)
+    tokens, measured = max(1, len(text) // CHARS_OF_A_TOKEN), dict.fromkeys(x.measured, 0.0)
+    return replace(x, response=text, finish=finish, num_tokens=tokens, token_ids=ids, turns=turns, measured=measured)

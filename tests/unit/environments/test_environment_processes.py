@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio, os, signal, subprocess, time
 import numpy
 from PIL import Image
-from vlmrl.environments.base import Observation, Start
+from vlmrl.environments.base import EnvironmentUnavailable, Observation, Start
 
 HELD = bytearray(8)
 LOOPS = []
@@ -49,6 +49,10 @@ def die():
 def boom():
     """Raise."""
     raise ValueError("no")
+
+def lookup(word: str):
+    """Ask a service."""
+    raise EnvironmentUnavailable("the dictionary at dict:80 is down")
 
 def count():
     """Count the calls of this episode."""
@@ -94,7 +98,8 @@ def product(start: Start):
     """Work with numpy."""
     return float((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum())
 
-TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, gallery, later, product]
+TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, gallery, later, product,
+    lookup]
 
 class Crop:
     def __init__(self, scale=1):
@@ -111,7 +116,11 @@ class Broken(Crop):
     def reset(self, **row):
         raise KeyError("no such row")
 
-CHOICE = {"crop": Crop, "broken": Broken}
+class Down(Crop):
+    def reset(self, **row):
+        raise EnvironmentUnavailable()
+
+CHOICE = {"crop": Crop, "broken": Broken, "down": Down}
 '''
 LIMITS = EnvironmentLimits(tool_seconds=0.5, memory_mb=2048, workers=3, image_pixels=10_000)
 PICTURE = Image.new("RGB", (64, 48), "red")
@@ -252,6 +261,12 @@ def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
     assert isinstance(outcome, Stopped) and not outcome.over_time and "ended" in outcome.why
 
 
+def test_a_service_that_is_down_is_no_error_that_the_model_sees(shared: Place) -> None:
+    shared.begin("down")
+    outcome = shared.call("lookup", "down", word="a")
+    assert outcome == Stopped(False, "the dictionary at dict:80 is down", is_outage=True)
+
+
 def test_every_episode_begins_with_the_same_state(shared: Place) -> None:
     for key in ("a", "b"):
         shared.begin(key)
@@ -323,15 +338,18 @@ def test_a_class_gets_its_row_and_the_truth_that_it_names(file: Path) -> None:
 
 def test_rows_choose_an_environment_and_a_broken_reset_is_a_fault(file: Path) -> None:
     environment = load_environment(f"{file}:CHOICE", {})
-    assert set(environment.described) == {"crop", "broken"}
+    assert set(environment.described) == {"crop", "broken", "down"}
     pool = EnvironmentPool(environment, "hermes", LIMITS)
     place = Place(pool)
     try:
         assert isinstance(place.begin(columns={"environment": "crop"}, truth={"answer": "x"}), Answer)
         outcome = place.begin(1, columns={"environment": "broken"})
         assert isinstance(outcome, Stopped) and "KeyError" in outcome.why and "tools.py" in outcome.why
+        assert not outcome.is_outage
+        outcome = place.begin(3, columns={"environment": "down"})
+        assert isinstance(outcome, Stopped) and outcome.is_outage and outcome.why == "a service that it needs is down"
         outcome = place.begin(2, columns={"environment": "none of these"})
-        assert isinstance(outcome, Stopped) and "crop, broken" in outcome.why
+        assert isinstance(outcome, Stopped) and "crop, broken, down" in outcome.why
     finally:
         pool.close()
 

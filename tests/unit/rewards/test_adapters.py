@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from vlmrl.errors import RewardError
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import INAPPLICABLE, RewardInput
+from vlmrl.types import INAPPLICABLE, Call, Media, RewardInput, Turn
 
 ROW = RewardInput(
     response="<answer>7</answer>",
@@ -110,6 +111,68 @@ def test_a_class_with_call_as_ms_swift_writes_it(scorer):
         def __call__(self, completions, answer, **kw): return [float(a in c) for c, a in zip(completions, answer)]
     """
     assert parts(scorer, source, function="Mine")[1] == [{"reward": 1.0}, {"reward": 0.0}]
+
+
+def episode(**more) -> RewardInput:
+    """A call and an answer tag in it, a picture and a text of the tool, a bad call, and an answer."""
+    call = '<tool_call>{"name": "zoom", "arguments": {"box": "<answer>7</answer>"}}</tool_call>'
+    seen = Media("a" * 64, 4, 2)
+    turns = (
+        Turn("assistant", f"I look. {call}", calls=(Call("zoom", {"box": "<answer>7</answer>"}),)),
+        Turn("tool", "here", (seen,)),
+        Turn("assistant", "<tool_call>{", calls=(Call("", {"text": "<tool_call>{"}),)),
+        Turn("tool", "error: no", errors=1),
+        Turn("assistant", "<answer>8</answer>"),
+    )
+    response = "\n".join(turn.text for turn in turns if turn.role == "assistant")
+    return RewardInput(response, {"answer": "8"}, prompt="What?", turns=turns, **more)
+
+
+MESSAGES = [
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [{"type": "function", "function": {"name": "zoom", "arguments": {"box": "<answer>7</answer>"}}}],
+    },
+    {"role": "tool", "name": "zoom", "content": [{"type": "image"}, {"type": "text", "text": "here"}]},
+    {"role": "assistant", "content": "", "tool_calls": []},
+    {"role": "tool", "name": "", "content": "error: no"},
+    {"role": "assistant", "content": "<answer>8</answer>"},
+]
+
+
+def test_trl_functions_get_the_whole_conversation_of_an_episode(scorer):
+    source = f"""
+    def reward(prompts, completions, **kwargs):
+        assert prompts == [[{{"role": "user", "content": "What?"}}]] and "images" not in kwargs
+        assert completions == [{MESSAGES!r}], completions
+        return [float(sum(m["role"] == "tool" for m in c)) for c in completions]
+    """
+    assert parts(scorer, source, [episode()])[1] == [{"reward": 2.0}]
+
+
+def test_trl_functions_that_look_at_images_get_those_of_tools_in_their_blocks(scorer):
+    source = """
+    NEEDS_IMAGES = True
+    def reward(completions, images, image, **kwargs):
+        block = completions[0][1]["content"][0]
+        assert [i.size for i in images[0]] == [(8, 8)] and image[0].size == (8, 8)
+        assert block["type"] == "image" and block["image"].size == (4, 2) and block["image"].getpixel((0, 0))[0] == 255
+        return [1.0]
+    """
+    images = [Image.new("RGB", (8, 8)), Image.new("RGB", (4, 2), "red")]
+    assert parts(scorer, source, [episode(images=images)])[1] == [{"reward": 1.0}]
+
+
+def test_verl_functions_get_all_turns_of_an_episode_and_their_number(scorer):
+    source = """
+    def reward(data_source, solution_str, ground_truth, extra_info=None):
+        assert solution_str.split("\\n")[1::2] == ["here", "error: no"] and extra_info["num_turns"] == 6
+        return float(solution_str.endswith("<answer>8</answer>"))
+    """
+    assert parts(scorer, source, [episode()])[1] == [{"score": 1.0}]
+    source = "def reward(data_source, solution_str, ground_truth, extra_info=None): return len(extra_info)"
+    assert parts(scorer, source, [ROW])[1] == [{"score": 1.0}], "one turn: no more than the columns"
 
 
 def test_verl_functions_get_their_four_arguments(scorer):

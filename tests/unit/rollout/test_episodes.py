@@ -19,6 +19,7 @@ from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.episodes import CUT_MARK, EpisodeEngine, EpisodeKind, EpisodeLimits
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.store.rollouts import episode_fields, read_episode
 from vlmrl.types import Sample, SamplingParams
 
 LIMITS = EpisodeLimits(turns=3, tokens=400, images=8, observation_tokens=64, seconds=60)
@@ -228,7 +229,19 @@ def test_an_environment_that_fails_is_a_fault_of_its_own_episode(make, params, r
         pool._stop(pool._episodes[number, 0], over_time=False, why="it was ended")
         ((_, group),) = engine.poll()
     assert group[0].fault == "it was ended" and group[0].ending == "environment" and group[0].token_ids
-    assert not any(s.fault for s in group[1:])
+    assert not any(s.fault for s in group[1:]) and not group[0].is_outage
+
+
+def test_an_episode_whose_service_is_down_says_so_also_from_a_journal(make, params, requests) -> None:
+    engine = make()
+    with engine.round():
+        number = engine.submit(requests[1], params)
+        pool = engine._kinds["s"].pool
+        engine._hear(5.0)
+        pool._stop(pool._episodes[number, 0], over_time=False, why="dict:80 is down", is_outage=True)
+        ((_, group),) = engine.poll()
+    assert [s.is_outage for s in group] == [True, False, False, False]
+    assert read_episode(episode_fields(group[0]), group[0].token_ids)["is_outage"]
 
 
 def test_what_is_left_of_a_round_is_dropped_with_its_processes(make, params, requests) -> None:

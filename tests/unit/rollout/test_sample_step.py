@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 from tinyworld import image
 
-from vlmrl.errors import DataError, EngineError, RewardError
+from vlmrl.errors import DataError, EngineError, RewardError, RewardUnavailable
+from vlmrl.rewards.attempts import AttemptRule, OutageError
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import encode_prompt, sample_rollouts, sample_scored, score_rollouts, scored_groups, submit
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Segment, sample_seed
+from vlmrl.types import Media, Message, RewardInput, Row, Sample, SamplingParams, Segment, Turn, sample_seed
 
 
 class Source:
@@ -262,3 +265,54 @@ def test_an_error_names_the_row_its_source_and_the_sample(prompts, tmp_path):
     with Scorer(spec) as a, Scorer(spec) as b, pytest.raises(RewardError) as error:
         score_rollouts(rollouts_of(prompts), {"a": a, "b": b}, strict=True)
     assert error.value.where in ("row x of a, sample 0", "row x of b, sample 0")
+
+
+def faulty(prompts, **changes) -> list:
+    """The rollouts of prompts; the environment of each first sample failed."""
+    return [replace(r, samples=(replace(r.samples[0], **changes), *r.samples[1:])) for r in rollouts_of(prompts)]
+
+
+@pytest.mark.parametrize("on_outage", ["mask", "wait"])
+def test_an_episode_whose_service_is_down_is_left_out_and_is_no_bug(prompts, on_outage) -> None:
+    down = faulty(prompts, fault="dict:80 is down", is_outage=True)
+    with ScoringSession({"a": Judge(1), "b": Judge(1)}, AttemptRule(on_outage), strict=True) as session:
+        for index, rollout in enumerate(down):
+            submit(session, index, rollout)
+        groups = scored_groups(session, down)
+    for group in groups:
+        first, *others = group.samples
+        assert first.masked and first.score.status == "unavailable" and not first.score.failed
+        assert first.score.error == "the environment is unavailable: dict:80 is down"
+        assert others and all(x.score.value == 1 for x in others)
+
+
+def test_it_stops_the_work_where_it_is_to_and_where_nothing_is_left(prompts) -> None:
+    down = faulty(prompts, fault="dict:80 is down", is_outage=True)
+    alone = [replace(r, samples=r.samples[:1]) for r in down]
+    for on_outage, rollouts in (("stop", down), ("wait", alone)):
+        with ScoringSession({"a": Judge(1), "b": Judge(1)}, AttemptRule(on_outage), strict=True) as session:
+            for index, rollout in enumerate(rollouts):
+                submit(session, index, rollout)
+            with pytest.raises(OutageError, match="unavailable for 3 samples: the environment is unavailable: dict:80"):
+                scored_groups(session, rollouts)
+    with pytest.raises(RewardUnavailable, match="dict:80"):
+        score_rollouts(down, {"a": Judge(1), "b": Judge(1)}, strict=True)
+    with pytest.raises(RewardError, match="environment failed: no"):
+        score_rollouts(faulty(prompts, fault="no"), {"a": Judge(1), "b": Judge(1)}, strict=True)
+
+
+@pytest.mark.parametrize(("needs", "sizes"), [(True, [(56, 56), (4, 2)]), (False, [])])
+def test_a_reward_that_looks_at_images_gets_those_of_tools_behind_the_prompts(prompts, needs, sizes) -> None:
+    sink = io.BytesIO()
+    Image.new("RGB", (4, 2)).save(sink, "PNG")
+    turns = (Turn("assistant", "a"), Turn("tool", "", (Media("f", 4, 2),)), Turn("assistant", "b"))
+    rollouts = [
+        replace(r, samples=(replace(r.samples[0], turns=turns, files={"f": sink.getvalue()}),))
+        for r in rollouts_of(prompts)
+    ]
+    for r in rollouts:
+        own = [image(i, 56, 56) for i in range(len(r.prompt.row.media))] if needs else []
+        r.prompt.source.reward_input = lambda row, text, *more, own=own: RewardInput(text, row.truth, {}, own, *more)
+    judges = {"a": Judge(1), "b": Judge(1)}
+    score_rollouts(rollouts, judges, strict=True)
+    assert [[i.size for i in x.images] for x in judges["a"].seen] == [sizes] * 2
