@@ -107,9 +107,9 @@ class World:
             return [mine]
         import torch.distributed as dist
 
-        values: list[T | None] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(mine, values, dst=0, group=self.group)
-        return values or []  # type: ignore[return-value]  # all entries are filled
+        values: list[Any] = [None] * (self.size if self.is_main else 0)
+        dist.gather_object(mine, values or None, dst=0, group=self.group)
+        return values
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks fail too."""
