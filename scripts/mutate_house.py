@@ -121,7 +121,7 @@ MUTANTS: list[Mutant] = [
         OF_PROCESSES,
     ),
     (PROCESSES, "kill_all(lambda: [*descendants(pid), pid])", "pass", OF_PROCESSES),
-    (EPISODES, '"length" if ending in LIMITS else "stop"', '"stop"', OF_EPISODES),
+    (EPISODES, '"length" if ending in EPISODE_LIMITS else "stop"', '"stop"', OF_EPISODES),
     (EPISODES, "hash64(e.seed, e.num_turns) >> 1 if e.num_turns else e.seed", "e.seed", OF_EPISODES),
     (EPISODES, "len(more.prompt_ids) + e.params.max_new_tokens >", "len(more.prompt_ids) >", OF_EPISODES),
     (EPISODES, "    if held + len(images) > limits.images:", "    if False:", OF_EPISODES),

@@ -14,7 +14,6 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import console, draw_plain_table, emit, shorten
 from vlmrl.errors import Problem, gib
-from vlmrl.redaction.redact import excerpt
 from vlmrl.untrusted import number_of, one_line, visible
 
 SHOWN_PARTS = 5
@@ -79,6 +78,8 @@ MAX_STREAM = 1000
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
+    from vlmrl.redaction.redact import excerpt
+
     allowed = parity["tolerance"]
     gradient = parity["gradient_note"] if parity["gradient"] is None else f"{parity['gradient']:.1e}"
     lines = [

@@ -210,6 +210,8 @@ def join_groups(queue: PromptQueue, own: Sequence[Group]) -> list[Group]:
     Args:
         own: this rank's groups, in the order in which it took the prompts.
     """
+    if queue.world.size == 1:
+        return queue.join(own)
     drawn = [{k: s.score.files for k, s in enumerate(group.samples) if s.score.files} for group in own]
     groups = queue.join([_with_drawn(group, {}) for group in own] if any(drawn) else own)
     for of_rank in queue.world.gather_to_main(dict(zip(queue.taken, drawn, strict=True)) if any(drawn) else {}):

@@ -203,13 +203,9 @@ class Source:
         """Weights of the reward's parts; of several rewards, those of each."""
         if not self.reward.members:
             return self.weights
+        own = self.weights
         return [
-            RewardWeights(
-                m.label,
-                self.weights.get(m.label, 0.0),
-                {m.name_of(part): weight for part, weight in m.weights.items()},
-                m.gate_part,
-            )
+            RewardWeights(m.label, own.get(m.label, 0.0), {m.name_of(p): w for p, w in m.weights.items()}, m.gate_part)
             for m in self.reward.members
         ]
 
@@ -221,10 +217,10 @@ class Source:
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
         """Return the encoder of a row's prompt, which shows the tools of its environment, else those of the row."""
-        own, form = self.environment and self.environment.of(row), self.environment_settings.calls
-        return (
-            encoder.with_tools(row.tools) if own is None else encoder.with_tools(own.tools, form, is_open=own.is_open)
-        )
+        if self.environment is None:
+            return encoder.with_tools(row.tools) if row.tools else encoder
+        own = self.environment.of(row)
+        return encoder.with_tools(own.tools, self.environment_settings.calls, is_open=own.is_open)
 
     def messages(self, row: Row) -> tuple[Message, ...]:
         """Return the prompt: the system message if there is one, then the other messages, with one mark per image.
@@ -309,12 +305,11 @@ def make_source(
     text, path = _template(data, task) if template is None else template
     spec, weights = reward_of(data, reward, task, scored)
     settings = data.own_environment
-    environment = None if settings is None else load_environment(settings.name, settings.args)
+    environment = settings and load_environment(settings.name, settings.args)
     users = [single.user.source for single in spec.singles if single.user]
     learn(filter(None, (text, data.system, *users, environment and environment.user.code, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))
     print_now = prompt_print(text, data.system, task.variables, task.name)
-    earlier = earlier_prints(print_now, task.name, text, data.system, task.variables)
     return Source(
         name=dataset.name,
         task=task,
@@ -328,7 +323,7 @@ def make_source(
         template_path=path,
         system=data.system,
         prompt_sha256=print_now,
-        prompt_earlier=earlier,
+        prompt_earlier=earlier_prints(print_now, task.name, text, data.system, task.variables),
         notes=[*dataset.notes, *accuracy_notes(spec)],
         environment=environment,
         environment_settings=settings or Environment(),
