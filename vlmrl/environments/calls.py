@@ -162,13 +162,15 @@ def traced_turns(trace: Any, place: str) -> tuple[TraceTurn, ...]:
     raise DataError(message, where=place, hint=hint)
 
 
-def turn_text(parts: Sequence[TracePart], form: Form, guard: Callable[[Any], Any] | None = None) -> str:
+def turn_text(parts: Sequence[TracePart] | Message, form: Form, guard: Callable[[Any], Any] | None = None) -> str:
     """Return the text of a turn: its texts and its calls, with the white space between them that chat templates write.
 
     Args:
         guard: marks control tokens in a JSON value, for texts that will be encoded; the marks of the calls stay.
     Raises: ValueError or VlmrlError as `write_call`.
     """
+    if isinstance(parts, Message):
+        return parts.content
     text, edge = "", ""
     for part in parts:
         if isinstance(part, str):

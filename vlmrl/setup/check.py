@@ -486,9 +486,10 @@ def _check_tokens(
         result.problems += facts.problems
         if facts.prompt_tokens:
             longest, images = max(longest, *facts.prompt_tokens), max(images, *facts.image_tokens)
-            traces = max(traces, *facts.trace_tokens, 0)
+            traces = max(traces, *(whole for whole, _ in facts.trace_tokens), 0)
             result.plan.setdefault("prompts", {})[source.name] = _token_plan(facts)
-    response = traces if loaded.recipe.kind == "sft" and traces else loaded.recipe.longest_response
+    is_known = loaded.recipe.kind == "sft" and traces and not loaded.recipe.has_episodes
+    response = traces if is_known else loaded.recipe.longest_response
     return PromptLengths(longest, images, response) if longest else None
 
 
@@ -501,7 +502,7 @@ def _token_plan(facts: prompt_lengths.TokenFacts) -> Mapping[str, Any]:
         "tokens_max": max(facts.prompt_tokens),
         "image_tokens_mean": sum(facts.image_tokens) / n,
         "histogram": prompt_lengths.histogram(facts.prompt_tokens),
-        "correct_response_tokens_max": max(facts.trace_tokens, default=None),
+        "correct_response_tokens_max": max((whole for whole, _ in facts.trace_tokens), default=None),
         "images": len(facts.images),
         "images_enlarged": facts.enlarged,
         "images_shrunk": facts.shrunk,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from vlmrl.environments.calls import turn_text
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.redaction.redact import excerpt
@@ -32,7 +33,7 @@ class TokenFacts:
     Args:
         prompt_tokens: length of each prompt, including image tokens.
         image_tokens: number of image tokens of each prompt.
-        trace_tokens: length of each correct response; empty if the task cannot write them.
+        trace_tokens: length of each correct response, and of its longest turn; empty if the task cannot write them.
         images: (stored size, size after processing) of each image, in pixels.
         problems: prompts and correct responses that are longer than the recipe's limits.
         failures: rows that could not be encoded. If the source has an error already, they need no report.
@@ -40,7 +41,7 @@ class TokenFacts:
 
     prompt_tokens: list[int] = field(default_factory=list)
     image_tokens: list[int] = field(default_factory=list)
-    trace_tokens: list[int] = field(default_factory=list)
+    trace_tokens: list[tuple[int, int]] = field(default_factory=list)
     images: list[tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     failures: list[Problem] = field(default_factory=list)
@@ -121,15 +122,18 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             images = [source.dataset.image(media) for media in row.media]
             prompt = source.encoder(encoder, row).encode(row, source.messages(row), images)
             sizes = prompt.seen_sizes
-            trace = source.task.correct_response(row, random.Random(0), sizes) if source.task.trace else None
+            turns = source.task.correct_turns(row, random.Random(0), sizes) if source.task.trace else ()
         except VlmrlError as error:
             failed.append(named(row, error))
             continue
         facts.prompt_tokens.append(len(prompt.prompt_ids))
         facts.image_tokens.append(prompt.num_image_tokens)
         facts.images += [(image.size, seen_size) for image, seen_size in zip(images, prompt.image_sizes, strict=True)]
-        if trace is not None:
-            facts.trace_tokens.append(len(encoder.encode_text(trace)) + 1)  # + 1: the end token
+        if turns:  # + 1: the end token
+            lengths = [len(encoder.encode_text(turn_text(turn, "hermes"))) + 1 for turn in turns]
+            shown = encoder.count_image_tokens(replace(row, media=row.response_media)) or 0
+            said = [size for size, turn in zip(lengths, turns, strict=True) if isinstance(turn, tuple)]
+            facts.trace_tokens.append((sum(lengths) + shown, max(said)))
     if failed:
         message = f"{len(failed)} of {len(rows)} sampled rows of `{source.name}` cannot be encoded"
         facts.failures.append(Problem(message, where, examples(failed)))
@@ -179,13 +183,13 @@ def _length_problems(loaded: LoadedRecipe, source: Source, facts: TokenFacts, wh
         )
         hint = f"train.tokens_per_row = {longest + loaded.recipe.longest_response} would hold it"
         problems.append(Problem(message, loaded.where(("train", "tokens_per_row")), hint, "warning"))
-    long_traces = sum(length > rollout.max_new_tokens for length in facts.trace_tokens)
-    if long_traces:
+    turns = [length for _, length in facts.trace_tokens]
+    if long_traces := sum(length > rollout.max_new_tokens for length in turns):
         message = (
             f"{long_traces} of {n} correct responses of `{source.name}` are longer than rollout.max_new_tokens "
-            f"({rollout.max_new_tokens}); the longest has {max(facts.trace_tokens)} tokens"
+            f"({rollout.max_new_tokens}); the longest has {max(turns)} tokens"
         )
-        hint = f"set rollout.max_new_tokens = {max(facts.trace_tokens)} or more: a correct answer would be cut"
+        hint = f"set rollout.max_new_tokens = {max(turns)} or more: a correct answer would be cut"
         level = "error" if long_traces == n else "warning"
         problems.append(Problem(message, loaded.where(("rollout", "max_new_tokens")), hint, level))
     return problems

@@ -152,8 +152,7 @@ def _turn_ids(
 
 def trace_text(source: Source, row: Row) -> str:
     """Return one of the responses that a row may be trained on, to estimate its length."""
-    turns = target_turns(source, row, random.Random(0))
-    return "\n".join(turn.content if isinstance(turn, Message) else turn_text(turn, "hermes") for turn in turns)
+    return "\n".join(turn_text(turn, "hermes") for turn in target_turns(source, row, random.Random(0)))
 
 
 def target_turns(

@@ -35,7 +35,7 @@ FUNCTION = {
     "description": "Show a part.",
     "parameters": {"type": "object", "properties": {"box": {"type": "array"}, "note": {"type": "string"}}},
 }
-TOOLS = [{"type": "function", "function": FUNCTION}]
+TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 
 
 def called(arguments: Any) -> dict[str, Any]:
