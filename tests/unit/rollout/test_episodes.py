@@ -236,7 +236,7 @@ def test_an_episode_whose_service_is_down_says_so_also_from_a_journal(make, para
     engine = make()
     with engine.round():
         number = engine.submit(requests[1], params)
-        pool = engine._kinds["s"].pool
+        pool = engine.kinds["s"].pool
         engine._hear(5.0)
         pool._stop(pool._episodes[number, 0], over_time=False, why="dict:80 is down", is_outage=True)
         ((_, group),) = engine.poll()
