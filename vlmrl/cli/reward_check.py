@@ -58,6 +58,9 @@ def reward_check(
     variant: Annotated[str | None, typer.Option(help="Variant of the task: how much it asks for.")] = None,
     columns: Annotated[str | None, typer.Option(help="Columns of a table: response=output,ground_truth=gts.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Attack the reward with known tricks.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Run the calls of saved episodes again, in place of the reward.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the scores to a .parquet, .jsonl or .csv file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page of the responses with their images.")] = None,
     fail_on: Annotated[
@@ -82,6 +85,9 @@ def reward_check(
     --fail-on takes conditions joined by commas, each a name or a name with a bound (docs/reward-check.md lists them).
     If one holds, the exit code is 3. If the probe cannot find out how a right answer is written, it says "not probed",
     and the exit code is 5.
+
+    --replay runs the tools of saved episodes again, with the stored calls, and compares what they return with what is
+    stored. If an episode differs, the exit code is 3.
 
     Example: vlmrl reward-check last --diff my_reward.py:score
 
@@ -117,6 +123,11 @@ def reward_check(
     )
     table = {"--columns": columns, "--task": task, "--variant": variant}
     saved = _open(rollouts, runs, {"--steps": steps, "--source": source}, table, question.is_lenient)
+    if replay:
+        scoring = {"--reward": reward, "--diff": diff, "--fail-on": fail_on, "--out": out, "--html": html}
+        _refuse({**scoring, "--probe": probe or None}, "without --replay")
+        _replay(saved, as_json)
+        return
     if out is not None:
         check_out(out)
     checked = check_rewards(saved, question)
@@ -145,6 +156,29 @@ def reward_check(
         raise typer.Exit(FAILED)
     if any(probed["not_probed"] for probed in (report["probes"] or {}).values()):
         raise typer.Exit(NOT_PROBED)
+
+
+def _replay(saved: SavedResponses, as_json: bool) -> None:
+    from vlmrl.reward_check.replay import replay
+
+    report = replay(saved)
+    for source, parts in report["changed"].items():
+        if parts:
+            (say if as_json else tell)(f"the environment of {source} has changed since the run: {', '.join(parts)}")
+    first, equal = report["first"], report["equal"]
+    if not emit(report, as_json):
+        out = console(stderr=False)
+        out.print(
+            f"{equal:,} of {report['episodes']:,} episodes equal what is stored", style="red" if first else "green"
+        )
+        if first:
+            out.print(
+                f"first difference: {one_line(first['where'])}, turn {first['turn']}, tool {one_line(first['tool'])}"
+            )
+            for name in ("stored", "now"):
+                draw_quote(f"{name}: {one_line(first[name])}", out, 2)
+    if first:
+        raise typer.Exit(FAILED)
 
 
 def _open(

@@ -18,6 +18,8 @@ from vlmrl.untrusted import parse_json
 
 ERROR = "error: "
 """Beginning of an observation in words about a bad call, or a tool's error."""
+CUT_MARK = "\n[... cut ...]\n"
+"""Text in the middle of an observation that was cut."""
 IMAGE_MARK = "<image>"
 """Place of an image in the text of an `Observation`."""
 

@@ -28,7 +28,7 @@ from vlmrl.errors import DataError, RewardError
 from vlmrl.process import descendants, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.user_reward import read_user_file
-from vlmrl.types import Row, Size
+from vlmrl.types import Call, Row, Size
 from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import (
     CONTRACT,
@@ -281,6 +281,10 @@ class EnvironmentPool:
     def turn(self, key: Any, text: str, *, in_thought: bool = False) -> None:
         """Give a turn of the policy to its environment. `in_thought`: the prompt has opened a thought for it."""
         self._ask(self._episodes[key], {"turn": text, "in_thought": in_thought})
+
+    def replay(self, key: Any, calls: Sequence[Call]) -> None:
+        """Run the calls of a turn that was read before; the name "" is one that could not be read."""
+        self._ask(self._episodes[key], {"turn": "", "calls": [asdict(call) for call in calls]})
 
     def finish(self, key: Any) -> None:
         """Ask for the environment's own reward: the last request of an episode."""

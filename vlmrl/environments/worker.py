@@ -210,7 +210,7 @@ class Episode:
             if "reset" in body:
                 return self._reset(body["reset"], blobs)
             if "turn" in body:
-                return self._turn(body["turn"], body["in_thought"], lambda number: channel.answer(number, {}))
+                return self._turn(self._calls(body), lambda number: channel.answer(number, {}))
             return self._end(), []
 
     def _reset(self, given: dict[str, Any], blobs: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
@@ -241,9 +241,16 @@ class Episode:
         measured: dict[str, float] = {}
         return _packed(self._content(self._run(self.owner.reset, values), measured), measured, {})
 
-    def _turn(self, text: str, in_thought: bool, begins: Callable[[int], object]) -> tuple[dict[str, Any], list[bytes]]:
+    def _calls(self, body: Mapping[str, Any]) -> Sequence[Call | BadCall]:
+        """Return the calls of a turn: of its text, or as they were read before."""
+        if "calls" not in body:
+            return read_calls(body["turn"], self.form, most=self.limits.calls, in_thought=body["in_thought"])
+        return [Call(**call) if call["name"] else BadCall("", "") for call in body["calls"]]
+
+    def _turn(
+        self, calls: Sequence[Call | BadCall], begins: Callable[[int], object]
+    ) -> tuple[dict[str, Any], list[bytes]]:
         """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
-        calls = read_calls(text, self.form, most=self.limits.calls, in_thought=in_thought)
         given = [
             {"name": "", "arguments": {"text": c.text}} if isinstance(c, BadCall) else
             {"name": c.name, "arguments": dict(c.arguments)}

@@ -40,6 +40,8 @@ NEEDED = (
 """Columns that the rows of every evaluation have."""
 DEFAULTS = {"columns": "{}", "prompt_text": ""}
 """Columns that older versions lack, with their values for such files."""
+OF_EPISODES = ("turns", "measured", "seed")
+"""Columns whose values may be null."""
 
 
 def is_evaluated(path: Path) -> bool:
@@ -81,7 +83,7 @@ def _evaluated_batches(
         if (number := schema_number(file)) != str(SCHEMA):
             message = f"this evaluation has schema {number!r}; this vlmrl reads {SCHEMA}"
             raise StoreError(message, where=str(path), hint="upgrade vlmrl")
-        for batch in file_batches(file, rows, (*NEEDED, *DEFAULTS)):
+        for batch in file_batches(file, rows, (*NEEDED, *DEFAULTS, *OF_EPISODES)):
             check_values(batch, expected)
             given = _as_rollouts(batch, numbers)
             arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
@@ -112,7 +114,7 @@ def _as_rollouts(batch: pa.RecordBatch, numbers: dict[str, int]) -> dict[str, An
     add("step", [0] * size)
     add("advantage", [float("nan")] * size)
     add("token_ids", [None] * size)
-    for name in ("turns", "measured"):
+    for name in OF_EPISODES:
         if name not in columns:
             add(name, [None] * size)
     add("num_row_images", batch.column("images").value_lengths().fill_null(0))

@@ -131,8 +131,11 @@ def _trl_values(inputs: Sequence[RewardInput], chat: bool) -> dict[str, Any]:
         values |= {"images": own, "image": [next(iter(images), None) for images in own]}
     prompts = [p if isinstance(p := x.columns.get("prompt"), (list, str)) else x.prompt for x in inputs]
     if chat or any(isinstance(p, list) for p in prompts) or any(x.turns for x in inputs):
-        values["prompts"] = [p if isinstance(p, list) else [{"role": "user", "content": p}] for p in prompts]
-        values["completions"] = [_messages(x) for x in inputs]
+        messages = [p if isinstance(p, list) else [{"role": "user", "content": p}] for p in prompts]
+        talks = [_messages(x) for x in inputs]
+        counts = [int(talk[0]["role"] == "user") for talk in talks]  # what reset showed belongs to the prompt
+        values["prompts"] = [[*p, *talk[:count]] for p, talk, count in zip(messages, talks, counts, strict=True)]
+        values["completions"] = [talk[count:] for talk, count in zip(talks, counts, strict=True)]
     else:
         values |= {"prompts": prompts, "completions": [x.response for x in inputs]}
     if all(x.token_ids is not None for x in inputs):

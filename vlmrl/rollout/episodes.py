@@ -21,6 +21,7 @@ from typing import Any, get_args
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
 from vlmrl.data.turns import TurnEncoder, followed, without_first
+from vlmrl.environments.base import CUT_MARK
 from vlmrl.environments.calls import THOUGHTS
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
@@ -38,8 +39,6 @@ from vlmrl.types import (
     hash64,
 )
 
-CUT_MARK = "\n[... cut ...]\n"
-"""Text in the middle of an observation that was cut."""
 POLL_SECONDS = 0.02
 """Longest wait for an engine while tools run, and the other way round."""
 

@@ -16,6 +16,7 @@ from processes import assert_all_gone
 from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
 from vlmrl.errors import RewardError
+from vlmrl.types import Call
 
 TOOLS = '''
 from __future__ import annotations
@@ -236,6 +237,13 @@ def test_a_call_that_cannot_be_read_and_one_that_can(place: Place) -> None:
     answer = place.only()
     assert answer.errors == 1 and answer.parts[0].startswith("error: the call cannot be read")
     assert answer.parts[1:] == ["\n", "1"] and [c["name"] for c in answer.calls] == ["", "count"]
+
+
+def test_calls_that_were_read_before_are_run_again(place: Place) -> None:
+    place.pool.replay(0, [Call("", {"text": "<tool_call>{"}), Call("count", {}), Call("zoom", {"box": [0, 0, 8, 8]})])
+    answer = place.only()
+    assert answer.errors == 1 and answer.parts[0].startswith("error: the call cannot be read") and answer.done is None
+    assert answer.parts[1:3] == ["\n", "1"] and isinstance(answer.parts[3], bytes)
 
 
 def test_a_turn_without_a_call_is_the_answer_and_a_tool_may_end_the_episode(place: Place) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PIL import Image
 
@@ -149,6 +151,20 @@ def test_trl_functions_get_the_whole_conversation_of_an_episode(scorer):
         return [float(sum(m["role"] == "tool" for m in c)) for c in completions]
     """
     assert parts(scorer, source, [episode()])[1] == [{"reward": 2.0}]
+
+
+def test_what_reset_showed_is_of_the_prompt_for_trl(scorer):
+    x = episode(images=[Image.new("RGB", (2, 2)), Image.new("RGB", (4, 2), "red")])
+    opened = replace(x, turns=(Turn("user", "a maze", (Media("b" * 64, 2, 2),)), *x.turns))
+    source = """
+    NEEDS_IMAGES = True
+    def reward(prompts, completions, images=None, **kwargs):
+        (asked, shown), completion = prompts[0], completions[0]
+        assert asked["content"] == "What?" and shown["role"] == "user" and shown["content"][1]["text"] == "a maze"
+        assert shown["content"][0]["image"].size == (2, 2) and completion[1]["content"][0]["image"].size == (4, 2)
+        return [float(len(completion))]
+    """
+    assert parts(scorer, source, [opened])[1] == [{"reward": 5.0}]
 
 
 def test_trl_functions_that_look_at_images_get_those_of_tools_in_their_blocks(scorer):
