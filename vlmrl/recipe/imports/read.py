@@ -136,7 +136,7 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
     if not values:
-        hint = "give a YAML or JSON file, a list of key=value overrides, or a launch script with settings"
+        hint = "give a YAML or JSON file, key=value overrides, a launch script or a Python script of TRL, with settings"
         hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
     system_name = system or _system_of(values, words)
