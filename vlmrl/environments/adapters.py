@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from vlmrl.environments.base import Observation
 from vlmrl.untrusted import parse_json
 
-VERL = ("get_openai_tool_schema", "create", "execute", "release")
+VERL = ("get_openai_tool_schema", "create", "execute", "calc_reward", "release")
 OPENENV = ("reset", "step", "_step_payload", "_parse_result")
 """Methods by which a class is recognised."""
 NOT_SHOWN = ("done", "reward", "metadata")
@@ -67,18 +67,14 @@ def as_observation(result: Any, sums: dict[str, float]) -> Any:
         return result
     if reward is not None:
         sums[kind] = sums.get(kind, 0.0) + float(reward)
-    images, texts = [], []
+    images, texts = [], {}
     for name, value in values.items():
         pictures = [_picture(one) for one in (value if isinstance(value, list) else [value])]
-        if value is None or value in ("", [], {}):
-            continue
-        if all(picture is not None for picture in pictures):
+        if pictures and all(picture is not None for picture in pictures):
             images += pictures
-        else:
-            texts.append(
-                (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
-            )
-    text = texts[0][1] if len(texts) == 1 else "\n".join(f"{name}: {text}" for name, text in texts)
+        elif value is not None and value not in ("", [], {}):
+            texts[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = "\n".join(f"{name}: {text}" if len(texts) > 1 else text for name, text in texts.items())
     numbers = {str(name): float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
     return Observation(text, images, done, numbers | sums)
 
@@ -134,9 +130,7 @@ def _of_verl(tool_class: type, args: Mapping[str, Any]) -> type:
         """Return a tool; verl's type of its schema is known from an annotation in the class or one that it extends."""
         inits = [vars(base)["__init__"] for base in tool_class.__mro__[:-1] if "__init__" in vars(base)]
         hints = [get_type_hints(one).get("tool_schema") for one in inits if schema]
-        kinds: list[Any] = [
-            kind for hint in hints for kind in (hint, *get_args(hint)) if hasattr(kind, "model_validate")
-        ]
+        kinds: list[Any] = [k for hint in hints for k in (hint, *get_args(hint)) if hasattr(k, "model_validate")]
         return tool_class(config or {}, kinds[0].model_validate(schema) if kinds else schema)
 
     if not schema:
@@ -148,38 +142,25 @@ def _of_verl(tool_class: type, args: Mapping[str, Any]) -> type:
         def __init__(self, **_: Any) -> None:
             self._tool, self._id = tool_of(), uuid.uuid4().hex
 
-        async def reset(self, **row: Any) -> None:
-            settings = row.get("tools_kwargs") or _inner(row.get("extra_info"), "tools_kwargs")
-            own = _inner(_inner(settings, name), "create_kwargs") or {}
+        async def reset(self, images: Sequence[Any], tools_kwargs: Any = None, extra_info: Any = None) -> None:
+            own = tools_kwargs or extra_info
+            for key in ("tools_kwargs", name, "create_kwargs")[bool(tools_kwargs) :]:
+                own = own.get(key) if isinstance(own, Mapping) else None
+            pictures = {"image": images[0] if images else None, "images": images}
+            known = {**pictures, "instance_id": self._id, "create_kwargs": own or {}, **(own or {})}
             takes = inspect.signature(self._tool.create).parameters
             is_open = any(one.kind is one.VAR_KEYWORD for one in takes.values())
-            known = {
-                "image": row.get("image"),
-                "images": row.get("images"),
-                "instance_id": self._id,
-                "create_kwargs": own,
-            }
-            values = {
-                k: v for k, v in {**known, **own}.items() if k in takes or (is_open and k not in ("image", "images"))
-            }
-            made = await _awaited(self._tool.create(**values))
-            self._id = (made[0] if isinstance(made, Sequence) and not isinstance(made, str) else made) or self._id
+            known = {k: v for k, v in known.items() if k in takes or (is_open and k not in pictures)}
+            result = await self._tool.create(**known)
+            self._id = result[0] if isinstance(result, tuple) else result
 
         async def get_reward(self) -> float:
-            reward = await _awaited(self._tool.calc_reward(self._id)) if hasattr(self._tool, "calc_reward") else 0.0
-            await _awaited(self._tool.release(self._id))
+            reward = await self._tool.calc_reward(self._id)
+            await self._tool.release(self._id)
             return float(reward or 0.0)
 
     setattr(VerlTool, name, _typed(name, schema, lambda self, values: self._tool.execute(self._id, values)))
     return VerlTool
-
-
-def _inner(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _of_openenv(client_class: type, args: Mapping[str, Any]) -> type:
@@ -200,8 +181,8 @@ def _of_openenv(client_class: type, args: Mapping[str, Any]) -> type:
             return self._client.reset(seed=seed % 2**32, **own)
 
     for one in actions or [None]:
-        text = one.__name__.removesuffix("Action") if one else ""
-        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text).lower() if len(actions) > 1 and text else "step"
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", one.__name__.removesuffix("Action")).lower() if one else ""
+        name = words if len(actions) > 1 and words else "step"
         table = (
             one.model_json_schema() if one else {"properties": {"action": {"type": "object"}}, "required": ["action"]}
         )

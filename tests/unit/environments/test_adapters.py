@@ -300,8 +300,10 @@ def shown(answer: Answer) -> str:
 def test_verls_tool_gets_its_settings_and_its_result_is_shown(verl: Path, as_text: bool) -> None:
     args = {"config": {"rate": 2}, "tool_schema": SCHEMA}
     args = {k: json.dumps(v) for k, v in args.items()} if as_text else args
-    row = {"extra_info": {"tools_kwargs": {"zoom": {"create_kwargs": {"level": 3}}}}}
-    with Episode(verl, "Zoom", args, columns=row) as episode:
+    own = {"zoom": {"create_kwargs": {"level": 3}}}
+    # A tool of verl may compute its reward from the truth: its settings hold it, and are not kept back.
+    row = {"extra_info": {"tools_kwargs": own, "answer": 3}} if as_text else {"tools_kwargs": own}
+    with Episode(verl, "Zoom", args, columns=row, truth={"answer": 3}) as episode:
         assert episode.tools["zoom"] == SCHEMA["function"] and episode.first.parts == []
         assert not episode.environment.described[""].is_open
         answer = episode.call("zoom", box=[0, 0, 20, 10], label="cat")

@@ -76,7 +76,7 @@ def test_verls_class_of_a_tool_with_its_arguments_and_limits(tmp_path: Path) -> 
     assert (environment.name, environment.turns, environment.calls) == ("my/tools/zoom.py:Zoom", 5, "hermes")
     # 2000 tokens of an episode are 400 for each of five turns; 1001 characters are about 250.25 tokens.
     assert (environment.tokens, recipe.rollout.max_new_tokens, environment.observation_tokens) == (2000, 400, 251)
-    assert json.loads(environment.args["config"]) == {"type": "native", "rate": 2}
+    assert json.loads(environment.args["config"]) == {"type": "native", "rate": 2, "note": None}
     assert json.loads(environment.args["tool_schema"])["function"]["parameters"]["properties"]["label"]["enum"] == [
         "a",
         "b",

@@ -161,16 +161,8 @@ def beside(name: str, folder: Path) -> Path | None:
 
 
 def read_table(file: Path) -> Any:
-    """Return the content of a YAML or JSON file without its null values. Raises: RecipeError when it cannot be read."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(name): plain(inner) for name, inner in value.items() if inner is not None}
-        if isinstance(value, list):
-            return [plain(inner) for inner in value if inner is not None]
-        return value if isinstance(value, (str, int, float)) else str(value)
-
-    return plain(_parsed(_text(file), file, {}))
+    """Return the content of a YAML or JSON file. Raises: RecipeError when it cannot be read."""
+    return _parsed(_text(file), file, {})
 
 
 def _from_python(text: str, file: Path, notes: list[str]) -> dict[str, Any]:

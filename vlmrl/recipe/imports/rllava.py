@@ -270,7 +270,11 @@ def _episodes(draft: Draft, base: Path) -> None:
     turns = number(int, draft.get("rollout.max_turns"), 1), "rollout.max_turns"
     draft.episodes([name or "tools.py:TOOLS"], source, turns, "data.max_response_length", of_turn=True)
     config = own.get("config") if isinstance(own, dict) else None
-    if args := {k: v for k, v in config.items() if not isinstance(v, dict)} if isinstance(config, dict) else {}:
+    if (
+        args := {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
+        if isinstance(config, dict)
+        else {}
+    ):
         draft.put("environment.args", args, source)
     draft.todo.append(
         f"rewrite {name or 'the environment'}: its `extract_action` and `step` become typed methods, as tools "

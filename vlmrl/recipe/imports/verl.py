@@ -369,7 +369,7 @@ def _tool_class(draft: Draft, file: Path | None) -> tuple[str, dict[str, Any]]:
     if names[1:]:
         draft.todo.append(f"an environment is one class: write one with the tools of {', '.join(names[1:])}, too")
     draft.todo.append(f"set environment.name to the file of {names[0]}, seen from the recipe")
-    args = {key: json.dumps(tools[0][key]) for key in ("config", "tool_schema") if key in tools[0]}
+    args = {key: json.dumps(tools[0][key], default=str) for key in ("config", "tool_schema") if key in tools[0]}
     return file_name(names[0]), args
 
 
