@@ -237,7 +237,7 @@ def explain(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, or a launch script.")],
+    file: Annotated[Path, typer.Argument(help="YAML, JSON, a list of overrides, a launch script, or TRL's Python.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write the recipe to; default: stdout.")
     ] = None,

@@ -95,8 +95,11 @@ def tool_schema(
     Args:
         hidden: types of parameters that the environment fills in; such parameters are left out.
         name: name of the tool; None = the name of the function.
+    Returns: the `vlmrl_schema` of the function if it has one (environments/adapters.py).
     Raises: VlmrlError for a function that cannot be a tool.
     """
+    if (own := getattr(function, "vlmrl_schema", None)) is not None:
+        return own
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     properties, required = {}, []
     for parameter, (hint, default) in _parameters(function, hidden).items():

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from vlmrl.environments.adapters import as_environment, as_observation
 from vlmrl.environments.base import (
     ERROR,
     IMAGE_MARK,
@@ -149,6 +150,7 @@ class Own:
             self.targets = {str(key): value for key, value in target.items()}
         else:
             self.targets = {"": list(target) if isinstance(target, (list, tuple)) else target}
+        self.targets = {key: as_environment(target, user.args) for key, target in self.targets.items()}
         for target in self.targets.values():
             if not callable(target) and not isinstance(target, list):
                 kind = type(target).__name__
@@ -200,6 +202,7 @@ class Episode:
     owner: Any = None
     tools: dict[str, Callable[..., Any]] = field(default_factory=dict)
     start: Start = field(default_factory=Start)
+    sums: dict[str, float] = field(default_factory=dict)
     loop: asyncio.AbstractEventLoop | None = None
 
     def answer(
@@ -307,11 +310,11 @@ class Episode:
         """Call a function. A coroutine runs to its end, in the one loop of the episode."""
         result = function(**values)
         if not inspect.iscoroutine(result):
-            return result
+            return as_observation(result, self.sums)
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
-        return self.loop.run_until_complete(result)
+        return as_observation(self.loop.run_until_complete(result), self.sums)
 
     def _content(self, result: Any, measured: dict[str, float]) -> list[Part]:
         """Return the texts and PNG files of a result. Raises: ValueError for too many images, or an empty one."""

@@ -229,9 +229,9 @@ class Environment(RecipeTable):
     """Tools that the model calls between its turns, in a process for each episode."""
 
     name: Annotated[str, ENVIRONMENT, FILE_OR_NAME] = ""
-    """Tools as path/to/file.py:name: a typed function, a list of functions, or a class whose public methods are the
-    tools (TRL's `environment_factory` form), or a dict of such classes, chosen by the rows' column `environment`. Left
-    out = a response is one turn."""
+    """Tools as path/to/file.py:name: a typed function, a list of functions, a class whose public methods are the tools
+    (TRL's `environment_factory` form), a tool class of verl, a client class of OpenEnv, or a dict of classes, chosen by
+    the rows' column `environment`. Left out = a response is one turn."""
     args: Annotated[dict[str, Any], ENVIRONMENT] = {}
     """Keyword arguments of the class."""
     calls: Annotated[Literal["auto", "hermes", "qwen_xml", "gemma4", "glm"], ENVIRONMENT] = "auto"

@@ -211,7 +211,9 @@ def test_several_turns_are_named(tmp_path):
         " data.train_image_dir=pics\n"
     )
     loaded, report = imported(tmp_path, script, "run.sh")
-    assert any("several turns" in todo for todo in report["todo"])
+    environment = loaded.recipe.environment
+    assert (environment.name, environment.turns, environment.tokens) == ("tools.py:TOOLS", 4, 4 * (512 + 1024))
+    assert any("rewrite the environment" in todo for todo in report["todo"]), "its file was not found"
     assert any("b.parquet" in todo for todo in report["todo"]), "one more [[data]] entry"
     data = loaded.recipe.data[0]
     assert (data.path, data.split, data.images_root) == ("a.json", "train", "pics")

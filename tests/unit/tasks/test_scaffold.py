@@ -4,8 +4,11 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+import warm
+from command_line import this_process
 
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
@@ -14,7 +17,7 @@ from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.scaffold import FUNCTIONS, STYLES, write_task
 from vlmrl.tasks.source import open_source, open_validation
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, Turn
 
 RIGHT = "<think>two and two</think><answer>4</answer>"
 
@@ -56,6 +59,29 @@ def test_recipe_rows_prompt_and_reward_fit_together(tmp_path: Path, style: str) 
     with Scorer(source.reward, source.weights, timeout_seconds=20, memory_mb=4096, workers=1) as scorer:
         right, wrong = scorer.score(inputs, strict=True)
     assert right.value == pytest.approx(1.0) and wrong.value < 0.3
+
+
+@pytest.mark.slow
+def test_a_folder_with_a_tool_has_tests_that_pass_and_a_recipe_that_fits(tmp_path: Path, small_folder: Path) -> None:
+    folder = tmp_path / "squares"
+    write_task(folder, model=str(small_folder), tools=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "squares"]
+    done = warm.run(command, capture_output=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0 and b"11 passed" in done.stdout, done.stdout
+    checked = this_process("check", folder / "recipe.toml", cwd=tmp_path)
+    assert checked.code == 0 and "zoom; reset gets" in checked.out, (checked.out, checked.err)
+    assert "112 x 112" in checked.out, "the tool's image is larger than what the model sees"
+    score = run_path(str(folder / "reward.py"))["score"]
+    turns = (Turn("assistant", "<think>small</think> a call"), Turn("tool", "", ()), Turn("assistant", RIGHT))
+    parts = score(RewardInput(f"{turns[0].text}\n{RIGHT}", {"answer": "4"}, turns=turns))
+    assert parts == {"format": 1.0, "answer": 1.0}
+
+
+@pytest.mark.parametrize("more", [{"whole": True}, {"style": "trl"}])
+def test_a_tool_is_for_rows_and_a_reward_that_reads_the_last_turn(tmp_path: Path, more: dict) -> None:
+    with pytest.raises(DataError, match="--tools makes rows, a tool and a reward in vlmrl's style, and not"):
+        write_task(tmp_path / "squares", tools=True, **more)
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_reward_files_are_python_and_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.explain import toml_value
-from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.schema import Environment, Recipe
 from vlmrl.redaction.redact import excerpt
 
 PLACEHOLDERS = {"model.path": "path/to/model", "data.path": "path/to/rows.jsonl"}
@@ -43,6 +43,8 @@ SCHEDULES = {
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }
+USUAL_TURNS, SHOWN_TOKENS = Environment().turns, 1024
+"""Turns of an episode if the other system has no limit, and tokens for what tools show between two turns."""
 COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
 """Note about `train.epochs`, used if the import cannot compute the number of steps."""
 
@@ -362,6 +364,35 @@ class Draft:
         if isinstance(on := self.get(key), bool):
             self.put("model.thinking", "on" if on else "off", key)
 
+    def episodes(
+        self, names: Sequence[str], source: str, turns: tuple[int | None, str], tokens: str, *, of_turn: bool = False
+    ) -> None:
+        """Set `[environment]`: its tools, its turns, and the tokens of an episode and of a turn.
+
+        Args:
+            names: of functions or of a class, as file.py:name.
+            source: setting with these names.
+            turns: number of the model's turns and its setting; None = the other system has no limit.
+            tokens: setting with the token limit of a whole episode, observations included; with `of_turn`, of a turn.
+        """
+        name, limit, count = names[0], int(self.get(tokens)), turns[0] or USUAL_TURNS
+        if len(names) > 1:
+            name = f"{name.partition(':')[0]}:TOOLS"
+            functions = ", ".join(one.partition(":")[2] for one in names)
+            self.todo.append(f"write `TOOLS = [{functions}]` into {name.partition(':')[0]}")
+        self.put("environment.name", name, source)
+        if turns[0]:
+            self.put("environment.turns", turns[0], turns[1])
+        else:
+            self.todo.append("set environment.turns: an episode has any number of turns there")
+        if of_turn:
+            why = f"{count} turns of {limit}, and {SHOWN_TOKENS} for what is shown behind each; there is no limit there"
+            self.put("environment.tokens", count * (limit + SHOWN_TOKENS), tokens, why=why)
+        else:
+            self.put("environment.tokens", limit, tokens)
+            why = f"a turn's share of an episode's {limit}: a turn begins only if a whole one fits"
+            self.put("rollout.max_new_tokens", max(1, limit // count), tokens, why=why)
+
     def reward_of(self, table: str) -> None:
         """Take over the reward function of a table in EasyR1's format. A file without `:function` means its `main`."""
         source = f"{table}.reward_function"
@@ -511,6 +542,12 @@ class Draft:
         floor: Any = self.get(lowest)
         if isinstance(floor, (int, float)) and floor > 0 and self.taken.get("optim.schedule") is not None:
             self.put("optim.min_lr_ratio", float(floor), lowest)
+
+
+def file_name(dotted: str) -> str:
+    """Return `package.module.Name` as package/module.py:Name; a text that names a file stays as it is."""
+    module, _, name = dotted.rpartition(".")
+    return dotted if ".py:" in dotted or not module else f"{module.replace('.', '/')}.py:{name}"
 
 
 def number(convert: Callable[[Any], Any], value: Any, lowest: float | None = None) -> Any:

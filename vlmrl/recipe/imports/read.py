@@ -6,6 +6,7 @@ values. `$(...)`, back quotes and variables that the script does not set are kep
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -19,7 +20,7 @@ from typing import Any
 
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.files import MAX_RECIPE_BYTES
-from vlmrl.redaction.redact import excerpt
+from vlmrl.redaction.redact import excerpt, first_line
 
 MAX_KEYS = 5000
 """Maximum number of settings of a configuration, and of words in its arrays."""
@@ -88,6 +89,9 @@ NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
 """Prefixes of RLLaVA's programs. Its programs use settings of the same name for different purposes."""
 MOST_REFERENCES = 4
+TRL_CALLS = ("GRPOConfig", "GRPOTrainer")
+CODE = ("tools", "environment_factory", "reward_funcs")
+"""Arguments of TRL's trainer that are functions or classes."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
@@ -126,11 +130,13 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
     words: list[str] = []
     if file.suffix.lower() in (".json", ".yaml", ".yml"):
         values = _from_table(text, file, notes)
+    elif file.suffix.lower() == ".py":
+        values, system = _from_python(text, file, notes), system or "trl"
     else:
         words = _launch_words(text, notes)
         values = _from_words(words, file, notes)
     if not values:
-        hint = "give a YAML or JSON file, a list of key=value overrides, or a launch script with settings"
+        hint = "give a YAML or JSON file, key=value overrides, a launch script or a Python script of TRL, with settings"
         hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
     system_name = system or _system_of(values, words)
@@ -139,7 +145,62 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         if started := list(dict.fromkeys(_SCRIPT.findall(text)))[:4]:
             hint = f"it starts {' and '.join(started)}: import the file that has the settings; or {hint}"
         raise RecipeError("nothing in this file tells which system it belongs to", where=str(file), hint=hint)
+    script = beside(next((word for word in words if word.endswith(".py")), ""), file.parent)
+    if system_name == "trl" and script is not None:
+        code = _from_python(_text(script), script, [])
+        values = {name: code[name] for name in (*CODE, "__script__") if name in code} | values
     return Foreign(system_name, _resolved(values), file, notes)
+
+
+def beside(name: str, folder: Path) -> Path | None:
+    """Return the file that a configuration names: from the current folder, or from one above the configuration."""
+    folder = folder.resolve()
+    return next(
+        (p for p in (Path(name), *(up / name for up in (folder, *folder.parents))) if name and p.is_file()), None
+    )
+
+
+def read_table(file: Path) -> Any:
+    """Return the content of a YAML or JSON file. Raises: RecipeError when it cannot be read."""
+    return _parsed(_text(file), file, {})
+
+
+def _from_python(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
+    """Return the arguments of TRL's configuration and trainer in a Python script, which is parsed and never run.
+
+    Functions and classes (`CODE`) are named as file.py:name. Other values that the script computes are left out.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RecipeError(f"this Python script cannot be read: {first_line(error)}", where=str(file)) from None
+    imports = [(n.module, alias) for n in nodes if isinstance(n, ast.ImportFrom) and n.module for alias in n.names]
+    origin = {a.asname or a.name: f"{module.replace('.', '/')}.py:{a.name}" for module, a in imports}
+    assigned = {t.id: n.value for n in nodes if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+
+    def code(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return origin.get(node.id, f"{file.name}:{node.id}")
+        if isinstance(node, ast.Dict):
+            notes.append(f"write the dict of environments as `ENVIRONMENTS = {{...}}` into {file.name}")
+            return f"{file.name}:ENVIRONMENTS"
+        return [code(one) for one in node.elts] if isinstance(node, (ast.List, ast.Tuple)) else literal(node)
+
+    def literal(node: ast.expr) -> Any:
+        return ast.literal_eval(assigned.get(node.id, node) if isinstance(node, ast.Name) else node)
+
+    values: dict[str, Any] = {}
+    for call in nodes:
+        if not isinstance(call, ast.Call) or getattr(call.func, "attr", getattr(call.func, "id", "")) not in TRL_CALLS:
+            continue
+        for name, node in ((k.arg, k.value) for k in call.keywords if k.arg and k.arg != "args"):
+            try:
+                value = code(node) if name in CODE else literal(node)
+            except (ValueError, TypeError, RecursionError, MemoryError):
+                notes.append(f"`{name}` is computed by the script: it is not read")
+                continue
+            values |= {("model_name_or_path" if name == "model" else name): value} if value is not None else {}
+    return flatten(values | {"__script__": file.name} if values else {}, file)
 
 
 def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
@@ -351,9 +412,7 @@ def _from_words(words: Sequence[str], file: Path, notes: list[str]) -> dict[str,
     if isinstance(config_name, str):
         if _FILLED_IN.search(config_name):  # `$(dirname "$0")/config.yaml`: probably beside the script
             config_name = config_name.rpartition("/")[2]
-        config_file = next(
-            (p for p in (Path(config_name), *(up / config_name for up in file.resolve().parents)) if p.is_file()), None
-        )
+        config_file = beside(config_name, file.parent)
         if config_file is None:
             notes.append(f"`{config_name}`, which the command starts from, was not found: {EXAMPLE_SAYS}")
             values = {"__config__": config_name}

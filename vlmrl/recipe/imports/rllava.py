@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.imports.draft import Draft, number
+from vlmrl.recipe.imports.draft import Draft, file_name, number
+from vlmrl.recipe.imports.read import beside, read_table
 from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
 
 EXAMPLE: dict[str, Any] = {
@@ -230,7 +231,7 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
         )
     elif config:
         draft.todo.append(f"compare with {config}, which was not found: RLLaVA's defaults were taken")
-    _pipeline(draft, program)
+    _pipeline(draft, program, base)
     draft.same(SAME)
     _data(draft)
     draft.kl_of("algorithm.use_kl_loss", ("actor.kl_loss_coef", "actor.kl_loss_type"))
@@ -245,7 +246,7 @@ def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | Non
     _leave_rest(draft)
 
 
-def _pipeline(draft: Draft, program: str) -> None:
+def _pipeline(draft: Draft, program: str, base: Path) -> None:
     """Set the kind of training according to the program: supervised for `sft`, else reinforcement learning."""
     if program == "sft":
         draft.put("kind", "sft", "data.train_files", why="the program is rllava.train.pipeline.sft: use `vlmrl sft`")
@@ -254,11 +255,31 @@ def _pipeline(draft: Draft, program: str) -> None:
     if program == "agentic" or (
         number(int, draft.get("rollout.max_turns"), 2) and draft.get("rollout.env_config_path")
     ):
-        for key in ("rollout.env_config_path", "rollout.max_turns"):
-            draft.leave(key, "an episode has one turn here")
-        draft.todo.append("the configuration is for several turns with tools; the recipe is for one turn")
+        _episodes(draft, base)
     if draft.written("mix_sampler.sft_dataset.path"):
         draft.todo.append("the configuration mixes in supervised rows; the recipe does not: run `vlmrl sft` first")
+
+
+def _episodes(draft: Draft, base: Path) -> None:
+    """Set the environment: the class that RLLaVA's file of the environment names, to be rewritten, and its turns."""
+    source = "rollout.env_config_path"
+    file = beside(str(draft.get(source) or ""), base)
+    table = read_table(file) if file else None
+    own = table.get("env") if isinstance(table, dict) else None
+    name = file_name(str(own.get("class_name") or "")) if isinstance(own, dict) else ""
+    turns = number(int, draft.get("rollout.max_turns"), 1), "rollout.max_turns"
+    draft.episodes([name or "tools.py:TOOLS"], source, turns, "data.max_response_length", of_turn=True)
+    config = own.get("config") if isinstance(own, dict) else None
+    if (
+        args := {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
+        if isinstance(config, dict)
+        else {}
+    ):
+        draft.put("environment.args", args, source)
+    draft.todo.append(
+        f"rewrite {name or 'the environment'}: its `extract_action` and `step` become typed methods, as tools "
+        "(docs/environments.md); a turn without a call is the answer here"
+    )
 
 
 def _data(draft: Draft) -> None:

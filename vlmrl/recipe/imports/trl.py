@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig with its script and model arguments (YAML, JSON, or the flags of a launch command) as a recipe.
+"""TRL's GRPOConfig with its script and model arguments (YAML, JSON, a launch command, a Python script) as a recipe.
 
 Source: TRL 1.16 (trl/trainer/grpo_config.py, trl/trainer/model_config.py, trl/scripts/utils.py).
 """
@@ -151,6 +151,7 @@ LEFT = {
 def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
     """Fill a draft from TRL's arguments. `base`: folder of the imported file. Others: see `run.import_recipe`."""
     draft.get("__config__")
+    script = str(draft.given.pop("__script__", ""))
     if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
         _supervised(draft, sign, rows, processes)
         return
@@ -163,6 +164,7 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
     updates = _batches(draft, processes)
     _algorithm(draft)
     _engine(draft)
+    _episodes(draft, script)
     _steps(draft, updates, rows)
     _reward(draft)
     _left(draft)
@@ -324,6 +326,26 @@ def _engine(draft: Draft) -> None:
             why = "masked outside [1 / cap, cap]; there only above the limit" if mode[0] == "mask" else ""
             draft.put("algo.importance_cap", float(cap), "vllm_importance_sampling_clip_max", why=why)
     draft.filtered_sampling("top_p", "top_k")
+
+
+def _episodes(draft: Draft, script: str) -> None:
+    """Set the environment: the tools or the class that the trainer gets in its script, and the number of turns."""
+    rounds, factory, tools = (draft.get(k) for k in ("max_tool_calling_iterations", "environment_factory", "tools"))
+    names = [factory] if factory else tools if isinstance(tools, list) else [tools] if tools else []
+    if not names and rounds is None:
+        return
+    if not names:
+        names = ["tools.py:TOOLS"]
+        draft.todo.append("name the tools: [environment] name (`tools` or `environment_factory` of the trainer)")
+    elif factory and tools:
+        draft.leave("tools", "the tools of a class are its methods: write them there")
+        draft.todo.append("write the functions of `tools` as methods of the environment's class")
+    if script in {str(name).partition(":")[0] for name in names}:
+        draft.todo.append("move the tools into a file of their own: their process imports it, and must not train")
+    turns = None if rounds is None else int(rounds) + 1, "max_tool_calling_iterations"
+    draft.episodes(
+        [str(n) for n in names], "environment_factory" if factory else "tools", turns, "max_completion_length"
+    )
 
 
 def _steps(draft: Draft, updates: int, rows: int | None) -> None:

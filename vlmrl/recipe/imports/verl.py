@@ -6,10 +6,12 @@ behind it, trainer/ppo/core_algos.py) and at b178a3c, half a year older, for set
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import Draft
+from vlmrl.recipe.imports.draft import Draft, file_name, number
+from vlmrl.recipe.imports.read import beside, read_table
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 DEFAULTS: dict[str, Any] = {
@@ -125,6 +127,9 @@ AGGREGATIONS = {
         "sums divided by a constant, rollout.max_new_tokens: the same up to a factor of lr",
     ),
 }
+MULTI_TURN = f"{ROLLOUT}.multi_turn"
+CALLS = {"hermes": "hermes", "qwen3_coder": "qwen_xml"}
+"""verl's name of a parser of calls -> `environment.calls`."""
 LEFT = {
     "data.val_batch_size": "validation is batched by rollout.batch_tokens",
     "data.gen_batch_size": "with a filter, as many prompts as are missing are drawn again",
@@ -163,6 +168,14 @@ LEFT = {
     f"{ACTOR}.": "no counterpart is known",
     "actor_rollout_ref.ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
     f"{ROLLOUT}.val_kwargs.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
+    f"{MULTI_TURN}.max_user_turns": "what tools return belongs to the model's turn: see environment.turns",
+    f"{MULTI_TURN}.max_parallel_calls": "the calls of a turn run one after the other, at most eight",
+    f"{MULTI_TURN}.tool_response_truncate_side": "a long observation is cut in the middle",
+    f"{MULTI_TURN}.interaction_config_path": "there is no simulated user: write an environment whose tools answer",
+    f"{MULTI_TURN}.tokenization_sanity_check_mode": "sampled tokens are never decoded and encoded again",
+    f"{MULTI_TURN}.use_inference_chat_template": "sampled tokens are never decoded and encoded again",
+    f"{MULTI_TURN}.": "no counterpart is known",
+    f"{ROLLOUT}.agent.": "environment.workers limits the tools that run at the same time",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "the update computes the old log-probs itself",
     f"{ROLLOUT}.": "the engine decides this itself; rollout.kv_cache_gib can be set",
     f"{MODEL}.mtp.": "heads that predict several tokens are not trained",
@@ -217,6 +230,7 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     draft.kl_of(f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"))
     _algorithm(draft)
     _engine(draft)
+    _episodes(draft, base)
     _optimizer(draft, rows)
     _reward(draft)
     draft.trainer_of("trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
@@ -313,6 +327,50 @@ def _engine(draft: Draft) -> None:
     draft.updates_of("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     fsdp = f"{ACTOR}.fsdp_config"
     draft.sharding(f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
+
+
+def _episodes(draft: Draft, base: Path) -> None:
+    """Set the environment of an episode: the class or the functions of its tools, its turns and its form of calls."""
+    switches = (f"{MULTI_TURN}.enable", MULTI_TURN, f"{ROLLOUT}.agent.default_agent_loop")
+    if not any(draft.get(key) in (True, "tool_agent") for key in switches):
+        draft.leave_all({f"{MULTI_TURN}.": "a response has one turn: multi_turn.enable is off"})
+        return
+    source = f"{MULTI_TURN}.tool_config_path"
+    if path := draft.get(f"{MULTI_TURN}.function_tool_path"):
+        source = f"{MULTI_TURN}.function_tool_path"
+        name, args = f"{path}:TOOLS", {}
+        draft.todo.append(f"write `TOOLS = [...]` with the functions of `@function_tool` into {path}")
+    else:
+        name, args = _tool_class(draft, beside(str(draft.get(source) or ""), base))
+    turns = number(int, draft.get(f"{MULTI_TURN}.max_assistant_turns"), 1), f"{MULTI_TURN}.max_assistant_turns"
+    draft.episodes([name], source, turns, "data.max_response_length")
+    if args:
+        draft.put("environment.args", args, source)
+    if (form := draft.get(f"{MULTI_TURN}.format")) in CALLS:
+        draft.put("environment.calls", CALLS[form], f"{MULTI_TURN}.format")
+    elif form is not None:
+        draft.leave(f"{MULTI_TURN}.format", f"`{form}`: calls are read in the form of the chat template")
+    characters, key = f"{MULTI_TURN}.max_tool_response_length", "environment.observation_tokens"
+    if length := number(int, draft.get(characters), 1):
+        draft.put(key, -(-length // 4), characters, why=f"{length} characters there, at about four to a token")
+
+
+def _tool_class(draft: Draft, file: Path | None) -> tuple[str, dict[str, Any]]:
+    """Return the first tool of verl's file of tools: its class as file.py:name, and its arguments as JSON texts."""
+    table = read_table(file) if file else None
+    tools = table.get("tools") if isinstance(table, dict) else None
+    tools = [t for t in tools if isinstance(t, dict) and t.get("class_name")] if isinstance(tools, list) else []
+    if not tools:
+        draft.todo.append(
+            "name the tools: [environment] name; there it is the file of tool_config_path, not found here"
+        )
+        return "tools.py:TOOLS", {}
+    names = [str(tool["class_name"]) for tool in tools]
+    if names[1:]:
+        draft.todo.append(f"an environment is one class: write one with the tools of {', '.join(names[1:])}, too")
+    draft.todo.append(f"set environment.name to the file of {names[0]}, seen from the recipe")
+    args = {key: json.dumps(tools[0][key], default=str) for key in ("config", "tool_schema") if key in tools[0]}
+    return file_name(names[0]), args
 
 
 def _optimizer(draft: Draft, rows: int | None) -> None:

@@ -16,10 +16,21 @@ from vlmrl.errors import DataError, unknown
 STYLES = ("vlmrl", "trl", "verl", "easyr1")
 MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
 FUNCTIONS = {"vlmrl": "score", "trl": "score", "verl": "compute_score", "easyr1": "compute_score"}
-SIDE_PIXELS, CELLS = 112, 4
+SIDE_PIXELS, CELLS, EDGE_PIXELS = 112, 4, 14
+LARGE_SIDE_PIXELS, SMALL_EDGE_PIXELS = 448, 6
+"""Image with a tool: the recipe shrinks it to SIDE_PIXELS, where its squares are specks."""
 QUESTION = "How many black squares are in the image?"
 _WEIGHTS = "\n[reward.weights]\nformat = 0.2\nanswer = 0.8\n"
 _IMPORTS = {"vlmrl": "from vlmrl.types import RewardInput\n\n"}
+_BELOW = "Think about it first, then give the number"
+_TOOL_PROMPT = "The squares are small: `zoom` shows a part of the image. When you know the number, end with"
+_TOOL_PIXELS = f"max_pixels = {SIDE_PIXELS**2}                  # the tool sees the image as it is stored\n\n[[data]]"
+_TOOL_TABLE = """[environment]
+name = "tools.py:zoom"              # what the model may call; the prompt shows it. Several: TOOLS = [zoom, ...]
+turns = 3                           # of the model; the last one should be its answer
+tokens = 1024                       # of a whole episode behind its prompt, with what the tools show
+
+[rollout]"""
 _CALLS = {
     "vlmrl": '    parts = score(RewardInput(response, truth={"answer": answer}))\n'
     '    return 0.2 * parts["format"] + 0.8 * parts["answer"]',
@@ -30,7 +41,9 @@ _CALLS = {
 }
 
 
-def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole: bool = False) -> list[Path]:
+def write_task(
+    folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole: bool = False, tools: bool = False
+) -> list[Path]:
     """Write the folder, all of it or nothing.
 
     Args:
@@ -38,17 +51,22 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
         whole: True = one file with a task: its data, truth, reward and attacks; False = rows, a prompt and a reward.
         style: calling convention of the reward: vlmrl, trl, verl or easyr1.
         model: `model.path` in the recipe.
+        tools: whether the model gets a tool, in an environment of several turns; its reward is in vlmrl's style.
     Returns: the files, sorted.
     Raises: DataError when the folder is not empty, the style is unknown, or the folder cannot be written.
     """
     if whole and style != "vlmrl":
         raise DataError(f"a task's own reward is in vlmrl's style, not {style}", hint="leave out --style or --task")
+    if tools and (whole or style != "vlmrl"):
+        what = "a whole task" if whole else f"a reward in {style}'s style"
+        hint = "leave out --tools, and add [environment] to the recipe yourself: docs/environments.md"
+        raise DataError(f"--tools makes rows, a tool and a reward in vlmrl's style, and not {what}", hint=hint)
     if style not in STYLES:
         raise unknown("style", style, STYLES, error=DataError)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise DataError(f"{folder} exists and is not empty; nothing was written", hint="give another name")
-        _write_whole(folder, style, model, whole)
+        _write_whole(folder, style, model, whole, tools)
         return sorted(path for path in folder.rglob("*") if path.is_file())
     except OSError as error:
         raise DataError(
@@ -56,7 +74,7 @@ def write_task(folder: Path, *, style: str = "vlmrl", model: str = MODEL, whole:
         ) from error
 
 
-def _write_whole(folder: Path, style: str, model: str, whole: bool) -> None:
+def _write_whole(folder: Path, style: str, model: str, whole: bool, tools: bool) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.absolute().parent / f".{folder.name}.{os.getpid()}"
     try:
@@ -65,8 +83,8 @@ def _write_whole(folder: Path, style: str, model: str, whole: bool) -> None:
             _write_task_file(part, folder, model)
         else:
             (part / "images").mkdir(parents=True)
-            _write_texts(part, folder, style, model)
-            _write_rows(part)
+            _write_texts(part, folder, style, model, tools)
+            _write_rows(part, tools)
         if folder.exists():
             folder.rmdir()
         os.rename(part, folder)
@@ -74,7 +92,7 @@ def _write_whole(folder: Path, style: str, model: str, whole: bool) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
+def _write_texts(part: Path, folder: Path, style: str, model: str, tools: bool) -> None:
     function = FUNCTIONS[style]
     recipe = _read("recipe.txt").replace("@MODEL@", _quoted(model))
     recipe = recipe.replace("@FUNCTION@", function).replace("@WEIGHTS@", _WEIGHTS if style == "vlmrl" else "")
@@ -91,6 +109,14 @@ def _write_texts(part: Path, folder: Path, style: str, model: str) -> None:
         "reward.py": _read(f"reward_{style}.txt"),
         f"test_{_identifier(folder.name)}.py": test.replace("@CALL@", call),
     }
+    if tools:
+        texts["recipe.toml"] = recipe.replace("\n[[data]]", _TOOL_PIXELS).replace("[rollout]", _TOOL_TABLE)
+        texts["prompt.jinja"] = texts["prompt.jinja"].replace(_BELOW, _TOOL_PROMPT)
+        last = texts["reward.py"].replace("the text that the model wrote", "the text of the model's last turn")
+        texts["reward.py"] = last.replace("x.response", "x.answer")
+        texts["tools.py"] = _read("tools.txt")
+        name = f"test_{_identifier(folder.name)}_tools.py"
+        texts[name] = _read("test_tools.txt").replace("@FOLDER@", folder.name)
     for name, text in texts.items():
         (part / name).write_text(text, encoding="utf-8")
 
@@ -112,27 +138,28 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _write_rows(part: Path) -> None:
+def _write_rows(part: Path, tools: bool) -> None:
     rng = random.Random(0)
+    sizes = (LARGE_SIDE_PIXELS, SMALL_EDGE_PIXELS) if tools else (SIDE_PIXELS, EDGE_PIXELS)
     rows = []
     for number in range(16):
         count = 1 + number % 8
         name = f"images/{number:02d}.png"
-        (part / name).write_bytes(draw_squares(count, rng))
+        (part / name).write_bytes(draw_squares(count, rng, *sizes))
         rows.append(json.dumps({"question": QUESTION, "image": name, "answer": str(count)}))
     (part / "rows.jsonl").write_text("\n".join(rows[:12]) + "\n", encoding="utf-8")
     (part / "validation.jsonl").write_text("\n".join(rows[12:]) + "\n", encoding="utf-8")
 
 
-def draw_squares(count: int, rng: random.Random) -> bytes:
-    """Return a PNG of 112 x 112 pixels with `count` black squares in different cells of a 4 x 4 grid."""
+def draw_squares(count: int, rng: random.Random, side: int = SIDE_PIXELS, edge: int = EDGE_PIXELS) -> bytes:
+    """Return a PNG of side x side pixels with `count` black squares in different cells of a 4 x 4 grid."""
     from PIL import Image, ImageDraw
 
-    image = Image.new("RGB", (SIDE_PIXELS, SIDE_PIXELS), "white")
-    draw, cell = ImageDraw.Draw(image), SIDE_PIXELS // CELLS
+    image = Image.new("RGB", (side, side), "white")
+    draw, cell = ImageDraw.Draw(image), side // CELLS
     for place in rng.sample(range(CELLS * CELLS), count):
         x, y = place % CELLS * cell, place // CELLS * cell
-        draw.rectangle((x + 7, y + 7, x + 20, y + 20), fill="black")
+        draw.rectangle((x + 7, y + 7, x + 6 + edge, y + 6 + edge), fill="black")
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
