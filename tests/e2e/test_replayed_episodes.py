@@ -10,6 +10,7 @@ import pytest
 from test_episode_runs import CODE, place, run, vlmrl  # noqa: F401
 
 from vlmrl.store import layout
+from vlmrl.types import EPISODE_LIMITS
 
 
 def test_the_stored_calls_give_what_is_stored(run, place, tmp_path):  # noqa: F811
@@ -88,3 +89,20 @@ def test_a_stored_observation_that_was_changed_is_a_difference(run, place, tmp_p
 def test_what_cannot_be_replayed_is_refused_in_words(run, place):  # noqa: F811
     done = vlmrl(run, place, "reward-check", run.id, "--replay", "--probe")
     assert done.code == 2 and "--probe" in done.err and "without --replay" in done.err
+
+
+def test_the_report_shows_turns_by_author_and_can_show_those_with_errors_or_at_a_limit_alone(run, place, tmp_path):  # noqa: F811
+    done = vlmrl(run, place, "report", run.id, "-o", tmp_path / "r.html")
+    assert done.code == 0, done.err
+    page = (tmp_path / "r.html").read_text()
+    samples = [s for n in range(3) for g in run.read_rollouts(n) for s in g.samples]
+    failed = sum(any(turn.errors for turn in s.turns) for s in samples)
+    limited = sum(s.ending in EPISODE_LIMITS for s in samples)
+    assert failed and limited, "both filters have something to show"
+    for words in (f"all responses ({len(samples)})", f"tool errors ({failed})", f"limit reached ({limited})"):
+        assert words in page, words
+    assert page.count('class="sample tool-errors') == failed and page.count('limit-reached">') == limited + 1
+    own = [part for s in samples for part in s.trajectory.segments]
+    assert page.count('class="turn trained"') == sum(part.trained for part in own)
+    assert page.count('class="turn"') == sum(not part.trained for part in own)
+    assert "calls <bdi>look(" in page and "most tool errors" in page and "<script" not in page

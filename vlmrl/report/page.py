@@ -219,6 +219,7 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         evaluations=eval_tables(columns),
         step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
         differing=recipe_differences(views),
+        samples=[sample for group in groups for sample in group.samples],
         legend=legend(group.truth for group in groups if any(sample.artifacts for sample in group.samples)),
         moves_word="Drawings" if any(m.drawn for view in views for m in view.moves) else "Boxes",
         shared=album.shared(),

@@ -40,11 +40,12 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import SHOWN_IMAGES, read_summary, without_step
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
+from vlmrl.store.rollouts import read_turns
 from vlmrl.store.runs import Run
 from vlmrl.tasks.positions import Mark, overlap
 from vlmrl.tasks.truth_kinds import Drawn
-from vlmrl.types import INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample, Turn, hash64
-from vlmrl.untrusted import visible
+from vlmrl.types import EPISODE_LIMITS, INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample, Segment, Turn, hash64
+from vlmrl.untrusted import number_of, visible
 
 MAX_STEPS = 4
 MAX_SAMPLES = 8
@@ -140,16 +141,33 @@ class SampleView:
     overlays: Sequence[OverlayView] = ()
     detail: str = ""
     folded: str = ""
+    ending: str = ""
+
+    @property
+    def filters(self) -> str:
+        """Names of the filters of the page that show the response."""
+        names = {"tool-errors": any(turn.errors for turn in self.turns), "limit-reached": self.ending in EPISODE_LIMITS}
+        return " ".join(name for name, is_shown in names.items() if is_shown)
 
 
 @dataclass(frozen=True)
 class TurnView:
-    """Turn of an episode: the speaker, the text, its images, and the tools that it calls."""
+    """Turn of an episode.
+
+    Args:
+        calls: tools that it calls, with their arguments.
+        facts: its tokens, seconds and errors, in words.
+        trained: whether the policy is trained on it; None = not known.
+        errors: number of the calls that failed.
+    """
 
     role: str
     text: Markup
     pictures: Sequence[Picture]
     calls: Sequence[str]
+    facts: str = ""
+    trained: bool | None = None
+    errors: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,7 +221,8 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Group]]:
     """Return (reason, group): the best and the worst mean score, the largest spread of scores, and a random group.
 
-    Each group is returned at most once. A group without any score comes first, with its error.
+    Before these comes the group with the most tool errors. Each group is returned at most once. A group without any
+    score comes first, with its error.
     """
     scored = [g for g in groups if _scores(g)]
     unscored = [g for g in groups if g.samples and not _scores(g)]
@@ -218,6 +237,8 @@ def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Grou
             picks.append((why, max(remaining, key=key)))
             remaining.remove(picks[-1][1])
 
+    if any(map(_tool_errors, remaining)):
+        take("most tool errors", _tool_errors)
     take("best", lambda g: fmean(_scores(g)))
     take("worst", lambda g: -fmean(_scores(g)))
     if any(spread(g) > 0 for g in remaining):
@@ -265,19 +286,30 @@ def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> 
         error=visible(score.error or ""),
         masked=s.masked,
         unavailable=score.status == "unavailable",
-        turns=[
-            TurnView(
-                turn.role,
-                marked_text(turn.text),
-                [album.add(m, images) for m in turn.media],
-                [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in turn.calls],
-            )
-            for turn in turns
-        ],
+        turns=turn_views(turns, s.trajectory.segments if s.turns else (), images, album),
+        ending=s.ending or "",
         artifacts=compared(row.truth, score.artifacts, row.media, lambda m: album.add(m, images)),
         overlays=overlays_of(row.truth, score.detail, len(row.media), lambda i: album.add(row.media[i], images)),
         detail=detail_text(score.detail),
     )
+
+
+def turn_views(turns: Sequence[Turn], segments: Sequence[Segment], images: RunImages, album: Album) -> list[TurnView]:
+    """Return the turns of an episode for the page. `segments`: their tokens; () = not known."""
+    views = []
+    # A reset that shows nothing has tokens, and no turn.
+    parts = segments[len(segments) - len(turns) :] if len(segments) >= len(turns) else [None] * len(turns)
+    for turn, part in zip(turns, parts, strict=True):
+        facts = [] if part is None else [number_of(part.num_tokens, "token")]
+        facts += [f"{turn.seconds:.3f} s"] if turn.seconds else []
+        facts += [number_of(turn.errors, "error")] if turn.errors else []
+        calls = [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in turn.calls]
+        pictures = [album.add(m, images) for m in turn.media]
+        trained = None if part is None else part.trained
+        views.append(
+            TurnView(turn.role, marked_text(turn.text), pictures, calls, ", ".join(facts), trained, turn.errors)
+        )
+    return views
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
@@ -312,6 +344,8 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             overlays=overlays_of(row["truth"], row["detail"], len(media), lambda i, own=pictures: album.used(own[i])),
             detail=detail_text(row["detail"]),
             folded=fold_words(row["truth"], row["text"]),
+            turns=turn_views(read_turns(row.get("turns")), (), images, album),
+            ending=row.get("ending") or "",
         )
         title = row_title(row["source"], row["prompt_id"])
         prompt = marked_text(row.get("prompt_text") or "")
@@ -349,6 +383,10 @@ def _key(sha256: str) -> str:
 def row_title(source: str, prompt_id: str) -> str:
     """Return source and prompt id, or the id alone if it begins with the source's name, as in prepared datasets."""
     return prompt_id if prompt_id.startswith(source) else f"{source} {prompt_id}"
+
+
+def _tool_errors(group: Group) -> float:
+    return float(sum(turn.errors for s in group.samples for turn in s.turns))
 
 
 def _scores(group: Group) -> list[float]:
