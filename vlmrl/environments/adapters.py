@@ -36,7 +36,8 @@ _PICTURE = re.compile(r"(?:data:image/[a-z]+;base64,|(?=iVBORw0KGgo|/9j/|UklGR))
 def as_environment(target: Any, args: Mapping[str, Any]) -> Any:
     """Return a class of another system as an environment; anything else as it is.
 
-    Args: args: `environment.args`, with which the class will be called.
+    Args:
+        args: `environment.args`, with which the class will be called.
     """
     if not inspect.isclass(target):
         return target
@@ -51,7 +52,8 @@ def as_observation(result: Any, sums: dict[str, float]) -> Any:
 
     verl's reward of a tool is measured as `tool_reward`, its metrics by their names; OpenEnv's reward as `reward`.
 
-    Args: sums: sums of the rewards of this episode by name, which are updated.
+    Args:
+        sums: sums of the rewards of this episode by name, which are updated.
     """
     kind, reward, done = "tool_reward", None, False
     metrics: Mapping[str, Any] = {}
