@@ -246,7 +246,7 @@ def _read_one(one: _Format, text: str, is_closed: bool) -> Call | BadCall:
     except UnicodeEncodeError:
         return _bad(text, "the call contains half of a surrogate pair")
     except ValueError as error:
-        return _bad(text, f"the call cannot be read: {error}")
+        return _bad(text, str(error))
     return Call(name, arguments)
 
 

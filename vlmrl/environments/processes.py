@@ -360,6 +360,9 @@ class EnvironmentPool:
         poll.register(self._listener, select.POLLIN)
         for link, _ in self._guests:
             poll.register(link, select.POLLIN)
+        printers = {w.output_fd: w for w in self._forks._workers if w.output_open}  # a full pipe would stop a tool
+        for fd in printers:
+            poll.register(fd, select.POLLIN)
         for episode in self._episodes.values():
             if episode.link is not None:
                 poll.register(episode.link, select.POLLIN | (select.POLLOUT if episode.unsent else 0))
@@ -368,6 +371,8 @@ class EnvironmentPool:
         deadlines = [e.deadline for e in self._episodes.values() if e.is_busy]
         left = min((d - time.monotonic() for d in deadlines), default=seconds)
         for fd, event in poll.poll(0 if starts else 1000 * max(0.0, min(left, seconds))):
+            if fd in printers:
+                printers[fd].drain()
             episode = of_fd.get(fd)
             if episode is None:
                 continue

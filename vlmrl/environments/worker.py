@@ -241,6 +241,11 @@ class Episode:
             "seed": given["seed"],
         }
         values = {k: v for k, v in {**more, **fields}.items() if k in takes or any(takes.values())}
+        if missing := [name for name in _required(target) if name not in values]:
+            raise RewardError(
+                f"reset takes {', '.join(missing)}, which the row does not have under this name",
+                hint=f"it has: {', '.join([*more, *fields, *given['truth']])}",
+            )
         measured: dict[str, float] = {}
         return _packed(self._content(self._run(self.owner.reset, values), measured), measured, {})
 
@@ -248,7 +253,7 @@ class Episode:
         """Return the calls of a turn: of its text, or as they were read before."""
         if "calls" not in body:
             return read_calls(body["turn"], self.form, most=self.limits.calls, in_thought=body["in_thought"])
-        return [Call(**call) if call["name"] else BadCall("", "") for call in body["calls"]]
+        return [Call(**c) if c["name"] else BadCall("", "") for c in body["calls"]]
 
     def _turn(
         self, calls: Sequence[Call | BadCall], begins: Callable[[int], object]
@@ -297,9 +302,9 @@ class Episode:
             return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB"), True, False
         except ToolError as error:
             return _error(str(error)), True, False
-        except RewardUnavailable:  # the policy is not to learn from it
+        except (RewardUnavailable, RewardError):  # the policy is not to learn from it
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             with suppress(Exception):
                 return _error(f"{type(error).__name__}: {error}"), True, False
             return _error(type(error).__name__), True, False
@@ -341,7 +346,13 @@ class Episode:
     def _end(self) -> dict[str, Any]:
         """Return the environment's own reward, if it has one."""
         own = getattr(self.owner, "get_reward", None) if not isinstance(self.owner, list) else None
-        return {"parts": []} if own is None else {"parts": [], "measured": {"reward": float(self._run(own, {}))}}
+        if own is None:
+            return {"parts": []}
+        reward = self._run(own, {})
+        try:
+            return {"parts": [], "measured": {"reward": float(reward)}}
+        except (TypeError, ValueError):
+            raise RewardError(f"get_reward returned {reward!r}, which is not a number") from None
 
 
 def _takes(target: Any) -> dict[str, bool] | None:
@@ -350,6 +361,13 @@ def _takes(target: Any) -> dict[str, bool] | None:
         return None
     parameters = list(inspect.signature(reset).parameters.items())[1:]  # without self
     return {name: p.kind is p.VAR_KEYWORD for name, p in parameters}
+
+
+def _required(target: Any) -> list[str]:
+    """Return the parameters of a class's reset that have no default."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = list(inspect.signature(target.reset).parameters.values())[1:]
+    return [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
 
 
 def _shows(target: Any) -> bool:
@@ -381,7 +399,7 @@ def _shown(result: Any, measured: dict[str, float]) -> Iterator[Any]:
     """Yield the texts and PIL images of what a tool or `reset` returned, in order.
 
     Texts, images, content blocks (`{"type": "text"}`, `{"type": "image"}`), observations, lists of these; any other
-    value as JSON, or as its text.
+    value as JSON. Raises: RewardError for what cannot be shown: a bug of the environment.
     """
     if result is None:
         return
@@ -409,17 +427,20 @@ def _shown(result: Any, measured: dict[str, float]) -> Iterator[Any]:
                 yield "\n" + part if isinstance(part, str) and after_text else part
                 after_text = isinstance(part, str)
     else:
+        if hasattr(result, "tolist") and getattr(result, "ndim", 0) < 2:  # a number or a list of numpy
+            result = result.tolist()
         try:
             yield json.dumps(result, ensure_ascii=False)
         except (TypeError, ValueError):
-            yield str(result)
+            hint = "return a text, a PIL image (Image.fromarray), content blocks, JSON values, or a list of these"
+            raise RewardError(f"a {type(result).__name__} cannot be shown to the model", hint=hint) from None
 
 
 def _of_block(block: Mapping[str, Any]) -> Any:
-    """Return the text or the PIL image of a content block. Raises: TypeError for an image that is only named."""
+    """Return the text or the PIL image of a content block. Raises: RewardError for an image that is only named."""
     if block["type"] == "text":
         return str(block.get("text", ""))
     image = block.get("image")
     if not hasattr(image, "convert"):
-        raise TypeError("an image block has a PIL image under `image`; paths and addresses are not read")
+        raise RewardError("an image block has a PIL image under `image`; paths and addresses are not read")
     return image

@@ -400,3 +400,68 @@ def test_arguments_are_for_a_class(file: Path) -> None:
 def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="there is no environment file"):
         load_environment(f"{tmp_path}/none.py:f", {})
+
+
+LOUD = """
+import numpy, sys
+from PIL import Image
+
+def shout(count: int):
+    print("x" * count)
+    return "said"
+
+def leave():
+    sys.exit("bye")
+
+def numbers():
+    return [numpy.float32(0.5), numpy.arange(3)]
+
+def array():
+    return numpy.zeros((4, 4, 3))
+
+def hidden():
+    return {"crop": Image.new("RGB", (4, 4))}
+
+TOOLS = [shout, leave, numbers, array, hidden]
+
+class Needs:
+    def reset(self, height, **row):
+        pass
+    def look(self):
+        return 1
+    def get_reward(self):
+        return "high"
+"""
+
+
+def test_odd_tools(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    pool = EnvironmentPool(load_environment(f"{tmp_path}/loud.py:TOOLS", {}), "hermes", LIMITS)
+    place = Place(pool)
+    try:
+        place.begin()
+        assert place.call("shout", count=2_000_000).parts == ["said"], "a full pipe stops no tool"
+        assert place.call("leave").parts == ["error: SystemExit: bye"]
+        assert place.call("numbers").parts == ["0.5", "\n[0, 1, 2]"]
+        for name, words in (("array", "ndarray"), ("hidden", "dict")):
+            place.begin(name)
+            outcome = place.call(name, name)
+            assert isinstance(outcome, Stopped) and f"a {words} cannot be shown to the model" in outcome.why
+    finally:
+        pool.close()
+
+
+def test_an_environment_that_asks_for_what_the_row_lacks_says_so(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    pool = EnvironmentPool(load_environment(f"{tmp_path}/loud.py:Needs", {}), "hermes", LIMITS)
+    place = Place(pool)
+    try:
+        outcome = place.begin(columns={"width": 3}, truth={"answer": 5})
+        assert isinstance(outcome, Stopped) and "reset takes height, which the row does not have" in outcome.why
+        assert "answer" in outcome.why and "width" in outcome.why
+        assert isinstance(place.begin("high", columns={"height": 3}), Answer)
+        pool.finish("high")
+        outcome = place.only()
+        assert isinstance(outcome, Stopped) and "get_reward returned 'high'" in outcome.why
+    finally:
+        pool.close()
