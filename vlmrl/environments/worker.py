@@ -37,6 +37,7 @@ from vlmrl.environments.calls import BadCall, read_calls
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
+from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.rewards.worker import Guard, describe_error, import_source
 from vlmrl.types import Call
 from vlmrl.workers.frames import WHOLE, Channel
@@ -66,6 +67,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
         os.environ[name] = "1"
     own_shared_memory()
     adopt_orphans()
+    scanner_shapes()  # here once: the first error in each fork would wait for it
     guard, episodes = Guard(), set[int]()
     user = UserEnvironment(**setup["user"])
     limits, own, facts = EnvironmentLimits(**setup["limits"]), None, {}

@@ -72,7 +72,7 @@ def test_a_folder_with_a_tool_has_tests_that_pass_and_a_recipe_that_fits(tmp_pat
     assert checked.code == 0 and "zoom; reset gets" in checked.out, (checked.out, checked.err)
     assert "112 x 112" in checked.out, "the tool's image is larger than what the model sees"
     score = run_path(str(folder / "reward.py"))["score"]
-    turns = (Turn("assistant", "<think>small</think> a call"), Turn("tool", "", ()), Turn("assistant", RIGHT))
+    turns = (Turn("assistant", "They are small. A call follows."), Turn("tool", "", ()), Turn("assistant", RIGHT))
     parts = score(RewardInput(f"{turns[0].text}\n{RIGHT}", {"answer": "4"}, turns=turns))
     assert parts == {"format": 1.0, "answer": 1.0}
 
