@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Done, this_process
-from small_runs import assert_same_run, make_place, train, train_in_parts
+from small_runs import assert_same_run, make_place, recipe_text, train, train_in_parts
 from wild_tools import SHOWS, WILD
 
 from vlmrl.data.images import decode_image
@@ -170,3 +170,25 @@ def test_how_much_needs_the_tools_is_measured(run, place):
     assert vlmrl(run, place, "eval", run.id, "--tools", "off", "--images", "blank").code == 2
     done = vlmrl(run, place, *words[:-1], "--tools", "off")
     assert "shown: tools off" in done.out + done.err and "without (tools off)" in done.out, done.out + done.err
+
+
+def test_validation_rows_of_a_file_are_episodes_too(small_folder, tmp_path):
+    for name, count in (("rows", 6), ("more", 3)):
+        rows = [{"prompt": f"same or {name} {i}?", "answer": str(i)} for i in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "wild.py").write_text(CODE)
+    (tmp_path / "reward.py").write_text(
+        "def score(x):\n    return len(set(x.response)) / 90 + x.measured['reward'] / 90\n"
+    )
+    rest = f'reward.name = "{tmp_path}/reward.py:score"\n[[data]]\npath = "{tmp_path}/rows.jsonl"\n'
+    rest += f'validation = "{tmp_path}/more.jsonl"\n'
+    recipe = (
+        RECIPE.replace("PLACE", str(tmp_path))
+        .replace("steps = 3", "steps = 1")
+        .replace("every_steps = 3", "every_steps = 1")
+    )
+    (tmp_path / "rl.toml").write_text(recipe_text(small_folder, recipe) + rest)
+    run = train(tmp_path, tmp_path / "runs")
+    (folder,) = layout.eval_dirs(run.dir)
+    rows = read_evaluation(folder).rows
+    assert len(rows) == 3 and all(row["ending"] is not None for row in rows)

@@ -98,6 +98,8 @@ def show_parity(parity: Mapping[str, Any]) -> None:
         sizes = f"{row['prompt_tokens']} tokens ({row['image_tokens']} of images), responses {lengths}"
         words = "" if row["agrees"] else "  DISAGREES"
         lines.append(("", f"{row['row']}: {sizes}: {row['logp_max']:.1e}{words}"))
+    if parity["stream"] and sum(author == "policy" for author, _ in parity["stream"]) == 1:
+        lines.append(("", "no response called a tool: the tools did not run"))
     for author, text in parity["stream"]:
         lines.append((author, visible(excerpt(text, MAX_STREAM).replace("\n", "\\n"))))
     draw_plain_table(lines)

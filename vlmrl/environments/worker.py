@@ -177,6 +177,10 @@ class Own:
         for key, target in self.targets.items():
             owner = target if inspect.isclass(target) or isinstance(target, list) else [target]
             tools = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
+            if not tools:
+                raise RewardError(
+                    f"the environment `{key or self.user.name}` has no tool", hint="write a public method"
+                )
             own_reward = inspect.isclass(target) and hasattr(target, "get_reward")
             facts[key] = {"tools": tools, "own_reward": own_reward, "takes": _takes(target), "is_open": _shows(target)}
         return {"environments": facts}

@@ -168,7 +168,7 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
     names = [name_row(p.source.name, p.row.prompt_id) for p in drawn]
     parity = compare(policy, items, names, tokens_per_row=recipe.train.tokens_per_row)
     most = max(items, key=lambda item: len(item.segments))
-    if most.segments[0].author != "policy" or len(most.segments) > 1:
+    if recipe.has_episodes:
         parts = [("prompt", drawn[most.group].encoded.prompt_ids), *((s.author, s.ids) for s in most.segments)]
         parity.stream = [(author, _short(processor, ids)) for author, ids in parts]
     return parity

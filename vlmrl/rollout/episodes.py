@@ -119,13 +119,13 @@ class EpisodeEngine(Generator):
 
     Args:
         inner: the engine of the turns. It closes with this one.
-        kinds: source -> its episodes; requests of other sources are passed on as they are.
+        kinds: source of rows -> its episodes; requests of other sources are passed on as they are.
         tokenizer: of the model.
     """
 
     def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
         self.inner, self.kinds, self._tokenizer = inner, kinds, tokenizer
-        self._pools = [kind.pool for kind in kinds.values()]
+        self._pools = list(dict.fromkeys(kind.pool for kind in kinds.values()))
         self._numbers = count()
         self._forget()
 

@@ -253,16 +253,29 @@ def make_generator(
 
 
 def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = ALONE) -> dict[str, EpisodeKind]:
-    """Return source -> its episodes, with the processes of their environments; sources with one turn are left out.
+    """Return name of a dataset -> its episodes, with their processes; sources with one turn are left out.
 
     Raises: RewardError when an environment cannot be loaded; DataError when the chat template has no place for what a
         tool returns.
     """
     kinds: dict[str, EpisodeKind] = {}
     turns_of = cache(TurnEncoder)  # one for each encoder, so for each set of tools
+    known: list[Source] = []
     for source in sources:
-        if source.environment is None or source.name in kinds:
+        rows_name = (
+            source.dataset.name
+        )  # what its rows call their source: a file of validation has another than training
+        if source.environment is None or rows_name in kinds:
             continue
+        alike = (
+            s
+            for s in known
+            if (s.environment, s.environment_settings) == (source.environment, source.environment_settings)
+        )
+        if (same := next(alike, None)) is not None:
+            kinds[rows_name] = kinds[same.dataset.name]
+            continue
+        known.append(source)
         e, template = source.environment_settings, str(encoder.processor.chat_template)
         for one in source.environment.described.values():  # the chat template must show what their tools return
             turns_of(encoder.with_tools(one.tools, e.calls, is_open=one.is_open))
@@ -279,7 +292,7 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = AL
             ),
         )
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
-        kinds[source.name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
+        kinds[rows_name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
     return kinds
 
 

@@ -247,7 +247,9 @@ class Source:
     def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput:
         """Return the input of the reward for one response. Images are decoded only if the reward needs them."""
         images = [self.dataset.image(media) for media in row.media] if self.reward.needs_images else []
-        return RewardInput(text, row.truth, row.columns, images, finish, num_tokens, prompt)
+        measures = self.environment is not None and self.environment.of(row).own_reward
+        measured = {"reward": 0.0} if measures else {}  # an episode puts its own in its place
+        return RewardInput(text, row.truth, row.columns, images, finish, num_tokens, prompt, measured=measured)
 
     def with_split(self, split: str) -> Source:
         """Return the same source for another split of its dataset."""

@@ -146,6 +146,11 @@ class PromptFeed:
         """Largest number of tokens behind a prompt; see `Recipe`."""
         return self.recipe.longest_response
 
+    @property
+    def all_sources(self) -> list[Source]:
+        """Sources of training and of validation."""
+        return [*self.sources, *(source for one in self.validation for source in one.sources)]
+
     @cached_property
     def training_rows(self) -> int:
         """Number of training rows of all sources."""

@@ -304,7 +304,7 @@ def _open_engine(session: Session, algorithm: Algorithm) -> Generator:
         feed.encoder,
         session.origin.files,
         say,
-        sources=feed.sources,
+        sources=feed.all_sources,
         world=learner.world,
         log=run.process_log,
         pending_bytes=learner.optimizer.pending_bytes(learner.policy.device),

@@ -23,7 +23,7 @@ def train_sft(session: Session) -> str:
     """
     recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
     policy, optimizer, progress = learner.policy, learner.optimizer, journal.progress
-    say, own = journal.watcher.message, {"sources": feed.sources, "world": feed.world}
+    say, own = journal.watcher.message, {"sources": feed.all_sources, "world": feed.world}
     generator = make_generator(recipe, policy, feed.encoder, say=say, **own, engine="torch")
     session.stack.callback(generator.close)
     keep_batches(learner.budgets, generator)

@@ -262,7 +262,7 @@ BAD: list[tuple[Form, str, str]] = [
     ("hermes", json_text('{"name": "f", "arguments": {"a": "\\ud800"}}'), "half of a surrogate pair"),
     ("hermes", json_text('{"name": "f", "arguments": {"a": ' + "[" * 60 + "]" * 60 + "}}"), "nests more than"),
     ("hermes", json_text("[" * 60_000), "nests more than"),
-    ("hermes", json_text('{"name": "f", "arguments": {"a": ' + "1" * 5000 + "}}"), "cannot be read"),
+    ("hermes", json_text('{"name": "f", "arguments": {"a": ' + "1" * 5000 + "}}"), "Exceeds the limit"),
     ("hermes", json_text(" " * MOST_CHARACTERS), "has more than 65,536 characters"),
     ("hermes", 'a <tool_call>{"name": "f"}', "the call is not closed: </tool_call> is missing"),
     ("hermes", "<tool_call>", "not closed"),
