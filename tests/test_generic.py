@@ -20,7 +20,7 @@ from vlmrl.tasks.taxonrl.rewards import REWARDS as TAXONRL_REWARDS
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 TASK_NAMES = {name for name in TASKS if name not in (DEFAULT, "figures")}
 """`table` is what an entry is that names no task: generic by nature, and an ordinary word. Reports have `figures`."""
-PLAIN_WORDS = {"pairs", "digits", "human", "counting", "grounding", "detection"}
+PLAIN_WORDS = {"pairs", "digits", "human", "counting", "grounding", "detection", "crop"}
 """Names of tasks that are ordinary words: refused as a whole text, not within one."""
 RANKS = {"kingdom", "phylum", "genus", "species"}
 """Ranks of a taxonomy; order, family and class are ordinary words."""
@@ -37,6 +37,7 @@ ALLOWED = {
     ("demo.py", "geometry3k"): "the other demo is of that task",
     ("demo.py", "grounding"): "the demo of boxes is of that task",
     ("demo.py", "counting"): "the demo of counts is of that task",
+    ("demo.py", "crop"): "the demo of a tool is of that task",
     ("demo.py", "distance"): "the demo is of that task",
     ("data/table_values.py", "human"): "who speaks in a conversation, as LLaVA's tables write it",
     ("diagnose/signs.py", "digits"): "a class of characters, no task",

@@ -27,6 +27,8 @@ TEXTS_FOR_TOKENIZER = 2000
 """Maximum number of dataset rows whose texts train the tokenizer."""
 ANY_REWARD = "exact_match"
 """Built-in reward that is used to open rows when no response is scored, because a source needs some reward."""
+TOOL_REPEATS = 50
+"""Number of times that the tokenizer reads the description of the tools, which every prompt shows."""
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 224 * 224
 """Bounds of an image's area in pixels after resizing by the tiny model's processor."""
 SHOWN = ("reward", "accuracy", "brier", "auc", "parse_failure")
@@ -48,6 +50,7 @@ class Demo:
         start: state at which the supervised training ends, in words.
         test: the rows of the test split, in words.
         unit: the independent units of the test split, in the plural.
+        tools: whether the model calls tools, whose descriptions its tokenizer should know.
     """
 
     prep: tuple[str, ...]
@@ -57,6 +60,7 @@ class Demo:
     start: str
     test: str
     unit: str
+    tools: bool = False
 
 
 DEMOS = {
@@ -95,6 +99,16 @@ DEMOS = {
         start="on 800 images, until about half of the counts are right",
         test="test images, which neither has seen",
         unit="images",
+    ),
+    "crop": Demo(
+        prep=("crop", "--synthetic", "1500", "--side", "224", "--seen", "56", "--places", "2", "--right-looks", "0.3"),
+        sft="crop_sft.toml",
+        rl="crop_tiny.toml",
+        data="drawn lines, too fine for the size at which the model sees them",
+        start="until it calls the tool, at a place that is often wrong, and reads what it shows",
+        test="test pictures, which neither has seen",
+        unit="pictures",
+        tools=True,
     ),
     "figures": Demo(
         prep=("figures", "--synthetic", "5000", "--simple", "--arrow-chance", "0", "--synthetic-bench", "600"),
@@ -138,12 +152,13 @@ class Paths:
         return self.out / f"report-{self.seed}.html"
 
 
-def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
+def make_model(data: Path, out: Path, *, seed: int, task: str = "table", rows: Path | None = None) -> int:
     """Write a tiny Qwen2.5-VL to `out`, with a tokenizer trained on the prompts and answers of some rows.
 
     Args:
         data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml), whose columns and prompts are then used.
         task: the task, for a dataset that does not name one.
+        rows: dataset in place of the recipe's first one.
     Returns: the number of parameters.
     Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when the recipe cannot be read,
         CheckpointError when `out` is not empty.
@@ -153,7 +168,8 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
     from vlmrl.recipe.schema import Data
 
     is_recipe = data.suffix == ".toml"
-    entries = load_recipe(data).recipe.data if is_recipe else [Data(path=str(data), task=task)]
+    own = [f"data.0.path={rows}"] if rows else []
+    entries = load_recipe(data, overrides=own).recipe.data if is_recipe else [Data(path=str(data), task=task)]
     try:
         texts = [text for entry in entries for text in _texts_of(entry)]
     except DataError as error:
@@ -168,6 +184,7 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table") -> int:
 def _texts_of(entry: Data) -> Iterator[str]:
     """Yield prompts and answers of the first rows of a `[[data]]` entry. Its reward is neither needed nor opened."""
     from vlmrl.data.dataset import INFO_FILE
+    from vlmrl.environments.calls import tools_text
     from vlmrl.recipe.schema import Reward
     from vlmrl.tasks.source import open_source
 
@@ -178,6 +195,8 @@ def _texts_of(entry: Data) -> Iterator[str]:
         yield from (message.content for message in source.messages(row))
         if not is_prepared:
             yield from (str(value) for value in row.truth.values())
+    if source.environment is not None:
+        yield from [tools_text(source.environment.of(rows[0]).tools, "hermes")] * TOOL_REPEATS
     if source.task.trace is not None:
         rng = random.Random(0)
         yield from (source.task.correct_response(row, rng) for row in rows)
@@ -215,7 +234,8 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], ta
     say(f"1/8  Data: {demo.data}")
     vlmrl("prep", *demo.prep, "--out", paths.data, "--force", say=say)
     say(f"2/8  Model: a tiny Qwen2.5-VL, made now in {paths.model}")
-    say(f"     {make_model(paths.data, paths.model, seed=seed):,} parameters")
+    shown, rows = (recipes / demo.sft, paths.data) if demo.tools else (paths.data, None)
+    say(f"     {make_model(shown, paths.model, seed=seed, rows=rows):,} parameters")
     common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
     if missing := missing_gpus():
         say(f"     On the CPU: {missing[0]}")

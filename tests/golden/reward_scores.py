@@ -10,7 +10,7 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.rewards.base import check_parts, combine, split_result
 from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
-from vlmrl.types import RewardInput
+from vlmrl.types import RewardInput, Turn
 
 FOLDER = Path(__file__).parent / "rewards"
 
@@ -29,7 +29,8 @@ def scored(name: str, args: Mapping[str, Any], inputs: Sequence[Mapping[str, Any
     names: list[str] = []
     for given in inputs:
         try:
-            parts = check_parts(split_result(spec.fn(RewardInput(**given)))[0], spec.ranges)
+            turns = tuple(Turn.of(turn) for turn in given.get("turns", ()))
+            parts = check_parts(split_result(spec.fn(RewardInput(**{**given, "turns": turns})))[0], spec.ranges)
             value = combine(parts, spec.weights)[0]
         except RewardError:
             rows.append(None)

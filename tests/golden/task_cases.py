@@ -126,6 +126,35 @@ def we_math_inputs() -> Iterator[Input]:
     yield given(frames[0].format("B"), {"answer": None})
 
 
+def crop_inputs() -> Iterator[Input]:
+    answers = ("rising", " Rising. ", "(B)", "b.", "B or C", "", "rising falling", "a" * 1001)
+    frames = (
+        "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "{}", "<think>a</think><answer>{}",
+        "<think>a</think><answer>{}</answer><answer>x</answer>", "<think><answer>{}</answer></think>",
+        "<tool_call>{}</tool_call>",
+    )  # fmt: skip
+    for answer in answers:
+        for frame in frames:
+            for truth in ("rising", "B"):
+                yield given(frame.format(answer), {"answer": truth})
+    yield given(frames[0].format("rising"), {"answer": None})
+    yield given(frames[0].format("rising"), {"answer": "rising"}, "length")
+    yield from episode_inputs()
+
+
+def episode_inputs() -> Iterator[Input]:
+    """One to four calls, some of which fail, and a right or a wrong last turn."""
+    plain: dict[str, Any] = {"media": [], "calls": [], "errors": 0}
+    call = {**plain, "role": "assistant", "text": "<tool_call>", "calls": [{"name": "zoom", "arguments": {}}]}
+    for number in range(5):
+        for errors in (0, 1):
+            for last in ("<think>a</think><answer>rising</answer>", "<answer>no</answer>", ""):
+                turns = [call, {**plain, "role": "tool", "text": "image 1", "errors": errors}] * number
+                turns.append({**plain, "role": "assistant", "text": last})
+                text = "\n".join(turn["text"] for turn in turns if turn["role"] == "assistant")
+                yield {**given(text, {"answer": "rising"}), "turns": turns}
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
@@ -155,4 +184,7 @@ TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "we_math": ([{}, {"thought": "optional"}], list(we_math_inputs())),
     "rllava_we_math": ([{}, {"format_weight": 0.5}], list(we_math_inputs())),
     "rllava_box": ([{}, {"format_weight": 0.25}], list(box_inputs())),
+    "crop": ([{}, {"thought": "optional"}], list(crop_inputs())),
+    "rllava_crop": ([{}], list(crop_inputs())),
+    "tool_use": ([{}], list(episode_inputs())),
 }

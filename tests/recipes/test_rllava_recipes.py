@@ -60,9 +60,20 @@ def test_a_recipe_has_the_cells_of_its_script(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_recipe_changes_few_keys_of_another(path: Path) -> None:
     raw = parse_toml(path.read_text("utf-8"))
-    assert raw.pop("extends") in ("../math_3b.toml", "../text_math_2b.toml", "grpo.toml")
-    assert sum(len(table) for table in raw.values()) <= 7
-    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online")
+    assert raw.pop("extends") in ("../math_3b.toml", "../text_math_2b.toml", "../crop_7b.toml", "grpo.toml")
+    assert sum(len(table) for table in raw.values() if isinstance(table, dict)) <= 7
+    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online", "deepeyes")
+
+
+def test_deepeyes_has_the_lengths_and_the_reward_of_its_script() -> None:
+    recipe = load_recipe("rllava/deepeyes").recipe
+    assert (recipe.model.path, recipe.rollout.samples_per_prompt) == ("Qwen/Qwen3-VL-4B-Instruct", 8)
+    assert (recipe.rollout.max_prompt_tokens, recipe.rollout.max_new_tokens, recipe.environment.turns) == (
+        6144,
+        2048,
+        2,
+    )
+    assert recipe.environment.name == ":DeepEyes" and recipe.reward.profile == "rllava" and recipe.rewards == []
 
 
 def test_the_page_names_every_recipe_and_no_other() -> None:

@@ -62,8 +62,8 @@ def demo(
 
     A tiny vision-language model with random weights learns to compare real handwritten digits: supervised start,
     reinforcement learning, evaluation on held-out rows, merge, reward check and report. With --task it learns to find
-    shaded areas on squared paper (geometry), the box of a shape (boxes), the number of shapes (counting) or the
-    SVG code of a figure (figures).
+    shaded areas on squared paper (geometry), the box of a shape (boxes), the number of shapes (counting), the
+    SVG code of a figure (figures), or to look at the right place with a tool (crop).
 
     --model-only makes only the tiny model, for data of your own. With it, check, try, train and eval run on this
     machine before you pay for a GPU. If the columns of a table are not recognised, give the recipe instead of the

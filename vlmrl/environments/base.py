@@ -55,7 +55,8 @@ class Start:
     Args:
         columns: columns of the row, without its truth.
         images: the images of the prompt, PIL RGB as stored.
-        seen_sizes: (width, height) of each image as the model saw it; () = unknown.
+        seen_sizes: (width, height) of each image as the model saw it: those of the prompt, then those that tools have
+            shown in earlier turns; () = unknown.
         seed: seed of the episode.
         prompt: the prompt as text.
     """

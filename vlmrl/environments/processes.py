@@ -278,9 +278,14 @@ class EnvironmentPool:
         self._ask(episode, {"reset": body}, [pixels_of(image) for image in start.images])
         self._forks.add([[episode.ticket.hex()]])
 
-    def turn(self, key: Any, text: str, *, in_thought: bool = False) -> None:
-        """Give a turn of the policy to its environment. `in_thought`: the prompt has opened a thought for it."""
-        self._ask(self._episodes[key], {"turn": text, "in_thought": in_thought})
+    def turn(self, key: Any, text: str, *, in_thought: bool = False, seen_sizes: Sequence[Size] = ()) -> None:
+        """Give a turn of the policy to its environment.
+
+        Args:
+            in_thought: the prompt has opened a thought for it.
+            seen_sizes: of all images that tools have shown in earlier turns.
+        """
+        self._ask(self._episodes[key], {"turn": text, "in_thought": in_thought, "seen_sizes": list(seen_sizes)})
 
     def replay(self, key: Any, calls: Sequence[Call]) -> None:
         """Run the calls of a turn that was read before; the name "" is one that could not be read."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -219,6 +219,9 @@ class Episode:
             if "reset" in body:
                 return self._reset(body["reset"], blobs)
             if "turn" in body:
+                own = self.start.seen_sizes[: len(self.start.images)]
+                shown = ((w, h) for w, h in body.get("seen_sizes", ()))
+                self.start = replace(self.start, seen_sizes=(*own, *shown))
                 return self._turn(self._calls(body), lambda number: channel.answer(number, {}))
             return self._end(), []
 

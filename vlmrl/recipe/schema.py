@@ -163,7 +163,7 @@ class Data(RecipeTable):
     """Several rewards of this source, each in a table `[[data.rewards]]`; default: `[[rewards]]` if the source names no
     `reward`."""
     environment: Annotated[str | None, ENVIRONMENT, FILE_OR_NAME] = None
-    """Environment of this source, as path/to/file.py:name; "none" = its responses are one turn. Default:
+    """Environment of this source, as path/to/file.py:name or :NAME; "none" = its responses are one turn. Default:
     `[environment] name`."""
     _default_rewards: list[ListedReward] = PrivateAttr(default_factory=list)
     _environment: Environment = PrivateAttr(default_factory=lambda: Environment())
@@ -231,9 +231,9 @@ class Environment(RecipeTable):
     name: Annotated[str, ENVIRONMENT, FILE_OR_NAME] = ""
     """Tools as path/to/file.py:name: a typed function, a list of functions, a class whose public methods are the tools
     (TRL's `environment_factory` form), a tool class of verl, a client class of OpenEnv, or a dict of classes, chosen by
-    the rows' column `environment`. Left out = a response is one turn."""
+    the rows' column `environment`. `:NAME` is NAME in the file of the task. Left out = a response is one turn."""
     args: Annotated[dict[str, Any], ENVIRONMENT] = {}
-    """Keyword arguments of the class."""
+    """Keyword arguments of the class; they replace those that the task binds to its own one."""
     calls: Annotated[Literal["auto", "hermes", "qwen_xml", "gemma4", "glm"], ENVIRONMENT] = "auto"
     """Form in which the model writes calls; auto = that of its chat template."""
     turns: Annotated[PositiveInt, ENDING] = 4

@@ -59,6 +59,9 @@ GENERAL: dict[str, Builtin] = {
     "ending": Builtin(
         text_rewards.ending, "-1 for a response that the token limit cut, or that is too short", version=1
     ),
+    "tool_use": Builtin(
+        text_rewards.tool_use, "a tool has answered a call; behind a gate, beside a right answer alone", version=1
+    ),
     "math": Builtin(
         math_rules.math,
         "the last box is the expected number, expression, set, interval or option; runs in workers",

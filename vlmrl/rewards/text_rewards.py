@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 from vlmrl.errors import RewardError, unknown
@@ -222,6 +223,21 @@ def ending(*, min_tokens: int = 0, ended: float = 0.0) -> RewardSpec:
     measure = partial(measure_ending, min_tokens=min_tokens)
     spec = _part("ending", lambda x: measure(x) or float(ended))
     return replace(spec, ranges={"ending": (-1.0, float(ended))})
+
+
+def tool_use() -> RewardSpec:
+    """Return a reward. Part `tool_use`: 1 if a tool has answered a call of the episode without an error, else 0.
+
+    Behind a gate, tools are paid only beside a right answer: gate = "task.accuracy".
+    """
+    fn = lambda x: {"tool_use": float(answered_calls(x) > 0)}  # noqa: E731
+    return RewardSpec("tool_use", fn, {"tool_use": UNIT}, {"tool_use": 1.0}, pure=True)
+
+
+def answered_calls(x: RewardInput) -> int:
+    """Return the number of calls of an episode that a tool has answered without an error."""
+    turns = pairwise(x.turns)
+    return sum(max(0, len(turn.calls) - answer.errors) for turn, answer in turns if answer.role == "tool")
 
 
 def _part(name: str, measure: Callable[[RewardInput], float]) -> RewardSpec:

@@ -306,7 +306,8 @@ class EpisodeEngine(Generator):
         ids = [i for i in sample.token_ids if i not in e.params.stop_ids]
         # Some families write calls with special tokens, which the text for people lacks.
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        e.kind.pool.turn(e.key, text, in_thought=e.in_thought)
+        seen = [size for segment in e.segments for size in segment.seen_sizes]
+        e.kind.pool.turn(e.key, text, in_thought=e.in_thought, seen_sizes=seen)
 
     def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
         """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""

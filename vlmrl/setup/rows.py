@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
+from vlmrl.environments.calls import turn_text
 from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.checks import check_recipe
@@ -47,8 +48,9 @@ from vlmrl.setup.prompts import (
 )
 from vlmrl.store.layout import CHECKED
 from vlmrl.tasks.attack import responding
+from vlmrl.tasks.base import Task
 from vlmrl.tasks.positions import Fit, caption_of, save_overlays
-from vlmrl.types import RewardInput, Row, Score
+from vlmrl.types import Message, RewardInput, Row, Score, Turn
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -320,7 +322,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
     rows = sample_rows(source, REWARD_ROWS)
     try:
         if source.task.trace is not None:
-            traces = [source.task.correct_response(row, random.Random(i)) for i, row in enumerate(rows)]
+            traces = [_correct(source.task, row, i) for i, row in enumerate(rows)]
             scores = _scored(loaded, source, rows, traces, "correct", place)
             facts.take(scores)
             facts.correct = fmean(score.value for score in scores)
@@ -392,8 +394,22 @@ def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[
     return [Problem(message, where, hint, "warning")]
 
 
+def _correct(task: Task, row: Row, seed: int) -> str | list[Turn]:
+    """Return a correct response: a text, or the turns of an episode."""
+    turns = [
+        Turn(turn.role, turn.content) if isinstance(turn, Message) else Turn("assistant", turn_text(turn, "hermes"))
+        for turn in task.correct_turns(row, random.Random(seed))
+    ]
+    return turns[0].text if len(turns) == 1 else turns
+
+
 def _scored(
-    loaded: LoadedRecipe, source: Source, rows: Sequence[Row], texts: Sequence[str], kind: str, place: ServicePlace
+    loaded: LoadedRecipe,
+    source: Source,
+    rows: Sequence[Row],
+    given: Sequence[str | list[Turn]],
+    kind: str,
+    place: ServicePlace,
 ) -> list[Score]:
     """Return the scores of one response per row.
 
@@ -402,8 +418,8 @@ def _scored(
     Raises: RewardError if the reward fails, hangs, or scores none of the responses.
     """
     inputs: list[RewardInput] = []
-    for row, text in zip(rows, texts, strict=True):
-        x = responding(source.reward_input(row, text, "stop", 0, ""), text)
+    for row, response in zip(rows, given, strict=True):
+        x = responding(source.reward_input(row, "", "stop", 0, ""), response)
         inputs.append(replace(x, media=row.media, seen_sizes=tuple((m.width, m.height) for m in row.media)))
     with Scorer(source.reward, source.weights, **scorer_limits(loaded), place=place) as scorer:
         scores = scorer.score(inputs, strict=True, rows=[row.place for row in rows])

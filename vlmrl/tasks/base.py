@@ -317,6 +317,8 @@ class Task:
         prep: options -> split -> rows (tasks/own_prep.py), for `vlmrl prep file.py:function`. Its parameters are the
             options of the command; an option without a default is required.
         file: kind of file that a response contains; `vlmrl generate --images` writes it. None = responses are texts.
+        environments: path of a Python file: `environment.name = ":NAME"` is NAME in it. Of a user's task, its own file.
+        environment_args: arguments that the task binds to a class there; those of the recipe replace them.
         own: the file of a user's own task (tasks/user_task.py).
         variant: name of the task's variant (`TaskEntry.variants`): it sets how much a response must state. "" = the
             task has no variants.
@@ -350,6 +352,8 @@ class Task:
     notes: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, tuple[str, str]]] = lambda truths: {}
     prep: Callable[..., Mapping[str, Iterable[NewRow | LeftOut]]] | None = None
     file: ResponseFile | None = None
+    environments: str = ""
+    environment_args: Mapping[str, Any] = field(default_factory=dict)
     own: OwnFile | None = None
 
     @property
@@ -383,6 +387,18 @@ class Task:
             raise DataError(f"task `{self.name}` writes no correct responses", where=row.place)
         sizes = tuple(seen_sizes) or tuple((media.width, media.height) for media in row.media)
         return traced_turns(self.trace(row, rng, sizes) if self.trace_sees else self.trace(row, rng), row.place)
+
+    def named_environment(self, name: str, args: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """Return the name and the arguments of an environment: `:NAME` is NAME in the file `environments`.
+
+        Raises: RecipeError if there is no such file.
+        """
+        if not name.startswith(":"):
+            return name, args
+        if not self.environments:
+            message = f"task `{self.name}` has no environments of its own, such as `{name}`"
+            raise RecipeError(message, where="[environment] name", hint="name one as path/to/file.py:name")
+        return f"{self.environments}{name}", {**self.environment_args, **args}
 
     def measured(self, truth: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the numbers that `outcome` measures on a response to a row with this truth."""

@@ -307,7 +307,7 @@ def make_source(
     text, path = _template(data, task) if template is None else template
     spec, weights = reward_of(data, reward, task, scored)
     settings = data.own_environment
-    environment = settings and load_environment(settings.name, settings.args)
+    environment = settings and load_environment(*task.named_environment(settings.name, settings.args))
     users = [single.user.source for single in spec.singles if single.user]
     learn(filter(None, (text, data.system, *users, environment and environment.user.code, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))

@@ -316,6 +316,7 @@ def load_own(name: str, info: Mapping[str, Any]) -> Task:
         name=name,
         profiles=profiles,
         own=file,
+        environments=path_text,
         template_file=task.template_file or f"template of {path_text}",
         **watched,
     )

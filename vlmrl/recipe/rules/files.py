@@ -153,11 +153,16 @@ def _tasks(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _environments(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find files of environments that are missing, are not Python, or lack the name. The files are not run."""
+    """Find files of environments that are missing, are not Python, or lack the name. The files are not run.
+
+    `:NAME` is a name in the file of the task, which is known when the data are opened.
+    """
     named: list[tuple[Key, str | None]] = [(("environment", "name"), loaded.recipe.environment.name)]
     named += [(("data", i, "environment"), data.environment) for i, data in enumerate(loaded.recipe.data)]
     for key, name in named:
-        if name and name != NO_ENVIRONMENT and (problem := _function_problem(loaded, key, name, "environment")):
+        if not name or name == NO_ENVIRONMENT or name.startswith(":"):
+            continue
+        if problem := _function_problem(loaded, key, name, "environment"):
             yield problem
 
 
