@@ -436,8 +436,8 @@ def _shown(result: Any, measured: dict[str, float]) -> Iterator[Any]:
                 yield "\n" + part if isinstance(part, str) and after_text else part
                 after_text = isinstance(part, str)
     else:
-        if hasattr(result, "tolist") and getattr(result, "ndim", 0) < 2:  # a number or a list of numpy
-            result = result.tolist()
+        if getattr(result, "ndim", 2) < 2:  # a number or a list of numpy
+            result = getattr(result, "tolist", lambda: result)()
         try:
             yield json.dumps(result, ensure_ascii=False)
         except (TypeError, ValueError):
