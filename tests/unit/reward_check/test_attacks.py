@@ -130,6 +130,7 @@ UNFORMED = (
     "grounding",
     "detection",
     "figures",
+    "crop",
 )
 """Tasks of other forms, which have tests of their own."""
 
