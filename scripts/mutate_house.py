@@ -122,7 +122,12 @@ MUTANTS: list[Mutant] = [
     ),
     (PROCESSES, "kill_all(lambda: [*descendants(pid), pid])", "pass", OF_PROCESSES),
     (EPISODES, '"length" if ending in EPISODE_LIMITS else "stop"', '"stop"', OF_EPISODES),
-    (EPISODES, "hash64(e.seed, e.num_turns) >> 1 if e.num_turns else e.seed", "e.seed", OF_EPISODES),
+    (
+        EPISODES,
+        "hash64(first.seed, first.num_turns) >> 1 if first.num_turns else first.seed",
+        "first.seed",
+        OF_EPISODES,
+    ),
     (EPISODES, "len(more.prompt_ids) + e.params.max_new_tokens >", "len(more.prompt_ids) >", OF_EPISODES),
     (EPISODES, "    if held + len(images) > limits.images:", "    if False:", OF_EPISODES),
     (TURNS, "if encoded.prompt_ids[:1] != (last_id,):", "if True:", OF_TURNS),

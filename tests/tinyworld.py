@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
-from vlmrl.data.images import decode_image
+from vlmrl.data.turns import encode_tail
 from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.types import Media, Message, Row, Sample, Segment
@@ -125,12 +125,7 @@ def sampler_gap(
     """
 
     def tail(sample: Sample) -> tuple[Any, ...]:
-        media = [m for part in sample.segments for m in part.media]
-        if not media:
-            return ()
-        assert encoder is not None
-        images = [decode_image(sample.files[m.sha256]) for m in media]
-        return encoder.encode_tail(sample.token_ids, media, images, "an episode")
+        return encode_tail(encoder, sample.segments, sample.files, "an episode") if encoder else ()
 
     gaps = []
     for request, samples in zip(requests, answers, strict=True):

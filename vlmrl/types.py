@@ -64,6 +64,10 @@ TracePart = str | Call
 """Part of an assistant's turn in a trace: a text, or a call, which is written in the form of the model's family."""
 
 
+GREY = (128, 128, 128)
+"""Colour of a blank image in the place of a true one, RGB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of an episode for rewards and people: special tokens are removed, tool calls are parsed.

@@ -129,7 +129,7 @@ class Quick(Slow):
 
 
 class Counted:
-    """What vLLM took from its cache: (whole blocks of the turns before, those of them that it did not compute)."""
+    """Counts of vLLM's cache by turn: (whole blocks of the turns before, those of them that it did not compute)."""
 
     def __init__(self, engine: Any) -> None:
         self.known: dict[tuple[int, ...], int] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from vlmrl.data.dataset import Dataset, WrappedDataset
 from vlmrl.data.images import BoundedCache, image_hash
 from vlmrl.errors import DataError, RecipeError, listed
-from vlmrl.types import Media, Row, hash64
+from vlmrl.types import GREY, Media, Row, hash64
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -152,8 +152,6 @@ def _size(media: Media) -> tuple[int, int]:
 
 ChangeKind = Literal["blank", "shuffled", "noise", "low"]
 KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
-GREY = (128, 128, 128)
-"""Colour of a blank image, RGB."""
 LOW_SIDE = 32
 """Longer side in pixels that `low` scales an image down to, if no other is given."""
 DESCRIPTIONS: Mapping[ChangeKind, str] = {

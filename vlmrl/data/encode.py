@@ -248,7 +248,7 @@ class Encoder:
 
     @cached_property
     def _shows_schemas(self) -> bool:
-        """Whether the chat template writes the description of a tool, and its guarded control tokens as is."""
+        """Ability of the chat template to write the description of a tool, its guarded control tokens as they are."""
         description = self.control.guard(PROBE + "".join(self.control.names[:1]))
         parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
         function = {"name": "probe_tool", "description": description, "parameters": parameters}

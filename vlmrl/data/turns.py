@@ -8,19 +8,21 @@ templates that would write earlier turns differently when they render the whole 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vlmrl.data.chat_template import IMAGE_SLOT, ControlTokens
 from vlmrl.data.encode import EncodedPrompt, Encoder
+from vlmrl.data.images import decode_image
 from vlmrl.errors import DataError
 from vlmrl.model.packing import join_images
-from vlmrl.types import Media, Message, Row
+from vlmrl.types import Media, Message, Row, Segment
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
     Part = str | Image
     """Part of an observation. A place for an image is a part, so `<image>` in a text is a word."""
@@ -135,9 +137,8 @@ class TurnEncoder:
     def _require_role(self) -> None:
         """Raise a DataError unless observations can be shown in this role."""
         for shape in _SHAPES:
-            self._frame(shape, False)
-            texts = _probe_texts(shape)
-            if self._suffix(_content(shape, texts), second=True) != self._suffix(_content(shape, texts)):
+            frame, texts = self._frame(shape, False), _probe_texts(shape)
+            if self._suffix(_content(shape, texts), second=True) != frame.filled(frame.trimmed(texts)):
                 raise DataError("what is written around it depends on the turns before it")
 
     def _suffix(self, content: str, second: bool = False, is_first: bool = False) -> str:
@@ -177,6 +178,19 @@ class TurnEncoder:
         if frame.filled(frame.trimmed(texts)) != self._suffix(_content(shape, texts), is_first=is_first):
             raise DataError("its text is not written as it is")
         return frame
+
+
+def encode_tail(
+    encoder: Encoder, segments: Sequence[Segment], files: Mapping[str, bytes], place: str
+) -> tuple[tuple[int, ...], dict[str, Tensor]]:
+    """Return the kinds and image tensors of a response whose tools showed images; see `Encoder.encode_tail`.
+
+    Args:
+        files: sha256 -> image file.
+    """
+    media = [m for segment in segments for m in segment.media]
+    images = [decode_image(files[m.sha256]) for m in media]
+    return encoder.encode_tail([i for segment in segments for i in segment.ids], media, images, place)
 
 
 def without_first(encoded: EncodedPrompt, last_id: int) -> EncodedPrompt:

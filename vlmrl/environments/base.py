@@ -109,6 +109,12 @@ class EnvironmentLimits:
     calls: int = 8
     grey_images: bool = False
 
+    @classmethod
+    def of(cls, settings: Any, workers: int) -> EnvironmentLimits:
+        """Return the limits of a recipe's table `[environment]`, with the number of workers of this process."""
+        s = settings
+        return cls(s.tool_seconds, s.memory_mb, workers, s.image_pixels, grey_images=s.grey_images)
+
 
 def row_fields(
     columns: Mapping[str, Any], truth: Mapping[str, Any], takes: Mapping[str, bool] | None

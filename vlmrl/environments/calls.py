@@ -182,6 +182,11 @@ def turn_text(parts: Sequence[TracePart] | Message, form: Form, guard: Callable[
     return text
 
 
+def end_of_thought(text: str) -> str:
+    """Return the mark that ends the thought which a prompt begins at its end, as some families do; "" if none."""
+    return next((end for begin, end in THOUGHTS.items() if text.rstrip().endswith(begin)), "")
+
+
 def form_of(template: str) -> str:
     """Return the name of the format that a chat template speaks, from its marks; "hermes" if it has none."""
     if "<|tool_call>" in template:

@@ -43,8 +43,10 @@ _WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true o
 _CONTAINERS: Mapping[Any, tuple[str, str]] = {
     list: ("array", "a list"), tuple: ("array", "a list"), dict: ("object", "an object")
 }  # fmt: skip
-_TYPES = "str, int, float, bool, list[T], tuple[T, ...], dict[str, T], Literal[...], an Enum, Any, or unions of these"
-_TYPES += "; a parameter annotated `Start` (vlmrl.environments.base) is filled in"
+_TYPES = (
+    "str, int, float, bool, list[T], tuple[T, ...], dict[str, T], Literal[...], an Enum, Any, or unions of these; "
+    "a parameter annotated `Start` (vlmrl.environments.base) is filled in"
+)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,4})?")
 _ENTRY = re.compile(r"(\w+(?:, \w+)*)\s*(?:\([^()]*\))?:\s*(.*)")
 _MISSING = inspect.Parameter.empty

@@ -35,11 +35,11 @@ from vlmrl.environments.base import (
 )
 from vlmrl.environments.calls import BadCall, read_calls
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
-from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.errors import RewardError
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.rewards.worker import Guard, describe_error, import_source
-from vlmrl.types import Call
+from vlmrl.types import GREY, Call
 from vlmrl.workers.frames import WHOLE, Channel
 from vlmrl.workers.serve import Answer, Handler, limit_memory
 
@@ -49,8 +49,6 @@ MOST_ERROR_CHARS = 200
 MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
 """Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
-GREY = (128, 128, 128)
-"""Colour of an image in the place of a tool's own, RGB."""
 FAULT = "fault"
 """Field of an answer whose environment raised outside a tool."""
 Part = str | bytes
@@ -311,7 +309,7 @@ class Episode:
             return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB"), True, False
         except ToolError as error:
             return _error(str(error)), True, False
-        except (RewardUnavailable, RewardError):  # the policy is not to learn from it
+        except RewardError:  # the policy is not to learn from it
             raise
         except (Exception, SystemExit) as error:
             with suppress(Exception):
@@ -364,25 +362,33 @@ class Episode:
             raise RewardError(f"get_reward returned {reward!r}, which is not a number") from None
 
 
+def _reset_of(target: Any) -> inspect.Signature | None:
+    """Return the signature of a class's reset, without self; None = there is no reset."""
+    reset = getattr(target, "reset", None) if inspect.isclass(target) else None
+    if reset is None:
+        return None
+    signature = inspect.signature(reset)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 def _takes(target: Any) -> dict[str, bool] | None:
     """Return the parameters of a class's reset, and whether each is `**row`; None = there is no reset."""
-    if not inspect.isclass(target) or (reset := getattr(target, "reset", None)) is None:
-        return None
-    parameters = list(inspect.signature(reset).parameters.items())[1:]  # without self
-    return {name: p.kind is p.VAR_KEYWORD for name, p in parameters}
+    own = _reset_of(target)
+    return None if own is None else {name: p.kind is p.VAR_KEYWORD for name, p in own.parameters.items()}
 
 
 def _required(target: Any) -> list[str]:
     """Return the parameters of a class's reset that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = list(inspect.signature(target.reset).parameters.values())[1:]
+    own = _reset_of(target)
+    parameters = own.parameters.values() if own else ()
     return [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
 
 
 def _shows(target: Any) -> bool:
     """Return whether a class has a reset that may show something: it is not annotated to return None."""
-    reset = getattr(target, "reset", None) if inspect.isclass(target) else None
-    return reset is not None and inspect.signature(reset).return_annotation not in (None, "None")
+    own = _reset_of(target)
+    return own is not None and own.return_annotation not in (None, "None")
 
 
 def _over_time(number: int, frame: Any) -> None:

@@ -17,20 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmrl.data.encode import Encoder
-from vlmrl.data.images import decode_image
-from vlmrl.errors import RewardError
+from vlmrl.data.turns import encode_tail
 from vlmrl.evaluate.trial import choose_rows
 from vlmrl.model.load import share_prefix
 from vlmrl.model.model_facts import usable_memory
 from vlmrl.model.packing import PromptTokens, TrainItem, join_images, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
-from vlmrl.rollout.sample import encode_prompt, sample_rollouts
+from vlmrl.rollout.sample import encode_prompt, require_environment, sample_rollouts
 from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model
 from vlmrl.setup.sources import open_sources
-from vlmrl.types import Sample, Segment, name_row
+from vlmrl.types import Segment, name_row
 
 SAMPLES = 3
 MAX_RESPONSE_TOKENS = 48
@@ -157,9 +155,8 @@ def deep_check(recipe: Recipe, runs_root: Path, *, prompts: int) -> Parity:
     items: list[TrainItem] = []
     for group, rollout in enumerate(rollouts):
         for k, sample in enumerate(rollout.samples):
-            if sample.fault:
-                raise RewardError(f"the environment failed: {sample.fault}", where=rollout.prompt.row.place)
-            parts, tail = sample.segments, _tail(encoder, sample)
+            require_environment(sample, rollout.prompt.row.place)
+            parts, tail = sample.segments, encode_tail(encoder, sample.segments, sample.files, "an episode")
             if not parts:
                 # Different lengths on purpose: an untrained model writes every response up to the limit.
                 keep = max(1, len(sample.token_ids) * (SAMPLES - k) // SAMPLES)
@@ -180,13 +177,6 @@ def _short(processor: Any, ids: Sequence[int]) -> str:
     if not (token := getattr(processor, "image_token", None)):
         return text
     return re.sub(f"(?:{re.escape(token)}){{2,}}", lambda m: f"{token} x {len(m[0]) // len(token)}", text)
-
-
-def _tail(encoder: Encoder, sample: Sample) -> tuple[Any, ...]:
-    """Return the kinds and image tensors of a response with images in it, as of `TrainItem`."""
-    media = [m for part in sample.segments for m in part.media]
-    images = [decode_image(sample.files[m.sha256]) for m in media]
-    return encoder.encode_tail(sample.token_ids, media, images, "an episode")
 
 
 def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *, tokens_per_row: int) -> Parity:

@@ -78,8 +78,7 @@ def _pool(saved: SavedResponses, source: str) -> tuple[EnvironmentPool, list[str
     now, e = max(zip(loaded, settings, strict=True), key=lambda pair: pair[0].user.sha256 == record["sha256"])
     fresh = redact_value(now.record)
     changed = ["code" if key == "sha256" else str(key) for key in fresh if fresh[key] != record.get(key)]
-    limits = EnvironmentLimits(e.tool_seconds, e.memory_mb, e.workers or 2 * usable_cores(), e.image_pixels)
-    return EnvironmentPool(now, "hermes", limits), changed
+    return EnvironmentPool(now, "hermes", EnvironmentLimits.of(e, e.workers or 2 * usable_cores())), changed
 
 
 def _differences(pool: EnvironmentPool, episodes: Mapping[int, Episode], read: Any) -> Iterator[tuple[int, Any]]:

@@ -22,7 +22,7 @@ from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
 from vlmrl.data.turns import TurnEncoder, followed, without_first
 from vlmrl.environments.base import CUT_MARK
-from vlmrl.environments.calls import THOUGHTS
+from vlmrl.environments.calls import end_of_thought
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.types import (
@@ -178,7 +178,7 @@ class EpisodeEngine(Generator):
             _Episode((number, k), kind, encoder, request.seed + k, prompt, params, request.script)
             for k in range(request.num_samples)
         ]
-        in_thought = _opens_thought(prompt.text)
+        in_thought = bool(end_of_thought(prompt.text))
         for e in episodes:
             self._episodes[e.key], e.in_thought = e, in_thought
             start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
@@ -279,16 +279,13 @@ class EpisodeEngine(Generator):
             finish = "stop" if 0 < len(ids) <= e.params.max_new_tokens else "length"
             self._take_turn(e, Sample(ids, "", (math.nan,) * len(ids), finish, self.version, e.seed))
             return
-        first, whole = episodes[0], len(episodes) == len(self._groups[episodes[0].key[0]])
-        alike = whole and not first.num_turns and all(e.segments == first.segments for e in episodes)
-        if alike and not self.inner.admits:
-            self._turns[self.inner.submit(SamplingRequest(first.prompt, len(episodes), first.seed), first.params)] = [
-                *episodes
-            ]
-            return
-        for e in episodes:
-            seed = hash64(e.seed, e.num_turns) >> 1 if e.num_turns else e.seed
-            self._turns[self.inner.submit(SamplingRequest(e.prompt, 1, seed), e.params)] = [e]
+        whole = len(episodes) == len(self._groups[e.key[0]])
+        alike = whole and not e.num_turns and all(one.segments == e.segments for one in episodes)
+        for batch in [list(episodes)] if alike and not self.inner.admits else [[one] for one in episodes]:
+            first = batch[0]
+            seed = hash64(first.seed, first.num_turns) >> 1 if first.num_turns else first.seed
+            request = SamplingRequest(first.prompt, len(batch), seed)
+            self._turns[self.inner.submit(request, first.params)] = batch
 
     def _take_turn(self, e: _Episode, sample: Sample) -> None:
         """Add a turn of the policy, and give it to the environment."""
@@ -375,7 +372,7 @@ class EpisodeEngine(Generator):
         e.segments.append(
             Segment(role, more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
         )
-        e.prompt, e.in_thought = followed(e.prompt, sampled, more), _opens_thought(seen.text)
+        e.prompt, e.in_thought = followed(e.prompt, sampled, more), bool(end_of_thought(seen.text))
         self._next.append(e)
         return None
 
@@ -456,11 +453,6 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
     for name in sorted({name for x in episodes for name in x.measured}):
         metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
     return metrics
-
-
-def _opens_thought(text: str) -> bool:
-    """Return whether a prompt ends with the beginning of a thought, as some families write it for every turn."""
-    return text.rstrip().endswith(tuple(THOUGHTS))
 
 
 def _picture(file: bytes) -> Any:

@@ -245,12 +245,7 @@ def submit(session: ScoringSession, index: int, rollout: Rollout) -> None:
         if sample.is_outage and session.rule.on_outage != "raise":
             session.outages.append(_fault_words(sample))
         elif sample.fault and session.strict:
-            kind, hint = (
-                (RewardUnavailable, "start the service that it needs, then begin again")
-                if sample.is_outage
-                else (RewardError, "a tool that fails is no fault: it may raise")
-            )
-            raise kind(_fault_words(sample), where=name_row(name, row, k), hint=hint)
+            require_environment(sample, name_row(name, row, k))
     inputs = _reward_inputs(rollout)
     session.submit(index, name, inputs, [name_row(name, row, x.sample) for x in inputs])
 
@@ -329,6 +324,15 @@ def _group(rollout: Rollout, scored: GroupScores) -> Group:
         for k, (sample, (score, seconds)) in enumerate(zip(rollout.samples, pairs, strict=True))
     ]
     return Group(rollout.prompt.row, rollout.prompt.encoded.text, tuple(samples))
+
+
+def require_environment(sample: Sample, where: str) -> None:
+    """Raise a RewardUnavailable or RewardError if the environment of an episode failed."""
+    if sample.is_outage:
+        hint = "start the service that it needs, then begin again"
+        raise RewardUnavailable(_fault_words(sample), where=where, hint=hint)
+    if sample.fault:
+        raise RewardError(_fault_words(sample), where=where, hint="a tool that fails is no fault: it may raise")
 
 
 def _fault_words(sample: Sample) -> str:

@@ -23,7 +23,7 @@ from vlmrl.data.turns import TurnEncoder
 from vlmrl.dist.world import ALONE, World
 from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.calls import form_of
-from vlmrl.environments.processes import EnvironmentPool
+from vlmrl.environments.processes import EnvironmentPool, LoadedEnvironment
 from vlmrl.errors import CheckpointError, EngineError, Load
 from vlmrl.model.device_memory import free_bytes, memory_use
 from vlmrl.model.load import (
@@ -41,7 +41,7 @@ from vlmrl.model.model_facts import usable_memory
 from vlmrl.model.policy import Policy
 from vlmrl.model.stored_weights import set_loaded_whole
 from vlmrl.recipe.rules.engine import why_whole
-from vlmrl.recipe.schema import Lora, Model, Recipe
+from vlmrl.recipe.schema import Environment, Lora, Model, Recipe
 from vlmrl.recipe.tables import GREEDY, EvalSetting
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.episodes import EpisodeEngine, EpisodeKind, EpisodeLimits
@@ -260,39 +260,24 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = AL
     """
     kinds: dict[str, EpisodeKind] = {}
     turns_of = cache(TurnEncoder)  # one for each encoder, so for each set of tools
-    known: list[Source] = []
+    known: list[tuple[tuple[LoadedEnvironment, Environment], EpisodeKind]] = []
     for source in sources:
-        rows_name = (
-            source.dataset.name
-        )  # what its rows call their source: a file of validation has another than training
-        if source.environment is None or rows_name in kinds:
+        # What rows call their source: those of a file of validation have another name than those of training.
+        name, e = source.dataset.name, source.environment_settings
+        if source.environment is None or name in kinds:
             continue
-        alike = (
-            s
-            for s in known
-            if (s.environment, s.environment_settings) == (source.environment, source.environment_settings)
-        )
-        if (same := next(alike, None)) is not None:
-            kinds[rows_name] = kinds[same.dataset.name]
+        own = (source.environment, e)
+        if (same := next((kind for other, kind in known if other == own), None)) is not None:
+            kinds[name] = same
             continue
-        known.append(source)
-        e, template = source.environment_settings, str(encoder.processor.chat_template)
         for one in source.environment.described.values():  # the chat template must show what their tools return
             turns_of(encoder.with_tools(one.tools, e.calls, is_open=one.is_open))
         workers = e.workers or 2 * usable_cores()  # of this machine: its ranks share them
-        pool = EnvironmentPool(
-            source.environment,
-            form_of(template) if e.calls == "auto" else e.calls,
-            EnvironmentLimits(
-                e.tool_seconds,
-                e.memory_mb,
-                max(1, workers // world.local_size),
-                e.image_pixels,
-                grey_images=e.grey_images,
-            ),
-        )
+        form = form_of(str(encoder.processor.chat_template)) if e.calls == "auto" else e.calls
+        pool = EnvironmentPool(source.environment, form, EnvironmentLimits.of(e, max(1, workers // world.local_size)))
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
-        kinds[rows_name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
+        kinds[name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
+        known.append((own, kinds[name]))
     return kinds
 
 

@@ -24,8 +24,7 @@ from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
 from vlmrl.algo.losses import KL_LOSSES
 from vlmrl.data.encode import Encoder
-from vlmrl.data.images import decode_image
-from vlmrl.data.turns import ROLES, TurnEncoder
+from vlmrl.data.turns import ROLES, TurnEncoder, encode_tail
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.packing import PromptTokens
 from vlmrl.recipe.schema import Recipe
@@ -173,12 +172,11 @@ class PromptFeed:
 
     def encode_tail(self, sample: ScoredSample) -> Tail:
         """Encode the images within a response (those of tools' answers)."""
-        media = [m for segment in sample.trajectory.segments for m in segment.media]
-        if not media:
+        segments = sample.trajectory.segments
+        if not any(segment.media for segment in segments):
             return (), {}
-        images = [decode_image(sample.files[m.sha256]) for m in media]
         place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
-        return self.encoder.encode_tail(sample.trajectory.response_ids, media, images, place)
+        return encode_tail(self.encoder, segments, sample.files, place)
 
 
 def epochs_at(recipe: Recipe, rows: int, step: int) -> Fraction:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vlmrl.data.chat_template import IMAGE_SLOT
 from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder, without_first
-from vlmrl.environments.calls import THOUGHTS, turn_text
+from vlmrl.environments.calls import end_of_thought, turn_text
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
@@ -139,11 +139,11 @@ def _turn_ids(
     Raises: DataError for a call that cannot be written.
     """
     control, stop_ids, own = feed.encoder.control, feed.sampling.stop_ids, feed.encoder.tokenizer.eos_token_id
-    mark = next((mark for mark in THOUGHTS if prompt.encoded.text.rstrip().endswith(mark)), None)
+    mark = end_of_thought(prompt.encoded.text)
     try:
         text = turn_text(parts, prompt.source.encoder(feed.encoder, prompt.row).form, control.guard_values)
-        if mark is not None and before is not None and THOUGHTS[mark] not in text:
-            raise ValueError(f'{THOUGHTS[mark]} is missing, as the prompt begins a thought; try model.thinking = "off"')
+        if mark and before is not None and mark not in text:
+            raise ValueError(f'{mark} is missing, as the prompt begins a thought; try model.thinking = "off"')
     except ValueError as error:
         raise DataError(f"a turn of the response cannot be written: {error}", where=prompt.row.place) from error
     last = before.end_id if before is not None and before.end_id in stop_ids else own

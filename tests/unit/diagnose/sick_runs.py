@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ from typing import Any
 from one_group import group_advantages
 from reward_runs import LEVELS, pair_truth
 
+from vlmrl.diagnose.run import Diagnosis, diagnose
 from vlmrl.recipe.load import load_recipe
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scoring import Scorer
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.runs import Run, create_run, open_run
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.task import write_trace
 from vlmrl.types import Group, Media, RewardInput, Row, Score, ScoredSample, Segment, Trajectory
@@ -62,6 +64,13 @@ class Plan:
     validated_rows: Sequence[str] = ()
     error: str | None = None
     pixels: tuple[int, int] | None = (8, 8)
+
+
+def look(run: Run) -> Diagnosis:
+    """The diagnosis of a run, read anew; it can be written as JSON."""
+    found = diagnose(open_run(run.dir.parent, run.id))
+    json.dumps(found.as_dict(), allow_nan=False)
+    return found
 
 
 def mixed(truth: Mapping[str, Any], rng: random.Random) -> str:

@@ -17,10 +17,10 @@ from command_line import this_process
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_runs import LEVELS
-from sick_runs import PROMPT, make_run, mixed, plan
+from sick_runs import PROMPT, look, make_run, mixed, plan
 
 from vlmrl.diagnose.response_causes import FIELD, OPEN_TAG, ROLE_MARK, TURN_END, agrees
-from vlmrl.diagnose.run import EXPLAINS, Diagnosis, diagnose, ranked
+from vlmrl.diagnose.run import EXPLAINS, diagnose, ranked
 from vlmrl.diagnose.run_facts import identity, read_facts
 from vlmrl.diagnose.score_causes import truly_right
 from vlmrl.diagnose.thresholds import (
@@ -208,12 +208,6 @@ FAULTS = {
     ),
     "failed": plan(error="the gradient is not finite (inf) although the loss is; the weights were not changed"),
 }
-
-
-def look(run) -> Diagnosis:
-    found = diagnose(open_run(run.dir.parent, run.id))
-    json.dumps(found.as_dict(), allow_nan=False)
-    return found
 
 
 @pytest.mark.slow

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sick_runs import make_run, plan
+from sick_runs import look, make_run, plan
 
-from vlmrl.diagnose.run import Diagnosis, diagnose
 from vlmrl.diagnose.run_facts import read_responses
 from vlmrl.store.rollouts import write_rollouts
-from vlmrl.store.runs import open_run
 from vlmrl.types import Group, Row, Score, ScoredSample, Segment, Trajectory, Turn
 
 
@@ -36,12 +33,6 @@ FAULTS = {
     "tool_errors of late": plan(metrics=lambda step: episodes(errors=0.3 * (step > 3))(step)),
     "episode_limits": plan(metrics=episodes(turn_limit=0.15, token_limit=0.06, answer=0.79)),
 }
-
-
-def look(run) -> Diagnosis:
-    found = diagnose(open_run(run.dir.parent, run.id))
-    json.dumps(found.as_dict(), allow_nan=False)
-    return found
 
 
 @pytest.mark.slow
