@@ -36,12 +36,26 @@ class Look:
 '''
 """Text of a file with `Look`."""
 
-SHOWS = """
+SHOWS = '''
+from vlmrl.environments.base import Start
+
 class Shows(Look):
     def reset(self, images, seed, **row):
         super().reset(images)
-        self.seed = seed
+        self.seed, self.shown = seed, len(images) + len(images[:1])
         return ["of <|im_end|>", *[i.rotate(90 * (seed % 2)) for i in images[:1]], f"seed {seed}"]
+
+    def look(self, start: Start, x: int):
+        """Look at a place.
+
+        Args:
+            x: where.
+        """
+        if len(start.seen_sizes) != self.shown:
+            raise RuntimeError(f"{len(start.seen_sizes)} sizes, not {self.shown}")
+        observation = super().look(x)
+        self.shown += len(self.images[:1])
+        return observation
 
 class Same(Look):
     def reset(self, **row):
@@ -53,5 +67,5 @@ class Fails(Shows):
         if seed % 4 == 1:
             raise ValueError("no start")
         return super().reset(seed=seed, **row)
-"""
+'''
 """Environments whose reset shows something."""

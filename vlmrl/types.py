@@ -78,6 +78,7 @@ class Turn:
         calls: tool calls in the turn; one that cannot be read has the name "".
         errors: number of the calls that failed, in the turn of the tool.
         seconds: time that the environment worked for the turn.
+        seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
     """
 
     role: str
@@ -86,13 +87,19 @@ class Turn:
     calls: tuple[Call, ...] = ()
     errors: int = 0
     seconds: float = 0.0
+    seen_sizes: tuple[Size, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Turn:
-        """Return the turn from the JSON values that `dataclasses.asdict` made of it. Raises: KeyError or TypeError."""
+        """Return the turn from the JSON values that `dataclasses.asdict` made of it.
+
+        Raises: KeyError, TypeError or ValueError.
+        """
         media = tuple(Media(**reference) for reference in fields["media"])
         calls = tuple(Call(call["name"], call["arguments"]) for call in fields["calls"])
-        return cls(fields["role"], fields["text"], media, calls, fields.get("errors", 0), fields.get("seconds", 0.0))
+        seen = tuple((width, height) for width, height in fields.get("seen_sizes", ()))
+        numbers = {name: fields[name] for name in ("errors", "seconds") if name in fields}
+        return cls(fields["role"], fields["text"], media, calls, **numbers, seen_sizes=seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,11 @@ def test_the_deep_check_runs_the_environment(place):
     assert "<|im_start|>assistant" in deep["stream"][1][1]
     shown = this_process(*words, cwd=place).out
     assert "environment" in shown and "seed" in shown
-    (place / "wild.py").write_text(CODE.replace("self.seed = seed", "raise ValueError('no light')"))
+    (place / "wild.py").write_text(
+        CODE.replace(
+            "self.seed, self.shown = seed, ", "raise ValueError('no light')\n        self.seed, self.shown = seed, "
+        )
+    )
     try:
         done = this_process(*words, cwd=place)
     finally:

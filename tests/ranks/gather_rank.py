@@ -41,6 +41,9 @@ def main() -> None:
                 assert type(tensor) is torch.Tensor and tensor.dtype == want.dtype and torch.equal(tensor, want), name
             largest = max(t.numel() * t.element_size() for t in full.values())
             assert max(asked) <= max(bucket_bytes, largest) and (bucket_bytes == 1 or len(asked) < len(full))
+        # Values of any size go from the first rank to each.
+        assert world.hand_out([bytes(10**rank) for rank in range(world.size)]) == bytes(10**world.rank)
+        assert world.hand_out([{"x": rank} for rank in range(world.size)] if world.is_main else []) == {"x": world.rank}
 
 
 if __name__ == "__main__":

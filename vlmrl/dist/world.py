@@ -111,6 +111,16 @@ class World:
         dist.gather_object(mine, values or None, dst=0, group=self.group)
         return values
 
+    def hand_out(self, of_ranks: Sequence[T]) -> T:
+        """Return this rank's item of rank 0's list, which has one per rank. For values of any size."""
+        if self.size == 1:
+            return of_ranks[0]
+        import torch.distributed as dist
+
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, list(of_ranks) if self.is_main else None, src=0, group=self.group)
+        return received[0]
+
     def from_main(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result on all ranks. If it raises, the other ranks fail too."""
         return self.gather(make() if self.is_main else None)[0]  # type: ignore[return-value]  # rank 0 returns a T

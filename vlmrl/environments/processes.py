@@ -287,9 +287,14 @@ class EnvironmentPool:
         """
         self._ask(self._episodes[key], {"turn": text, "in_thought": in_thought, "seen_sizes": list(seen_sizes)})
 
-    def replay(self, key: Any, calls: Sequence[Call]) -> None:
-        """Run the calls of a turn that was read before; the name "" is one that could not be read."""
-        self._ask(self._episodes[key], {"turn": "", "calls": [asdict(call) for call in calls]})
+    def replay(self, key: Any, calls: Sequence[Call], seen_sizes: Sequence[Size] = ()) -> None:
+        """Run the calls of a turn that was read before; the name "" is one that could not be read.
+
+        Args:
+            seen_sizes: as in `turn`.
+        """
+        again = [asdict(call) for call in calls]
+        self._ask(self._episodes[key], {"turn": "", "calls": again, "seen_sizes": list(seen_sizes)})
 
     def finish(self, key: Any) -> None:
         """Ask for the environment's own reward: the last request of an episode."""

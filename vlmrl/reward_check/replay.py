@@ -102,7 +102,8 @@ def _differences(pool: EnvironmentPool, episodes: Mapping[int, Episode], read: A
                 del left[row]
             else:
                 running[row] = left[row].pop(0)
-                pool.replay(row, x.turns[running[row] - 1].calls)
+                seen = [size for turn in x.turns[: running[row]] for size in turn.seen_sizes]
+                pool.replay(row, x.turns[running[row] - 1].calls, seen)
 
 
 def _values(stored: Turn, answer: Answer | Stopped) -> tuple[str, str] | None:

@@ -368,7 +368,8 @@ class EpisodeEngine(Generator):
         text = "".join(part for part in content if isinstance(part, str))
         role, sampled = ("user", ()) if is_first else ("tool", e.segments[-1].ids)
         if answer.parts or not is_first:
-            e.turns.append(Turn(role, text, media, errors=answer.errors, seconds=answer.seconds))
+            turn = Turn(role, text, media, (), answer.errors, answer.seconds, more.seen_sizes)
+            e.turns.append(turn)
         e.segments.append(
             Segment(role, more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
         )

@@ -205,24 +205,28 @@ class PromptQueue:
 def join_groups(queue: PromptQueue, own: Sequence[Group]) -> list[Group]:
     """Return the groups of all ranks, in order of the prompts. All ranks call this.
 
-    Images that rewards made go to rank 0 alone, which stores them: a step may have hundreds of megabytes.
+    Images that tools and rewards made go to rank 0 alone, which stores them: a step may have hundreds of megabytes.
+    This rank keeps those of its own tools, since it may train on them: see `Collected.fetch_images`.
 
     Args:
         own: this rank's groups, in the order in which it took the prompts.
     """
     if queue.world.size == 1:
         return queue.join(own)
-    drawn = [{k: s.score.files for k, s in enumerate(group.samples) if s.score.files} for group in own]
-    groups = queue.join([_with_drawn(group, {}) for group in own] if any(drawn) else own)
-    for of_rank in queue.world.gather_to_main(dict(zip(queue.taken, drawn, strict=True)) if any(drawn) else {}):
-        for index, files in of_rank.items():
-            groups[index] = _with_drawn(groups[index], files)
+    # Index of a group -> (image files of tools, of rewards) of each sample.
+    files = {i: [(s.files, s.score.files) for s in g.samples] for i, g in zip(queue.taken, own, strict=True)}
+    groups = queue.join([_with_files(g, [({}, {})] * len(g.samples)) for g in own])
+    of_ranks = queue.world.gather_to_main({i: pairs for i, pairs in files.items() if any(map(any, pairs))})
+    for of_rank in of_ranks or [{i: [(tools, {}) for tools, _ in pairs] for i, pairs in files.items()}]:
+        for index, pairs in of_rank.items():
+            groups[index] = _with_files(groups[index], pairs)
     return groups
 
 
-def _with_drawn(group: Group, files: Mapping[int, Mapping[str, bytes]]) -> Group:
-    """Return the group with these images of rewards: sample -> its files."""
-    samples = (replace(s, score=replace(s.score, files=files.get(k, {}))) for k, s in enumerate(group.samples))
+def _with_files(group: Group, pairs: Sequence[tuple[Mapping[str, bytes], Mapping[str, bytes]]]) -> Group:
+    """Return the group with the image files of each sample: those of its tools, those of its rewards."""
+    both = zip(group.samples, pairs, strict=True)
+    samples = (replace(s, files=tools, score=replace(s.score, files=drawn)) for s, (tools, drawn) in both)
     return replace(group, samples=tuple(samples))
 
 

@@ -170,13 +170,13 @@ class PromptFeed:
         """Encode a prompt that another rank has sampled: ranks exchange rows, but not pixels."""
         return self.encode(next(x for x in self.sources if x.name == row.source), row, occurrence)
 
-    def encode_tail(self, sample: ScoredSample) -> Tail:
-        """Encode the images within a response (those of tools' answers)."""
+    def encode_tail(self, sample: ScoredSample, files: Mapping[str, bytes]) -> Tail:
+        """Encode the images within a response (those of tools' answers), from their files by sha256."""
         segments = sample.trajectory.segments
         if not any(segment.media for segment in segments):
             return (), {}
         place = f"the response to {sample.trajectory.prompt_id}, sample {sample.trajectory.sample}"
-        return encode_tail(self.encoder, segments, sample.files, place)
+        return encode_tail(self.encoder, segments, files, place)
 
 
 def epochs_at(recipe: Recipe, rows: int, step: int) -> Fraction:
@@ -194,23 +194,25 @@ class Collected:
 
     Args:
         encode: encodes the prompt of a row (with its occurrence) that another rank has sampled.
-        encode_tail: encodes the images within a response.
+        encode_tail: encodes the images within a response, from their files.
         groups: the groups of the step, with their advantages once these are known.
         prompts: the prompt of each group; None = only another rank has encoded it.
         owners: the rank to which each prompt was dealt.
         greedy: the score of one greedy answer to each prompt, None where its reward failed; None = not sampled.
         metrics: metrics that only sampling can measure.
         seconds: duration of sampling, in seconds.
+        files: sha256 -> image file, of tools in groups that this rank trains and another rank sampled.
     """
 
     encode: Callable[[Row, int], Prompt]
-    encode_tail: Callable[[ScoredSample], Tail]
+    encode_tail: Callable[[ScoredSample, Mapping[str, bytes]], Tail]
     groups: list[Group] = field(default_factory=list)
     prompts: list[Prompt | None] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
     greedy: list[float | None] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    files: dict[str, bytes] = field(default_factory=dict)
 
     def add_wait(self, session: ScoringSession) -> None:
         """Count the seconds for which a session waited for a service."""
@@ -229,6 +231,28 @@ class Collected:
             group = self.groups[index]
             prompt = self.prompts[index] = self.encode(group.row, group.trajectories[0].occurrence)
         return PromptTokens.of(prompt.encoded)
+
+    def tail_of(self, sample: ScoredSample) -> Tail:
+        """Return the images within a response of a group that this rank trains."""
+        return self.encode_tail(sample, {**self.files, **sample.files})
+
+    def fetch_images(self, world: World, indices: Sequence[int]) -> None:
+        """Get the images of tools in the groups that this rank trains, if another rank sampled them. All ranks call it.
+
+        Rank 0 has all of them, see `join_groups`.
+        """
+        samples = [[(s, images_of(s)) for s in group.samples] for group in self.groups]
+        if world.size == 1 or not any(images for group in samples for _, images in group):
+            return
+        own = {sha256 for i in indices for sample, images in samples[i] for sha256 in images - sample.files.keys()}
+        wanted = world.gather(own - self.files.keys())
+        stored = {k: v for group in self.groups for s in group.samples for k, v in s.files.items()}
+        self.files |= world.hand_out([{k: stored[k] for k in of_rank} for of_rank in wanted] if world.is_main else [])
+
+
+def images_of(sample: ScoredSample) -> set[str]:
+    """Return the sha256 of each image within a response."""
+    return {media.sha256 for segment in sample.trajectory.segments for media in segment.media}
 
 
 @dataclass
@@ -526,7 +550,8 @@ def batch_of(
     return step_batch(
         groups,
         collected.prompt_of,
-        tail_of=collected.encode_tail,
+        tail_of=collected.tail_of,
+        ready=partial(collected.fetch_images, learner.world),
         keep_dead=keep_dead,
         count_dead=count_dead,
         updates=updates,

@@ -152,6 +152,10 @@ def all_text(sample: ScoredSample) -> Tail:
     return (), {}
 
 
+def nothing_to_fetch(own: Sequence[int]) -> None:
+    """Leave the groups that this rank trains as they are."""
+
+
 def step_batch(
     groups: Sequence[Group],
     prompt_of: Callable[[int], PromptTokens],
@@ -159,6 +163,7 @@ def step_batch(
     keep_dead: bool,
     count_dead: bool = False,
     tail_of: Callable[[ScoredSample], Tail] = all_text,
+    ready: Callable[[Sequence[int]], None] = nothing_to_fetch,
     updates: int = 1,
     owners: Sequence[int] = (),
     world: World = ALONE,
@@ -172,6 +177,7 @@ def step_batch(
         groups: the groups of all ranks.
         prompt_of: index of a group -> its prompt; called for the groups that this rank trains.
         tail_of: returns the images within a response; called for the samples that this rank trains.
+        ready: called once by all ranks, each with the groups that it trains, before `prompt_of` and `tail_of`.
         keep_dead: whether dead groups are trained on, too.
         count_dead: whether dead groups that are left out count in the denominator.
         updates: maximum number of updates that the groups are dealt into; each is balanced over the ranks by itself.
@@ -196,12 +202,14 @@ def step_batch(
     order = list(costs)
     number = min(updates, len(order))
     batch.updates = [order[k::number] for k in range(number)]
+    own: list[int] = []  # the groups that this rank trains
     for part in batch.updates:
         sampled_by = [owners[i] if owners else world.rank for i in part]
         trained_by = balance([costs[i] for i in part], sampled_by, world.size)
-        for index, rank in zip(part, trained_by, strict=True):
-            if rank == world.rank:
-                _add(batch, groups[index], index, prompt_of(index), starts[index], tail_of)
+        own += [index for index, rank in zip(part, trained_by, strict=True) if rank == world.rank]
+    ready(own)
+    for index in own:
+        _add(batch, groups[index], index, prompt_of(index), starts[index], tail_of)
     batch.items.sort(key=lambda item: item.trajectory)
     return batch
 

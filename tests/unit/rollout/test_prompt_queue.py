@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Barrier, Thread
@@ -18,7 +18,8 @@ from vlmrl.data.encode import EncodedPrompt
 from vlmrl.dist.world import ALONE, World
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.sample import Prompt, PromptQueue, join_groups, sample_scored
-from vlmrl.types import Group, RewardInput, Row, Sample, SamplingParams, Score, ScoredSample, Segment, Trajectory
+from vlmrl.train.collect import Collected
+from vlmrl.types import Group, Media, RewardInput, Row, Sample, SamplingParams, Score, ScoredSample, Segment, Trajectory
 
 
 class Threads(World):
@@ -35,6 +36,9 @@ class Threads(World):
     def gather_to_main(self, mine: Any) -> list[Any]:
         values = self.gather(mine)
         return values if self.is_main else []
+
+    def hand_out(self, of_ranks: Any) -> Any:
+        return self.gather(of_ranks)[0][self.rank]
 
 
 def ranks(size: int) -> list[World]:
@@ -138,7 +142,7 @@ def sample_on(worlds: list[World], engines: list[Engine], count: int, room: int 
 
 @given(st.integers(1, 4), st.integers(0, 9), st.lists(st.integers(0, 3), max_size=20))
 @settings(deadline=None, max_examples=30)
-def test_images_of_rewards_go_to_the_first_rank_alone(size: int, count: int, order: list[int]) -> None:
+def test_images_go_to_the_first_rank_and_stay_where_they_were_sampled(size: int, count: int, order: list[int]) -> None:
     queues = [PromptQueue(count, world, "x", 1) for world in ranks(size)]
     takers = [iter(queue) for queue in queues]
     for rank in [*(r for r in order if r < size), *range(size)]:
@@ -154,18 +158,69 @@ def test_images_of_rewards_go_to_the_first_rank_alone(size: int, count: int, ord
     run_threads(work, size)
     for rank, groups in enumerate(joined):
         assert groups == whole, "files are not compared"
-        for group, expected in zip(groups, whole, strict=True):
-            assert [s.files for s in group.samples] == [s.files for s in expected.samples]
-            drawn = [s.score.files for s in (expected if rank == 0 else group).samples]
-            assert drawn == [s.score.files for s in group.samples] and (rank == 0 or drawn == [{}, {}])
+        for index, (group, expected) in enumerate(zip(groups, whole, strict=True)):
+            tools, drawn = ([s.files for s in expected.samples], [s.score.files for s in expected.samples])
+            if rank != 0:
+                tools, drawn = (tools if index in queues[rank].taken else [{}, {}]), [{}, {}]
+            assert [s.files for s in group.samples] == tools
+            assert [s.score.files for s in group.samples] == drawn
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=9))
+@settings(deadline=None, max_examples=30)
+def test_a_rank_gets_the_images_of_the_groups_that_it_trains(size: int, moves: list[tuple[int, int]]) -> None:
+    """Group i is sampled by rank `moves[i][0]` and trained by rank `moves[i][1]`, modulo the number of ranks."""
+    sampled, trained = [a % size for a, _ in moves], [b % size for _, b in moves]
+    queues = [PromptQueue(len(moves), world, "x", 0) for world in ranks(size)]
+    for queue in queues:
+        queue.taken = [i for i, rank in enumerate(sampled) if rank == queue.world.rank]
+    whole = [pictured(index) for index in range(len(moves))]
+    collected: list[Any] = [None] * size
+    sent: list[Any] = [None] * size
+
+    def work(rank: int) -> None:
+        groups = join_groups(queues[rank], [whole[i] for i in queues[rank].taken])
+        one = collected[rank] = Collected(encode=refuse, encode_tail=seen_files, groups=groups)
+        own = [i for i, by in enumerate(trained) if by == rank]
+        one.fetch_images(queues[rank].world, own)
+        sent[rank] = dict(one.files)
+        one.fetch_images(queues[rank].world, own)  # a second batch of the step, of the same groups
+        assert one.files == sent[rank]
+
+    run_threads(work, size)
+    for rank, one in enumerate(collected):
+        missing = [i for i, by in enumerate(trained) if by == rank != 0 and sampled[i] != rank]
+        assert sent[rank] == {f"tool-{i}-{k}": b"t" for i in missing for k in range(2)}, "no image of another group"
+        for index in (i for i, by in enumerate(trained) if by == rank):
+            for k, sample in enumerate(one.groups[index].samples):
+                assert one.tail_of(sample)[1][f"tool-{index}-{k}"] == b"t"
+
+
+def refuse(*given: Any) -> Any:
+    raise AssertionError(given)
+
+
+def seen_files(sample: ScoredSample, files: Mapping[str, bytes]) -> Any:
+    return (), files
 
 
 def pictured(index: int) -> Group:
     """A group of two samples with an image of a tool, and one of the reward, each."""
     samples = []
     for k in range(2):
+        policy = Segment("assistant", (5, k), True, (-1.0, -1.0))
+        image = Media(f"tool-{index}-{k}", 8, 8)
         trajectory = Trajectory(
-            "rows", f"row-{index}", 0, k, 0, 7, (1,), (Segment("assistant", (5, k), True, (-1.0, -1.0)),), (), "stop"
+            "rows",
+            f"row-{index}",
+            0,
+            k,
+            0,
+            7,
+            (1,),
+            (policy, Segment("tool", (6,), False, author="environment", media=(image,))),
+            (),
+            "stop",
         )
         score = Score(float(k), {}, files={f"reward-{index}-{k}": b"r"})
         samples.append(ScoredSample(trajectory, "x", score, files={f"tool-{index}-{k}": b"t"}))
