@@ -35,8 +35,6 @@ def families() -> None:
                                         (torch.bfloat16, "auto", 0.2)):  # fmt: skip
             gap = gaps(name, dtype, backend)
             print(f"{name:17} {str(dtype)[6:]:9} {gap}", flush=True)
-            if dtype == torch.bfloat16 and "moe" in name:  # in half precision a token may go to another expert
-                allowed = 0.5
             assert gap["logp"] < allowed and gap["gradient"] < allowed, name
 
 

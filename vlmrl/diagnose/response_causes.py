@@ -405,7 +405,7 @@ def tool_use(facts: RunFacts) -> Iterator[Cause]:
     calls = facts.series("episode/calls")
     if calls and fmean(calls) < limit("tool_calls"):
         what = f"a tool is never called: {fmean(calls):.2g} calls per episode over {number_of(len(calls), 'step')}"
-        evidence = ["say in the prompt when to use the tools, or begin with a model that has learned to call some"]
+        evidence = ["say in the prompt when to use the tools, or show the model calls first: `vlmrl sft` on traces"]
         level: Level = "warning" if learned(facts) else "error"
         yield Cause("tools_unused", level, what, look_again(facts), 0.8, evidence, rows_of(facts.responses))
     ends, rewards = facts.ends("episode/calls"), facts.ends("reward/mean")
