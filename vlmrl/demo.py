@@ -101,7 +101,7 @@ DEMOS = {
         unit="images",
     ),
     "crop": Demo(
-        prep=("crop", "--synthetic", "1500", "--side", "224", "--seen", "56", "--places", "2", "--right-looks", "0.3"),
+        prep=("crop", "--synthetic", "1500", "--side", "224", "--seen", "56", "--places", "2", "--right-looks", "0.5"),
         sft="crop_sft.toml",
         rl="crop_tiny.toml",
         data="drawn lines, too fine for the size at which the model sees them",
