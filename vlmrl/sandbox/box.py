@@ -26,7 +26,7 @@ from typing import Any
 
 import vlmrl
 from vlmrl.errors import EngineError
-from vlmrl.sandbox.confine import BoxLimits, layers, wrapped
+from vlmrl.sandbox.confine import BoxLimits, Layers, layers, wrapped
 from vlmrl.workers.frames import TOKEN_BYTES, WHOLE, Frame, FrameBuffer, GarbledError, pack_frame
 
 START_SECONDS = 120.0
@@ -62,11 +62,14 @@ class Ran:
 class Sandbox:
     """Sandbox of this machine. It ends with the process that made it.
 
+    Args:
+        limits: of a session that is opened without any.
+        here: the layers to use; None = all that this machine has.
     Raises: EngineError where code cannot be confined.
     """
 
-    def __init__(self, limits: BoxLimits | None = None) -> None:
-        here = layers()
+    def __init__(self, limits: BoxLimits | None = None, here: Layers | None = None) -> None:
+        here = here or layers()
         here.require()
         self.limits, self.owner = limits or BoxLimits(), os.getpid()
         self.folder = tempfile.mkdtemp(prefix="vlmrl-sandbox-")

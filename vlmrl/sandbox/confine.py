@@ -165,6 +165,11 @@ def drop_privileges(folder: str) -> None:
     head, none = struct.pack("<Ii", CAPABILITY_VERSION, 0), bytes(24)
     _call(_libc.syscall(CAPSET[platform.machine()], head, none), "capset")
     _call(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    hide_memory()
+
+
+def hide_memory() -> None:
+    """Keep other processes of the same user from reading this one's memory."""
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 

@@ -35,7 +35,16 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from vlmrl.sandbox.confine import BoxLimits, close_rules, die_with, drop_privileges, filter_calls, limit, open_rules
+from vlmrl.sandbox.confine import (
+    BoxLimits,
+    close_rules,
+    die_with,
+    drop_privileges,
+    filter_calls,
+    hide_memory,
+    limit,
+    open_rules,
+)
 from vlmrl.workers.frames import WHOLE, Channel
 
 LIBRARIES = ("numpy", "PIL.Image", "PIL.ImageDraw", "PIL.ImageEnhance", "PIL.ImageFilter", "PIL.ImageOps", "cv2",
@@ -78,6 +87,7 @@ def main(listener_fd: int, life_fd: int, machine: str, landlock: int) -> None:
         machine, landlock: as in `Layers`.
     """
     os.setsid()
+    hide_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard > soft else soft, hard))
     _preload()
@@ -180,14 +190,18 @@ class _Zygote:
         """End the sessions whose folder has grown too large."""
         for pid, session in self.sessions.items():
             count = size = 0
-            for base, folders, files in os.walk(session.folder):
-                count += len(folders) + len(files)
-                for name in files:
-                    with contextlib.suppress(OSError):
-                        size += os.lstat(os.path.join(base, name)).st_blocks * 512
-                if count > MOST_FILES or size > self.limits[pid].folder_mb << 20:
-                    self._kill(session, "folder")
-                    break
+            try:
+                for base, folders, files in os.walk(session.folder):
+                    count += len(folders) + len(files)
+                    for name in files:
+                        with contextlib.suppress(OSError):
+                            size += os.lstat(os.path.join(base, name)).st_blocks * 512
+                    if count > MOST_FILES:
+                        break
+            except RecursionError:  # too deep
+                count = MOST_FILES + 1
+            if count > MOST_FILES or size > self.limits[pid].folder_mb << 20:
+                self._kill(session, "folder")
 
     def _end(self) -> None:
         for pid in self.sessions:
@@ -205,17 +219,25 @@ def remove(folder: str) -> None:
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         while names := os.listdir(top):
             for name in names:
-                if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+                if not _open_up(name, top):
                     os.unlink(name, dir_fd=top)
                     continue
-                os.chmod(name, 0o700, dir_fd=top)
                 below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
                 for child in os.listdir(below):
+                    _open_up(child, below)  # a folder that cannot be written cannot be moved
                     os.rename(child, secrets.token_hex(8), src_dir_fd=below, dst_dir_fd=top)
                 os.close(below)
                 os.rmdir(name, dir_fd=top)
         os.close(top)
         os.rmdir(folder)
+
+
+def _open_up(name: str, within: int) -> bool:
+    """Return whether a name is a folder, and give its owner all rights to it."""
+    is_folder = stat.S_ISDIR(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode)
+    if is_folder:
+        os.chmod(name, 0o700, dir_fd=within)
+    return is_folder
 
 
 def live(
@@ -296,9 +318,9 @@ class _Runner:
             linecache.cache[CODE] = (len(code), None, code.splitlines(keepends=True), CODE)
             body = ast.parse(code, CODE)
             last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
-            exec(compile(body, CODE, "exec"), self.names)  # noqa: S102 (this is what the sandbox is for)
+            exec(compile(body, CODE, "exec"), self.names)
             if last is not None:
-                value = eval(compile(ast.Expression(last.value), CODE, "eval"), self.names)  # noqa: S307
+                value = eval(compile(ast.Expression(last.value), CODE, "eval"), self.names)
                 self._show_value(value)
             self._show_figures()
         except SystemExit as end:
