@@ -205,7 +205,9 @@ class Place:
         return server.getsockname()[1] if family == socket.AF_INET else 0
 
 
-def attack(sandbox: object, place: Place, names: list[str] | None = None, say: Callable[[str], None] = print) -> list[str]:
+def attack(
+    sandbox: object, place: Place, names: list[str] | None = None, say: Callable[[str], None] = print
+) -> list[str]:
     """Try the attacks, each in a session of its own. Return what got out, and what took longer than its limit + 1 s."""
     bad = []
     for name in names or ATTACKS:

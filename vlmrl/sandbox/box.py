@@ -49,7 +49,7 @@ class Ran:
     Args:
         printed: the text that it printed, at most `BoxLimits.output` bytes of it.
         error: what it raised, or why it was ended; "" = it came to its end.
-        images: (name of the file, or "" for one that was shown; image) of its pictures, as PIL RGB.
+        images: (name of the file, or "" for one that was shown; image) of its pictures, as PIL RGB; [] after an error.
         ended: the session is over; its variables and files are lost.
     """
 
@@ -162,18 +162,33 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, code: str, images: Sequence[Any] = (), names: Sequence[str] = (), files: Sequence[str] = ()) -> Ran:
+    def run(
+        self,
+        code: str,
+        images: Sequence[Any] = (),
+        names: Sequence[str] = (),
+        files: Sequence[str] = (),
+        *,
+        keep: bool = False,
+    ) -> Ran:
         """Run code.
 
         Args:
             images: PIL RGB images that are added to its variable `images`, and saved under their `names`.
+            names: of the files; () = image_0.png, image_1.png, ..., numbered through the session.
+            keep: whether the pictures of the run are added, too.
             files: names of picture files that are returned beside what the code shows and what it writes.
         """
         if self.ended:
             return Ran(error="the session has ended", ended=True)
         self.number += 1
-        names = list(names) or [f"image_{i}.png" for i in range(len(images))]
-        body = {"code": code, "names": names, "sizes": [i.size for i in images], "files": list(files)}
+        body = {
+            "code": code,
+            "names": list(names),
+            "sizes": [i.size for i in images],
+            "files": list(files),
+            "keep": keep,
+        }
         self._unsent += pack_frame(self._token, self.number, WHOLE, 0, body, [i.tobytes() for i in images])
         printed, ran = bytearray(), Ran()
         count, end = 0, time.monotonic() + self.limits.seconds

@@ -1,7 +1,7 @@
 """What confines a process: limits, no privileges, Landlock and the filter of system calls; and what this machine has.
 
-Two things keep code away from files: Landlock, and bubblewrap (a namespace with few files). One of them is required, and
-both are used where both work. The filter of system calls is always there: without it, Landlock leaves processes and
+Two things keep code away from files: Landlock, and bubblewrap (a namespace with few files). One of them is required,
+and both are used where both work. The filter of system calls is always there: without it, Landlock leaves processes and
 sockets, and bubblewrap leaves other processes in the namespace.
 """
 
@@ -71,7 +71,7 @@ class Layers:
         """Raise an EngineError if code that a model wrote cannot be confined here."""
         if not sys.platform.startswith("linux") or self.machine not in ARCHITECTURES:
             raise EngineError(
-                f"code cannot be confined on {sys.platform} {self.machine}: the sandbox needs Linux on x86-64 or aarch64",
+                f"code cannot be confined on {sys.platform} {self.machine}, but on Linux with x86-64 or aarch64 alone",
                 hint="run it on such a machine; there is no way to run the code without a sandbox",
             )
         if not self.seccomp:
@@ -133,7 +133,7 @@ def _works(program: str) -> bool:
 
 
 def wrapped(program: str, paths: Sequence[str]) -> list[str]:
-    """Return the begin of a command that runs in bubblewrap: with the read-only `paths`, and nothing else of the machine.
+    """Return the begin of a command that runs in bubblewrap, with the read-only `paths` and nothing else of the machine.
 
     /tmp is a file system of its own in main memory.
     """

@@ -1,6 +1,6 @@
 """Sandboxed side: a process that has imported the libraries, and its forks, in which the code of a model runs.
 
-    caller -> zygote (runs no code of a model, sees no rows of data) -> a fork per session, confined before its first run
+    caller -> zygote (runs no code of a model, sees no rows of data) -> a fork per session, confined before it runs any
 
 The caller connects to a socket and sends a line of JSON with two descriptors: the channel of the session, and the pipe
 for what its code prints. The end of this connection ends the session; the zygote answers on it how a session ended. The
@@ -294,8 +294,11 @@ class _Runner:
                 setattr(sys, stream, raw)
             self._take(body, blobs)
             answer = self._run(body["code"])
-            pictures, more = self._pictures(body.get("files", ()))
-            channel.answer(WHOLE, answer | more, pictures)
+            pictures, names = ([], []) if answer["error"] else self._pictures(body["files"])
+            if body["keep"]:
+                self._keep(pictures)
+            sizes = [picture.size for picture in pictures]
+            channel.answer(WHOLE, answer | {"sizes": sizes, "names": names}, [p.tobytes() for p in pictures])
 
     def _take(self, body: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
         """Put the pictures of a request into `images`, and into files."""
@@ -303,10 +306,15 @@ class _Runner:
             return
         from PIL import Image
 
-        for name, size, blob in zip(body["names"], body["sizes"], blobs, strict=True):
-            image = Image.frombytes("RGB", tuple(size), blob)
-            self.names["images"].append(image)
-            image.save(name, **({"quality": 95} if name.endswith((".jpg", ".jpeg")) else {}))
+        pairs = zip(body["sizes"], blobs, strict=True)
+        self._keep([Image.frombytes("RGB", tuple(size), blob) for size, blob in pairs], body["names"])
+
+    def _keep(self, pictures: Sequence[Any], names: Sequence[str] = ()) -> None:
+        images = self.names.setdefault("images", [])
+        for number, picture in enumerate(pictures):
+            name = names[number] if names else f"image_{len(images)}.png"
+            images.append(picture)
+            picture.save(name, **({"quality": 95} if name.endswith((".jpg", ".jpeg")) else {}))
 
     def _run(self, code: str) -> dict[str, Any]:
         """Run code; the value of an expression at its end is printed, as notebooks do. Return its error, "" = none."""
@@ -354,8 +362,8 @@ class _Runner:
         if pyplot:
             pyplot.close("all")
 
-    def _pictures(self, files: Sequence[str]) -> tuple[list[bytes], dict[str, Any]]:
-        """Return the pixels of what was shown, of files that the run wrote, and of files by their names."""
+    def _pictures(self, files: Sequence[str]) -> tuple[list[Any], list[str]]:
+        """Return what was shown, and the pictures in files: those named, and those that the run wrote; and their names."""
         pictures, names = list(self.shown), [""] * len(self.shown)
         new = [n for n in sorted(os.listdir(".")) if n.lower().endswith(IMAGE_ENDINGS) and self._is_new(n)]
         for name in dict.fromkeys((*files, *new)):
@@ -363,7 +371,7 @@ class _Runner:
                 if len(pictures) < self.limits.images:
                     pictures.append(_as_image(name, self.limits.pixels))
                     names.append(name)
-        return [p.tobytes() for p in pictures], {"sizes": [p.size for p in pictures], "names": names}
+        return pictures, names
 
     def _is_new(self, name: str) -> bool:
         try:
