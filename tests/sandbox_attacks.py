@@ -4,6 +4,7 @@ Each attack prints ESCAPED where it got what it wanted. `Place` has what it may 
 tells after the attack what was reached all the same.
 """
 
+# ruff: noqa: E501 (an attack is one line of the table)
 from __future__ import annotations
 
 import os
@@ -23,12 +24,13 @@ PRELUDE = """
 import ctypes, os, struct, sys, time, errno
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
-def escaped(what="": object): print("ESCAPED", what)
+def escaped(what=""): print("ESCAPED", what)
 def call(number, *args):
-    result = libc.syscall(ctypes.c_long(number), *[a if isinstance(a, (bytes, type(None))) else ctypes.c_long(a) for a in args])
+    args = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+    result = libc.syscall(ctypes.c_long(number), *args)
     if result >= 0: escaped(("syscall", number, result))
     return result
-""".replace('what="": object', 'what=""')
+"""
 
 
 def tries(code: str) -> str:
@@ -135,7 +137,9 @@ ATTACKS: dict[str, str] = {
     "a broken Python": "import builtins, sys, io\nfor n in list(vars(builtins)):\n    if n not in ('setattr', 'delattr', 'vars', 'list'): delattr(builtins, n)",
     "no streams": "sys.stdout = sys.stderr = None",
 }  # fmt: skip
-MEMORY_LEAVES = ("all memory", "memory by mmap", "threads", "limits raised")
+SLOW = ("all memory", "threads", "a full disk", "many files", "a deep folder", "endless", "endless, nothing stops it",
+        "asleep", "endless words", "the end of the stack", "a huge picture")  # fmt: skip
+"""Attacks that last until a limit ends them."""
 
 
 class Place:

@@ -193,7 +193,7 @@ class LoadedEnvironment:
             raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.described)}")
         return self.described[name]
 
-    def facts(self, row: Row) -> dict[str, list[str]]:
+    def facts(self, row: Row) -> dict[str, Any]:
         """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back."""
         names = dict.fromkeys(tool["function"]["name"] for one in self.described.values() for tool in one.tools)
         given, kept_back = row_fields(row.columns, row.truth, self.of(row).takes)

@@ -188,7 +188,8 @@ class Own:
                 )
             own_reward = inspect.isclass(target) and hasattr(target, "get_reward")
             facts[key] = {"tools": tools, "own_reward": own_reward, "takes": _takes(target), "is_open": _shows(target)}
-            facts[key] |= {"note": target.__vlmrl_start__(forks=forks)} if hasattr(target, STARTS) else {}
+            start: Callable[..., str] | None = getattr(target, STARTS, None)
+            facts[key] |= {"note": start(forks=forks)} if start is not None else {}
         return {"environments": facts}
 
     def target(self, columns: Mapping[str, Any]) -> Any:

@@ -44,7 +44,7 @@ CLEAN = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS":
 
 @dataclass
 class Ran:
-    """What a run of code did.
+    """Result of a run of code.
 
     Args:
         printed: the text that it printed, at most `BoxLimits.output` bytes of it.

@@ -1,4 +1,4 @@
-"""What confines a process: limits, no privileges, Landlock and the filter of system calls; and what this machine has.
+"""Confinement of a process: limits, no privileges, Landlock, the filter of system calls; and what this machine has.
 
 Two things keep code away from files: Landlock, and bubblewrap (a namespace with few files). One of them is required,
 and both are used where both work. The filter of system calls is always there: without it, Landlock leaves processes and
@@ -46,7 +46,7 @@ _libc.syscall.restype = ctypes.c_long
 
 @dataclass(frozen=True)
 class Layers:
-    """What this machine has to confine code.
+    """Layers that this machine has to confine code.
 
     Args:
         machine: name of its processors, as `os.uname` gives it.
@@ -133,7 +133,7 @@ def _works(program: str) -> bool:
 
 
 def wrapped(program: str, paths: Sequence[str]) -> list[str]:
-    """Return the begin of a command that runs in bubblewrap, with the read-only `paths` and nothing else of the machine.
+    """Return the begin of a command that runs in bubblewrap, with these paths for reading and hardly anything else.
 
     /tmp is a file system of its own in main memory.
     """
@@ -180,11 +180,14 @@ def _is_open(path: str) -> bool:
 
 def limit(limits: BoxLimits) -> None:
     """Set this process's limits of memory, files and core dumps."""
-    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_mb << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_mb << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES,) * 2)
-    for name in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
-        resource.setrlimit(name, (0, 0))
+    sizes = {
+        resource.RLIMIT_AS: limits.memory_mb << 20,
+        resource.RLIMIT_FSIZE: limits.file_mb << 20,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        **dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), 0),
+    }
+    for name, most in sizes.items():
+        resource.setrlimit(name, (most, most))
 
 
 def open_rules(abi: int, folder: str) -> int:

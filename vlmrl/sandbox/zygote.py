@@ -58,8 +58,10 @@ ENDED_IN_TIME = 20
 """Processor time of a session, in units of the wall time of one run."""
 WATCH_SECONDS, MOST_FILES = 0.5, 4096
 """Time after which the sizes of the sessions' folders are read, and the number of files that one may have."""
-MOST_ERROR = 4000
+MOST_ERROR, MOST_PIXELS = 4000, 1 << 26
 NOT_HERE = "nothing outside this folder can be reached here: no network, no other process"
+SAVED = "_saved_to_a_file"
+"""Mark of a figure of matplotlib."""
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
@@ -102,7 +104,7 @@ def _preload() -> None:
         sys.modules["cv2"].setNumThreads(1)
     if "PIL.Image" in sys.modules:
         sys.modules["PIL.Image"].init()  # the decoders of all formats
-        sys.modules["PIL.Image"].MAX_IMAGE_PIXELS = 1 << 26
+        setattr(sys.modules["PIL.Image"], "MAX_IMAGE_PIXELS", MOST_PIXELS)  # noqa: B010 (a module)
     "".encode("idna")
 
 
@@ -325,11 +327,13 @@ class _Runner:
             # A traceback shows the lines of this run.
             linecache.cache[CODE] = (len(code), None, code.splitlines(keepends=True), CODE)
             body = ast.parse(code, CODE)
-            last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
+            last = body.body[-1] if body.body else None
+            value = last.value if isinstance(last, ast.Expr) else None
+            if value is not None:
+                body.body.pop()
             exec(compile(body, CODE, "exec"), self.names)
-            if last is not None:
-                value = eval(compile(ast.Expression(last.value), CODE, "eval"), self.names)
-                self._show_value(value)
+            if value is not None:
+                self._show_value(eval(compile(ast.Expression(value), CODE, "eval"), self.names))
             self._show_figures()
         except SystemExit as end:
             error = f"the code ended itself: exit({'' if end.code is None else end.code!r})"
@@ -357,13 +361,14 @@ class _Runner:
     def _show_figures(self) -> None:
         """Show the open figures of matplotlib, and close them."""
         pyplot = sys.modules.get("matplotlib.pyplot")
-        for number in pyplot.get_fignums() if pyplot else ():
-            self.show(pyplot.figure(number))
+        for figure in map(pyplot.figure, pyplot.get_fignums()) if pyplot else ():
+            if not getattr(figure, SAVED, False):  # its file is shown
+                self.show(figure)
         if pyplot:
             pyplot.close("all")
 
     def _pictures(self, files: Sequence[str]) -> tuple[list[Any], list[str]]:
-        """Return what was shown, and the pictures in files: those named, and those that the run wrote; and their names."""
+        """Return what was shown, and the pictures in files (those named, those that the run wrote); and their names."""
         pictures, names = list(self.shown), [""] * len(self.shown)
         new = [n for n in sorted(os.listdir(".")) if n.lower().endswith(IMAGE_ENDINGS) and self._is_new(n)]
         for name in dict.fromkeys((*files, *new)):
@@ -434,6 +439,16 @@ _REFUSED = {
 """Event of Python's audit -> words. The kernel refuses these too: this is for the reader of the error alone."""
 
 
+def _marking(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return matplotlib's `savefig`, which then marks a figure that is saved to a file."""
+
+    def savefig(self: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(self, SAVED, isinstance(file, (str, os.PathLike)))
+        return save(self, file, *args, **kwargs)
+
+    return savefig
+
+
 def _say_what_is_not_here(show: Callable[[Any], None]) -> None:
     """Let what cannot work fail at once, in words."""
 
@@ -457,9 +472,13 @@ def _say_what_is_not_here(show: Callable[[Any], None]) -> None:
     for name in ("run", "new_event_loop", "Runner"):
         setattr(sys.modules["asyncio"], name, refuse("asyncio needs sockets, and there are none here"))
     if "PIL.Image" in sys.modules:
-        sys.modules["PIL.Image"].Image.show = lambda self, *_, **__: show(self)
+        kind: Any = sys.modules["PIL.Image"].Image
+        kind.show = lambda self, *_, **__: show(self)
     if "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].show = lambda *_, **__: None  # open figures are shown at the end of a run
+        pyplot: Any = sys.modules["matplotlib.pyplot"]
+        pyplot.show = lambda *_, **__: None  # open figures are shown at the end of a run
+        figure = sys.modules["matplotlib.figure"].Figure
+        figure.savefig = _marking(figure.savefig)
     if "cv2" in sys.modules:
         for name in ("imshow", "waitKey", "namedWindow"):
             setattr(sys.modules["cv2"], name, refuse("there is no window here: use show(image)"))

@@ -245,9 +245,9 @@ class Collected:
         if world.size == 1 or not any(images for group in samples for _, images in group):
             return
         own = {sha256 for i in indices for sample, images in samples[i] for sha256 in images - sample.files.keys()}
-        wanted = world.gather(own - self.files.keys())
+        missing = world.gather(own - self.files.keys())
         stored = {k: v for group in self.groups for s in group.samples for k, v in s.files.items()}
-        self.files |= world.hand_out([{k: stored[k] for k in of_rank} for of_rank in wanted] if world.is_main else [])
+        self.files |= world.hand_out([{k: stored[k] for k in of_rank} for of_rank in missing] if world.is_main else [])
 
 
 def images_of(sample: ScoredSample) -> set[str]:
