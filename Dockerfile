@@ -22,9 +22,11 @@ RUN /opt/uv/bin/uv pip install --python /opt/vlmrl/bin/python --no-cache --no-de
 
 FROM nvidia/cuda:13.0.2-runtime-ubuntu24.04
 # gcc and Python's headers: Triton compiles the launchers of its kernels when they first run, in torch and in vLLM.
-# libcairo2 draws SVG. The fonts are in the package.
+# libcairo2 draws SVG. The fonts are in the package. The sandbox for a model's code (Landlock and a filter of system calls)
+# needs no privileges. bubblewrap is its second layer in a container that may make namespaces: with the options
+# --security-opt seccomp=unconfined --security-opt apparmor=unconfined.
 RUN apt-get update \
- && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev libcairo2 git \
+ && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev libcairo2 bubblewrap git \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/vlmrl /opt/vlmrl
 COPY recipes /work/recipes

@@ -34,6 +34,7 @@ SHOWN = {
     "renders": "cairosvg_ms",
     "rewards": "rewards/s",
     "runs_list": '"runs": 10',
+    "sandbox": "holds: True",
     "save": '"case": "beside"',
     "shard_memory": "planned / by layer",
     "sharded_loading": "holds: true",

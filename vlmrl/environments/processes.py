@@ -166,12 +166,14 @@ class Described:
         takes: parameters of its reset, and whether each is `**row`; None = it has no reset.
         own_reward: whether it has a `get_reward`, which is then the measured number `reward`.
         is_open: whether its reset may show something, which goes on with the prompt's last message.
+        note: what it says about itself for `check`.
     """
 
     tools: Sequence[Mapping[str, Any]]
     takes: Mapping[str, bool] | None
     own_reward: bool
     is_open: bool
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,11 @@ class LoadedEnvironment:
             raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.described)}")
         return self.described[name]
 
-    def facts(self, row: Row) -> dict[str, list[str]]:
+    def facts(self, row: Row) -> dict[str, Any]:
         """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back."""
         names = dict.fromkeys(tool["function"]["name"] for one in self.described.values() for tool in one.tools)
         given, kept_back = row_fields(row.columns, row.truth, self.of(row).takes)
-        return {"tools": list(names), "given": list(given), "kept_back": kept_back}
+        return {"tools": list(names), "given": list(given), "kept_back": kept_back, "note": self.of(row).note}
 
     @property
     def record(self) -> dict[str, Any]:

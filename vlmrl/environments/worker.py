@@ -49,6 +49,8 @@ MOST_ERROR_CHARS = 200
 MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
 """Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
+STARTS = "__vlmrl_start__"
+"""Class method of an environment, called once in the process whose forks are the episodes; see python_tool.py."""
 FAULT = "fault"
 """Field of an answer whose environment raised outside a tool."""
 Part = str | bytes
@@ -72,7 +74,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     try:
         with guard:
             own = Own(import_source(user), user)  # pyright: ignore[reportArgumentType]
-            facts = own.facts()
+            facts = own.facts(forks=bool(setup["socket"]))
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(1)
         if threading.active_count() > 1:
@@ -84,6 +86,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     except BaseException as error:
         facts = {"fatal": describe_error(error, user.file)}
     guard.flush()
+    kept = set(children(os.getpid()))  # what an environment has started for all episodes
 
     def handle(body: dict[str, Any], blobs: Sequence[bytes]) -> Iterator[Answer]:
         assert own is not None
@@ -92,7 +95,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         # What an episode that ended by itself has started is now a child of this process.
-        for orphan in set(children(os.getpid())) - episodes if body["reap"] else ():
+        for orphan in set(children(os.getpid())) - episodes - kept if body["reap"] else ():
             kill_all(lambda pid=orphan: [*descendants(pid), pid])
             os.waitpid(orphan, 0)
         for item, ticket in enumerate(body["fork"]):
@@ -169,8 +172,12 @@ class Own:
                 f"{self.user.file} has no `{name}`", hint=f"it has: {', '.join(known) or 'no function'}"
             ) from None
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts of each environment by its name: the arguments of `Described`."""
+    def facts(self, *, forks: bool) -> dict[str, Any]:
+        """Return the facts of each environment by its name: the arguments of `Described`.
+
+        Args:
+            forks: whether episodes will follow. What an environment shares between them is then started.
+        """
         facts = {}
         for key, target in self.targets.items():
             owner = target if inspect.isclass(target) or isinstance(target, list) else [target]
@@ -181,6 +188,8 @@ class Own:
                 )
             own_reward = inspect.isclass(target) and hasattr(target, "get_reward")
             facts[key] = {"tools": tools, "own_reward": own_reward, "takes": _takes(target), "is_open": _shows(target)}
+            start: Callable[..., str] | None = getattr(target, STARTS, None)
+            facts[key] |= {"note": start(forks=forks)} if start is not None else {}
         return {"environments": facts}
 
     def target(self, columns: Mapping[str, Any]) -> Any:
@@ -302,7 +311,9 @@ class Episode:
         try:
             values = bind(tool, call.arguments, hidden=(Start,))
             result = self._run(tool, values | dict.fromkeys(hidden_parameters(tool, (Start,)), self.start))
-            return self._content(result, measured), False, isinstance(result, Observation) and result.done
+            content = self._content(result, measured)
+            is_error = bool(content) and isinstance(content[0], str) and content[0].startswith(ERROR)
+            return content, is_error, isinstance(result, Observation) and result.done
         except OverTimeError:
             return _error(f"{call.name} took more than {self.limits.tool_seconds:g} s"), True, False
         except MemoryError:

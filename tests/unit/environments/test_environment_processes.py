@@ -321,7 +321,7 @@ def test_many_episodes_leave_nothing(shared: Place) -> None:
     assert sorted(key for key, _ in seen) == list(range(20)) and all(o.parts == ["1"] for _, o in seen)
     for number in range(20):
         shared.pool.drop(number)
-    assert len(os.listdir("/proc/self/fd")) == before and shared.pool.pids() == []
+    assert len(os.listdir("/proc/self/fd")) <= before and shared.pool.pids() == []
 
 
 def test_the_first_process_that_is_killed_fails_the_open_episodes_and_comes_back(shared: Place) -> None:
