@@ -537,6 +537,10 @@ CASES: dict[str, tuple[list[Args], list[Input]]] = {
         [{}, {"tag": None}, {"require_tag": True}, {"key": "mine"}, {"tag": "think", "key": "target"}],
         list(answer_inputs()),
     ),
+    "token_f1": (
+        [{}, {"tag": None}, {"require_tag": True}, {"key": "mine"}],
+        list(answer_inputs()),
+    ),
     "number_match": (
         [{}, {"tolerance": 0.5}, {"tag": None}, {"require_tag": True, "key": "answer"}],
         list(answer_inputs()),

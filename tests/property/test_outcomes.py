@@ -135,6 +135,7 @@ def test_a_damaged_detail_is_not_believed(detail):
     [
         ("exact_match", {}, {"answer": "b"}, {"answer": "b"}),
         ("number_match", {}, {"answer": "2"}, {"answer": "b"}),
+        ("token_f1", {}, {"answer": "a b"}, {"answer": "b"}),
         ("taxonrl", {"function": "lfw:compute_score"}, {"ground_truth": "1"}, {"answer": "b"}),
     ],
 )

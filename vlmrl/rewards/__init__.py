@@ -47,6 +47,9 @@ GENERAL: dict[str, Builtin] = {
     "exact_match": Builtin(
         text_rewards.exact_match, "the answer is the expected text, ignoring case and white space", version=1
     ),
+    "token_f1": Builtin(
+        text_rewards.token_f1, "how many words the answer shares with the expected one, as SQuAD's F1", version=1
+    ),
     "number_match": Builtin(
         text_rewards.number_match, "the answer is the expected number, within a tolerance", version=1
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -171,6 +172,55 @@ def number_match(
     return _answer_reward("number_match", partial(_same_number, tolerance=tolerance), key, tag, require_tag)
 
 
+def token_f1(*, key: str | None = None, tag: str | None = "answer", require_tag: bool = False) -> RewardSpec:
+    """Return a reward for short answers in words. Part `f1`: how many words the answer shares with the expected one.
+
+    It is 2 x shared / (words of both), as for SQuAD (arXiv:1606.05250): a repeated word counts as often as both have
+    it. Case, punctuation and the articles a, an, the do not count. Of several accepted texts the best counts. Part
+    `answer`: 1 if the words are the same, in the same order. `format`: 1 if exactly one tag is there.
+
+    Args:
+        key, tag, require_tag: as in `exact_match`.
+    """
+    fn = partial(_score_words, key=key, tag=tag, require_tag=require_tag)
+    parts = {"f1": UNIT, "answer": UNIT, "format": UNIT}
+    return RewardSpec("token_f1", fn, parts, {"f1": 1.0}, pure=True, accuracy="answer")
+
+
+ARTICLES = frozenset(("a", "an", "the"))
+WORDS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+(?:[.,][0-9]+)*")
+"""Words of an answer: a Chinese or Japanese letter is one by itself, and 1,000.5 is one number."""
+
+
+def answer_words(text: str) -> list[str]:
+    """Return the words of an answer as they are compared. A text without any is one word, itself."""
+    plain = re.sub("['\u2019]", "", unicodedata.normalize("NFKC", text).casefold())
+    words = [word.replace(",", "") for word in WORDS.findall(plain)]
+    return [word for word in words if word not in ARTICLES] or plain.split() or [""]
+
+
+def word_overlap(answer: str, accepted: Sequence[str]) -> tuple[float, bool]:
+    """Return (the best F1 of an answer's words with an accepted text's, whether the words are those of one of them).
+
+    Raises: ValueError without an accepted text.
+    """
+    words = answer_words(answer)
+    best = [_f1(words, answer_words(text)) for text in accepted]
+    return max(best), any(words == answer_words(text) for text in accepted)
+
+
+def _f1(words: Sequence[str], truth: Sequence[str]) -> float:
+    shared = sum((Counter(words) & Counter(truth)).values())
+    return 2 * shared / (len(words) + len(truth))
+
+
+def _score_words(x: RewardInput, *, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:
+    accepted, answer, problem = _answer_of(x, key, tag, require_tag)
+    f1, is_same = (0.0, False) if answer is None else word_overlap(answer, [str(text) for text in accepted])
+    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
+    return {"f1": f1, "answer": float(is_same), "format": float(not problem), "note": problem, "detail": detail}
+
+
 def format_tags(*, tags: Sequence[str] = ("think", "answer")) -> RewardSpec:
     """Return a reward. Part `format`: 1 if the response is `<a>...</a><b>...</b>` for the given tags.
 
@@ -256,14 +306,22 @@ def _answer_reward(name: str, same: Any, key: str | None, tag: str | None, requi
 
 
 def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:
+    accepted, answer, problem = _answer_of(x, key, tag, require_tag)
+    right = answer is not None and any(same(answer, accepted_answer) for accepted_answer in accepted)
+    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
+    return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
+
+
+def _answer_of(
+    x: RewardInput, key: str | None, tag: str | None, require_tag: bool
+) -> tuple[Sequence[Any], str | None, str]:
+    """Return (the accepted answers, the text of the response's own or None, what is wrong with its tag)."""
     truth = ground_truth(x, key)
     accepted = truth if isinstance(truth, (list, tuple)) else [truth]
     answer, problem = tagged_text(x.answer, tag) if tag else (x.answer, "")
     if answer is None and not require_tag and tag and not find_tags(x.answer, (tag,)):
         answer = x.answer
-    right = answer is not None and any(same(answer, accepted_answer) for accepted_answer in accepted)
-    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
-    return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
+    return accepted, answer, problem
 
 
 def _same_text(answer: str, truth: Any) -> bool:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.text_rewards import ground_truth, plain_number
+from vlmrl.rewards.text_rewards import ground_truth, plain_number, word_overlap
 from vlmrl.tasks.builtin_rewards import REWARDS, load_recorded, load_reward
 from vlmrl.types import RewardInput
 
@@ -49,6 +51,49 @@ def test_exact_match_options():
 )  # fmt: skip
 def test_number_match(response, truth, answer):
     assert parts("number_match", response, truth)["answer"] == float(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "f1", "same"),
+    [
+        ("The cat, sat!", "a cat sat", 1.0, 1),
+        ("very very big", "very very big", 1.0, 1),  # published code gives 0.667: it counts a repeated word once
+        ("very big", "very very big", 0.8, 0),  # 2 x 2 / (2 + 3)
+        ("very very very big", "very big", 2 * 2 / 6, 0),
+        ("sat cat", "cat sat", 1.0, 0),
+        ("red", "blue", 0.0, 0),
+        ("blue", ["red", "dark blue", "blue car"], 2 / 3, 0),
+        ("blue", ["red", "Blue."], 1.0, 1),
+        ("the", "the", 1.0, 1),  # nothing is left of both: they are compared as they are
+        ("!!!", "???", 0.0, 0),
+        ("!!!", "!!!", 1.0, 1),
+        ("the", "an", 0.0, 0),
+        ("", "", 1.0, 1),
+        ("", "cat", 0.0, 0),
+        ("\u6c34\u4e2d", "\u4e2d", 2 / 3, 0),
+        ("It's 1,000.5 km", "its 1000.5km", 1.0, 1),
+        ("1000", 1000, 1.0, 1),
+        ("well-known", "well known", 1.0, 1),
+    ],
+)
+def test_token_f1(answer, truth, f1, same):
+    scored = parts("token_f1", f"<answer>{answer}</answer>", truth)
+    assert scored == {"f1": pytest.approx(f1), "answer": float(same), "format": 1.0}
+
+
+def test_token_f1_reads_the_tag_as_exact_match_does():
+    assert parts("token_f1", "a blue car", "blue car") == {"f1": 1.0, "answer": 1.0, "format": 0.0}
+    assert parts("token_f1", "<answer>a</answer><answer>b</answer>", "b")["f1"] == 0.0
+    assert parts("token_f1", "blue", "blue", require_tag=True)["f1"] == 0.0
+    assert load_reward("token_f1").weights == {"f1": 1.0}
+
+
+@given(st.text(), st.text(), st.text())
+def test_token_f1_of_any_texts(a, b, c):
+    f1, same = word_overlap(a, [b, c])
+    assert 0.0 <= f1 <= 1.0 and (not same or f1 == 1.0) and word_overlap(a, [c, b]) == (f1, same)
+    assert word_overlap(a, [b])[0] == pytest.approx(word_overlap(b, [a])[0]), "it is symmetric"
+    assert word_overlap(a, [c, a]) == (1.0, True)
 
 
 def test_number_match_tolerance_and_bad_truth():
