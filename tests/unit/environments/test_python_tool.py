@@ -31,9 +31,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp("python") / "tools.py"
     path.write_text(FILE)
     limits = EnvironmentLimits(tool_seconds=5.0, workers=3)
+    before = set(psutil.Process().children(recursive=True))
     pool = EnvironmentPool(load_environment(f"{path}:Short", {}), "hermes", limits)
     yield Place(pool)
-    pids = [p.pid for p in psutil.Process().children(recursive=True)]
+    pids = [p.pid for p in set(psutil.Process().children(recursive=True)) - before]
     pool.close()
     assert_all_gone(pids)
 
@@ -147,12 +148,13 @@ def is_zygote(process: psutil.Process) -> bool:
 def test_a_killed_sandbox_ends_the_episode_with_a_name(tmp_path: Path) -> None:
     path = tmp_path / "tools.py"
     path.write_text(FILE)
+    before = set(psutil.Process().children(recursive=True))
     pool = EnvironmentPool(load_environment(f"{path}:Short", {}), "hermes", EnvironmentLimits(tool_seconds=5.0))
     place = Place(pool)
     try:
         place.begin()
         assert said(place, "1") == "1"
-        zygotes = [p for p in psutil.Process().children(recursive=True) if is_zygote(p)]
+        zygotes = [p for p in set(psutil.Process().children(recursive=True)) - before if is_zygote(p)]
         assert zygotes
         for process in zygotes:
             os.kill(process.pid, signal.SIGKILL)

@@ -39,9 +39,10 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
             raise
         pytest.skip(error.message)
     os.environ["VLMRL_TEST_KEY"] = SECRET
+    before = set(psutil.Process().children(recursive=True))
     with Sandbox(LIMITS, here) as one:
         yield one
-        pids = [p.pid for p in psutil.Process().children(recursive=True)]
+        pids = [p.pid for p in set(psutil.Process().children(recursive=True)) - before]
     del os.environ["VLMRL_TEST_KEY"]
     assert_all_gone(pids)
 
