@@ -51,6 +51,7 @@ class Demo:
         test: the rows of the test split, in words.
         unit: the independent units of the test split, in the plural.
         tools: whether the model calls tools, whose descriptions its tokenizer should know.
+        sampling: options of the evaluations; () = one greedy response per row.
     """
 
     prep: tuple[str, ...]
@@ -61,6 +62,7 @@ class Demo:
     test: str
     unit: str
     tools: bool = False
+    sampling: tuple[str, ...] = ()
 
 
 DEMOS = {
@@ -101,7 +103,7 @@ DEMOS = {
         unit="images",
     ),
     "crop": Demo(
-        prep=("crop", "--synthetic", "1500", "--side", "224", "--seen", "56", "--places", "2", "--right-looks", "0.5"),
+        prep=("crop", "--synthetic", "1500", "--side", "224", "--seen", "56", "--places", "2", "--right-looks", "0.3"),
         sft="crop_sft.toml",
         rl="crop_tiny.toml",
         data="drawn lines, too fine for the size at which the model sees them",
@@ -109,6 +111,7 @@ DEMOS = {
         test="test pictures, which neither has seen",
         unit="pictures",
         tools=True,
+        sampling=("--sample", "1.0", "--n", "4"),
     ),
     "figures": Demo(
         prep=("figures", "--synthetic", "5000", "--simple", "--arrow-chance", "0", "--synthetic-bench", "600"),
@@ -249,7 +252,8 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], ta
     if which[1] == "last":
         say("     No step of the reinforcement learning was better on validation than its start: the last one is shown")
     for run, options in ((sft, []), (rl, which)):
-        vlmrl("eval", run, *options, "--split", "test", "--name", "test", "--runs", paths.runs, "--json", say=say)
+        words = ["--split", "test", "--name", "test", *demo.sampling, "--runs", paths.runs, "--json"]
+        vlmrl("eval", run, *options, *words, say=say)
     say("6/8  Merge into a Hugging Face folder, which is reloaded and compared")
     vlmrl("merge", rl, *which, "--out", paths.merged, "--runs", paths.runs, say=say)
     say("7/8  Reward check: every saved rollout is scored again")
