@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,8 +71,8 @@ class Sandbox:
         here = here or layers()
         here.require()
         self.limits, self.owner = limits or BoxLimits(), os.getpid()
-        self.folder = tempfile.mkdtemp(prefix="vlmrl-sandbox-")
-        self.address = os.path.join(self.folder, "s")
+        # An address without a file, so that nothing is left of it. Only who knows the key gets a session.
+        self.address, self.key = f"\0vlmrl-sandbox-{secrets.token_hex(8)}", secrets.token_hex(16)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.address)
         listener.listen(512)
@@ -93,6 +92,7 @@ class Sandbox:
         listener.close()
         theirs.close()
         self._life.settimeout(START_SECONDS)
+        self._life.sendall(self.key.encode())
         if self._life.recv(len(READY)) != READY:
             self._process.kill()
             _, errors = self._process.communicate()
@@ -111,7 +111,7 @@ class Sandbox:
 
         Raises: EngineError when the sandbox has ended.
         """
-        return Session(self.address, limits or self.limits, seed)
+        return Session(self.address, self.key, limits or self.limits, seed)
 
     def close(self) -> None:
         """End the sandbox with all its sessions. In a fork of its owner nothing happens."""
@@ -121,20 +121,19 @@ class Sandbox:
         self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Session:
     """One session of a sandbox, in a process of its own: variables and files stay until it is closed.
 
     Args:
-        address: of the sandbox.
+        address, key: of the sandbox.
         limits: of each run.
         seed: of its random numbers.
     Raises: EngineError when the sandbox has ended.
     """
 
-    def __init__(self, address: str, limits: BoxLimits, seed: int = 0) -> None:
+    def __init__(self, address: str, key: str, limits: BoxLimits, seed: int = 0) -> None:
         self.limits, self.number, self.ended = limits, 0, False
         self._token = os.urandom(TOKEN_BYTES)
         self._control = socket.socket(socket.AF_UNIX)
@@ -142,7 +141,7 @@ class Session:
         self._output, their_output = os.pipe()
         try:
             self._control.connect(address)
-            line = json.dumps({"limits": limits.fields(), "seed": seed}).encode() + b"\n"
+            line = json.dumps({"key": key, "limits": limits.fields(), "seed": seed}).encode() + b"\n"
             socket.send_fds(self._control, [line], [theirs.fileno(), their_output])
         except OSError as error:
             self.close()

@@ -52,7 +52,9 @@ LIBRARIES = ("numpy", "PIL.Image", "PIL.ImageDraw", "PIL.ImageEnhance", "PIL.Ima
              "statistics", "decimal", "fractions", "datetime", "collections", "itertools", "csv", "textwrap", "string",
              "asyncio", "subprocess", "multiprocessing", "concurrent.futures.process", "encodings.idna")  # fmt: skip
 """Modules that are imported once if they are installed, so that no session has to."""
-READY = b"ready\n"
+READY, KEY_BYTES = b"ready\n", 32
+FOLDERS = "vlmrl-box-"
+"""Beginning of the names of folders; the number of the zygote's process follows."""
 CODE = "<code>"
 ENDED_IN_TIME = 20
 """Processor time of a session, in units of the wall time of one run."""
@@ -111,7 +113,9 @@ def _preload() -> None:
 class _Zygote:
     def __init__(self, listener: socket.socket, life_fd: int, machine: str, landlock: int) -> None:
         self.listener, self.machine, self.landlock = listener, machine, landlock
-        self.life_fd, self.root = life_fd, tempfile.mkdtemp(prefix="vlmrl-box-")
+        self.life_fd, self.key = life_fd, os.read(life_fd, KEY_BYTES).decode()
+        _sweep()
+        self.root = tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-")
         os.chmod(self.root, 0o711)
         self.sessions: dict[int, _Session] = {}
         self.watched, self.selector = time.monotonic(), selectors.DefaultSelector()
@@ -140,12 +144,16 @@ class _Zygote:
 
     def _open(self, control: socket.socket) -> None:
         """Start the session that a connection asks for."""
-        data, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         self.selector.unregister(control)
-        if len(fds) != 2:  # the caller ended at once
+        given, fds = {}, list[int]()
+        with contextlib.suppress(OSError, ValueError):
+            data, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
+            given = json.loads(data)
+        if len(fds) != 2 or given.get("key") != self.key:  # the caller ended at once, or is another one
+            for fd in fds:
+                os.close(fd)
             control.close()
             return
-        given = json.loads(data)
         limits, parent = BoxLimits(**given["limits"]), os.getpid()
         folder = tempfile.mkdtemp(prefix="s", dir=self.root)
         if (pid := os.fork()) == 0:
@@ -213,6 +221,24 @@ class _Zygote:
                 os.waitpid(-1, 0)
         remove(self.root)
         os._exit(0)
+
+
+def _sweep() -> None:
+    """Remove the folders of zygotes that were killed."""
+    for entry in os.scandir(tempfile.gettempdir()):
+        number = entry.name.removeprefix(FOLDERS).partition("-")[0]
+        if (
+            entry.name.startswith(FOLDERS)
+            and number.isdigit()
+            and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+        ):
+            try:
+                os.kill(int(number), 0)
+            except ProcessLookupError:
+                with contextlib.suppress(OSError):
+                    remove(entry.path)
+            except OSError:  # another user's process has the number now
+                pass
 
 
 def remove(folder: str) -> None:

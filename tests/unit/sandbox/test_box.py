@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +16,7 @@ from processes import assert_all_gone
 from sandbox_attacks import ATTACKS, SECRET, SLOW, Place, attack
 
 from vlmrl.errors import EngineError
-from vlmrl.sandbox.box import Ran, Sandbox
+from vlmrl.sandbox.box import CLEAN, Ran, Sandbox, Session
 from vlmrl.sandbox.confine import BoxLimits, Layers, layers
 
 REQUIRED = os.environ.get("VLMRL_TEST_SANDBOX") == "required"
@@ -63,7 +65,6 @@ def test_attacks_reach_nothing_and_end_in_time(sandbox: Sandbox, place: Place, r
 
 def test_the_attacks_work_without_a_sandbox(place: Place, tmp_path: Path) -> None:
     """They are able to tell that they got out: what they want can be had by a process that nothing confines."""
-    import subprocess
     import sys
 
     os.chdir(tmp_path)
@@ -82,6 +83,32 @@ def test_nothing_is_left_of_a_session(sandbox: Sandbox) -> None:
     while (left := set(psutil.Process().children(recursive=True)) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
+
+
+def test_who_does_not_know_the_key_gets_no_session(sandbox: Sandbox) -> None:
+    with Session(sandbox.address, "0" * 32, LIMITS) as session:
+        assert session.run("print(1)") == Ran(error="the sandbox has ended", ended=True)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(sandbox.address)
+        stranger.sendall(b"no JSON")
+        assert stranger.recv(9) == b""
+    with sandbox.open() as session:
+        assert session.run("print(1)").printed == "1\n"
+
+
+def test_what_a_killed_sandbox_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setitem(CLEAN, "TMPDIR", str(tmp_path))
+    alone, dead = replace(layers(), bubblewrap=""), subprocess.Popen(["true"])
+    dead.wait()
+    left = tmp_path / f"vlmrl-box-{dead.pid}-abc"
+    (left / "s1").mkdir(parents=True)
+    (other := tmp_path / f"vlmrl-box-{os.getpid()}-abc").mkdir()
+    with Sandbox(LIMITS, alone):
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert not left.exists() and other.exists() and len(names) == 2, "its own, and that of a living process"
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_what_comes_out_is_bounded(sandbox: Sandbox) -> None:
