@@ -155,6 +155,27 @@ def episode_inputs() -> Iterator[Input]:
                 yield {**given(text, {"answer": "rising"}), "turns": turns}
 
 
+def step_inputs() -> Iterator[Input]:
+    """Steps of the task agent_code, but code, which goldens do not run."""
+    truths: list[dict[str, Any]] = [
+        {"answer": ["red circle", "circle"]},
+        {"answer": "a red, circle"},
+        {"step": "answer", "answer": ["???"]},
+        {"step": "problem", "damage": ["dark", "rotation90"]},
+        {"step": "problem", "damage": ["none"]},
+        {"step": "problem"},
+        {"step": "x"},
+        {"answer": []},
+    ]
+    texts = ("red circle", "circle red red", "???", "", "{'dark', 'rotation90'}", "{'rotation90'}", "none")
+    forms = ("<think>t</think><{0}>{1}</{0}>", "<{0}>{1}</{0}>", "{1}", "<{0}>{1}", "a<{0}>{1}</{0}><{0}>b</{0}>")
+    for truth in truths:
+        for text in texts:
+            for tag in ("answer", "problem"):
+                for form in forms:
+                    yield given(form.format(tag, text), truth)
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
@@ -186,5 +207,8 @@ TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "rllava_box": ([{}, {"format_weight": 0.25}], list(box_inputs())),
     "crop": ([{}, {"thought": "optional"}], list(crop_inputs())),
     "rllava_crop": ([{}], list(crop_inputs())),
+    "agent_code": ([{}, {"thought": "optional"}], list(step_inputs())),
+    "rllava_agent_code": ([{}], list(step_inputs())),
+    "rllava_agent_code_episodes": ([{}], list(episode_inputs())),
     "tool_use": ([{}], list(episode_inputs())),
 }

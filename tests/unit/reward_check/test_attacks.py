@@ -131,6 +131,7 @@ UNFORMED = (
     "detection",
     "figures",
     "crop",
+    "agent_code",
 )
 """Tasks of other forms, which have tests of their own."""
 
