@@ -122,8 +122,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             given, kept_back = (", ".join(environment[name]) or "nothing" for name in ("given", "kept_back"))
             text = f"{', '.join(environment['tools'])}; reset gets of a row: {given}; kept back from it: {kept_back}"
             yield f"tools {name}", visible(one_line(text))
-            if environment["note"]:
-                yield "", visible(one_line(environment["note"]))
+            if note := environment.get("note"):
+                yield "", visible(one_line(note))
     for name, prompts in plan.get("prompts", {}).items():
         yield from _prompt_lines(name, prompts)
     for name, boxes in plan.get("boxes", {}).items():

@@ -197,7 +197,12 @@ class LoadedEnvironment:
         """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back."""
         names = dict.fromkeys(tool["function"]["name"] for one in self.described.values() for tool in one.tools)
         given, kept_back = row_fields(row.columns, row.truth, self.of(row).takes)
-        return {"tools": list(names), "given": list(given), "kept_back": kept_back, "note": self.of(row).note}
+        return {
+            "tools": list(names),
+            "given": list(given),
+            "kept_back": kept_back,
+            **({"note": note} if (note := self.of(row).note) else {}),
+        }
 
     @property
     def record(self) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from vlmrl.redaction.redact import excerpt
+from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.sandbox.confine import (
     BoxLimits,
     close_rules,
@@ -108,6 +110,7 @@ def _preload() -> None:
         sys.modules["PIL.Image"].init()  # the decoders of all formats
         setattr(sys.modules["PIL.Image"], "MAX_IMAGE_PIXELS", MOST_PIXELS)  # noqa: B010 (a module)
     "".encode("idna")
+    scanner_shapes()  # here once: the first error in each fork would wait for it
 
 
 class _Zygote:
@@ -368,7 +371,7 @@ class _Runner:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        return {"error": error[-MOST_ERROR:]}
+        return {"error": excerpt(error, MOST_ERROR, end=True)}
 
     def _show_value(self, value: Any) -> None:
         if value is None:

@@ -25,6 +25,9 @@ from vlmrl.tasks.agent_code.rows import (
 )
 from vlmrl.types import RewardInput, RewardResult
 
+Pixels = np.ndarray[Any, Any]
+COPY = f"from PIL import Image\nImage.open('{INPUT_NAME}').save('{OUTPUT_NAME}')"
+"""Code that repairs nothing: it loses what saving as JPEG loses."""
 LIMITS = BoxLimits(seconds=10.0, images=2)
 SAME = 0.999
 """Least share of the repair from which a picture counts as the same: what JPEG changes is below."""
@@ -51,8 +54,7 @@ def make_grader(*, thought: str) -> Callable[[RewardInput], RewardResult]:
         elif step == PROBLEM:
             right, is_exact, note = *_labels(read_labels(text), x), ""
         else:
-            truth = repairs(_Key(x))
-            right, note = _repaired(read_code(text), x.images[0], truth)
+            right, note = _repaired(read_code(text), x.images[0], *repairs(_Key(x)))
             is_exact = right >= SAME
         parts: dict[str, float | None] = {"right": right, "format": float(not form), "exact": float(is_exact)}
         return RewardResult(parts, note or form, detail)
@@ -105,17 +107,21 @@ class _Key:
         return isinstance(other, _Key) and self.name == other.name
 
 
-def _true_repair(key: _Key) -> np.ndarray[Any, Any]:
-    """Return the picture that a row's own code makes. Raises: RewardError when it makes none."""
+def _true_repair(key: _Key) -> tuple[Pixels, Pixels]:
+    """Return the picture that a row's own code makes, and that of code which copies the picture, in the same size.
+
+    Raises: RewardError when its own code makes none.
+    """
     if key.image is None or not key.code.strip():
         raise RewardError("a row that asks for code has an image and a truth `code`, which repairs it")
-    ran = run(key.code, key.image)
-    if not ran.images:
+    ran, copied = run(key.code, key.image), run(COPY, key.image)
+    if not ran.images or not copied.images:
         raise RewardError(f"the row's own code makes no {OUTPUT_NAME}: {excerpt(ran.error or ran.printed, 300)}")
-    return _pixels(ran.images[0][1])
+    (_, truth), (_, copy) = ran.images[0], copied.images[0]
+    return _pixels(truth), _pixels(copy.resize(truth.size))
 
 
-def _repaired(code: str, image: Any, truth: np.ndarray[Any, Any]) -> tuple[float, str]:
+def _repaired(code: str, image: Any, truth: Pixels, before: Pixels) -> tuple[float, str]:
     """Return (share of the difference to the true repair that code removes, why it is 0)."""
     ran = run(code, image)
     if not ran.images:
@@ -124,15 +130,13 @@ def _repaired(code: str, image: Any, truth: np.ndarray[Any, Any]) -> tuple[float
     if new.shape != truth.shape:
         shapes = [f"{shape[1]} x {shape[0]}" for shape in (new.shape, truth.shape)]
         return 0.0, f"the picture is {shapes[0]} pixels large, not {shapes[1]}"
-    before = _pixels(image.resize((truth.shape[1], truth.shape[0])))
-    damage = float(np.abs(before - truth).mean())
-    left = float(np.abs(new - truth).mean())
+    damage, left = float(np.abs(before - truth).mean()), float(np.abs(new - truth).mean())
     if damage == 0.0:
         return float(left == 0.0), ""
     return max(0.0, 1.0 - left / damage), ""
 
 
-def _pixels(image: Any) -> np.ndarray[Any, Any]:
+def _pixels(image: Any) -> Pixels:
     return np.asarray(image.convert("RGB"), dtype=np.float64)
 
 
