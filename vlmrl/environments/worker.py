@@ -49,6 +49,8 @@ MOST_ERROR_CHARS = 200
 MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
 """Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
+MOST_PROCESSES = 2048
+"""Largest number of processes below the keeper of this one: those of the open episodes, and what their tools start."""
 STARTS = "__vlmrl_start__"
 """Class method of an environment, called once in the process whose forks are the episodes; see python_tool.py."""
 FAULT = "fault"

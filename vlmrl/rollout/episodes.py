@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class EpisodeKind:
     turns: Callable[[Row], TurnEncoder]
 
 
+MOST_OPEN = 256
+"""Largest number of episodes that an engine has open. Each has a process and a socket; the others wait for room."""
 Key = tuple[int, int]
 """(number of the group's request, sample)."""
 
@@ -172,6 +175,19 @@ class EpisodeEngine(Generator):
             self._turns[self.inner.submit(request, params)] = number
             return number
         self._groups[number] = [None] * request.num_samples
+        self._held.append((number, kind, request, params))
+        self._admit()
+        return number
+
+    def _admit(self) -> None:
+        """Begin the groups that wait, in their order, as long as there is room for their episodes."""
+        while self._held:
+            if self._episodes and len(self._episodes) + self._held[0][2].num_samples > MOST_OPEN:
+                return
+            self._open(*self._held.popleft())
+
+    def _open(self, number: int, kind: EpisodeKind, request: SamplingRequest, params: SamplingParams) -> None:
+        """Begin the episodes of a group."""
         prompt, row = request.prompt, request.prompt.row
         encoder = kind.turns(row)
         episodes = [
@@ -185,12 +201,11 @@ class EpisodeEngine(Generator):
             kind.pool.begin(e.key, start)
         if not encoder.encoder.is_open:  # the first turn need not wait for what reset shows
             self._ask(episodes)
-        return number
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
         until = None if timeout is None else time.monotonic() + timeout
         complete: list[tuple[int, list[Sample]]] = []
-        while not complete and (self._turns or self._episodes):
+        while not complete and (self._turns or self._episodes or self._held):
             self._hear(0.0 if self._turns else POLL_SECONDS)
             self._go_on()
             if self._turns:
@@ -251,6 +266,7 @@ class EpisodeEngine(Generator):
         self._episodes: dict[Key, _Episode] = {}
         self._turns: dict[int, list[_Episode] | int] = {}  # inner request -> its episodes, or the request it passes on
         self._next: list[_Episode] = []  # whose next turn waits to be submitted
+        self._held: deque[tuple[int, EpisodeKind, SamplingRequest, SamplingParams]] = deque()  # groups without room
 
     @property
     def _tools_run(self) -> bool:
@@ -265,12 +281,13 @@ class EpisodeEngine(Generator):
                         self._take_answer(episode, outcome)
 
     def _go_on(self) -> None:
-        """Submit the next turns: at once, or when all turns and tools of the round are complete."""
-        if not self._next or not (self.inner.admits or (not self._turns and not self._tools_run)):
+        """Submit the next turns: at once, or when all turns and tools of the round are complete. Begin more groups."""
+        if not self.inner.admits and (self._turns or self._tools_run):
             return
         for _, group in groupby(sorted(self._next, key=lambda e: e.key), key=lambda e: (e.key[0], e.num_turns)):
             self._ask(list(group))
         self._next = []
+        self._admit()
 
     def _ask(self, episodes: Sequence[_Episode]) -> None:
         """Submit turns of the same number of a group: one request for the first turns of all, if they begin alike."""

@@ -44,7 +44,8 @@ def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: 
     me = os.getpid()
     adopt_orphans()
     set_mark(mark)
-    begin = import_module(module).begin
+    code = import_module(module)
+    begin, most = code.begin, getattr(code, "MOST_PROCESSES", MOST_PROCESSES)
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -59,21 +60,21 @@ def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: 
         os.dup2(nothing, fd)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -5)  # get CPU time among a thousand processes, if this is allowed
-    word = _keep(child, control_fd, parent)
+    word = _keep(child, control_fd, parent, most)
     end_descendants(child)
     with contextlib.suppress(OSError):
         os.write(control_fd, word.encode())
     os._exit(0)
 
 
-def _keep(child: int, control_fd: int, parent: int) -> str:
-    """Wait until there is a reason to end. Return the word for the pool."""
+def _keep(child: int, control_fd: int, parent: int, most: int) -> str:
+    """Wait until there is a reason to end. Return the word for the pool. `most`: largest number of processes."""
     wake, wake_up = os.pipe()
     for fd in (wake, wake_up):
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
-    watch = _Watch(child)
+    watch = _Watch(child, most)
     while True:
         ready = select.select([control_fd, wake], [], [], TICK_SECONDS)[0]
         if wake in ready:
@@ -115,8 +116,9 @@ class _Watch:
     group is stopped first, by one call, and continues if there were not too many.
     """
 
-    def __init__(self, child: int) -> None:
-        self._child, self._counted, self._newest = child, time.monotonic(), _newest_pid()
+    def __init__(self, child: int, most: int) -> None:
+        self._child, self._most = child, most
+        self._counted, self._newest = time.monotonic(), _newest_pid()
 
     def is_crowded(self) -> bool:
         before, self._newest = self._newest, _newest_pid()
@@ -126,7 +128,7 @@ class _Watch:
         self._counted = now
         if hurried:
             send({-self._child}, signal.SIGSTOP)
-        crowded = len(descendants(os.getpid())) > MOST_PROCESSES
+        crowded = len(descendants(os.getpid())) > self._most
         if hurried and not crowded:
             send({-self._child}, signal.SIGCONT)
         return crowded

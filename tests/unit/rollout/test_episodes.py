@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tinyworld import mixed_prompts, sampler_gap
@@ -16,6 +17,7 @@ from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.processes import EnvironmentPool, load_environment
 from vlmrl.model.load import stop_ids_of
 from vlmrl.model.policy import Policy
+from vlmrl.rollout import episodes
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.episodes import CUT_MARK, EpisodeEngine, EpisodeKind, EpisodeLimits
 from vlmrl.rollout.torch_engine import TorchEngine
@@ -253,3 +255,28 @@ def test_what_is_left_of_a_round_is_dropped_with_its_processes(make, params, req
     begin = time.monotonic()
     engine.generate(requests[:1], params)
     assert time.monotonic() - begin < 60
+
+
+@pytest.mark.parametrize("kind", [TorchEngine, Admits])
+def test_more_episodes_than_may_be_open_wait_for_room(make, policy, params, requests, kind, monkeypatch) -> None:
+    def sampled(most: int) -> tuple[list[Any], int]:
+        monkeypatch.setattr(episodes, "MOST_OPEN", most)
+        engine, opened = make(kind, replace(LIMITS, turns=2)), list[int]()
+        (pool,) = engine._pools
+        begin = pool.begin
+        monkeypatch.setattr(pool, "begin", lambda *args: (begin(*args), opened.append(len(pool._episodes)))[0])
+        groups = engine.generate(requests, params)
+        return [[(s.seed, s.token_ids, s.ending) for s in group] for group in groups], max(opened)
+
+    whole, few, one = sampled(256), sampled(8), sampled(1)
+    assert whole[1] == 4 * len(requests) > 8 == few[1] and one[1] == 4, "a group is never split"
+    assert whole[0] == few[0] == one[0] == sampled(8)[0]
+
+
+@pytest.mark.slow
+def test_hundreds_of_episodes_are_no_fork_bomb(make, params, requests) -> None:
+    engine = make(name="Same")
+    script = [(5, 6, 7)]
+    many = [replace(requests[k % len(requests)], num_samples=1, seed=k, script=script) for k in range(700)]
+    samples = engine.follow(many, params)
+    assert [s.fault for s in samples] == [""] * 700 and [s.seed for s in samples] == list(range(700))
