@@ -88,10 +88,6 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
         if not result.get("scored_alike", True):
             ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
             tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
-    if result["reward_errors"]:
-        tell(f"the reward failed for {result['reward_errors']} of {result['rows']} answers: they are not in `reward`")
-    if down := result.get("reward_unavailable"):
-        tell(f"the reward was unavailable for {down} of {result['rows']} answers: they are not in `reward`")
     if refused := result.get("refused"):
         say(f"warning: the endpoint refused {refused['rows']} of {result['rows']} responses, which count as empty ones")
         say(f"the first: {refused['first']}")
@@ -594,5 +590,13 @@ def _show(
     against: Sequence[Path | None] = others or [None] * len(folders)
     results = [result_fields(*each) for each in zip(folders, evaluations, against, strict=True)]
     compared = None if others is None else str(others[0]) if len(others) == 1 else [str(o) for o in others]
+    for result in results:
+        lost = {"failed": result["reward_errors"], "was unavailable": result.get("reward_unavailable", 0)}
+        for words, count in lost.items():
+            if count:
+                say(
+                    f"warning: the reward, or an environment, {words} for {count:,} of {result['rows']:,} responses of "
+                    f"{result['name']}: no metric counts them; the column `error` of the rows says why"
+                )
     if not emit({"evaluations": results, "compared_with": compared}, as_json):
         show_evaluations(results, against)

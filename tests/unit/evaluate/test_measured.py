@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from report_builders import evaluation_row, group, make_run
 
+from vlmrl.cli import eval as eval_command
 from vlmrl.cli.eval import show_measures
 from vlmrl.errors import RecipeError
 from vlmrl.evaluate.measures import (
@@ -123,3 +124,13 @@ def test_a_task_without_measures_takes_none(recipe_and_source):
 def recipe_and_source():
     recipe = Recipe.model_validate({"model": {"path": "m"}, "data": [{"path": "d"}]})
     return recipe, make_dataclass("Source", ["task"])(Task("plain", "", ""))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_responses_without_a_score_are_told_beside_the_json_too(tmp_path, monkeypatch, capsys, as_json) -> None:
+    summary = {"rows": 1200, "reward_errors": 512, "reward_unavailable": 3, "name": "test", "metrics": {}}
+    monkeypatch.setattr(eval_command, "result_fields", lambda *_: summary)
+    monkeypatch.setattr(eval_command, "show_evaluations", lambda *_: None)
+    eval_command._show([tmp_path], [Evaluation([], {})], None, as_json)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "failed for 512 of 1,200 responses of test" in told and "was unavailable for 3 of 1,200" in told
