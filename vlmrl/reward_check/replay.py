@@ -12,11 +12,13 @@ from vlmrl.data.images import image_hash
 from vlmrl.environments.base import CUT_MARK, EnvironmentLimits
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
 from vlmrl.errors import RewardError
+from vlmrl.recipe.schema import Environment
 from vlmrl.redaction.redact import excerpt, hide_known, redact_value
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.responses import CHUNK_ROWS, RolloutReader, read_saved
 from vlmrl.reward_check.scoring import SavedResponses
 from vlmrl.store.provenance import usable_cores
+from vlmrl.tasks.user_task import is_own
 from vlmrl.types import RewardInput, Turn
 from vlmrl.untrusted import encodable
 
@@ -74,11 +76,23 @@ def _pool(saved: SavedResponses, source: str) -> tuple[EnvironmentPool, list[str
     settings = [e for e in settings if e.name.endswith(f":{record.get('name')}")]
     if not settings or saved.run is None:
         raise RewardError(f"it is not recorded which environment the episodes of `{source}` had", where=str(saved.path))
-    loaded = [load_environment(e.name, e.args, saved.run.manifest.cwd or None) for e in settings]
+    loaded = [load_environment(*_named(saved, source, e), saved.run.manifest.cwd or None) for e in settings]
     now, e = max(zip(loaded, settings, strict=True), key=lambda pair: pair[0].user.sha256 == record["sha256"])
     fresh = redact_value(now.record)
     changed = ["code" if key == "sha256" else str(key) for key in fresh if fresh[key] != record.get(key)]
     return EnvironmentPool(now, "hermes", EnvironmentLimits.of(e, e.workers or 2 * usable_cores())), changed
+
+
+def _named(saved: SavedResponses, source: str, settings: Environment) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of an environment with its file, and its arguments; `:NAME` is in the file of the task."""
+    if not settings.name.startswith(":"):
+        return settings.name, settings.args
+    ref, name = saved.task_ref(source), saved.heads[source].task
+    task = ref.make() if ref is not None else None
+    if task is not None:
+        return task.named_environment(settings.name, settings.args)
+    # The code of the user's task has changed since the run: its tools are run, and the change is told.
+    return (name.rpartition(":")[0] + settings.name if is_own(name) else settings.name), settings.args
 
 
 def _differences(pool: EnvironmentPool, episodes: Mapping[int, Episode], read: Any) -> Iterator[tuple[int, Any]]:
