@@ -153,7 +153,8 @@ class Place:
         self.secret.write_text(SECRET)
         self.secret.chmod(0o644)
         self.stat = self.secret.stat()
-        self.victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(9999)"], start_new_session=True)
+        sleeps = [sys.executable, "-c", "import time; time.sleep(9999)"]
+        self.victim = subprocess.Popen(sleeps, start_new_session=True, stdout=subprocess.DEVNULL)
         self.hits: list[str] = []
         self.servers: list[socket.socket] = []
         self.tcp = self._server(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))

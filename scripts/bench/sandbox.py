@@ -24,7 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ sys.path.insert(0, str(TESTS))
 from sandbox_attacks import ATTACKS, SECRET, SLOW, Place, attack  # noqa: E402
 
 from vlmrl.sandbox.box import Sandbox  # noqa: E402
-from vlmrl.sandbox.confine import BoxLimits, layers  # noqa: E402
+from vlmrl.sandbox.confine import BoxLimits, Layers, layers  # noqa: E402
 
 MOST_MS, MOST_GROWTH, USER = 50.0, 8.0, 64321
 TURN = "from PIL import Image\nprint(images[0].size)\nshow(images[0].rotate(90, expand=True))"
@@ -72,22 +74,26 @@ def like_a_container() -> None:
 def attacks(names: list[str], seconds: float) -> dict[str, Any]:
     """Try attacks with all layers, and with Landlock alone."""
     os.environ["VLMRL_BENCH_KEY"] = SECRET
-    folder = Path(tempfile.mkdtemp(prefix="vlmrl-attacks-"))
-    place, bad, here = Place(folder), list[str](), layers()
+    bad, here = list[str](), layers()
     kinds = [here, replace(here, bubblewrap="")] if here.bubblewrap and here.landlock else [here]
-    for kind in kinds:
-        before = set(psutil.Process().children(recursive=True))
-        with Sandbox(BoxLimits(seconds=seconds), kind) as sandbox:
-            bad += [f"{kind.words}: {words}" for words in attack(sandbox, place, names, say=lambda _: None)]
-            pids = {p.pid for p in psutil.Process().children(recursive=True)}
-        time.sleep(0.5)
-        left = set(psutil.Process().children(recursive=True)) - before
-        bad += [f"{kind.words}: {len(left)} processes are left"] if left else []
-        bad += [f"{kind.words}: {path} is left" for path in Path(tempfile.gettempdir()).glob("vlmrl-box-*")
-                if path.stat().st_uid == os.getuid() and not _in_use(path, pids)]  # fmt: skip
-    place.close()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="vlmrl-attacks-") as folder, closing(Place(Path(folder))) as place:
+        for kind in kinds:
+            bad += _attacks_on(kind, place, names, seconds)
     return {"attacks": len(names) * len(kinds), "escaped": bad, "layers": [kind.words for kind in kinds]}
+
+
+def _attacks_on(kind: Layers, place: Place, names: list[str], seconds: float) -> Iterator[str]:
+    """Yield what escapes from the sandbox with these layers."""
+    before = set(psutil.Process().children(recursive=True))
+    with Sandbox(BoxLimits(seconds=seconds), kind) as sandbox:
+        yield from (f"{kind.words}: {words}" for words in attack(sandbox, place, names, say=lambda _: None))
+        pids = {p.pid for p in psutil.Process().children(recursive=True)}
+    time.sleep(0.5)
+    if left := set(psutil.Process().children(recursive=True)) - before:
+        yield f"{kind.words}: {len(left)} processes are left"
+    for path in Path(tempfile.gettempdir()).glob("vlmrl-box-*"):
+        if path.stat().st_uid == os.getuid() and not _in_use(path, pids):
+            yield f"{kind.words}: {path} is left"
 
 
 def _in_use(folder: Path, own: set[int]) -> bool:
@@ -104,7 +110,9 @@ def attacks_as(who: str, names: list[str], seconds: float) -> dict[str, Any]:
     if who == "user":
         if os.getuid():
             return {}
-        if _is_closed(python):
+        if _is_closed(TESTS):
+            return {}
+        if _is_closed(Path(python)):
             found = shutil.which(f"python3.{sys.version_info[1]}", path="/usr/bin:/usr/local/bin")
             if found is None:
                 return {}
@@ -113,14 +121,15 @@ def attacks_as(who: str, names: list[str], seconds: float) -> dict[str, Any]:
                 [str(TESTS.parent), *(p for p in sys.path if "site-packages" in p)]
             )
     words = [python, __file__, "--inside", who, "--json", "--names", json.dumps(names), "--seconds", str(seconds)]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd="/")
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd="/", timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return json.loads(done.stdout)
 
 
-def _is_closed(python: str) -> bool:
-    real = Path(python).resolve()
+def _is_closed(path: Path) -> bool:
+    """Return whether other users cannot reach a path."""
+    real = path.resolve()
     return not all(parent.stat().st_mode & 0o001 for parent in (real, *real.parents))
 
 
@@ -195,7 +204,10 @@ def main() -> None:
     for who in options.who.split(","):
         found = attacks(names, options.seconds) if who == "me" else attacks_as(who, names, options.seconds)
         if not found:
-            print(f"not tried as {who}: it needs root, and a Python that other users can read", file=sys.stderr)
+            print(
+                f"not tried as {who}: it needs root, and a Python and a clone that other users can read",
+                file=sys.stderr,
+            )
             continue
         result["attacks"] += found["attacks"]
         result["escaped"] += [f"{who}: {words}" for words in found["escaped"]]
