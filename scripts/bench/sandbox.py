@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from sandbox_attacks import ATTACKS, SECRET, SLOW, Place, attack  # noqa: E402
 from vlmrl.sandbox.box import Sandbox  # noqa: E402
 from vlmrl.sandbox.confine import BoxLimits, Layers, layers  # noqa: E402
 
-MOST_MS, MOST_GROWTH, USER = 50.0, 8.0, 64321
+MOST_MS, MOST_GROWTH, END_SECONDS, USER = 50.0, 8.0, 10.0, 64321
 TURN = "from PIL import Image\nprint(images[0].size)\nshow(images[0].rotate(90, expand=True))"
 CONTAINER_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 """Capabilities that Docker leaves a container, and numbers on x86-64 of calls that its default profile refuses."""
@@ -88,12 +88,24 @@ def _attacks_on(kind: Layers, place: Place, names: list[str], seconds: float) ->
     with Sandbox(BoxLimits(seconds=seconds), kind) as sandbox:
         yield from (f"{kind.words}: {words}" for words in attack(sandbox, place, names, say=lambda _: None))
         pids = {p.pid for p in psutil.Process().children(recursive=True)}
-    time.sleep(0.5)
-    if left := set(psutil.Process().children(recursive=True)) - before:
+    until = time.monotonic() + END_SECONDS
+    while (left := _alive() - before) and time.monotonic() < until:
+        time.sleep(0.05)
+    if left:
         yield f"{kind.words}: {len(left)} processes are left"
     for path in Path(tempfile.gettempdir()).glob("vlmrl-box-*"):
         if path.stat().st_uid == os.getuid() and not _in_use(path, pids):
             yield f"{kind.words}: {path} is left"
+
+
+def _alive() -> set[psutil.Process]:
+    """Return the processes below this one that have not ended."""
+    alive = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.add(process)
+    return alive
 
 
 def _in_use(folder: Path, own: set[int]) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 import vlmrl
 from vlmrl.errors import EngineError
 from vlmrl.sandbox.confine import BoxLimits, Layers, layers, wrapped
+from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import TOKEN_BYTES, WHOLE, Frame, FrameBuffer, GarbledError, pack_frame
 
 START_SECONDS = 120.0
@@ -255,7 +256,7 @@ class Session:
         """Return in words how the process of the session has ended."""
         self._control.settimeout(END_SECONDS)
         try:
-            facts = json.loads(self._control.recv(4096) or b"{}")
+            facts = parse_json(self._control.recv(4096) or b"{}")
         except (OSError, ValueError):
             facts = {}
         if facts.get("why") == "folder":

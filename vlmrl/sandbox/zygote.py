@@ -47,6 +47,7 @@ from vlmrl.sandbox.confine import (
     limit,
     open_rules,
 )
+from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import WHOLE, Channel
 
 LIBRARIES = ("numpy", "PIL.Image", "PIL.ImageDraw", "PIL.ImageEnhance", "PIL.ImageFilter", "PIL.ImageOps", "cv2",
@@ -151,7 +152,7 @@ class _Zygote:
         given, fds = {}, list[int]()
         with contextlib.suppress(OSError, ValueError):
             data, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
-            given = json.loads(data)
+            given = parse_json(data)
         if len(fds) != 2 or given.get("key") != self.key:  # the caller ended at once, or is another one
             for fd in fds:
                 os.close(fd)
