@@ -42,6 +42,8 @@ from vlmrl.sandbox.box import Sandbox  # noqa: E402
 from vlmrl.sandbox.confine import BoxLimits, Layers, layers  # noqa: E402
 
 MOST_MS, MOST_GROWTH, END_SECONDS, USER = 50.0, 8.0, 10.0, 64321
+ZYGOTE = "vlmrl.sandbox.zygote"
+"""Word of the commands of the sandbox's processes."""
 TURN = "from PIL import Image\nprint(images[0].size)\nshow(images[0].rotate(90, expand=True))"
 CONTAINER_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 """Capabilities that Docker leaves a container, and numbers on x86-64 of calls that its default profile refuses."""
@@ -84,7 +86,7 @@ def attacks(names: list[str], seconds: float) -> dict[str, Any]:
 
 def _attacks_on(kind: Layers, place: Place, names: list[str], seconds: float) -> Iterator[str]:
     """Yield what escapes from the sandbox with these layers."""
-    before = set(psutil.Process().children(recursive=True))
+    before = _alive()
     with Sandbox(BoxLimits(seconds=seconds), kind) as sandbox:
         yield from (f"{kind.words}: {words}" for words in attack(sandbox, place, names, say=lambda _: None))
         pids = {p.pid for p in psutil.Process().children(recursive=True)}
@@ -99,20 +101,18 @@ def _attacks_on(kind: Layers, place: Place, names: list[str], seconds: float) ->
 
 
 def _alive() -> set[psutil.Process]:
-    """Return the processes below this one that have not ended."""
+    """Return the processes of sandboxes below this one that have not ended; forks have the command of their zygote."""
     alive = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() != psutil.STATUS_ZOMBIE and ZYGOTE in " ".join(process.cmdline()):
                 alive.add(process)
     return alive
 
 
 def _in_use(folder: Path, own: set[int]) -> bool:
     """Return whether a folder belongs to a sandbox of another program."""
-    others = [
-        p for p in psutil.process_iter(["cmdline"]) if "vlmrl.sandbox.zygote" in " ".join(p.info["cmdline"] or [])
-    ]
+    others = [p for p in psutil.process_iter(["cmdline"]) if ZYGOTE in " ".join(p.info["cmdline"] or [])]
     return any(p.pid not in own for p in others)
 
 
