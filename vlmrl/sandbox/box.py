@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,11 @@ class Sandbox:
         listener.close()
         theirs.close()
         self._life.settimeout(START_SECONDS)
-        self._life.sendall(self.key.encode())
-        if self._life.recv(len(READY)) != READY:
+        answer = b""
+        with suppress(OSError):  # it has ended
+            self._life.sendall(self.key.encode())
+            answer = self._life.recv(len(READY))
+        if answer != READY:
             self._process.kill()
             _, errors = self._process.communicate()
             self.close()

@@ -166,3 +166,9 @@ def test_a_machine_that_cannot_confine_is_refused_in_words(here: Layers, words: 
     with pytest.raises(EngineError, match=words) as told:
         Sandbox(here=here)
     assert told.value.hint
+
+
+def test_a_sandbox_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(EngineError, match="the sandbox did not start"):
+        Sandbox(LIMITS, replace(layers(), bubblewrap=""))
