@@ -54,7 +54,7 @@ REWARD = """
 def score(x):
     return {"letters": min(1.0, len(set(x.response)) / 40), "looks": x.measured["reward"] / 4}
 """
-VLLM = ("rollout.engine=vllm", "rollout.max_prompt_tokens=300", "rollout.kv_cache_gib=0.25")
+VLLM = ("rollout.engine=vllm", "rollout.max_prompt_tokens=600", "rollout.kv_cache_gib=0.25")
 CASES = {
     "torch": (),
     "ranks": ("--gpus", "2"),
