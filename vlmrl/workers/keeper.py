@@ -74,9 +74,11 @@ def _keep(child: int, control_fd: int, parent: int, most: int) -> str:
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
-    watch = _Watch(child, most)
+    watch, poll = _Watch(child, most), select.poll()
+    for fd in (control_fd, wake):
+        poll.register(fd, select.POLLIN)
     while True:
-        ready = select.select([control_fd, wake], [], [], TICK_SECONDS)[0]
+        ready = [fd for fd, _ in poll.poll(1000 * TICK_SECONDS)]
         if wake in ready:
             os.read(wake, 4096)
         if (ended := _reap(child)) is not None:

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 from processes import assert_all_gone
 from sandbox_attacks import ATTACKS, SECRET, SLOW, Place, attack
 
@@ -83,6 +85,15 @@ def test_nothing_is_left_of_a_session(sandbox: Sandbox) -> None:
     while (left := set(psutil.Process().children(recursive=True)) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
+
+
+def test_a_process_with_many_open_files_can_use_sessions(sandbox: Sandbox) -> None:
+    with ExitStack() as files:
+        while files.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        with sandbox.open() as session:
+            assert session.run("print(1)").printed == "1\n"
+            assert session.run("show(images[0])", [Image.new("RGB", (900, 700))]).images
 
 
 def test_who_does_not_know_the_key_gets_no_session(sandbox: Sandbox) -> None:

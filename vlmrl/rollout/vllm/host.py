@@ -10,11 +10,11 @@ samples of a request go back as soon as it is complete.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import connection
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -104,7 +104,7 @@ class EngineHost:
     def _ready(self, ranks: Iterable[int], *, wait: bool) -> list[int]:
         """Return the trainers of whom a message has arrived. `wait`: until there is one."""
         links = {self.trainers[rank]: rank for rank in ranks}
-        return [links[link] for link in select.select(list(links), [], [], None if wait else 0)[0]]
+        return [links[link] for link in connection.wait(list(links), None if wait else 0)]
 
     def _take(self, rank: int, command: dict[str, Any], blobs: list[bytearray]) -> None:
         """Submit a trainer's requests."""

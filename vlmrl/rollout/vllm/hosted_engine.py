@@ -9,7 +9,6 @@ is done early gets what would have waited for the others.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -293,9 +293,8 @@ class HostedEngine(Generator):
         """
         self._hand_out()
         links = {self._links[i]: i for i, requests in self._open.items() if requests}
-        ready, _, _ = select.select(list(links), [], [], timeout) if links else ([], [], [])
         complete: list[tuple[int, list[Sample]]] = []
-        for link in ready:
+        for link in connection.wait(list(links), timeout) if links else ():
             answer = self._receive(links[link])
             for number, samples in zip(answer["numbers"], wire.unpack_samples(answer["samples"]), strict=True):
                 if self._open[links[link]].pop(number, None) is not None:  # else it is of a round that was left early
