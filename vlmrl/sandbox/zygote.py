@@ -358,7 +358,8 @@ class _Runner:
         for number, picture in enumerate(pictures):
             name = names[number] if names else f"image_{len(images)}.png"
             images.append(picture)
-            picture.save(name, **({"quality": 95} if name.endswith((".jpg", ".jpeg")) else {}))
+            # Compressing more takes most of the time of a session's first run.
+            picture.save(name, **({"quality": 95} if name.endswith((".jpg", ".jpeg")) else {"compress_level": 1}))
 
     def _run(self, code: str) -> dict[str, Any]:
         """Run code; the value of an expression at its end is printed, as notebooks do. Return its error, "" = none."""
