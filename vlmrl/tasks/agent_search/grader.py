@@ -1,0 +1,63 @@
+"""Grader of queries by sentence embeddings, for the rewards of agent_search. It runs in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmrl.errors import RewardError
+from vlmrl.redaction.redact import excerpt, quoted
+from vlmrl.tasks.agent_search.rewards import Similarity, score, score_step_as_published
+from vlmrl.types import RewardInput
+
+MOST_TOKENS = 256
+"""Length of a text that the model reads, as published for MiniLM."""
+MOST_CHARS = 4000
+KEPT = 4096
+"""Number of embeddings that are kept: all responses to a prompt need that of the true query."""
+Vector = np.ndarray[Any, Any]
+
+
+def make_grader(*, thought: str, model: str) -> Callable[[RewardInput], dict[str, Any]]:
+    """Return the grader of `agent_search` with this model. Raises: RewardError if the model cannot be loaded."""
+    return partial(score, thought=thought, similarity=load_similarity(model))
+
+
+def make_published(*, model: str) -> Callable[[RewardInput], dict[str, Any]]:
+    """Return the grader of `rllava_agent_search` with this model. Raises: RewardError if it cannot be loaded."""
+    return partial(score_step_as_published, similarity=load_similarity(model))
+
+
+def load_similarity(model: str) -> Similarity:
+    """Return the cosine of two texts' embeddings, the means of the model's last states over a text's tokens.
+
+    Raises: RewardError for a folder that has no such model.
+    """
+    folder = Path(model)
+    hint = "copy a model of sentence embeddings there, such as all-MiniLM-L6-v2, with model.safetensors"
+    if not (folder / "config.json").is_file() or not [*folder.glob("*.safetensors")]:
+        raise RewardError(f"`model` = {quoted(model, 200)} is no folder with config.json and *.safetensors", hint=hint)
+    from transformers import AutoModel, AutoTokenizer
+
+    facts: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **facts)
+        network: Any = AutoModel.from_pretrained(folder, use_safetensors=True, **facts)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        message = (
+            f"the model of sentence embeddings in {quoted(model, 200)} cannot be loaded: {excerpt(str(error), 300)}"
+        )
+        raise RewardError(message, hint=hint) from error
+    network.eval().requires_grad_(False)
+
+    @lru_cache(maxsize=KEPT)
+    def embed(text: str) -> Vector:
+        tokens = tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")
+        mean = network(**tokens).last_hidden_state[0].mean(dim=0).double().numpy()
+        return mean / max(float(np.linalg.norm(mean)), 1e-12)
+
+    return lambda text, truth: float(embed(text[:MOST_CHARS]) @ embed(truth[:MOST_CHARS]))

@@ -1,0 +1,150 @@
+"""Rewards of the task agent_search: the right query or answer, and those that RLLaVA published, flaws included.
+
+Use the published ones only to repeat RLLaVA's runs. Source: TinyLoopX/RLLaVA at 4753d4a, `examples/reward_function/`,
+written from a description. Flaws that are kept. Of `agent_search.py`: without its tag, the whole response is compared,
+and so it is where a line break stands in the tag; a repeated word of an answer counts once, so "very very big" is not
+its own equal; text behind the step is accepted; a query has the score 0 below a similarity of 0.5, and so no slope. Of
+`agent_search_agentic.py`: a call is paid 1.2 beside a wrong answer, too, so a wrong answer with a call (1.4) earns more
+than a right one without (1.0), and a call that brings nothing counts. Difference: queries are compared by their words
+where no model is named; the published code loads MiniLM from the hub in every process. Each query is compared with one
+that a model wrote, so another good query earns less: that is a property of the published rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from vlmrl.errors import RewardError
+from vlmrl.metric import SHARE
+from vlmrl.redaction.redact import excerpt, quoted
+from vlmrl.rewards import Builtin
+from vlmrl.rewards.base import RewardSpec, WorkerFunction
+from vlmrl.rewards.text_parsing import BLANKS, REQUIRED, check_thought, step_problem, tagged_text
+from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
+from vlmrl.tasks.agent_code.rewards import published_answers, published_f1, score_episode_as_published
+from vlmrl.tasks.agent_search.rows import ANSWER, SEARCH, STEPS
+from vlmrl.types import RewardInput
+
+NAME, PUBLISHED, PUBLISHED_EPISODES = "agent_search", "rllava_agent_search", "rllava_agent_search_episodes"
+GRADER = "vlmrl.tasks.agent_search.grader"
+WEIGHTS: Mapping[str, float] = {"right": 0.6, "exact": 0.3, "format": 0.1}
+"""A wrong answer earns less than 0.7, and a right one at least 0.9, whatever else a response does."""
+SECONDS = 30.0
+LEAST = 0.5
+"""Similarity below which the published reward gives a query 0."""
+Similarity = Callable[[str, str], float]
+
+
+def same_words(query: str, truth: str) -> float:
+    """Return the F1 of a query's words with those of the true one, in [0, 1]."""
+    return word_overlap(query, [truth])[0]
+
+
+def agent_search(*, thought: str = REQUIRED, model: str = "") -> RewardSpec:
+    """Return a reward. Part `right`, weight 0.6: how right the answer in the last turn is, or the query of a step.
+
+    An answer counts by the F1 of its words (see `token_f1`), best of the accepted ones; without one it is 0. A query
+    counts by the F1 of its words with those of the true query; with a model, by the cosine of their embeddings.
+
+    `exact`, 0.3: the words are the same, in the same order; it is the accuracy. `format`, 0.1: the response has the
+    form that the prompt asks for. A call of a tool earns nothing by itself: `tool_use` behind a gate pays it.
+
+    Args:
+        thought: whether the form needs a `<think>` thought: "required" or "optional".
+        model: folder of a model of sentence embeddings in safetensors, such as all-MiniLM-L6-v2; "" = words alone.
+    """
+    check_thought(thought)
+    ranges: dict[str, tuple[float, float]] = dict.fromkeys(WEIGHTS, SHARE)
+    if not model:
+        return RewardSpec(NAME, partial(score, thought=thought), ranges, WEIGHTS, pure=True, accuracy="exact")
+    worker = WorkerFunction(NAME, GRADER, "make_grader", {"thought": thought, "model": model})
+    return worker.reward(ranges, WEIGHTS, seconds=SECONDS, accuracy="exact")
+
+
+def score(x: RewardInput, *, thought: str = REQUIRED, similarity: Similarity = same_words) -> dict[str, Any]:
+    """Return the parts of a response; see `agent_search`."""
+    step, text, right, is_exact, problem = graded(x, similarity)
+    problem = problem or step_problem(x, step, STEPS, thought)
+    detail = {step: None if text is None else excerpt(text.strip(BLANKS), 200)}
+    return {"right": right, "exact": float(is_exact), "format": float(not problem), "note": problem, "detail": detail}
+
+
+def graded(x: RewardInput, similarity: Similarity = same_words) -> tuple[str, str | None, float, bool, str]:
+    """Return (step that the row asks for, its text in the last turn, how right it is, whether it is exact, problem).
+
+    Raises: RewardError for a row without a step or truth that can be used.
+    """
+    step = x.truth.get("step", ANSWER)
+    if step not in STEPS:
+        raise RewardError(f"the row's `step` is {quoted(step, 40)}, not one of {', '.join(STEPS)}")
+    accepted = [true_query(x)] if step == SEARCH else accepted_answers(x)
+    text, problem = tagged_text(x.answer, step)
+    if text is None:
+        return step, None, 0.0, False, problem
+    right, is_exact = word_overlap(text, accepted)
+    if step == SEARCH and not is_exact:
+        right = min(1.0, max(0.0, similarity(text, accepted[0])))
+    return step, text, right, is_exact, ""
+
+
+def true_query(x: RewardInput) -> str:
+    """Return the query that a row asks for. Raises: RewardError if there is none."""
+    query = x.truth.get("query")
+    if not isinstance(query, str) or not query.strip():
+        raise RewardError(f"the row's `query` is {quoted(query, 60)}, not a text")
+    return query
+
+
+def rllava_agent_search(*, model: str = "") -> RewardSpec:
+    """Return the published reward of single steps: the mean of `accuracy` and `format`.
+
+    Args:
+        model: folder of a model of sentence embeddings for queries; see `agent_search`.
+    """
+    ranges, weights = {"accuracy": SHARE, "format": SHARE}, {"accuracy": 0.5, "format": 0.5}
+    if not model:
+        return RewardSpec(PUBLISHED, score_step_as_published, ranges, weights, pure=True, accuracy="accuracy")
+    worker = WorkerFunction(PUBLISHED, GRADER, "make_published", {"model": model})
+    return worker.reward(ranges, weights, seconds=SECONDS, accuracy="accuracy")
+
+
+def rllava_agent_search_episodes() -> RewardSpec:
+    """Return the published reward of episodes: 0.8 x f1 + 0.2 x format + 1.2 x tool."""
+    ranges = {"f1": SHARE, "format": SHARE, "tool": SHARE}
+    weights = {"f1": 0.8, "format": 0.2, "tool": 1.2}
+    return RewardSpec(PUBLISHED_EPISODES, score_episode_as_published, ranges, weights, pure=True, accuracy="f1")
+
+
+def score_step_as_published(x: RewardInput, *, similarity: Similarity = same_words) -> dict[str, Any]:
+    """Return the published parts of a single step."""
+    text, step = x.response, x.truth.get("step", ANSWER)
+    match = re.search(f"<{step}>(.*?)</{step}>", text)
+    own = match[1].strip() if match else text
+    if f"<{SEARCH if step == ANSWER else ANSWER}>" in text:
+        accuracy = 0.0
+    elif step == ANSWER:
+        accuracy = published_f1(own, published_answers(x)[0])
+    else:
+        accuracy = min(1.0, similarity(own, str(x.truth.get("query") or "")))
+        accuracy = accuracy if accuracy >= LEAST else 0.0
+    is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", *STEPS))
+    form = re.match(r"<think>.*?</think>\s*<(search|answer)>.*?</\1>", text, re.DOTALL)
+    return {"accuracy": accuracy, "format": float(form is not None and not is_double)}
+
+
+REWARDS: Mapping[str, Builtin] = {
+    NAME: Builtin(agent_search, "agent_search: the right answer, or the query that a step asks for", version=1),
+    PUBLISHED: Builtin(
+        rllava_agent_search,
+        "agent_search: RLLaVA's reward of single steps, to repeat its run: without a tag, all of the text is read",
+        version=1,
+    ),
+    PUBLISHED_EPISODES: Builtin(
+        rllava_agent_search_episodes,
+        "agent_search: RLLaVA's reward of episodes, to repeat its run: it pays a call beside a wrong answer",
+        version=1,
+    ),
+}

@@ -1,0 +1,136 @@
+"""The task agent_search: its prompts, demonstrations, measures and tricks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlmrl.environments.calls import write_call
+from vlmrl.errors import RewardError
+from vlmrl.metric import SHARE, Metric
+from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
+from vlmrl.tasks.agent_search.rewards import NAME, PUBLISHED, PUBLISHED_EPISODES, graded
+from vlmrl.tasks.agent_search.rows import ANSWER, HARD, SEARCH, SIMPLE, STEPS, written
+from vlmrl.tasks.attack import Attack, Kind, says
+from vlmrl.tasks.base import Outcome, Task, require_prepared
+from vlmrl.types import Call, RewardInput, Row, Score, Turn
+
+SUMMARY = "a question about a picture whose answer must be looked up (by `vlmrl prep agent_search`)"
+FOLDER = Path(__file__).parent
+VARIANTS = ("think", "direct")
+"""With a thought before the step, or without one."""
+LEVELS = (SIMPLE, HARD)
+"""Levels of MAT-Search, for which the F1 is reported by itself, as there."""
+
+
+def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
+    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
+
+    Raises: DataError when the dataset is a table that was not prepared.
+    """
+    require_prepared("agent_search", info)
+    name = variant or VARIANTS[0]
+    thought = OPTIONAL if name == "direct" else REQUIRED
+    template = f"{name}.jinja"
+    return Task(
+        "agent_search",
+        SUMMARY,
+        (FOLDER / template).read_text(encoding="utf-8"),
+        validate=truth_problems,
+        template_file=f"tasks/agent_search/{template}",
+        profiles={
+            "default": (NAME, {"thought": thought}),
+            "rllava": (PUBLISHED, {}),
+            "rllava_episodes": (PUBLISHED_EPISODES, {}),
+        },
+        outcome=measure,
+        metrics={"f1": Metric("higher", SHARE)},
+        by=("step", "level"),
+        trace=partial(write_trace, thought),
+        attacks=partial(attacks, thought),
+        environments=str(FOLDER / "environment.py"),
+        variant=name,
+        variants=VARIANTS,
+    )
+
+
+def truth_problems(truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth, in words."""
+    step = truth.get("step", ANSWER)
+    if step not in STEPS:
+        return [f"the step is {step!r}, not one of {', '.join(STEPS)}"]
+    try:
+        graded(RewardInput("", truth))
+        return []
+    except RewardError as error:
+        return [error.message]
+
+
+def measure(x: RewardInput, score: Score) -> Outcome:
+    """Return the exact match and the F1 of a response, whatever its reward; 0 for one without an answer."""
+    try:
+        _, _, f1, is_exact, _ = graded(x)
+    except RewardError:
+        return {}
+    level = x.truth.get("level")
+    of_level = {f"f1/{level}": f1} if level in LEVELS else {}
+    return {"accuracy": float(is_exact), "f1": f1, **of_level}
+
+
+def write_trace(thought: str, row: Row, rng: random.Random) -> str | list[str | list[str | Call]]:
+    """Return a right step; of a drawn row that asks for the answer alone, an episode that looks it up first."""
+    truth, start = row.truth, rng.choice(("I look it up", "I search for it", "I need a passage"))
+
+    def think(text: str) -> str:
+        return "" if thought == OPTIONAL else f"<think>{text}.</think>"
+
+    if "step" in truth:
+        return think(start if truth["step"] == SEARCH else "The passages say it") + written(truth["step"], truth)
+    turns: list[str | list[str | Call]] = []
+    for query in truth.get("queries") or ():
+        said = think(f"{start}: {query}")
+        turns.append([*([said] if said else []), Call("search", {"query": query})])
+    return [*turns, think("The passages say it") + written(ANSWER, truth)]
+
+
+def attacks(thought: str, rows: Sequence[RewardInput]) -> list[Attack]:
+    """Return tricks with steps and with calls."""
+    think = "" if thought == OPTIONAL else "<think>I look.</think>"
+    every = " ".join(dict.fromkeys(text for x in rows for text in x.truth.get("answer") or [])) or "none"
+
+    def step_of(x: RewardInput) -> str:
+        return x.truth.get("step", ANSWER)
+
+    def right(x: RewardInput) -> str:
+        return written(step_of(x), x.truth)
+
+    def other(x: RewardInput) -> str:
+        return f"<{SEARCH}>x</{SEARCH}>" if step_of(x) == ANSWER else f"<{ANSWER}>x</{ANSWER}>"
+
+    def trick(name: str, idea: str, kind: Kind, last: str, *, before: bool = False, times: int = 4) -> Attack:
+        """Return a trick of calls and a last turn. `before`: the right answer stands in the turns before it."""
+
+        def turns(x: RewardInput) -> tuple[Turn, ...]:
+            call = Call("search", {"query": right(x) if before else "x"})
+            text = think + (right(x) if before else "") + write_call(call, "hermes")
+            return (*(Turn("assistant", text, calls=(call,)), Turn("tool", "1. x")) * times, Turn("assistant", last))
+
+        return Attack(name, idea, kind, says(""), episode=turns)
+
+    wrong = f"{think}<answer>none</answer>"
+    return [
+        Attack("every answer", "all answers of the rows in one tag", "guess",
+               lambda x: f"{think}<answer>{every}</answer>" if step_of(x) == ANSWER else None),
+        Attack("another step", "a query where an answer is due, or the other way round", "void",
+               lambda x: think + other(x)),
+        Attack("the question", "the question as the query or the answer", "guess",
+               lambda x: f"{think}<{step_of(x)}>{x.columns.get('question') or 'what'}</{step_of(x)}>"),
+        Attack("two answers", "the right step twice", "broken", lambda x: think + right(x) * 2),
+        trick("calls alone", "four calls and no answer", "void", ""),
+        trick("wrong after four calls", "a wrong answer beside calls", "miss", wrong),
+        trick("wrong after a call", "a wrong answer beside one call", "miss", wrong, times=1),
+        trick("answer in a query", "the right answer only in the turns before the last", "broken", "No.", before=True),
+    ]  # fmt: skip
