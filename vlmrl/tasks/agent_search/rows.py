@@ -121,7 +121,7 @@ def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -
     facts = (
         Fact("Which town has this emblem?", (name,)),
         Fact(f"Which river flows through {town}?", (river, f"river {river}")),
-        Fact(f"Who is the mayor of {town}?", (mayor, last)),
+        Fact(f"Who is the mayor of {town}?", (mayor,)),
         Fact(f"In which year was {town} founded?", (str(year),)),
         Fact(f"What is the trade of the mayor of {town}?", (trade,), by_mayor),
         Fact(f"In which year was the mayor of {town} born?", (str(born),), by_mayor),
