@@ -254,7 +254,7 @@ def test_a_demonstration_looks_up_what_the_answer_needs(tmp_path):
             shown += " ".join(best)
         answer = row.truth["answer"][0]
         assert last == f"<answer>{answer}</answer>" and answer in shown
-        assert score(RewardInput(last, row.truth), thought="optional")["exact"] == 1.0
+        assert score(RewardInput(str(last), row.truth), thought="optional")["exact"] == 1.0
 
 
 def write_images(folder: Path) -> None:
@@ -376,7 +376,7 @@ def probed(tmp_path: Path, profile: str, **options: Any) -> dict[str, Any]:
     task = make_task("agent_search", dataset.info)
     inputs = [RewardInput("", row.truth, row.columns, prompt_id=row.prompt_id) for row in dataset.rows("train")][:24]
     name, args = task.profile(profile)
-    spec = load_reward(name, args=args)
+    spec = load_reward(str(name), args=args)
     return probe_reward(spec, spec.weights, inputs, more=task.attacks(inputs))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.tasks.agent_search.rewards import Similarity, score, score_step_as_published
+from vlmrl.tasks.agent_search.rewards import MODEL_HINT, Similarity, check_model, score, score_step_as_published
 from vlmrl.types import RewardInput
 
 MOST_TOKENS = 256
@@ -37,21 +36,18 @@ def load_similarity(model: str) -> Similarity:
 
     Raises: RewardError for a folder that has no such model.
     """
-    folder = Path(model)
-    hint = "copy a model of sentence embeddings there, such as all-MiniLM-L6-v2, with model.safetensors"
-    if not (folder / "config.json").is_file() or not [*folder.glob("*.safetensors")]:
-        raise RewardError(f"`model` = {quoted(model, 200)} is no folder with config.json and *.safetensors", hint=hint)
+    check_model(model)
     from transformers import AutoModel, AutoTokenizer
 
     facts: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **facts)
-        network: Any = AutoModel.from_pretrained(folder, use_safetensors=True, **facts)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, **facts)
+        network: Any = AutoModel.from_pretrained(model, use_safetensors=True, **facts)
+    except Exception as error:  # the tokenizer's and the weights' own errors are of no other type
         message = (
             f"the model of sentence embeddings in {quoted(model, 200)} cannot be loaded: {excerpt(str(error), 300)}"
         )
-        raise RewardError(message, hint=hint) from error
+        raise RewardError(message, hint=MODEL_HINT) from error
     network.eval().requires_grad_(False)
 
     @lru_cache(maxsize=KEPT)

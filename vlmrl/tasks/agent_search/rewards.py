@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardError
@@ -36,6 +37,17 @@ SECONDS = 30.0
 LEAST = 0.5
 """Similarity below which the published reward gives a query 0."""
 Similarity = Callable[[str, str], float]
+
+
+MODEL_HINT = "copy a model of sentence embeddings there, such as all-MiniLM-L6-v2, with model.safetensors"
+
+
+def check_model(model: str) -> None:
+    """Raise a RewardError unless this is a folder with a configuration and weights in safetensors."""
+    folder = Path(model)
+    if not (folder / "config.json").is_file() or not [*folder.glob("*.safetensors")]:
+        message = f"`model` = {quoted(model, 200)} is no folder with config.json and *.safetensors"
+        raise RewardError(message, hint=MODEL_HINT)
 
 
 def same_words(query: str, truth: str) -> float:
@@ -60,6 +72,7 @@ def agent_search(*, thought: str = REQUIRED, model: str = "") -> RewardSpec:
     ranges: dict[str, tuple[float, float]] = dict.fromkeys(WEIGHTS, SHARE)
     if not model:
         return RewardSpec(NAME, partial(score, thought=thought), ranges, WEIGHTS, pure=True, accuracy="exact")
+    check_model(model)
     worker = WorkerFunction(NAME, GRADER, "make_grader", {"thought": thought, "model": model})
     return worker.reward(ranges, WEIGHTS, seconds=SECONDS, accuracy="exact")
 
@@ -107,6 +120,7 @@ def rllava_agent_search(*, model: str = "") -> RewardSpec:
     ranges, weights = {"accuracy": SHARE, "format": SHARE}, {"accuracy": 0.5, "format": 0.5}
     if not model:
         return RewardSpec(PUBLISHED, score_step_as_published, ranges, weights, pure=True, accuracy="accuracy")
+    check_model(model)
     worker = WorkerFunction(PUBLISHED, GRADER, "make_published", {"model": model})
     return worker.reward(ranges, weights, seconds=SECONDS, accuracy="accuracy")
 
