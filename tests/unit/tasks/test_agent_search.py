@@ -190,18 +190,17 @@ def test_no_question_about_an_emblem_is_in_two_splits(tmp_path):
 def test_the_passages_hold_every_answer_and_the_emblems_are_told_apart():
     for seed in range(5):
         towns, others = make_world(72, seed)
-        words = [tuple(sorted(town.query.split())) for town in towns]
+        words = [tuple(sorted(town.queries[0].split())) for town in towns]
         assert len(set(words)) == 72 and len(others) == 12
         names = [title for town in towns for title, _ in town.passages]
         assert len(set(names)) == len(names)
         for town in towns:
             text = dict(enumerate(text for _, text in town.passages))
-            for fact in town.facts:
-                place = fact.more[1] if fact.more[0] else text[0]
-                assert fact.answers[0] in place and fact.answers[0] not in fact.question
-                assert not fact.more[0] or fact.answers[0] not in text[0], "a hard question needs two passages"
+            for question, answers, place in town.facts:
+                assert answers[0] in text[place] and answers[0] not in question
+                assert not place or answers[0] not in text[0], "a hard question needs two passages"
         badges = {badge.rpartition("badge is a ")[2] for _, badge in others}
-        assert not badges & {town.query.partition(": ")[2] + "." for town in towns}
+        assert not badges & {town.queries[0].partition(": ")[2] + "." for town in towns}
     assert make_world(20, 1)[0][0].name != make_world(20, 2)[0][0].name and make_world(20, 1) == make_world(20, 1)
 
 

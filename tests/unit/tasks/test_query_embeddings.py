@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.errors import RewardError
-from vlmrl.tasks.agent_search.grader import load_similarity, make_published
+from vlmrl.tasks.agent_search.grader import load_similarity, make_grader
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import RewardInput
 
@@ -56,7 +56,7 @@ def test_the_rewards_count_a_query_by_the_model(model: Path) -> None:
     parts = spec(RewardInput(said, STEP))
     assert parts["right"] == pytest.approx(max(0.0, similar)) and parts["exact"] == 0.0
     assert spec(RewardInput("<think>t</think><search>mayor of Paris</search>", STEP))["exact"] == 1.0
-    published = make_published(model=str(model))(RewardInput(said, STEP))["accuracy"]
+    published = make_grader(name="rllava_agent_search", model=str(model))(RewardInput(said, STEP))["accuracy"]
     assert published == (pytest.approx(similar) if similar >= 0.5 else 0.0)
     answer = RewardInput("<answer>red</answer>", {"answer": ["red"]})
     assert spec(answer)["right"] == 1.0, "an answer counts by its words"

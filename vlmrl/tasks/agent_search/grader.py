@@ -10,7 +10,7 @@ import numpy as np
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.tasks.agent_search.rewards import MODEL_HINT, Similarity, check_model, score, score_step_as_published
+from vlmrl.tasks.agent_search.rewards import MODEL_HINT, NAME, Similarity, check_model, score, score_step_as_published
 from vlmrl.types import RewardInput
 
 MOST_TOKENS = 256
@@ -21,14 +21,9 @@ KEPT = 4096
 Vector = np.ndarray[Any, Any]
 
 
-def make_grader(*, thought: str, model: str) -> Callable[[RewardInput], dict[str, Any]]:
-    """Return the grader of `agent_search` with this model. Raises: RewardError if the model cannot be loaded."""
-    return partial(score, thought=thought, similarity=load_similarity(model))
-
-
-def make_published(*, model: str) -> Callable[[RewardInput], dict[str, Any]]:
-    """Return the grader of `rllava_agent_search` with this model. Raises: RewardError if it cannot be loaded."""
-    return partial(score_step_as_published, similarity=load_similarity(model))
+def make_grader(*, name: str, model: str, **args: Any) -> Callable[[RewardInput], dict[str, Any]]:
+    """Return the grader of a reward with this model. Raises: RewardError if the model cannot be loaded."""
+    return partial(score if name == NAME else score_step_as_published, similarity=load_similarity(model), **args)
 
 
 def load_similarity(model: str) -> Similarity:

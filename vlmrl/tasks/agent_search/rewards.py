@@ -22,7 +22,7 @@ from vlmrl.errors import RewardError
 from vlmrl.metric import SHARE
 from vlmrl.redaction.redact import excerpt, quoted
 from vlmrl.rewards import Builtin
-from vlmrl.rewards.base import RewardSpec, WorkerFunction
+from vlmrl.rewards.base import RewardFn, RewardSpec, WorkerFunction
 from vlmrl.rewards.text_parsing import BLANKS, REQUIRED, check_thought, step_problem, tagged_text
 from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
 from vlmrl.tasks.agent_code.rewards import published_answers, published_f1, score_episode_as_published
@@ -69,12 +69,35 @@ def agent_search(*, thought: str = REQUIRED, model: str = "") -> RewardSpec:
         model: folder of a model of sentence embeddings in safetensors, such as all-MiniLM-L6-v2; "" = words alone.
     """
     check_thought(thought)
-    ranges: dict[str, tuple[float, float]] = dict.fromkeys(WEIGHTS, SHARE)
+    return _reward(NAME, partial(score, thought=thought), WEIGHTS, "exact", {"thought": thought}, model)
+
+
+def rllava_agent_search(*, model: str = "") -> RewardSpec:
+    """Return the published reward of single steps: the mean of `accuracy` and `format`.
+
+    Args:
+        model: folder of a model of sentence embeddings for queries; see `agent_search`.
+    """
+    return _reward(PUBLISHED, score_step_as_published, {"accuracy": 0.5, "format": 0.5}, "accuracy", {}, model)
+
+
+def _reward(
+    name: str, fn: RewardFn, weights: Mapping[str, float], accuracy: str, args: Mapping[str, Any], model: str
+) -> RewardSpec:
+    """Return a reward of steps: a function of this process, or with a model one of workers."""
+    ranges = dict.fromkeys(weights, SHARE)
     if not model:
-        return RewardSpec(NAME, partial(score, thought=thought), ranges, WEIGHTS, pure=True, accuracy="exact")
+        return RewardSpec(name, fn, ranges, weights, pure=True, accuracy=accuracy)
     check_model(model)
-    worker = WorkerFunction(NAME, GRADER, "make_grader", {"thought": thought, "model": model})
-    return worker.reward(ranges, WEIGHTS, seconds=SECONDS, accuracy="exact")
+    worker = WorkerFunction(name, GRADER, "make_grader", {"name": name, "model": model, **args})
+    return worker.reward(ranges, weights, seconds=SECONDS, accuracy=accuracy)
+
+
+def rllava_agent_search_episodes() -> RewardSpec:
+    """Return the published reward of episodes: 0.8 x f1 + 0.2 x format + 1.2 x tool."""
+    weights = {"f1": 0.8, "format": 0.2, "tool": 1.2}
+    ranges = dict.fromkeys(weights, SHARE)
+    return RewardSpec(PUBLISHED_EPISODES, score_episode_as_published, ranges, weights, pure=True, accuracy="f1")
 
 
 def score(x: RewardInput, *, thought: str = REQUIRED, similarity: Similarity = same_words) -> dict[str, Any]:
@@ -109,27 +132,6 @@ def true_query(x: RewardInput) -> str:
     if not isinstance(query, str) or not query.strip():
         raise RewardError(f"the row's `query` is {quoted(query, 60)}, not a text")
     return query
-
-
-def rllava_agent_search(*, model: str = "") -> RewardSpec:
-    """Return the published reward of single steps: the mean of `accuracy` and `format`.
-
-    Args:
-        model: folder of a model of sentence embeddings for queries; see `agent_search`.
-    """
-    ranges, weights = {"accuracy": SHARE, "format": SHARE}, {"accuracy": 0.5, "format": 0.5}
-    if not model:
-        return RewardSpec(PUBLISHED, score_step_as_published, ranges, weights, pure=True, accuracy="accuracy")
-    check_model(model)
-    worker = WorkerFunction(PUBLISHED, GRADER, "make_published", {"model": model})
-    return worker.reward(ranges, weights, seconds=SECONDS, accuracy="accuracy")
-
-
-def rllava_agent_search_episodes() -> RewardSpec:
-    """Return the published reward of episodes: 0.8 x f1 + 0.2 x format + 1.2 x tool."""
-    ranges = {"f1": SHARE, "format": SHARE, "tool": SHARE}
-    weights = {"f1": 0.8, "format": 0.2, "tool": 1.2}
-    return RewardSpec(PUBLISHED_EPISODES, score_episode_as_published, ranges, weights, pure=True, accuracy="f1")
 
 
 def score_step_as_published(x: RewardInput, *, similarity: Similarity = same_words) -> dict[str, Any]:

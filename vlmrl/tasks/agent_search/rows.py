@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 from vlmrl.data.table_values import IMAGES, show
@@ -36,8 +37,7 @@ CHAIN = re.compile(r"<(?:think|search|information|answer)>")
 HOPS = re.compile(r"([2-4])hop")
 ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "dr", "kl", "st", "tr", "sk")
 MIDDLES = ("a", "e", "i", "o", "u", "ai", "ou")
-TRADES = ("baker", "carpenter", "chemist", "dentist", "farmer", "gardener", "geologist", "glazier", "lawyer", "pilot",
-          "plumber", "sailor", "surgeon", "tailor", "teacher", "weaver")  # fmt: skip
+TRADES = ("baker", "carpenter", "chemist", "dentist", "farmer", "lawyer", "pilot", "sailor", "surgeon", "weaver")
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,21 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Fact:
-    """Fact about a town, and the question for it.
+class Town:
+    """Town of a drawn world.
 
     Args:
-        question: about the town of the emblem in the picture.
-        answers: accepted texts.
-        more: query and passage that a hard question needs behind the town's; "" = none.
+        emblem: the inner look, and the outer one.
+        passages: title and text: of the town, its mayor and its river.
+        queries: one for each passage.
+        facts: question about the town of the picture, accepted answers, and the number of the passage with the answer.
     """
-
-    question: str
-    answers: tuple[str, ...]
-    more: tuple[str, str] = ("", "")
-
-
-@dataclass(frozen=True)
-class Town:
-    """Town of a drawn world: its emblem, an inner look within an outer one, its passages and its facts."""
 
     name: str
     emblem: tuple[Look, Look]
     passages: tuple[tuple[str, str], ...]
-    facts: tuple[Fact, ...]
-
-    @property
-    def query(self) -> str:
-        return f"town with the emblem: {emblem_words(self.emblem)}"
+    queries: tuple[str, ...]
+    facts: tuple[tuple[str, tuple[str, ...], int], ...]
 
 
 def emblem_words(emblem: Sequence[Look]) -> str:
@@ -92,65 +81,52 @@ def emblem_words(emblem: Sequence[Look]) -> str:
 
 
 def _names(rng: random.Random) -> Iterator[str]:
-    """Yield names without end; none is a part of another one's beginning."""
+    """Yield different names without end."""
     seen = set[str]()
     while True:
         name = "".join(rng.choice(ONSETS) + rng.choice(MIDDLES) for _ in range(3)) + rng.choice("lmnrs")
         if name not in seen:
-            seen.add(name)
             yield name.capitalize()
+        seen.add(name)
 
 
 def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -> Town:
     name, river, lake, first, last = (next(names) for _ in range(5))
-    mayor, year, born, trade = (
-        f"{first} {last}",
-        rng.randrange(1100, 1800),
-        rng.randrange(1940, 1990),
-        rng.choice(TRADES),
-    )
-    length = rng.randrange(21, 480)
-    own = (
-        f"{name} is a town on the river {river}, and was founded in {year}. Its mayor is {mayor}. "
-        f"Its emblem is a {emblem_words(emblem)}."
-    )
-    of_mayor = f"{mayor}, the mayor of {name}, was born in {born} and is a {trade}."
-    of_river = f"The river {river} flows through {name}. It is {length} km long and ends in the lake {lake}."
-    by_mayor, by_river = (f"mayor {mayor}", of_mayor), (f"river {river}", of_river)
-    town = "the town with this emblem"
+    mayor, year, born = f"{first} {last}", rng.randrange(1100, 1800), rng.randrange(1940, 1990)
+    trade, length, town = rng.choice(TRADES), rng.randrange(21, 480), "the town with this emblem"
+    passages = (
+        (name, f"{name} is a town on the river {river}, and was founded in {year}. Its mayor is {mayor}. "
+               f"Its emblem is a {emblem_words(emblem)}."),
+        (mayor, f"{mayor}, the mayor of {name}, was born in {born} and is a {trade}."),
+        (river, f"The river {river} flows through {name}. It is {length} km long and ends in the lake {lake}."),
+    )  # fmt: skip
     facts = (
-        Fact("Which town has this emblem?", (name,)),
-        Fact(f"Which river flows through {town}?", (river, f"river {river}")),
-        Fact(f"Who is the mayor of {town}?", (mayor,)),
-        Fact(f"In which year was {town} founded?", (str(year),)),
-        Fact(f"What is the trade of the mayor of {town}?", (trade,), by_mayor),
-        Fact(f"In which year was the mayor of {town} born?", (str(born),), by_mayor),
-        Fact(f"In which lake does the river of {town} end?", (lake, f"lake {lake}"), by_river),
-        Fact(f"How long is the river of {town}?", (f"{length} km", str(length)), by_river),
+        ("Which town has this emblem?", (name,), 0),
+        (f"Which river flows through {town}?", (river, f"river {river}"), 0),
+        (f"Who is the mayor of {town}?", (mayor,), 0),
+        (f"In which year was {town} founded?", (str(year),), 0),
+        (f"What is the trade of the mayor of {town}?", (trade,), 1),
+        (f"In which year was the mayor of {town} born?", (str(born),), 1),
+        (f"In which lake does the river of {town} end?", (lake, f"lake {lake}"), 2),
+        (f"How long is the river of {town}?", (f"{length} km", str(length)), 2),
     )
-    return Town(name, emblem, ((name, own), (mayor, of_mayor), (river, of_river)), facts)
+    queries = f"town with the emblem: {emblem_words(emblem)}", f"mayor {mayor}", f"river {river}"
+    return Town(name, emblem, passages, queries, facts)
 
 
 @lru_cache(maxsize=4)
 def make_world(num_towns: int, seed: int) -> tuple[tuple[Town, ...], tuple[tuple[str, str], ...]]:
     """Return the towns of a world, and further passages (title, text), with badges that look like emblems."""
-    rng = random.Random(hash64("agent_search", "world", str(seed)))
-    looks, emblems = [*LOOKS], dict[tuple[str, ...], tuple[Look, Look]]()
-    rng.shuffle(looks)
-    for inner in looks:
-        for outer in looks:
-            if inner.colour != outer.colour:
-                emblems.setdefault(tuple(sorted(emblem_words((inner, outer)).split())), (inner, outer))
-    chosen = rng.sample([*emblems.values()], num_towns + BADGES)
-    names = _names(rng)
+    rng, emblems = random.Random(hash64("agent_search", "world", str(seed))), dict[str, tuple[Look, Look]]()
+    for inner, outer in rng.sample([*product(LOOKS, LOOKS)], len(LOOKS) ** 2):
+        if inner.colour != outer.colour:
+            emblems.setdefault(" ".join(sorted(emblem_words((inner, outer)).split())), (inner, outer))
+    chosen, names = rng.sample([*emblems.values()], num_towns + BADGES), _names(rng)
     towns = tuple(_town(emblem, names, rng) for emblem in chosen[:num_towns])
-    clubs = [(f"{next(names)} chess club", badge, *rng.sample(towns, 2)) for badge in chosen[num_towns:]]
+    clubs = [(f"{next(names)} chess club", emblem_words(badge), *rng.sample(towns, 2)) for badge in chosen[num_towns:]]
     return towns, tuple(
-        (
-            club,
-            f"The {club} plays in {home.name}, often against {other.name}. Its badge is a {emblem_words(look)}.",
-        )
-        for club, look, home, other in clubs
+        (club, f"The {club} plays in {home.name}, often against {other.name}. Its badge is a {badge}.")
+        for club, badge, home, other in clubs
     )
 
 
@@ -183,19 +159,17 @@ def draw_splits(drawing: Drawing, counts: Mapping[str, int]) -> dict[str, list[N
 
 def draw_row(drawing: Drawing, towns: Sequence[Town], _: int, rng: random.Random) -> Drawn:
     """Return a row about one of these towns. Its truth has the answer, and the queries that lead to it."""
-    pairs = [(town, fact) for town in towns for fact in town.facts]
-    town, fact = rng.choice(pairs)
-    lookups = [(town.query, town.passages[0][1]), *([fact.more] if fact.more[0] else [])]
+    town, (question, answers, place) = rng.choice([(town, fact) for town in towns for fact in town.facts])
+    lookups = [(town.queries[number], town.passages[number][1]) for number in sorted({0, place})]
     truth: dict[str, Any] = {
-        "answer": list(fact.answers),
+        "answer": list(answers),
         "queries": [query for query, _ in lookups],
-        "level": HARD if fact.more[0] else SIMPLE,
+        "level": HARD if place else SIMPLE,
     }
-    columns = {"question": fact.question, "mark": IMAGE}
+    columns = {"question": question, "mark": IMAGE}
     if drawing.stepwise:
         done = rng.randrange(len(lookups) + 1)
-        truth["step"] = ANSWER if done == len(lookups) else SEARCH
-        truth["query"] = "" if done == len(lookups) else lookups[done][0]
+        truth |= {"step": STEPS[done == len(lookups)], "query": [*truth["queries"], ""][done]}
         columns["context"] = "\n".join(
             f"<search>{query}</search>\n<information>{passage}</information>" for query, passage in lookups[:done]
         )
