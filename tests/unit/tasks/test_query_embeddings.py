@@ -64,12 +64,12 @@ def test_the_rewards_count_a_query_by_the_model(model: Path) -> None:
 
 def test_a_folder_without_a_model_is_an_error_in_words(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="is no folder with config") as error:
-        load_similarity(str(tmp_path))
+        load_reward("agent_search", args={"model": str(tmp_path)})
     assert "model.safetensors" in str(error.value.hint)
     # A pickle beside the configuration is never read.
     (tmp_path / "config.json").write_text((model / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(RewardError, match="is no folder with config"):
+    with pytest.raises(RewardError, match="cannot be loaded"):
         load_similarity(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 64)
     with pytest.raises(RewardError, match="cannot be loaded"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlmrl.metric import SHARE
@@ -73,9 +73,7 @@ def score_step_as_published(x: RewardInput) -> dict[str, Any]:
         accuracy = 0.5 if len(truth) == 2 and rotations and labels == rotations else 0.0
     else:
         accuracy = published_f1(last_tagged(text, ANSWER) if "<answer>" in text else text, published_answers(x)[0])
-    is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", *STEPS.values()))
-    form = re.match(r"<think>.*?</think>\s*<(problem|code|answer)>.*?</\1>", text, re.DOTALL)
-    return {"accuracy": accuracy, "format": float(form is not None and not is_double)}
+    return {"accuracy": accuracy, "format": published_form(text, STEPS.values())}
 
 
 def score_episode_as_published(x: RewardInput) -> dict[str, Any]:
@@ -86,6 +84,13 @@ def score_episode_as_published(x: RewardInput) -> dict[str, Any]:
     form = re.search(r"<think>.*?</think>\s*<answer>.*?</answer>", text, re.DOTALL)
     called = answered_calls(x) >= 1
     return {"f1": f1, "format": float(form is not None and not is_double), "tool": float(called)}
+
+
+def published_form(text: str, steps: Iterable[str]) -> float:
+    """Return 1 for a text that begins with a thought and a step, and has no tag twice, else 0."""
+    is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", *steps))
+    form = re.match(rf"<think>.*?</think>\s*<({'|'.join(steps)})>.*?</\1>", text, re.DOTALL)
+    return float(form is not None and not is_double)
 
 
 def published_answers(x: RewardInput) -> list[str]:

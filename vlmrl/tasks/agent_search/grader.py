@@ -10,12 +10,11 @@ import numpy as np
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.tasks.agent_search.rewards import MODEL_HINT, NAME, Similarity, check_model, score, score_step_as_published
+from vlmrl.tasks.agent_search.rewards import MODEL_HINT, NAME, Similarity, score, score_step_as_published
 from vlmrl.types import RewardInput
 
-MOST_TOKENS = 256
-"""Length of a text that the model reads, as published for MiniLM."""
-MOST_CHARS = 4000
+MOST_TOKENS, MOST_CHARS = 256, 4000
+"""Length of a text that the model reads; in tokens, as published for MiniLM."""
 KEPT = 4096
 """Number of embeddings that are kept: all responses to a prompt need that of the true query."""
 Vector = np.ndarray[Any, Any]
@@ -31,7 +30,6 @@ def load_similarity(model: str) -> Similarity:
 
     Raises: RewardError for a folder that has no such model.
     """
-    check_model(model)
     from transformers import AutoModel, AutoTokenizer
 
     facts: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -39,9 +37,7 @@ def load_similarity(model: str) -> Similarity:
         tokenizer: Any = AutoTokenizer.from_pretrained(model, **facts)
         network: Any = AutoModel.from_pretrained(model, use_safetensors=True, **facts)
     except Exception as error:  # the tokenizer's and the weights' own errors are of no other type
-        message = (
-            f"the model of sentence embeddings in {quoted(model, 200)} cannot be loaded: {excerpt(str(error), 300)}"
-        )
+        message = f"the sentence embeddings in {quoted(model, 200)} cannot be loaded: {excerpt(str(error), 300)}"
         raise RewardError(message, hint=MODEL_HINT) from error
     network.eval().requires_grad_(False)
 

@@ -25,29 +25,18 @@ from vlmrl.rewards import Builtin
 from vlmrl.rewards.base import RewardFn, RewardSpec, WorkerFunction
 from vlmrl.rewards.text_parsing import BLANKS, REQUIRED, check_thought, step_problem, tagged_text
 from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
-from vlmrl.tasks.agent_code.rewards import published_answers, published_f1, score_episode_as_published
+from vlmrl.tasks.agent_code.rewards import published_answers, published_f1, published_form, score_episode_as_published
 from vlmrl.tasks.agent_search.rows import ANSWER, SEARCH, STEPS
 from vlmrl.types import RewardInput
 
 NAME, PUBLISHED, PUBLISHED_EPISODES = "agent_search", "rllava_agent_search", "rllava_agent_search_episodes"
 GRADER = "vlmrl.tasks.agent_search.grader"
 WEIGHTS: Mapping[str, float] = {"right": 0.6, "exact": 0.3, "format": 0.1}
-"""A wrong answer earns less than 0.7, and a right one at least 0.9, whatever else a response does."""
-SECONDS = 30.0
+"""A wrong answer earns at most 0.7, and a right one at least 0.9, whatever else a response does."""
 LEAST = 0.5
 """Similarity below which the published reward gives a query 0."""
-Similarity = Callable[[str, str], float]
-
-
 MODEL_HINT = "copy a model of sentence embeddings there, such as all-MiniLM-L6-v2, with model.safetensors"
-
-
-def check_model(model: str) -> None:
-    """Raise a RewardError unless this is a folder with a configuration and weights in safetensors."""
-    folder = Path(model)
-    if not (folder / "config.json").is_file() or not [*folder.glob("*.safetensors")]:
-        message = f"`model` = {quoted(model, 200)} is no folder with config.json and *.safetensors"
-        raise RewardError(message, hint=MODEL_HINT)
+Similarity = Callable[[str, str], float]
 
 
 def same_words(query: str, truth: str) -> float:
@@ -88,9 +77,11 @@ def _reward(
     ranges = dict.fromkeys(weights, SHARE)
     if not model:
         return RewardSpec(name, fn, ranges, weights, pure=True, accuracy=accuracy)
-    check_model(model)
+    if not (Path(model) / "config.json").is_file() or not [*Path(model).glob("*.safetensors")]:
+        message = f"`model` = {quoted(model, 200)} is no folder with config.json and *.safetensors"
+        raise RewardError(message, hint=MODEL_HINT)
     worker = WorkerFunction(name, GRADER, "make_grader", {"name": name, "model": model, **args})
-    return worker.reward(ranges, weights, seconds=SECONDS, accuracy=accuracy)
+    return worker.reward(ranges, weights, seconds=30.0, accuracy=accuracy)
 
 
 def rllava_agent_search_episodes() -> RewardSpec:
@@ -116,7 +107,7 @@ def graded(x: RewardInput, similarity: Similarity = same_words) -> tuple[str, st
     step = x.truth.get("step", ANSWER)
     if step not in STEPS:
         raise RewardError(f"the row's `step` is {quoted(step, 40)}, not one of {', '.join(STEPS)}")
-    accepted = [true_query(x)] if step == SEARCH else accepted_answers(x)
+    accepted = accepted_answers(x, "query" if step == SEARCH else "answer")
     text, problem = tagged_text(x.answer, step)
     if text is None:
         return step, None, 0.0, False, problem
@@ -124,14 +115,6 @@ def graded(x: RewardInput, similarity: Similarity = same_words) -> tuple[str, st
     if step == SEARCH and not is_exact:
         right = min(1.0, max(0.0, similarity(text, accepted[0])))
     return step, text, right, is_exact, ""
-
-
-def true_query(x: RewardInput) -> str:
-    """Return the query that a row asks for. Raises: RewardError if there is none."""
-    query = x.truth.get("query")
-    if not isinstance(query, str) or not query.strip():
-        raise RewardError(f"the row's `query` is {quoted(query, 60)}, not a text")
-    return query
 
 
 def score_step_as_published(x: RewardInput, *, similarity: Similarity = same_words) -> dict[str, Any]:
@@ -146,9 +129,7 @@ def score_step_as_published(x: RewardInput, *, similarity: Similarity = same_wor
     else:
         accuracy = min(1.0, similarity(own, str(x.truth.get("query") or "")))
         accuracy = accuracy if accuracy >= LEAST else 0.0
-    is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", *STEPS))
-    form = re.match(r"<think>.*?</think>\s*<(search|answer)>.*?</\1>", text, re.DOTALL)
-    return {"accuracy": accuracy, "format": float(form is not None and not is_double)}
+    return {"accuracy": accuracy, "format": published_form(text, STEPS)}
 
 
 REWARDS: Mapping[str, Builtin] = {

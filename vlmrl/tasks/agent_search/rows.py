@@ -148,12 +148,9 @@ def draw_splits(drawing: Drawing, counts: Mapping[str, int]) -> dict[str, list[N
     towns, start, rows = make_world(drawing.towns, drawing.seed)[0], 0, dict[str, list[NewRow]]()
     for split, num_rows in counts.items():
         share = max(2, len(towns) * num_rows // sum(counts.values()))
-        own = towns[start : start + share]
+        draw = partial(draw_row, drawing, towns[start : start + share])
         start += share
-        draw = partial(draw_row, drawing, own)
-        rows |= draw_rows(
-            "agent_search", {split: num_rows}, drawing.seed, draw, hint="a larger --side, or more --towns"
-        )
+        rows |= draw_rows("agent_search", {split: num_rows}, drawing.seed, draw, hint="a larger --side")
     return rows
 
 
@@ -161,15 +158,12 @@ def draw_row(drawing: Drawing, towns: Sequence[Town], _: int, rng: random.Random
     """Return a row about one of these towns. Its truth has the answer, and the queries that lead to it."""
     town, (question, answers, place) = rng.choice([(town, fact) for town in towns for fact in town.facts])
     lookups = [(town.queries[number], town.passages[number][1]) for number in sorted({0, place})]
-    truth: dict[str, Any] = {
-        "answer": list(answers),
-        "queries": [query for query, _ in lookups],
-        "level": HARD if place else SIMPLE,
-    }
+    queries = [query for query, _ in lookups]
+    truth: dict[str, Any] = {"answer": list(answers), "queries": queries, "level": HARD if place else SIMPLE}
     columns = {"question": question, "mark": IMAGE}
     if drawing.stepwise:
         done = rng.randrange(len(lookups) + 1)
-        truth |= {"step": STEPS[done == len(lookups)], "query": [*truth["queries"], ""][done]}
+        truth |= {"step": STEPS[done == len(lookups)], "query": [*queries, ""][done]}
         columns["context"] = "\n".join(
             f"<search>{query}</search>\n<information>{passage}</information>" for query, passage in lookups[:done]
         )
@@ -209,12 +203,8 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
     accepted = read_answers(cells.get("answer")) + read_answers(cells.get("aliases"))
     step = SEARCH if pieces[SEARCH] and not pieces[ANSWER] else ANSWER
     if step == SEARCH and not stepwise and not accepted:
-        raise DataError(
-            "a row with the solution <search> asks for a step of a chain", hint="--stepwise keeps such rows"
-        )
-    truth: dict[str, Any] = {}
-    if stepwise:
-        truth["step"] = step
+        raise DataError("the solution <search> is a step of a chain", hint="--stepwise keeps such rows")
+    truth: dict[str, Any] = {"step": step} if stepwise else {}
     if stepwise and step == SEARCH:
         truth["query"] = " ".join(pieces[SEARCH][-1].split())
     else:

@@ -22,8 +22,6 @@ SUMMARY = "a question about a picture whose answer must be looked up (by `vlmrl 
 FOLDER = Path(__file__).parent
 VARIANTS = ("think", "direct")
 """With a thought before the step, or without one."""
-LEVELS = (SIMPLE, HARD)
-"""Levels of MAT-Search, for which the F1 is reported by itself, as there."""
 
 
 def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -59,9 +57,6 @@ def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Ta
 
 def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a truth, in words."""
-    step = truth.get("step", ANSWER)
-    if step not in STEPS:
-        return [f"the step is {step!r}, not one of {', '.join(STEPS)}"]
     try:
         graded(RewardInput("", truth))
         return []
@@ -70,30 +65,24 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
 
 
 def measure(x: RewardInput, score: Score) -> Outcome:
-    """Return the exact match and the F1 of a response, whatever its reward; 0 for one without an answer."""
+    """Return the exact match and the F1 of a response, whatever its reward; for MAT-Search's levels by themselves."""
     try:
         _, _, f1, is_exact, _ = graded(x)
     except RewardError:
         return {}
     level = x.truth.get("level")
-    of_level = {f"f1/{level}": f1} if level in LEVELS else {}
+    of_level = {f"f1/{level}": f1} if level in (SIMPLE, HARD) else {}
     return {"accuracy": float(is_exact), "f1": f1, **of_level}
 
 
-def write_trace(thought: str, row: Row, rng: random.Random) -> str | list[str | list[str | Call]]:
+def write_trace(thought: str, row: Row, rng: random.Random) -> list[str | list[str | Call]]:
     """Return a right step; of a drawn row that asks for the answer alone, an episode that looks it up first."""
-    truth, start = row.truth, rng.choice(("I look it up", "I search for it", "I need a passage"))
-
-    def think(text: str) -> str:
-        return "" if thought == OPTIONAL else f"<think>{text}.</think>"
-
-    if "step" in truth:
-        return think(start if truth["step"] == SEARCH else "The passages say it") + written(truth["step"], truth)
-    turns: list[str | list[str | Call]] = []
-    for query in truth.get("queries") or ():
-        said = think(f"{start}: {query}")
-        turns.append([*([said] if said else []), Call("search", {"query": query})])
-    return [*turns, think("The passages say it") + written(ANSWER, truth)]
+    truth, think = row.truth, "" if thought == OPTIONAL else "<think>{}.</think>"
+    step, start = truth.get("step", ANSWER), rng.choice(("I look it up", "I search for it", "I need a passage"))
+    last = think.format(start if step == SEARCH else "The passages say it") + written(step, truth)
+    queries = () if "step" in truth else truth.get("queries") or ()
+    calls = ((think.format(f"{start}: {query}"), Call("search", {"query": query})) for query in queries)
+    return [*([part for part in turn if part] for turn in calls), last]
 
 
 def attacks(thought: str, rows: Sequence[RewardInput]) -> list[Attack]:
@@ -107,30 +96,25 @@ def attacks(thought: str, rows: Sequence[RewardInput]) -> list[Attack]:
     def right(x: RewardInput) -> str:
         return written(step_of(x), x.truth)
 
-    def other(x: RewardInput) -> str:
-        return f"<{SEARCH}>x</{SEARCH}>" if step_of(x) == ANSWER else f"<{ANSWER}>x</{ANSWER}>"
-
-    def trick(name: str, idea: str, kind: Kind, last: str, *, before: bool = False, times: int = 4) -> Attack:
-        """Return a trick of calls and a last turn. `before`: the right answer stands in the turns before it."""
+    def trick(name: str, idea: str, kind: Kind, last: str, *, before: bool = False) -> Attack:
+        """Return a trick of four calls and a last turn. `before`: the right answer stands in the turns before it."""
 
         def turns(x: RewardInput) -> tuple[Turn, ...]:
             call = Call("search", {"query": right(x) if before else "x"})
             text = think + (right(x) if before else "") + write_call(call, "hermes")
-            return (*(Turn("assistant", text, calls=(call,)), Turn("tool", "1. x")) * times, Turn("assistant", last))
+            return (*(Turn("assistant", text, calls=(call,)), Turn("tool", "1. x")) * 4, Turn("assistant", last))
 
         return Attack(name, idea, kind, says(""), episode=turns)
 
-    wrong = f"{think}<answer>none</answer>"
     return [
         Attack("every answer", "all answers of the rows in one tag", "guess",
                lambda x: f"{think}<answer>{every}</answer>" if step_of(x) == ANSWER else None),
         Attack("another step", "a query where an answer is due, or the other way round", "void",
-               lambda x: think + other(x)),
+               lambda x: think + written(STEPS[step_of(x) == SEARCH], {"answer": ["x"], "query": "x"})),
         Attack("the question", "the question as the query or the answer", "guess",
                lambda x: f"{think}<{step_of(x)}>{x.columns.get('question') or 'what'}</{step_of(x)}>"),
         Attack("two answers", "the right step twice", "broken", lambda x: think + right(x) * 2),
         trick("calls alone", "four calls and no answer", "void", ""),
-        trick("wrong after four calls", "a wrong answer beside calls", "miss", wrong),
-        trick("wrong after a call", "a wrong answer beside one call", "miss", wrong, times=1),
+        trick("wrong after four calls", "a wrong answer beside calls", "miss", f"{think}<answer>none</answer>"),
         trick("answer in a query", "the right answer only in the turns before the last", "broken", "No.", before=True),
     ]  # fmt: skip
