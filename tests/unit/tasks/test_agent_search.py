@@ -393,7 +393,7 @@ def test_the_probe_finds_the_paid_calls_of_the_published_reward(tmp_path):
 @pytest.mark.parametrize("thought", ["required", "optional"])
 def test_tricks_with_steps_earn_little(tmp_path, thought):
     _, dataset = drawn(tmp_path, stepwise=True)
-    task = make_task("agent_search", dataset.info, "think" if thought == "required" else "direct")
+    task = make_task("agent_search", dataset.info)
     inputs = [RewardInput("", row.truth, row.columns) for row in dataset.rows("train")][:24]
     for attack in task.attacks(inputs):
         for x in inputs:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
+from vlmrl.tasks.agent_code.task import VARIANTS
 from vlmrl.tasks.agent_search.rows import MOST_TOWNS, PASSAGES_FILE, Drawing, draw_splits, passages_of, row_form
-from vlmrl.tasks.agent_search.task import SUMMARY, VARIANTS, agent_search_task
+from vlmrl.tasks.agent_search.task import SUMMARY, agent_search_task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.entry import TaskEntry
 from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options

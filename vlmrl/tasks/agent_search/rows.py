@@ -30,7 +30,7 @@ STEPS = (SEARCH, ANSWER)
 SIMPLE, HARD = "simple", "hard"
 PASSAGES_FILE = "passages.jsonl"
 MOST_CHARS = 20_000
-MOST_TOWNS, BADGES = 72, 12
+MOST_TOWNS, BADGES, MOST_NAMES = 72, 12, 1000
 """Largest number of towns, and number of clubs whose badges look like emblems; no two have the same words."""
 CHAIN = re.compile(r"<(?:think|search|information|answer)>")
 """Tag with which the chain of steps begins in a published problem."""
@@ -42,14 +42,7 @@ TRADES = ("baker", "carpenter", "chemist", "dentist", "farmer", "lawyer", "pilot
 
 @dataclass(frozen=True)
 class Drawing:
-    """Settings of drawn rows.
-
-    Args:
-        side: width and height of a picture in pixels.
-        towns: number of towns of the world.
-        seed: the same seed gives the same world.
-        stepwise: whether a row asks for one step (a query or the answer) instead of all in an episode.
-    """
+    """Settings of drawn rows: the options of the command. The same seed gives the same world."""
 
     side: int
     towns: int
@@ -80,14 +73,8 @@ def emblem_words(emblem: Sequence[Look]) -> str:
     return f"{inner.colour} {inner.kind} in a {outer.colour} {outer.kind}"
 
 
-def _names(rng: random.Random) -> Iterator[str]:
-    """Yield different names without end."""
-    seen = set[str]()
-    while True:
-        name = "".join(rng.choice(ONSETS) + rng.choice(MIDDLES) for _ in range(3)) + rng.choice("lmnrs")
-        if name not in seen:
-            yield name.capitalize()
-        seen.add(name)
+def _name(rng: random.Random) -> str:
+    return ("".join(rng.choice(ONSETS) + rng.choice(MIDDLES) for _ in range(3)) + rng.choice("lmnrs")).capitalize()
 
 
 def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -> Town:
@@ -121,7 +108,10 @@ def make_world(num_towns: int, seed: int) -> tuple[tuple[Town, ...], tuple[tuple
     for inner, outer in rng.sample([*product(LOOKS, LOOKS)], len(LOOKS) ** 2):
         if inner.colour != outer.colour:
             emblems.setdefault(" ".join(sorted(emblem_words((inner, outer)).split())), (inner, outer))
-    chosen, names = rng.sample([*emblems.values()], num_towns + BADGES), _names(rng)
+    chosen, names = (
+        rng.sample([*emblems.values()], num_towns + BADGES),
+        iter({_name(rng): 0 for _ in range(MOST_NAMES)}),
+    )
     towns = tuple(_town(emblem, names, rng) for emblem in chosen[:num_towns])
     clubs = [(f"{next(names)} chess club", emblem_words(badge), *rng.sample(towns, 2)) for badge in chosen[num_towns:]]
     return towns, tuple(

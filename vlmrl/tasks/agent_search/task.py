@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vlmrl.environments.calls import write_call
 from vlmrl.errors import RewardError
 from vlmrl.metric import SHARE, Metric
-from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
+from vlmrl.rewards.text_parsing import OPTIONAL
+from vlmrl.tasks.agent_code.task import step_task
 from vlmrl.tasks.agent_search.rewards import NAME, PUBLISHED, PUBLISHED_EPISODES, graded
 from vlmrl.tasks.agent_search.rows import ANSWER, HARD, SEARCH, SIMPLE, STEPS, written
 from vlmrl.tasks.attack import Attack, Kind, says
-from vlmrl.tasks.base import Outcome, Task, require_prepared
+from vlmrl.tasks.base import Outcome, Task
 from vlmrl.types import Call, RewardInput, Row, Score, Turn
 
 SUMMARY = "a question about a picture whose answer must be looked up (by `vlmrl prep agent_search`)"
 FOLDER = Path(__file__).parent
-VARIANTS = ("think", "direct")
-"""With a thought before the step, or without one."""
 
 
 def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -29,30 +27,9 @@ def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Ta
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    require_prepared("agent_search", info)
-    name = variant or VARIANTS[0]
-    thought = OPTIONAL if name == "direct" else REQUIRED
-    template = f"{name}.jinja"
-    return Task(
-        "agent_search",
-        SUMMARY,
-        (FOLDER / template).read_text(encoding="utf-8"),
-        validate=truth_problems,
-        template_file=f"tasks/agent_search/{template}",
-        profiles={
-            "default": (NAME, {"thought": thought}),
-            "rllava": (PUBLISHED, {}),
-            "rllava_episodes": (PUBLISHED_EPISODES, {}),
-        },
-        outcome=measure,
-        metrics={"f1": Metric("higher", SHARE)},
-        by=("step", "level"),
-        trace=partial(write_trace, thought),
-        attacks=partial(attacks, thought),
-        environments=str(FOLDER / "environment.py"),
-        variant=name,
-        variants=VARIANTS,
-    )
+    rewards = NAME, PUBLISHED, PUBLISHED_EPISODES
+    facts = {"validate": truth_problems, "attacks": attacks, "metrics": {"f1": Metric("higher", SHARE)}}
+    return step_task(SUMMARY, FOLDER, rewards, info, variant, write_trace, outcome=measure, **facts)
 
 
 def truth_problems(truth: Mapping[str, Any]) -> list[str]:
@@ -85,16 +62,13 @@ def write_trace(thought: str, row: Row, rng: random.Random) -> list[str | list[s
     return [*([part for part in turn if part] for turn in calls), last]
 
 
-def attacks(thought: str, rows: Sequence[RewardInput]) -> list[Attack]:
+def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     """Return tricks with steps and with calls."""
-    think = "" if thought == OPTIONAL else "<think>I look.</think>"
+    think = "<think>I look.</think>"
     every = " ".join(dict.fromkeys(text for x in rows for text in x.truth.get("answer") or [])) or "none"
 
-    def step_of(x: RewardInput) -> str:
-        return x.truth.get("step", ANSWER)
-
     def right(x: RewardInput) -> str:
-        return written(step_of(x), x.truth)
+        return written(x.truth.get("step", ANSWER), x.truth)
 
     def trick(name: str, idea: str, kind: Kind, last: str, *, before: bool = False) -> Attack:
         """Return a trick of four calls and a last turn. `before`: the right answer stands in the turns before it."""
@@ -108,11 +82,11 @@ def attacks(thought: str, rows: Sequence[RewardInput]) -> list[Attack]:
 
     return [
         Attack("every answer", "all answers of the rows in one tag", "guess",
-               lambda x: f"{think}<answer>{every}</answer>" if step_of(x) == ANSWER else None),
+               lambda x: f"{think}<answer>{every}</answer>" if x.truth.get("step") != SEARCH else None),
         Attack("another step", "a query where an answer is due, or the other way round", "void",
-               lambda x: think + written(STEPS[step_of(x) == SEARCH], {"answer": ["x"], "query": "x"})),
-        Attack("the question", "the question as the query or the answer", "guess",
-               lambda x: f"{think}<{step_of(x)}>{x.columns.get('question') or 'what'}</{step_of(x)}>"),
+               lambda x: think + written(STEPS[x.truth.get("step") == SEARCH], {"answer": ["x"], "query": "x"})),
+        Attack("the question", "the question as the answer", "guess",
+               lambda x: f"{think}<answer>{x.columns.get('question') or 'what'}</answer>"),
         Attack("two answers", "the right step twice", "broken", lambda x: think + right(x) * 2),
         trick("calls alone", "four calls and no answer", "void", ""),
         trick("wrong after four calls", "a wrong answer beside calls", "miss", f"{think}<answer>none</answer>"),
