@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -139,21 +139,24 @@ def final_answer(response: str) -> tuple[str | None, str]:
     return text, problem
 
 
-def form_problem(x: RewardInput, thought: str, *, tagged: bool = True) -> str:
+def form_problem(
+    x: RewardInput, thought: str, *, tagged: bool = True, step: str = "answer", steps: Sequence[str] = ("answer",)
+) -> str:
     """Return what is wrong with the form of a response that has one answer; "" if nothing is.
 
     Args:
         thought: whether the form needs a `<think>` thought before the answer: one of THOUGHTS.
         tagged: whether the answer stands in `<answer>`; else it is the text after the thought.
+        step, steps: tag that takes the place of `answer`, and all tags of which it must be the only one.
     """
     if x.finish == "length":
         return "cut off at the token limit"
-    names = ("think", "answer") if tagged else ("think",)
-    tags = find_tags(x.response, names)
+    names = ("think", step) if tagged else ("think",)
+    tags = find_tags(x.response, ("think", *steps) if tagged else names)
     order = [(tag.name, tag.closes) for tag in tags]
     whole = [(name, closes) for name in names for closes in (False, True)]
     if order != whole and not (thought == OPTIONAL and order == whole[2:]):
-        return "not exactly one thought, then one answer" if thought == REQUIRED else "not exactly one answer"
+        return f"not exactly one thought, then one {step}" if thought == REQUIRED else f"not exactly one {step}"
     edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.response)]
     texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     outside = texts[::2] if tagged else texts[:1] if tags else []
@@ -162,23 +165,3 @@ def form_problem(x: RewardInput, thought: str, *, tagged: bool = True) -> str:
     if order == whole and not VISIBLE.search(texts[1]):
         return "an empty thought"
     return ""
-
-
-def step_problem(x: RewardInput, step: str, steps: Iterable[str], thought: str) -> str:
-    """Return what is wrong with the form of a response, whose last turn has one step in its tags; "" = nothing.
-
-    Args:
-        step: tag of the step that is asked for, one of `steps`.
-        thought: whether the form needs a `<think>` thought before the step: one of THOUGHTS.
-    """
-    if x.finish == "length":
-        return "cut off at the token limit"
-    tags = find_tags(x.answer, ("think", *steps))
-    order, whole = [(tag.name, tag.closes) for tag in tags], [(n, c) for n in ("think", step) for c in (False, True)]
-    if order != whole and not (thought == OPTIONAL and order == whole[2:]):
-        return f"not exactly {'one thought, then ' if thought != OPTIONAL else ''}one <{step}>"
-    edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.answer)]
-    texts = [x.answer[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    if any(text.strip(BLANKS) for text in texts[::2]):
-        return "text outside of the tags"
-    return "" if all(VISIBLE.search(text) for text in texts[1::2]) else "an empty tag"

@@ -146,7 +146,7 @@ class _Reader:
         """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
         rows_of: dict[int, int] = {}
         for _, cells, _ in _cells(table, pieces):
-            key = self.key_of(table, cells)
+            key = _image_key(table, cells, self.form)
             if key is not None:
                 rows_of[key] = rows_of.get(key, 0) + 1
         keys = sorted(rows_of)
@@ -177,7 +177,7 @@ class _Reader:
         hints: dict[str, None] = {}
         for where, cells, root in _cells(table, pieces):
             try:
-                data = self.only_image(cells, root)
+                data = _only_image(cells, root, self.form)
                 key = _key_of(data, cells)
                 if (only is not None and key not in only) or key in without:
                     continue
@@ -203,21 +203,6 @@ class _Reader:
         if not is_few(len(bad), total, self.request.max_bad):
             raise _too_many(bad, total, self.request.max_bad, hints)
 
-    def only_image(self, cells: Cells, root: Path | None) -> bytes | None:
-        """Return the image of a row; None if it has none and needs none. Raises: DataError."""
-        values = split_images(cells.get(IMAGES))
-        if self.form.any_image and not values:
-            return None
-        if len(values) != 1:
-            raise DataError("no image" if not values else f"{len(values)} images, where one is expected")
-        return image_bytes(read_image(values[0], root, ""), "")
-
-    def key_of(self, table: _Table, cells: Cells) -> int | None:
-        try:
-            return _key_of(self.only_image(cells, table.files.root), cells)
-        except DataError:
-            return None  # `rows` reports it
-
     def sound(self, key: int, data: bytes) -> SoundImage:
         """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
         facts = self.facts.get(key)
@@ -242,6 +227,20 @@ def _cells(table: _Table, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, C
         for index, row in enumerate(read_piece(piece, list(table.columns.values()))):
             cells = {role: row.get(column) for role, column in table.columns.items()}
             yield table.files.where(piece, index), cells, table.files.root
+
+
+def _only_image(cells: Cells, root: Path | None, form: RowForm) -> bytes | None:
+    values = split_images(cells.get(IMAGES))
+    if len(values) != 1 and (values or not form.any_image):
+        raise DataError("no image" if not values else f"{len(values)} images, where one is expected")
+    return image_bytes(read_image(values[0], root, ""), "") if values else None
+
+
+def _image_key(table: _Table, cells: Cells, form: RowForm) -> int | None:
+    try:
+        return _key_of(_only_image(cells, table.files.root, form), cells)
+    except DataError:
+        return None  # `rows` reports it
 
 
 def _key_of(data: bytes | None, cells: Cells) -> int:

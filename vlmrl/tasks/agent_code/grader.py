@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.rewards.text_parsing import BLANKS, step_problem, tagged_text
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, form_problem, tagged_text
 from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
 from vlmrl.sandbox.box import Ran, Sandbox
 from vlmrl.sandbox.confine import BoxLimits
@@ -44,7 +45,9 @@ def make_grader(*, thought: str) -> Callable[[RewardInput], RewardResult]:
         if step not in STEPS.values():
             raise RewardError(f"the row's `step` is {quoted(step, 40)}, not one of {', '.join(STEPS.values())}")
         text, problem = tagged_text(x.answer, step)
-        form = problem or step_problem(x, step, STEPS.values(), thought)
+        last = replace(x, response=x.answer)
+        form = problem or form_problem(last, thought, step=step, steps=(*STEPS.values(),))
+        form = form or ("" if text is None or VISIBLE.search(text) else "an empty tag")
         detail: dict[str, Any] = {step: None if text is None else excerpt(text.strip(BLANKS), 400)}
         if text is None:
             right, is_exact, note = 0.0, False, problem

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from vlmrl.metric import SHARE
 from vlmrl.redaction.redact import excerpt, quoted
 from vlmrl.rewards import Builtin
 from vlmrl.rewards.base import RewardFn, RewardSpec, WorkerFunction
-from vlmrl.rewards.text_parsing import BLANKS, REQUIRED, check_thought, step_problem, tagged_text
+from vlmrl.rewards.text_parsing import BLANKS, REQUIRED, VISIBLE, check_thought, form_problem, tagged_text
 from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
-from vlmrl.tasks.agent_code.rewards import published_answers, published_f1, published_form, score_episode_as_published
+from vlmrl.tasks.agent_code.rewards import published_answers, published_f1, published_form, rllava_agent_code_episodes
 from vlmrl.tasks.agent_search.rows import ANSWER, SEARCH, STEPS
 from vlmrl.types import RewardInput
 
@@ -86,15 +87,14 @@ def _reward(
 
 def rllava_agent_search_episodes() -> RewardSpec:
     """Return the published reward of episodes: 0.8 x f1 + 0.2 x format + 1.2 x tool."""
-    weights = {"f1": 0.8, "format": 0.2, "tool": 1.2}
-    ranges = dict.fromkeys(weights, SHARE)
-    return RewardSpec(PUBLISHED_EPISODES, score_episode_as_published, ranges, weights, pure=True, accuracy="f1")
+    return replace(rllava_agent_code_episodes(), name=PUBLISHED_EPISODES)
 
 
 def score(x: RewardInput, *, thought: str = REQUIRED, similarity: Similarity = same_words) -> dict[str, Any]:
     """Return the parts of a response; see `agent_search`."""
     step, text, right, is_exact, problem = graded(x, similarity)
-    problem = problem or step_problem(x, step, STEPS, thought)
+    problem = problem or form_problem(replace(x, response=x.answer), thought, step=step, steps=STEPS)
+    problem = problem or ("" if text is None or VISIBLE.search(text) else "an empty tag")
     detail = {step: None if text is None else excerpt(text.strip(BLANKS), 200)}
     return {"right": right, "exact": float(is_exact), "format": float(not problem), "note": problem, "detail": detail}
 
