@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ WORK, KEY_FILE = "work", "key"
 WORK_VERSION = 1
 """Version of the format of intermediate results. Results of another version are not reused."""
 ROW_GROUP = 10_000
+INDEX = re.compile(r"\.(fts5|tantivy)(\.lock|\.new)?$")
+"""Ending of an index of passages, which the tool `search` makes beside them."""
 
 
 class Build:
@@ -323,7 +326,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
         return
     linked = target.is_symlink()
     names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
-    others = sorted(name for name in names if not (_is_own(name) or name in _listed(target)))
+    others = sorted(name for name in names if not (_is_own(name) or INDEX.sub("", name) in _listed(target)))
     if (not names and not linked) or (INFO_FILE in names and not (replace and (linked or others))):
         return
     what = "is a link and" if linked else "is not a dataset folder and"

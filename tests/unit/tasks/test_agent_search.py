@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -21,6 +22,7 @@ from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.schema import Data
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, RewardSpec
+from vlmrl.search.tool import Search
 from vlmrl.tasks import make_task
 from vlmrl.tasks.agent_search.rewards import WEIGHTS, score, score_step_as_published
 from vlmrl.tasks.agent_search.rows import PASSAGES_FILE, STEPS, make_world, read_row
@@ -210,6 +212,8 @@ def test_the_passages_are_a_file_of_the_dataset(tmp_path):
     assert len(rows) == 20 * 3 + 12 and len({row["id"] for row in rows}) == len(rows)
     assert set(rows[0]) == {"id", "title", "text"} and PASSAGES_FILE in prepared.info["files"]
     assert drawn(tmp_path)[0].outcome == "up to date"
+    found = asyncio.run(Search(corpus=str(prepared.path / PASSAGES_FILE)).search("chess club"))
+    assert found.text.count("chess club") >= 4 and len([*prepared.path.glob(f"{PASSAGES_FILE}.*")]) >= 1
     with pytest.raises(DataError, match="--force"):
         drawn(tmp_path, seed=1)
     assert drawn(tmp_path, seed=1, force=True)[0].outcome == "replaced" and passages(prepared.path) != rows
@@ -240,17 +244,15 @@ def test_steps_of_drawn_rows_show_the_steps_before(tmp_path):
 def test_a_demonstration_looks_up_what_the_answer_needs(tmp_path):
     prepared, dataset = drawn(tmp_path)
     task = make_task("agent_search", dataset.info, "direct")
-    texts = [row["text"] for row in passages(prepared.path)]
+    search = Search(corpus=str(prepared.path / PASSAGES_FILE))
     for row in dataset.rows("train"):
         *calls, (last,) = task.correct_turns(row, random.Random(0))
         shown = ""
         for turn, query in zip(calls, row.truth["queries"], strict=True):
             assert [call.arguments for call in turn] == [{"query": query}]
-            words = set(re.findall(r"\w+", query))
-            best = sorted(texts, key=lambda text: -len(words & set(re.findall(r"\w+", text))))[:4]
             # What is asked for next was shown before, or is in the picture.
             assert not shown or query.split(" ", 1)[1] in shown
-            shown += " ".join(best)
+            shown += asyncio.run(search.search(query)).text
         answer = row.truth["answer"][0]
         assert last == f"<answer>{answer}</answer>" and answer in shown
         assert score(RewardInput(str(last), row.truth), thought="optional")["exact"] == 1.0
