@@ -34,11 +34,10 @@ def prep_agent_search(
     Raises: DataError for an option, source or row that cannot be used; nothing is written.
     """
     drawing = Drawing(side, towns, request.seed, stepwise)
-    chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, "draw": partial(draw_splits, drawing)}
-    files = {PASSAGES_FILE: passages_of(drawing)} if request.synthetic is not None else {}
-    drawn_settings = {"side": side, "towns": towns, "stepwise": stepwise}
-    task = agent_search_task({})
-    return prepare_table(task, request, limits, **chosen, drawn_settings=drawn_settings, files=files, force=force)
+    files = {} if request.synthetic is None else {PASSAGES_FILE: passages_of(drawing)}
+    drawn = {"draw": partial(draw_splits, drawing), "drawn_settings": vars(drawing), "files": files}
+    chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, **drawn}
+    return prepare_table(agent_search_task({}), request, limits, **chosen, force=force)
 
 
 COMMAND = PrepCommand(

@@ -1,13 +1,11 @@
 """Rewards of the task agent_search: the right query or answer, and those that RLLaVA published, flaws included.
 
 Use the published ones only to repeat RLLaVA's runs. Source: TinyLoopX/RLLaVA at 4753d4a, `examples/reward_function/`,
-written from a description. Flaws that are kept. Of `agent_search.py`: without its tag, the whole response is compared,
-and so it is where a line break stands in the tag; a repeated word of an answer counts once, so "very very big" is not
-its own equal; text behind the step is accepted; a query has the score 0 below a similarity of 0.5, and so no slope. Of
-`agent_search_agentic.py`: a call is paid 1.2 beside a wrong answer, too, so a wrong answer with a call (1.4) earns more
-than a right one without (1.0), and a call that brings nothing counts. Difference: queries are compared by their words
-where no model is named; the published code loads MiniLM from the hub in every process. Each query is compared with one
-that a model wrote, so another good query earns less: that is a property of the published rows.
+written from a description. Flaws that are kept. Of `agent_search.py`: without its tag, or with a line break in it, the
+whole response is compared; a repeated word of an answer counts once; text behind the step is accepted; a query has the
+score 0 below a similarity of 0.5. Of `agent_search_agentic.py`: a call is paid 1.2 beside a wrong answer, too, so a
+wrong answer with a call (1.4) earns more than a right one without (1.0), and a call that brings nothing counts.
+Difference: without a model, queries are compared by their words; theirs loads MiniLM from the hub in every process.
 """
 
 from __future__ import annotations

@@ -85,8 +85,6 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
                lambda x: f"{think}<answer>{every}</answer>" if x.truth.get("step") != SEARCH else None),
         Attack("another step", "a query where an answer is due, or the other way round", "void",
                lambda x: think + written(STEPS[x.truth.get("step") == SEARCH], {"answer": ["x"], "query": "x"})),
-        Attack("the question", "the question as the answer", "guess",
-               lambda x: f"{think}<answer>{x.columns.get('question') or 'what'}</answer>"),
         Attack("two answers", "the right step twice", "broken", lambda x: think + right(x) * 2),
         trick("calls alone", "four calls and no answer", "void", ""),
         trick("wrong after four calls", "a wrong answer beside calls", "miss", f"{think}<answer>none</answer>"),
