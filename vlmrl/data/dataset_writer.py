@@ -36,8 +36,7 @@ WORK, KEY_FILE = "work", "key"
 WORK_VERSION = 1
 """Version of the format of intermediate results. Results of another version are not reused."""
 ROW_GROUP = 10_000
-INDEX = re.compile(r"\.(fts5|tantivy)(\.lock|\.new)?$")
-"""Ending of an index of passages, which the tool `search` makes beside them."""
+INDEX = re.compile(r"\.(fts5|tantivy)(\.lock|\.new)?$")  # of passages, which the tool `search` makes beside them
 
 
 class Build:

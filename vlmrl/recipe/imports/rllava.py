@@ -67,10 +67,7 @@ SAME = {
 }
 MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
 """Losses that learn from demonstrations and from samples at the same time."""
-TOOLS = {
-    "AgentSearchEnv": "vlmrl.search.tool.Search",
-    "AgentCodeEnv": "vlmrl.environments.python_tool.Python",
-}
+TOOLS = {"AgentSearchEnv": "vlmrl.search.tool.Search", "AgentCodeEnv": "vlmrl.environments.python_tool.Python"}
 """End of an environment's name -> the tool that takes its place."""
 PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
 DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"

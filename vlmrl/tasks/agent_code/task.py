@@ -57,11 +57,10 @@ def step_task(
     trace: Callable[..., Any],
     **facts: Any,
 ) -> Task:
-    """Return a task of steps and episodes, which is called as its folder.
+    """Return a task of steps and episodes, which is called as its folder. `trace` is told first if a thought is needed.
 
     Args:
         rewards: its own, and those that RLLaVA published for steps and for episodes.
-        trace: takes the need of a thought before the arguments of `Task.trace`.
     """
     require_prepared(folder.name, info)
     name = variant or VARIANTS[0]

@@ -32,15 +32,9 @@ NAME, PUBLISHED, PUBLISHED_EPISODES = "agent_search", "rllava_agent_search", "rl
 GRADER = "vlmrl.tasks.agent_search.grader"
 WEIGHTS: Mapping[str, float] = {"right": 0.6, "exact": 0.3, "format": 0.1}
 """A wrong answer earns at most 0.7, and a right one at least 0.9, whatever else a response does."""
-LEAST = 0.5
-"""Similarity below which the published reward gives a query 0."""
+LEAST = 0.5  # similarity below which the published reward gives a query 0
 MODEL_HINT = "copy a model of sentence embeddings there, such as all-MiniLM-L6-v2, with model.safetensors"
 Similarity = Callable[[str, str], float]
-
-
-def same_words(query: str, truth: str) -> float:
-    """Return the F1 of a query's words with those of the true one, in [0, 1]."""
-    return word_overlap(query, [truth])[0]
 
 
 def agent_search(*, thought: str = REQUIRED, model: str = "") -> RewardSpec:
@@ -88,7 +82,7 @@ def rllava_agent_search_episodes() -> RewardSpec:
     return replace(rllava_agent_code_episodes(), name=PUBLISHED_EPISODES)
 
 
-def score(x: RewardInput, *, thought: str = REQUIRED, similarity: Similarity = same_words) -> dict[str, Any]:
+def score(x: RewardInput, *, thought: str = REQUIRED, similarity: Similarity | None = None) -> dict[str, Any]:
     """Return the parts of a response; see `agent_search`."""
     step, text, right, is_exact, problem = graded(x, similarity)
     problem = problem or form_problem(replace(x, response=x.answer), thought, step=step, steps=STEPS)
@@ -97,7 +91,7 @@ def score(x: RewardInput, *, thought: str = REQUIRED, similarity: Similarity = s
     return {"right": right, "exact": float(is_exact), "format": float(not problem), "note": problem, "detail": detail}
 
 
-def graded(x: RewardInput, similarity: Similarity = same_words) -> tuple[str, str | None, float, bool, str]:
+def graded(x: RewardInput, similarity: Similarity | None = None) -> tuple[str, str | None, float, bool, str]:
     """Return (step that the row asks for, its text in the last turn, how right it is, whether it is exact, problem).
 
     Raises: RewardError for a row without a step or truth that can be used.
@@ -110,12 +104,12 @@ def graded(x: RewardInput, similarity: Similarity = same_words) -> tuple[str, st
     if text is None:
         return step, None, 0.0, False, problem
     right, is_exact = word_overlap(text, accepted)
-    if step == SEARCH and not is_exact:
+    if step == SEARCH and similarity is not None and not is_exact:
         right = min(1.0, max(0.0, similarity(text, accepted[0])))
     return step, text, right, is_exact, ""
 
 
-def score_step_as_published(x: RewardInput, *, similarity: Similarity = same_words) -> dict[str, Any]:
+def score_step_as_published(x: RewardInput, *, similarity: Similarity | None = None) -> dict[str, Any]:
     """Return the published parts of a single step."""
     text, step = x.response, x.truth.get("step", ANSWER)
     match = re.search(f"<{step}>(.*?)</{step}>", text)
@@ -125,7 +119,8 @@ def score_step_as_published(x: RewardInput, *, similarity: Similarity = same_wor
     elif step == ANSWER:
         accuracy = published_f1(own, published_answers(x)[0])
     else:
-        accuracy = min(1.0, similarity(own, str(x.truth.get("query") or "")))
+        query = str(x.truth.get("query") or "")
+        accuracy = min(1.0, similarity(own, query) if similarity else word_overlap(own, [query])[0])
         accuracy = accuracy if accuracy >= LEAST else 0.0
     return {"accuracy": accuracy, "format": published_form(text, STEPS)}
 

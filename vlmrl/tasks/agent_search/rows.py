@@ -54,11 +54,8 @@ class Drawing:
 class Town:
     """Town of a drawn world.
 
-    Args:
-        emblem: the inner look, and the outer one.
-        passages: title and text: of the town, its mayor and its river.
-        queries: one for each passage.
-        facts: question about the town of the picture, accepted answers, and the number of the passage with the answer.
+    Its emblem is the inner look and the outer one. The passages of the town, its mayor and its river have a title, a
+    text and a query. A fact is a question, its accepted answers and the number of the passage.
     """
 
     name: str
@@ -130,11 +127,7 @@ def passages_of(drawing: Drawing) -> str:
 
 
 def draw_splits(drawing: Drawing, counts: Mapping[str, int]) -> dict[str, list[NewRow]]:
-    """Return split -> drawn rows. No town is asked about in two splits, so no question about an emblem is.
-
-    Args:
-        counts: split -> number of rows.
-    """
+    """Return split -> this many drawn rows. No town is asked about in two splits, so no question about an emblem is."""
     towns, start, rows = make_world(drawing.towns, drawing.seed)[0], 0, dict[str, list[NewRow]]()
     for split, num_rows in counts.items():
         share = max(2, len(towns) * num_rows // sum(counts.values()))
