@@ -24,7 +24,7 @@ def prep_agent_search(
     request: TableRequest,
     stepwise: Annotated[bool, Option(STEPWISE_HELP)] = False,
     side: Annotated[int, Option("Drawn pictures: width and height in pixels.", min=56, max=1344)] = 224,
-    towns: Annotated[int, Option("Drawn worlds: number of towns with an emblem.", min=12, max=MOST_TOWNS)] = 60,
+    towns: Annotated[int, Option("Drawn worlds: number of towns with an emblem.", min=20, max=MOST_TOWNS)] = 60,
     *,
     limits: Limits,
     force: bool = False,
