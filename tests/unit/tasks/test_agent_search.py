@@ -289,6 +289,23 @@ def test_published_rows_become_steps_or_episodes(tmp_path):
         prepare("agent_search", tmp_path, source, out=tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("problem", "question", "context"),
+    [
+        ("Who?", "Who?", ""),
+        ("<query> Who\nis it? </query>", "Who is it?", ""),
+        ("Act in <search> </search>.\n<query>Who?</query>\n<think>t</think><search>q</search>", "Who?",
+         "<think>t</think><search>q</search>"),
+        ("Who? <think>t</think><query>no</query>", "no", ""),
+        ("<query>Who? <think>t</think>", "Who? <think>t</think>", ""),
+        ("Who?\n<information>1. <image>x</information>", "Who?", "<information>1.  x</information>"),
+    ],
+)  # fmt: skip
+def test_the_question_of_a_published_problem_is_told_from_its_chain(problem, question, context):
+    truth, columns = read_row(True, {"question": problem, "solution": "<answer>x</answer>"}, (0, 0))
+    assert (columns["question"], columns["context"]) == (question, context) and truth["answer"] == ["x"]
+
+
 LONG = [["Some title", ["A sentence.", "Another."]], ["More", ["One."]]]
 HOTPOT = {"_id": "5a", "answer": "yes", "question": "Same?", "supporting_facts": [["More", 0]], "context": LONG,
           "type": "comparison", "level": "hard"}  # fmt: skip

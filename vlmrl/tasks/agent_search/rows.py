@@ -178,8 +178,12 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
     Raises: DataError for a row that cannot be used.
     """
     problem, solution = str(cells.get("question") or "").replace(IMAGE, " "), str(cells.get("solution") or "")
-    chain = CHAIN.search(problem)
-    question = " ".join((problem[: chain.start()] if chain else problem).split())
+    _, is_tagged, text = problem.partition("<query>")
+    text, _, chain = text.partition("</query>")
+    if not is_tagged:
+        start = match.start() if (match := CHAIN.search(problem)) else len(problem)
+        text, chain = problem[:start], problem[start:]
+    question = " ".join(text.split())
     if not 0 < len(question) <= MOST_CHARS or max(len(problem), len(solution)) > MOST_CHARS:
         raise DataError(f"the question is {show(problem, 60)}, not a text of up to {MOST_CHARS:,} characters")
     pieces = {step: re.findall(f"<{step}>(.*?)</{step}>", solution, re.DOTALL) for step in STEPS}
@@ -197,8 +201,8 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
         raise DataError(f"the answer is {show(cells.get('answer') or solution, 60)}, not a text or a list of texts")
     columns: dict[str, Any] = {"question": question, "mark": IMAGE if size[0] else ""}
     if stepwise:
-        before, given = problem[chain.start() :] if chain else "", cells.get("context")
-        columns["context"] = (given.replace(IMAGE, " ") if isinstance(given, str) and given else before).strip()
+        given = cells.get("context")
+        columns["context"] = (given.replace(IMAGE, " ") if isinstance(given, str) and given else chain).strip()
     hops = HOPS.match(str(cells.get("id") or ""))
     if level := cells.get("level") or (hops and f"{hops[1]}hop"):
         truth["level"] = str(level)
