@@ -15,9 +15,7 @@ from vlmrl.types import RewardInput
 
 MOST_TOKENS, MOST_CHARS = 256, 4000
 """Length of a text that the model reads; in tokens, as published for MiniLM."""
-KEPT = 4096
-"""Number of embeddings that are kept: all responses to a prompt need that of the true query."""
-Vector = np.ndarray[Any, Any]
+KEPT = 4096  # embeddings: all responses to a prompt need that of the true query
 
 
 def make_grader(*, name: str, model: str, **args: Any) -> Callable[[RewardInput], dict[str, Any]]:
@@ -42,7 +40,7 @@ def load_similarity(model: str) -> Similarity:
     network.eval().requires_grad_(False)
 
     @lru_cache(maxsize=KEPT)
-    def embed(text: str) -> Vector:
+    def embed(text: str) -> np.ndarray[Any, Any]:
         tokens = tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")
         mean = network(**tokens).last_hidden_state[0].mean(dim=0).double().numpy()
         return mean / max(float(np.linalg.norm(mean)), 1e-12)

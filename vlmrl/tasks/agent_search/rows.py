@@ -32,8 +32,7 @@ PASSAGES_FILE = "passages.jsonl"
 MOST_CHARS = 20_000
 MOST_TOWNS, BADGES, MOST_NAMES = 72, 12, 1000
 """Largest number of towns, and number of clubs whose badges look like emblems; no two have the same words."""
-CHAIN = re.compile(r"<(?:think|search|information|answer)>")
-"""Tag with which the chain of steps begins in a published problem."""
+CHAIN = re.compile(r"<(?:think|search|information|answer)>")  # begin of the steps in a published problem
 HOPS = re.compile(r"([2-4])hop")
 ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "dr", "kl", "st", "tr", "sk")
 MIDDLES = ("a", "e", "i", "o", "u", "ai", "ou")
