@@ -198,7 +198,7 @@ def test_the_passages_hold_every_answer_and_the_emblems_are_told_apart():
         assert len(set(names)) == len(names)
         for town in towns:
             text = dict(enumerate(text for _, text in town.passages))
-            for question, answers, place in town.facts:
+            for question, answers, place in town.facts.values():
                 assert answers[0] in text[place] and answers[0] not in question
                 assert not place or answers[0] not in text[0], "a hard question needs two passages"
         badges = {badge.rpartition("badge is a ")[2] for _, badge in others}

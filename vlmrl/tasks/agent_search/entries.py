@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
+from vlmrl.errors import DataError
 from vlmrl.tasks.agent_code.task import VARIANTS
-from vlmrl.tasks.agent_search.rows import MOST_TOWNS, PASSAGES_FILE, Drawing, draw_splits, passages_of, row_form
+from vlmrl.tasks.agent_search.rows import ABOUT, MOST_TOWNS, PASSAGES_FILE, Drawing, draw_splits, passages_of, row_form
 from vlmrl.tasks.agent_search.task import SUMMARY, agent_search_task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.entry import TaskEntry
@@ -25,6 +26,7 @@ def prep_agent_search(
     stepwise: Annotated[bool, Option(STEPWISE_HELP)] = False,
     side: Annotated[int, Option("Drawn pictures: width and height in pixels.", min=56, max=1344)] = 224,
     towns: Annotated[int, Option("Drawn worlds: number of towns with an emblem.", min=20, max=MOST_TOWNS)] = 60,
+    about: Annotated[str, Option("Drawn questions, separated by commas.")] = ",".join(ABOUT),
     *,
     limits: Limits,
     force: bool = False,
@@ -33,7 +35,10 @@ def prep_agent_search(
 
     Raises: DataError for an option, source or row that cannot be used; nothing is written.
     """
-    drawing = Drawing(side, towns, request.seed, stepwise)
+    names = [name.strip() for name in about.split(",") if name.strip()]
+    if not names or not set(names) <= set(ABOUT):
+        raise DataError(f"--about is {about!r}", hint=f"some of: {', '.join(ABOUT)}")
+    drawing = Drawing(side, towns, names, request.seed, stepwise)
     files = {} if request.synthetic is None else {PASSAGES_FILE: passages_of(drawing)}
     drawn = {"draw": partial(draw_splits, drawing), "drawn_settings": vars(drawing), "files": files}
     chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, **drawn}

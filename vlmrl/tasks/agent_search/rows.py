@@ -38,6 +38,10 @@ ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", 
 MIDDLES = ("a", "e", "i", "o", "u", "ai", "ou")
 TRADES = ("baker", "carpenter", "chemist", "dentist", "farmer", "lawyer", "pilot", "sailor", "surgeon", "weaver")
 
+GOODS = ("bells", "boats", "cheese", "clocks", "glass", "horses", "lace", "roses", "salt", "wine")
+ABOUT: Sequence[str] = ("town", "known", "river", "mayor", "founded", "trade", "born", "lake", "length")
+"""Names of the questions about a town, as `--about` takes them."""
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -45,6 +49,7 @@ class Drawing:
 
     side: int
     towns: int
+    about: Sequence[str]
     seed: int = 0
     stepwise: bool = False
 
@@ -54,14 +59,14 @@ class Town:
     """Town of a drawn world.
 
     Its emblem is the inner look and the outer one. The passages of the town, its mayor and its river have a title, a
-    text and a query. A fact is a question, its accepted answers and the number of the passage.
+    text and a query. A fact is a question, its accepted answers and the number of the passage, by a name of ABOUT.
     """
 
     name: str
     emblem: tuple[Look, Look]
     passages: tuple[tuple[str, str], ...]
     queries: tuple[str, ...]
-    facts: tuple[tuple[str, tuple[str, ...], int], ...]
+    facts: Mapping[str, tuple[str, tuple[str, ...], int]]
 
 
 def emblem_words(emblem: Sequence[Look]) -> str:
@@ -77,14 +82,16 @@ def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -
     name, river, lake, first, last = (next(names) for _ in range(5))
     mayor, year, born = f"{first} {last}", rng.randrange(1100, 1800), rng.randrange(1940, 1990)
     trade, length, town = rng.choice(TRADES), rng.randrange(21, 480), "the town with this emblem"
+    known = rng.choice(GOODS)
     passages = (
         (name, f"{name} is a town on the river {river}, and was founded in {year}. Its mayor is {mayor}. "
-               f"Its emblem is a {emblem_words(emblem)}."),
+               f"Its emblem is a {emblem_words(emblem)}. It is known for its {known}."),
         (mayor, f"{mayor}, the mayor of {name}, was born in {born} and is a {trade}."),
         (river, f"The river {river} flows through {name}. It is {length} km long and ends in the lake {lake}."),
     )  # fmt: skip
-    facts = (
+    facts = dict(zip(ABOUT, (
         ("Which town has this emblem?", (name,), 0),
+        (f"What is {town} known for?", (known, f"its {known}"), 0),
         (f"Which river flows through {town}?", (river, f"river {river}"), 0),
         (f"Who is the mayor of {town}?", (mayor,), 0),
         (f"In which year was {town} founded?", (str(year),), 0),
@@ -92,7 +99,7 @@ def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -
         (f"In which year was the mayor of {town} born?", (str(born),), 1),
         (f"In which lake does the river of {town} end?", (lake, f"lake {lake}"), 2),
         (f"How long is the river of {town}?", (f"{length} km", str(length)), 2),
-    )
+    ), strict=True))  # fmt: skip
     queries = f"town with the emblem: {emblem_words(emblem)}", f"mayor {mayor}", f"river {river}"
     return Town(name, emblem, passages, queries, facts)
 
@@ -138,7 +145,8 @@ def draw_splits(drawing: Drawing, counts: Mapping[str, int]) -> dict[str, list[N
 
 def draw_row(drawing: Drawing, towns: Sequence[Town], _: int, rng: random.Random) -> Drawn:
     """Return a row about one of these towns. Its truth has the answer, and the queries that lead to it."""
-    town, (question, answers, place) = rng.choice([(town, fact) for town in towns for fact in town.facts])
+    town = rng.choice(towns)
+    question, answers, place = town.facts[rng.choice(drawing.about)]
     lookups = [(town.queries[number], town.passages[number][1]) for number in sorted({0, place})]
     queries = [query for query, _ in lookups]
     truth: dict[str, Any] = {"answer": list(answers), "queries": queries, "level": HARD if place else SIMPLE}
