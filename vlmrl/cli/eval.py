@@ -531,7 +531,7 @@ def _evaluate(
     with joined(recipe, endpoint, "evaluating") as (world, client, tell, progress), ExitStack() as stack:
         folder = run_dir
         if client is not None:
-            answerer = work.endpoint_answerer(recipe, client)
+            answerer = work.endpoint_answerer(recipe, client, [p.rows.source for p in planned])
         else:
 
             def make() -> Path:
@@ -544,7 +544,7 @@ def _evaluate(
             answerer = work.load_answerer(
                 recipe, origin, settings, tell, sources=[p.rows.source for p in planned], world=world, log=log
             )
-            stack.callback(answerer.close)
+        stack.callback(answerer.close)
         return work.run_evaluation(
             recipe,
             origin,

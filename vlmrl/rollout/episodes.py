@@ -322,7 +322,7 @@ class EpisodeEngine(Generator):
         if e.key not in self._episodes:  # its environment failed meanwhile
             return
         e.version, e.last, e.error = sample.version, sample, sample.error
-        served = [(call.name, call.arguments) for call in sample.calls]
+        served = [] if sample.error else [(call.name, call.arguments) for call in sample.calls]
         e.segments += [replace(part, version=sample.version) for part in sample.parts]
         e.turns.append(Turn("assistant", served_text(sample.text, served, e.kind.pool.form) if served else sample.text))
         if e.fault:  # it failed before its first turn was there
@@ -392,10 +392,8 @@ class EpisodeEngine(Generator):
             return "time limit"
         pictures = iter(images)
         content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
-        place = f"an episode of {e.prompt.row.prompt_id}"
-        segment, prompt, in_thought = e.writer.follow(
-            e.prompt, e.last, Shown(content, media, files, answer.spans, place)
-        )
+        shown = Shown(content, media, files, answer.spans, f"an episode of {e.prompt.row.prompt_id}")
+        segment, prompt, in_thought = e.writer.follow(e.prompt, e.last, shown)
         if e.num_tokens + segment.num_tokens + e.params.max_new_tokens > limits.tokens:
             return "token limit"
         e.files |= {m.sha256: file for m, file in zip(media, files, strict=True)}
