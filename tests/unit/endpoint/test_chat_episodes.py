@@ -59,14 +59,15 @@ def play(file: Path) -> Play:
         environment = load_environment(f"{file}:{name}", {})
         pool = EnvironmentPool(environment, form, EnvironmentLimits(**{"tool_seconds": 5.0, **more}))
         own = start or EncodedPrompt(Row("1", "s", "t", {}), "user: do it", (), (), {}, 0, 0, ())
-        chat, tools = (ChatTurn("user", ("do it ",)),), environment.described[""].tools
-        prompt = ChatPrompt(**vars(own), chat=chat, tools=tools)
+        tools, user = environment.described[""].tools, ChatTurn("user", ("do it ",))
+        chats = [(ChatTurn("system", (str(k),)), user) if num > 1 else (user,) for k in range(num)]
+        prompts = [ChatPrompt(**vars(own), chat=chat, tools=tools) for chat in chats]
         kinds = {"s": EpisodeKind(pool, limits, lambda row: ChatWriter(name == "Shows"))}
         with serve_endpoint(behaviour) as endpoint:
             client = EndpointClient(EndpointOptions(endpoint.address, "m", attempts=1))
             engine = EpisodeEngine(ChatEngine(client), kinds, FourCharacters())
             try:
-                groups = engine.generate([SamplingRequest(prompt, 1, 7 + k) for k in range(num)], params)
+                groups = engine.generate([SamplingRequest(p, 1, 7 + k) for k, p in enumerate(prompts)], params)
             finally:
                 engine.close()
                 client.close()
@@ -128,27 +129,30 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_by_an_error(play: Play) -
     } and len(answers) == 5
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (("add", '{"a": 1'), "error: the call cannot be read"),
-        (("add", "[1, 2]"), "error: the call cannot be read: the arguments of a call are an object"),
-        (("add", '{"a": 1, "a": 2, "b": 0}'), "error: the call cannot be read"),
-        (("add", '{"a": NaN, "b": 0}'), "error: the call cannot be read"),
-        (("add", '{"a": "\\ud800", "b": 0}'), "half of a surrogate pair"),
-        (("add", '{"a": "' + "x" * 70_000 + '"}'), "more than 65,536 characters"),
-        (("add", "[" * 4000 + "]" * 4000), "nests more than 50 levels"),
-        (("rm -rf", "{}"), "error: the call cannot be read: the name of a tool"),
-        (("steal", "{}"), "error: there is no tool 'steal'; the tools are add"),
-        (("add", '{"a": 1}'), "error: missing argument `b`"),
-    ],
-)  # fmt: skip
-def test_broken_calls_are_observations(play: Play, call: tuple[str, str], words: str) -> None:
-    (sample,), endpoint = play(plays(turn(None, call), turn("well")))
-    (answer,) = [m for m in endpoint.bodies[1]["messages"] if m["role"] == "tool"]
-    assert answer["content"].startswith("error: ") and words in answer["content"] and len(answer["content"]) < 300
-    assert (sample.turns[1].errors, sample.ending, sample.fault) == (1, "answer", "")
-    assert endpoint.bodies[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == call[1]
+BROKEN = [
+    (("add", '{"a": 1'), "error: the call cannot be read"),
+    (("add", "[1, 2]"), "error: the call cannot be read: the arguments of a call are an object"),
+    (("add", '{"a": 1, "a": 2, "b": 0}'), "error: the call cannot be read"),
+    (("add", '{"a": NaN, "b": 0}'), "error: the call cannot be read"),
+    (("add", '{"a": "\\ud800", "b": 0}'), "half of a surrogate pair"),
+    (("add", '{"a": "' + "x" * 70_000 + '"}'), "more than 65,536 characters"),
+    (("add", "[" * 4000 + "]" * 4000), "nests more than 50 levels"),
+    (("rm -rf", "{}"), "error: the call cannot be read: the name of a tool"),
+    (("steal", "{}"), "error: there is no tool 'steal'; the tools are add"),
+    (("add", '{"a": 1}'), "error: missing argument `b`"),
+]
+
+
+def test_broken_calls_are_observations(play: Play) -> None:
+    limits = replace(LIMITS, observation_tokens=2000)
+    (sample,), endpoint = play(plays(turn(None, *(call for call, _ in BROKEN), ADD), turn("well")), limits, calls=20)
+    said, *answers = endpoint.bodies[1]["messages"][1:]
+    for (call, words), sent, answer in zip(BROKEN, said["tool_calls"], answers, strict=False):
+        assert answer["content"].startswith("error: ") and words in answer["content"], (call, answer)
+        assert len(answer["content"]) < 300 and (sent["function"]["name"], sent["function"]["arguments"]) == call
+    assert answers[-1]["content"] == "sum 3" and len(answers) == len(BROKEN) + 1
+    assert (sample.turns[1].errors, sample.ending, sample.fault) == (len(BROKEN), "answer", "")
+    assert [call.name for call in sample.turns[0].calls] == [""] * 8 + ["steal", "add", "add"]
 
 
 def test_arguments_may_hold_the_marks_of_calls_and_thoughts(play: Play) -> None:
@@ -283,23 +287,22 @@ SEE = '<tool_call>\n{"name": "look", "arguments": {"side": 84}}\n</tool_call>'
 LEAVE = '<tool_call>{"name": "leave"}</tool_call>'
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["no call"],
-        [CALL, "3"],
-        [f"two{CALL}{SEE}", "seen"],
-        ['<tool_call>{"name": "add", "arg</tool_call>', "x"],
-        ['<tool_call>{"name": "sub"}</tool_call>', SEE, "y"],
-        [CALL, CALL, CALL],
-        [f"{CALL}{LEAVE}{CALL}"],
-        ['<tool_call>{"name": "look"}</tool_call>' * 5],
-        ["<think>" + CALL],
-    ],
-)
+SAID = [
+    ["no call"],
+    [CALL, "3"],
+    [f"two{CALL}{SEE}", "seen"],
+    ['<tool_call>{"name": "add", "arg</tool_call>', "x"],
+    ['<tool_call>{"name": "sub"}</tool_call>', SEE, "y"],
+    [CALL, CALL, CALL],
+    [f"{CALL}{LEAVE}{CALL}"],
+    ['<tool_call>{"name": "look"}</tool_call>' * 5],
+    ["<think>" + CALL],
+]
+
+
 @pytest.mark.parametrize("name", ["Desk", "Shows"])
-def test_an_endpoint_that_says_the_same_gives_the_same_episode(
-    play: Play, file: Path, tiny_encoder: Any, texts: Sequence[str], name: str
+def test_an_endpoint_that_says_the_same_gives_the_same_episodes(
+    play: Play, file: Path, tiny_encoder: Any, name: str
 ) -> None:
     encoder = tiny_encoder.with_tools((), is_open=name == "Shows")
     prompt = next(p for p in mixed_prompts(encoder) if p.num_images == 1)
@@ -308,14 +311,20 @@ def test_an_endpoint_that_says_the_same_gives_the_same_episode(
     turns, eos = TurnEncoder(encoder), tiny_encoder.tokenizer.eos_token_id
     inner: Any = SimpleNamespace(version=0, admits=False)
     engine = EpisodeEngine(inner, {"s": EpisodeKind(pool, WHOLE, lambda row: turns)}, tiny_encoder.tokenizer)
-    script = [(*tiny_encoder.encode_text(text), eos) for text in texts]
+    scripts = [[(*tiny_encoder.encode_text(text), eos) for text in texts] for texts in SAID]
+    requests = [SamplingRequest(prompt, 1, 7 + k, script) for k, script in enumerate(scripts)]
     try:
-        (local,) = engine.follow([SamplingRequest(prompt, 1, 7, script)], replace(PARAMS, stop_ids=(eos,)))
+        local = engine.follow(requests, replace(PARAMS, stop_ids=(eos,)))
     finally:
         pool.close()
-    (served,), _ = play(plays(*map(completion, texts)), WHOLE, name=name, start=prompt)
 
-    def facts(sample: Sample) -> Any:
+    def says(number: int, body: dict[str, Any]) -> Reply:
+        texts = SAID[int(body["messages"][0]["content"])]
+        return plays(*map(completion, texts))(number, body)
+
+    served, _ = play(says, WHOLE, name=name, start=prompt, num=len(SAID))
+
+    def facts(sample: Sample, texts: Sequence[str]) -> Any:
         # A script has ids alone: its texts are those of the list. A resize is on the server's side.
         said = iter(texts)
         turns = [
@@ -325,4 +334,9 @@ def test_an_endpoint_that_says_the_same_gives_the_same_episode(
         roles = [(part.role, part.author, part.media) for part in sample.segments]
         return turns, roles, sample.ending, sample.finish, sample.measured, sample.files, sample.seed, sample.fault
 
-    assert facts(served) == facts(local) and [t.text for t in served.turns if t.role == "assistant"] == [*texts]
+    for texts, one, other in zip(SAID, served, local, strict=True):
+        assert facts(one, texts) == facts(other, texts)
+        assert [t.text for t in one.turns if t.role == "assistant"] == texts and one.text == "\n".join(texts)
+    assert [s.ending for s in served] == [
+        *["answer"] * 5, "turn limit", "done", "image limit", "answer",
+    ]  # fmt: skip
