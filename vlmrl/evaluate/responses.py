@@ -140,7 +140,8 @@ class Responder:
             listed = isinstance(tokens, list)
             ids = tuple(tokens) if listed else ()
             segment = Segment("assistant", ids, listed, unlisted=0 if listed else tokens or 0)
-            more = {**read_episode(kept, ids), **({} if listed else {"segments": (segment,)})}
+            more = {"segments": (segment,), **read_episode(kept, ids)}
+            more |= {} if listed else {"segments": (segment,)}
             samples.append(Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], **more))
         return tuple(samples)
 
