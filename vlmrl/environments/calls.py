@@ -126,7 +126,10 @@ def served_calls(calls: Sequence[tuple[str, str]], most: int = 8) -> tuple[Call 
     Args:
         calls: name and arguments as JSON text of each.
     """
-    read = [_checked(arguments, lambda n=name, a=arguments: (n, read_json(a))) for name, arguments in calls[:most]]
+    read = [
+        _checked(f"{name} {arguments}", lambda n=name, a=arguments: (n, read_json(a)))
+        for name, arguments in calls[:most]
+    ]
     return (*read, *([_one_more(calls[most][1], most)] if len(calls) > most else []))
 
 
