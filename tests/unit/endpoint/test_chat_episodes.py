@@ -276,6 +276,13 @@ def test_calls_of_other_servers_are_read(play: Play, call: dict[str, Any]) -> No
     assert said["tool_calls"][0]["id"] == answer["tool_call_id"] and isinstance(answer["tool_call_id"], str)
 
 
+def test_a_thought_that_the_server_has_split_off_stays_with_the_turn(play: Play) -> None:
+    call = {"function": {"name": "add", "arguments": ADD[1]}}
+    (sample,), endpoint = play(plays(strange({"tool_calls": [call], "reasoning_content": "so"}), turn("ok")))
+    assert endpoint.bodies[1]["messages"][1]["content"] == "<think>so</think>" and sample.turns[1].text == "sum 3"
+    assert sample.turns[0].text.startswith('<think>so</think>\n<tool_call>\n{"name": "add"')
+
+
 @pytest.mark.parametrize("calls", ["add", [{"function": None}], [5], {"a": 1}, [{"id": "1"}]])
 def test_calls_of_a_wrong_form_are_a_broken_answer(play: Play, calls: Any) -> None:
     (sample,), _ = play(plays(strange({"tool_calls": calls})))
