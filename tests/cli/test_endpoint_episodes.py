@@ -13,6 +13,8 @@ from desk_tools import DESK
 from endpoint_server import Behaviour, Endpoint, Reply, completion, failure, serve_endpoint, turn
 from PIL import Image
 
+from vlmrl.types import sample_seed
+
 ROWS = 4
 REWARD = """
 def score(x):
@@ -94,6 +96,8 @@ def test_an_evaluation_runs_whole_episodes_and_the_reward_sees_the_turns(place: 
     assert turns[1]["text"].startswith("sum 2\nerror: the call cannot be read") and turns[1]["errors"] == 1
     assert [c["name"] for c in turns[0]["calls"]] == ["add", ""] and turns[4]["text"] == "answer 1"
     assert {row["ending"] for row in rows} == {"answer"} and {row["num_tokens"] for row in rows} == {21}
+    seeds = [sample_seed(0, 0, row["prompt_id"], 0) for row in rows]
+    assert [row["seed"] for row in rows] == seeds, "an environment gets the seed of a local engine"
     run_dir = Path(evaluation["folder"]).parent.parent
     replayed = this_process("reward-check", str(run_dir), "--replay", "--json", cwd=place)
     assert (replayed.code, replayed.json["equal"]) == (0, ROWS), replayed.err
@@ -129,6 +133,11 @@ def test_a_refused_turn_counts_as_an_empty_answer_and_is_named(place: Path) -> N
     assert "too many pictures" in rows[2]["note"] and rows[2]["note"].startswith("no response: ")
     turns = json.loads(rows[2]["turns"])["turns"]
     assert [t["text"] for t in turns if t["role"] == "assistant"][-1] == "" and rows[2]["num_tokens"] is None
+
+
+def test_an_endpoint_that_refuses_every_second_turn_has_answered(place: Path) -> None:
+    evaluation, rows, _ = run(place, lambda n, b: failure(400, "no") if len(b["messages"]) > 1 else works(n, b))
+    assert evaluation["refused"]["rows"] == ROWS and all(row["note"].startswith("no response: ") for row in rows)
 
 
 def test_an_endpoint_that_refuses_tools_is_an_error_and_not_a_score_of_0(place: Path) -> None:
@@ -172,6 +181,12 @@ def test_generate_writes_the_turns(place: Path) -> None:
     assert [line["turns"][-1]["text"] for line in lines] == [f"answer {i}" for i in range(ROWS)]
     assert {line["ending"] for line in lines} == {"answer"} and {line["num_tokens"] for line in lines} == {21}
     (place / "length.py").write_text("def score(x):\n    return len(x.response)\n")
+    with serve_endpoint(lambda n, b: works(n, b) if n < 9 else failure(403, "no")) as endpoint:
+        more = ("--out", "b.jsonl", "--concurrency", "1")
+        assert command(place, endpoint, *more, verb="generate").code == 2
+        del endpoint.requests[:]
+        more = (*more, "--set", "environment.turns=1", "--json")
+        assert command(place, endpoint, *more, verb="generate").code == 0 and len(endpoint.requests) == ROWS
     checked = this_process("reward-check", "a.jsonl", "--reward", "length.py:score", "--json", cwd=place)
     assert checked.code == 0, checked.err
 

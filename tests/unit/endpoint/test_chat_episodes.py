@@ -234,6 +234,8 @@ def test_a_refused_turn_is_an_empty_last_one_and_named(play: Play) -> None:
     assert [t.text for t in sample.turns][1:] == ["sum 3", ""] and sample.ending == "answer"
     (sample,), endpoint = play(plays(turn("filtered", ADD, finish="content_filter")))
     assert isinstance(sample.error, Withheld) and len(endpoint.requests) == 1 and sample.turns[0].calls == ()
+    (sample,), endpoint = play(plays(completion(CALL, finish="content_filter")))
+    assert isinstance(sample.error, Withheld) and len(endpoint.requests) == 1 and sample.turns[0].calls == ()
 
 
 def test_stop_strings_end_a_turn_in_front_of_its_calls(play: Play) -> None:
