@@ -40,7 +40,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [{"prompt": f"<image>row {i}", "images": [f"{i}.png"], "answer": str(i)} for i in range(ROWS)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "reward.py").write_text(REWARD)
-    (tmp_path / "desk.py").write_text(DESK)
+    begin = "self.images, self.uses = images, 0"
+    (tmp_path / "desk.py").write_text(DESK.replace(begin, f"{begin}\n        assert images[0].size == (56, 28)"))
     (tmp_path / "mine.toml").write_text(
         '[model]\npath = "no/model"\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "reward.py:score"\n'
         '[rollout]\nmax_new_tokens = 50\n[environment]\nname = "desk.py:Desk"\nturns = 3\n'
