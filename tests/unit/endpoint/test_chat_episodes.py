@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +16,19 @@ from endpoint_server import Behaviour, Endpoint, Reply, completion, failure, pla
 from PIL import Image
 from tinyworld import mixed_prompts
 
-from vlmrl.data.encode import EncodedPrompt
+from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.data.turns import TurnEncoder
 from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.processes import EnvironmentPool, load_environment
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.chat import ChatEngine, ChatPrompt, ChatWriter, FourCharacters
-from vlmrl.rollout.engine import SamplingRequest
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.episodes import CUT_MARK, EpisodeEngine, EpisodeKind, EpisodeLimits
+from vlmrl.rollout.sample import Prompt, Rollout, score_rollouts
 from vlmrl.services.client import EndpointClient, EndpointOptions
 from vlmrl.services.protocol import ChatTurn, RequestRefused, Withheld
-from vlmrl.types import Call, Row, Sample, SamplingParams
+from vlmrl.tasks.builtin_rewards import load_reward
+from vlmrl.types import Call, RewardInput, Row, Sample, SamplingParams, hash64
 
 LIMITS = EpisodeLimits(turns=3, tokens=4000, images=4, observation_tokens=64, seconds=60)
 WHOLE = replace(LIMITS, observation_tokens=512)
@@ -309,23 +312,77 @@ SAID = [
 ]
 
 
+REWARD = """
+def reward(x):
+    calls = [call.name for turn in x.turns for call in turn.calls]
+    sizes = sum(w for image in x.images for w in image.size)
+    return len(x.response) + 1000 * len(calls) + sizes / 7 + x.measured["reward"] + len(x.answer) / 3 + len(x.finish)
+
+NEEDS_IMAGES = True
+"""
+
+
+class Says(Generator):
+    """A local engine that says the same. A seed names the episode and its turn."""
+
+    version, copies_weights, works_alone, admits = 0, False, False, True
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder, self.open = encoder, list[tuple[int, int]]()
+        turns = [(k, n) for k, texts in enumerate(SAID) for n in range(len(texts))]
+        self.of_seed = {hash64(7 + k, n) >> 1 if n else 7 + k: (k, n) for k, n in turns}
+
+    @contextmanager
+    def round(self, progress: Any = None) -> Iterator[None]:
+        yield
+
+    def submit(self, request: SamplingRequest, params: SamplingParams) -> int:
+        self.open.append((len(self.open), request.seed))
+        return len(self.open) - 1
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
+        ready, samples = [one for one in self.open if one[1]], []
+        for number, seed in ready:
+            self.open[number] = (number, 0)
+            k, n = self.of_seed[seed]
+            ids = (*self.encoder.encode_text(SAID[k][n]), self.encoder.tokenizer.eos_token_id)
+            samples.append((number, [Sample(ids, SAID[k][n], (-1.0,) * len(ids), "stop", 0, seed)]))
+        return samples
+
+    def close(self) -> None:
+        pass
+
+    sleep = wake = close
+
+    def load_weights(self, version: int, *, changed: bool = True) -> None:
+        pass
+
+
+class OneRow:
+    """The source of the row."""
+
+    name, task_name = "s", "t"
+
+    def reward_input(self, row: Row, text: str, finish: Any, num_tokens: int, prompt: str) -> RewardInput:
+        return RewardInput(text, {}, {}, [Image.new("RGB", (56, 28))], finish, num_tokens, prompt)
+
+
 @pytest.mark.parametrize("name", ["Desk", "Shows"])
-def test_an_endpoint_that_says_the_same_gives_the_same_episodes(
-    play: Play, file: Path, tiny_encoder: Any, name: str
+def test_an_endpoint_that_says_the_same_gives_the_same_episodes_and_scores(
+    play: Play, file: Path, tiny_encoder: Any, name: str, tmp_path: Path
 ) -> None:
     encoder = tiny_encoder.with_tools((), is_open=name == "Shows")
     prompt = next(p for p in mixed_prompts(encoder) if p.num_images == 1)
     prompt = replace(prompt, row=replace(prompt.row, source="s"))
     pool = EnvironmentPool(load_environment(f"{file}:{name}", {}), "hermes", EnvironmentLimits(tool_seconds=5.0))
     turns, eos = TurnEncoder(encoder), tiny_encoder.tokenizer.eos_token_id
-    inner: Any = SimpleNamespace(version=0, admits=False)
-    engine = EpisodeEngine(inner, {"s": EpisodeKind(pool, WHOLE, lambda row: turns)}, tiny_encoder.tokenizer)
-    scripts = [[(*tiny_encoder.encode_text(text), eos) for text in texts] for texts in SAID]
-    requests = [SamplingRequest(prompt, 1, 7 + k, script) for k, script in enumerate(scripts)]
+    kinds = {"s": EpisodeKind(pool, WHOLE, lambda row: turns)}
+    engine: Any = EpisodeEngine(Says(tiny_encoder), kinds, tiny_encoder.tokenizer)
+    requests = [SamplingRequest(prompt, 1, 7 + k) for k in range(len(SAID))]
     try:
-        local = engine.follow(requests, replace(PARAMS, stop_ids=(eos,)))
+        local = [group[0] for group in engine.generate(requests, replace(PARAMS, stop_ids=(eos,)))]
     finally:
-        pool.close()
+        engine.close()
 
     def says(number: int, body: dict[str, Any]) -> Reply:
         texts = SAID[int(body["messages"][0]["content"])]
@@ -333,19 +390,21 @@ def test_an_endpoint_that_says_the_same_gives_the_same_episodes(
 
     served, _ = play(says, WHOLE, name=name, start=prompt, num=len(SAID))
 
-    def facts(sample: Sample, texts: Sequence[str]) -> Any:
-        # A script has ids alone: its texts are those of the list. A resize is on the server's side.
-        said = iter(texts)
-        turns = [
-            replace(t, text=next(said) if t.role == "assistant" else t.text, seconds=0.0, seen_sizes=())
-            for t in sample.turns
-        ]
+    def facts(sample: Sample) -> Any:
+        # The time of tools differs, and a resize is on the server's side.
+        turns = [replace(t, seconds=0.0, seen_sizes=()) for t in sample.turns]
         roles = [(part.role, part.author, part.media) for part in sample.segments]
-        return turns, roles, sample.ending, sample.finish, sample.measured, sample.files, sample.seed, sample.fault
+        more = sample.ending, sample.finish, sample.measured, sample.files, sample.seed, sample.fault
+        return turns, sample.text, roles, *more
 
+    (tmp_path / "r.py").write_text(REWARD)
+    with Scorer(load_reward("r.py:reward", base_dir=tmp_path)) as scorer:
+        source: Any = OneRow()
+        rollouts = [Rollout(Prompt(source, prompt.row, 0, prompt), tuple(ones), 0.0) for ones in (served, local)]
+        groups = score_rollouts(rollouts, {"s": scorer}, strict=True)
+    scores = [[s.score.value for s in group.samples] for group in groups]
+    assert scores[0] == scores[1] and len(set(scores[0])) == len(SAID)
     for texts, one, other in zip(SAID, served, local, strict=True):
-        assert facts(one, texts) == facts(other, texts)
-        assert [t.text for t in one.turns if t.role == "assistant"] == texts and one.text == "\n".join(texts)
-    assert [s.ending for s in served] == [
-        *["answer"] * 5, "turn limit", "done", "image limit", "answer",
-    ]  # fmt: skip
+        assert facts(one) == facts(other)
+        assert [t.text for t in one.turns if t.role == "assistant"] == texts
+    assert [s.ending for s in served] == [*["answer"] * 5, "turn limit", "done", "image limit", "answer"]
