@@ -146,16 +146,38 @@ def test_an_endpoint_that_refuses_tools_is_an_error_and_not_a_score_of_0(place: 
     with serve_endpoint(lambda n, body: failure(400, message)) as endpoint:
         done = command(place, endpoint)
     assert done.code == 2 and "refused all of the first 4 requests" in done.err and message in done.err
+    assert "hint: does the server take tools?" in done.err
 
 
-def test_a_broken_answer_in_the_middle_leaves_the_episode_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow each other at once."""
     from vlmrl.services.client import EndpointClient
 
     async def no_pause(seconds: float) -> None:
         pass
 
-    monkeypatch.setattr(EndpointClient.__init__, "__kwdefaults__", {"notify": print, "sleep": no_pause, "rng": None})
+    more = {"notify": lambda text: None, "sleep": no_pause, "rng": None}
+    monkeypatch.setattr(EndpointClient.__init__, "__kwdefaults__", more)
 
+
+@pytest.mark.usefixtures("no_pauses")
+def test_an_overload_in_the_middle_is_tried_again(place: Path) -> None:
+    failed: set[int] = set()
+
+    def overloaded(number: int, body: dict[str, Any]) -> Reply:
+        if len(body["messages"]) > 1 and row_of(body) not in failed:
+            failed.add(row_of(body))
+            return failure(503, "busy")
+        return works(number, body)
+
+    evaluation, rows, endpoint = run(place, overloaded)
+    assert evaluation["metrics"]["accuracy"]["value"] == 1.0 and len(endpoint.requests) == 4 * ROWS
+    assert "refused" not in evaluation and {row["ending"] for row in rows} == {"answer"}
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_broken_answer_in_the_middle_leaves_the_episode_out(place: Path) -> None:
     def breaks(number: int, body: dict[str, Any]) -> Reply:
         return Reply(body=b"{") if row_of(body) == 1 and len(body["messages"]) > 1 else works(number, body)
 

@@ -279,9 +279,9 @@ class EndpointResponder(Responder):
             error.hint = f"{error.hint}; {kept}" if error.hint else kept
             raise
         if refused and not self._answers_some and isinstance(first := refused[0][1].error, RequestRefused):
-            raise RequestRefused(
-                f"the endpoint refused all of the first {len(refused)} requests: {first.message}", where=first.where
-            )
+            message = f"the endpoint refused all of the first {len(refused)} requests: {first.message}"
+            hint = "does the server take tools? vLLM needs --enable-auto-tool-choice and --tool-call-parser"
+            raise RequestRefused(message, where=first.where, hint=hint if self.source.environment else None)
         if broken:
             raise BrokenAnswer(
                 f"{len(broken)} of {num_requests} requests got no whole answer: {broken[0].message}",
