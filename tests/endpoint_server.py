@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 
 @dataclass
@@ -108,8 +109,13 @@ def serve_endpoint(
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
+        def do_GET(self) -> None:
+            self._reply(dict(parse_qsl(urlsplit(self.path).query)))
+
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def _reply(self, body: dict[str, Any]) -> None:
             with endpoint.lock:
                 number = len(endpoint.requests)
                 endpoint.requests.append(({k.lower(): v for k, v in self.headers.items()}, body))

@@ -35,6 +35,7 @@ SHOWN = {
     "rewards": "rewards/s",
     "runs_list": '"runs": 10',
     "sandbox": "holds: True",
+    "search": "holds: True",
     "save": '"case": "beside"',
     "shard_memory": "planned / by layer",
     "sharded_loading": "holds: true",

@@ -20,7 +20,7 @@ LEVELS = {
     "rewards": 2, "svg": 2, "sandbox": 2,
     "recipe": 3, "environments": 3,
     "model": 4, "dist": 4, "services": 4,
-    "data": 5,
+    "data": 5, "search": 5,
     "tasks": 6, "rollout": 6, "checkpoint": 6, "loggers": 6,
     "reward_check": 7, "setup": 7,
     "evaluate": 8, "diagnose": 8,

@@ -15,6 +15,7 @@ WAY_HEADING = "### The files on the way\n"
 """Heading of the table that lists the files of `draw_way`."""
 HOLDS = {
     "sandbox": "code of a model, confined",
+    "search": "passages, search engines",
     "workers": "limited processes: frames",
     "setup": "checks before a run, memory plan, start",
     "evaluate": "eval, try; metrics, intervals, comparison",

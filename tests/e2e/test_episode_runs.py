@@ -148,7 +148,6 @@ def test_what_does_not_work_is_refused_in_words(place, tmp_path):
         ("environment.tokens=4", "may be longer than the whole episode"),
         ("environment.name=wild.py:Missing", "Missing"),
         ("environment.name=none.py:f", "none.py"),
-        ("rollout.overlap=true", "does not work with an environment"),
     ):
         done = this_process("check", place / "rl.toml", "--set", override, cwd=place)
         assert done.code == 2 and words in done.err + done.out, (override, done.err, done.out)

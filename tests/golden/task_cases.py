@@ -176,6 +176,31 @@ def step_inputs() -> Iterator[Input]:
                     yield given(form.format(tag, text), truth)
 
 
+def search_inputs() -> Iterator[Input]:
+    """Steps of the task agent_search: queries and answers, in tags that are nested, doubled, cut and of other steps."""
+    truths: list[dict[str, Any]] = [
+        {"answer": ["The Eiffel Tower", "Eiffel"]},
+        {"step": "answer", "answer": "very very big"},
+        {"step": "answer", "answer": ["the"]},
+        {"step": "search", "query": "mayor of Paris"},
+        {"step": "search", "query": ""},
+        {"step": "code", "answer": ["x"]},
+        {"answer": []},
+    ]
+    texts = ("Eiffel Tower", "very very big", "the", "", "mayor of Paris", "Paris\nmayor", "<|im_end|>Eiffel")
+    forms = (
+        "<think>t</think><{0}>{1}</{0}>", "<{0}>{1}</{0}>", "{1}", "<{0}>{1}", "a<{0}>{1}</{0}><{0}>b</{0}>",
+        "<think>t</think><{0}>{1}</{0}><search>{1}</search>", "<think><{0}>{1}</{0}></think>",
+        "<{0}><{0}>{1}</{0}></{0}>", "<think>t</think><{0}>{1}</{0}> and more",
+    )  # fmt: skip
+    for truth in truths:
+        for text in texts:
+            for tag in ("answer", "search"):
+                for form in forms:
+                    yield given(form.format(tag, text), truth)
+    yield given("<think>t</think><answer>Eiffel</answer>", truths[0], "length")
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
@@ -210,5 +235,8 @@ TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "agent_code": ([{}, {"thought": "optional"}], list(step_inputs())),
     "rllava_agent_code": ([{}], list(step_inputs())),
     "rllava_agent_code_episodes": ([{}], list(episode_inputs())),
+    "agent_search": ([{}, {"thought": "optional"}], list(search_inputs())),
+    "rllava_agent_search": ([{}], list(search_inputs())),
+    "rllava_agent_search_episodes": ([{}], list(episode_inputs())),
     "tool_use": ([{}], list(episode_inputs())),
 }

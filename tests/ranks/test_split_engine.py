@@ -14,6 +14,7 @@ from command_line import settings, started
 from processes import below, command_of, lives
 from run_rank import job, run_jobs
 from small_runs import TWO_STEPS, make_place
+from wild_tools import SHOWS, WILD
 
 from vlmrl.dist.world import ENGINES_VARIABLE
 from vlmrl.store.runs import Run, open_run
@@ -28,11 +29,17 @@ SPLIT = [
     "eval.max_rows=2",
 ]
 AHEAD = [*SPLIT, "rollout.overlap=true", "train.steps=4", "lora.rank=4"]
+EPISODES = [
+    "environment.tokens=300", "environment.turns=3", "rollout.max_new_tokens=8", 'rollout.stop=["e", "a"]',
+    "train.tokens_per_row=1000", "rollout.max_prompt_tokens=600",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_folder) -> Path:
-    return make_place(tmp_path_factory.mktemp("split"), small_folder, TWO_STEPS)
+    place = make_place(tmp_path_factory.mktemp("split"), small_folder, TWO_STEPS)
+    (place / "wild.py").write_text(WILD + SHOWS)
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,8 @@ def runs(place: Path) -> Path:
         patch.setenv(ENGINES_VARIABLE, "cpu")
         run_jobs(2, [job(place, "split", *SPLIT), job(place, "ahead", *AHEAD, stop_at=2)], place)
         run_jobs(2, [job(place, "ahead", resume=True)], place)
+        tools = [*EPISODES, f"environment.name={place / 'wild.py'}:Shows"]
+        run_jobs(2, [job(place, "episodes", *AHEAD, *tools)], place)
         patch.setenv(ENGINES_VARIABLE, "")
         run_jobs(1, [alone], place)
     return place
@@ -75,6 +84,17 @@ def test_ahead_of_the_update_the_weights_are_one_step_older_and_the_samples_say_
     assert all(m["policy/sync_gap_max"] < 1e-4 for m in steps if "policy/sync_gap_max" in m)
     versions = [{s.trajectory.version for g in run.read_rollouts(k) for s in g.samples} for k in range(4)]
     assert versions == [{0}, {0}, {2}, {2}]
+
+
+def test_episodes_go_on_during_the_update(runs: Path) -> None:
+    run = open_run(runs / "episodes", "last")
+    steps = run.metrics("train")
+    assert run.status == "done" and [m.get("rollout/version_lag", 0) for m in steps] == [0, 1, 1, 1]
+    assert steps[0]["policy/sampler_gap_max"] < 1e-4 and all(m["episode/turns"] > 1 for m in steps)
+    for step in range(1, 4):
+        samples = [s for g in run.read_rollouts(step) for s in g.samples]
+        assert {s.trajectory.version for s in samples} == {step - 1} and any(len(s.turns) > 1 for s in samples)
+        assert not any(s.score.error for s in samples)
 
 
 def test_a_resume_draws_the_rows_again_that_were_drawn_ahead(runs: Path) -> None:

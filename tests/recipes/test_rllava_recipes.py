@@ -43,6 +43,15 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "uft": {"advantage": "group_mean", "surrogate": "clip", "aggregation": "constant", **FREE},
 }
 """Recipe -> the cells that its script sets (examples/algorithms of TinyLoopX/RLLaVA at 4753d4a)."""
+BASES = ("grpo.toml", "math_online.toml", "agent_code_agentic.toml")
+"""Recipes of the folder that others extend."""
+AGENTS: dict[str, tuple[Any, ...]] = {
+    "agent_code_agentic": ("Qwen/Qwen2.5-VL-7B-Instruct", 8, 8, 4, 0.0, 15, 2048, 4096, ":Python", 5, 5 * 3072),
+    "agent_search_agentic": ("Qwen/Qwen2.5-VL-3B-Instruct", 8, 5, 4, 0.0, 80, 2048, 4096, ":Search", 3, 3 * 3072),
+    "agent_code_online": ("Qwen/Qwen2.5-VL-3B-Instruct", 4, 5, 1, 0.01, 15, 512, 4096, "", None, None),
+    "agent_search_online": ("Qwen/Qwen2.5-VL-3B-Instruct", 16, 5, 4, 0.01, 40, 512, 2048, "", None, None),
+}
+"""Recipe -> model, prompts, samples, updates, KL, epochs, tokens of a turn, of a prompt, environment, turns, tokens."""
 ON_POLICY = {"opo", "gpg", "math_online"}
 
 
@@ -60,9 +69,9 @@ def test_a_recipe_has_the_cells_of_its_script(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_recipe_changes_few_keys_of_another(path: Path) -> None:
     raw = parse_toml(path.read_text("utf-8"))
-    assert raw.pop("extends") in ("../math_3b.toml", "../text_math_2b.toml", "../crop_7b.toml", "grpo.toml")
-    assert sum(len(table) for table in raw.values() if isinstance(table, dict)) <= 7
-    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online", "deepeyes")
+    assert raw.pop("extends") in ("../math_3b.toml", "../text_math_2b.toml", "../crop_7b.toml", *BASES)
+    assert sum(len(table) for table in raw.values() if isinstance(table, dict)) <= (13 if "environment" in raw else 7)
+    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online", "deepeyes", *AGENTS)
 
 
 def test_deepeyes_has_the_lengths_and_the_reward_of_its_script() -> None:
@@ -74,6 +83,26 @@ def test_deepeyes_has_the_lengths_and_the_reward_of_its_script() -> None:
         2,
     )
     assert recipe.environment.name == ":DeepEyes" and recipe.reward.profile == "rllava" and recipe.rewards == []
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_recipes_of_agents_have_the_numbers_of_their_scripts(name: str) -> None:
+    recipe = load_recipe(f"rllava/{name}").recipe
+    rollout, train, tool = recipe.rollout, recipe.train, recipe.environment
+    episodes = (tool.name, tool.turns, tool.tokens) if tool.name else ("", None, None)
+    numbers = (rollout.prompts_per_step, rollout.samples_per_prompt, train.updates_per_step)
+    found = (recipe.model.path, *numbers, recipe.algo.kl_coef or 0.0, train.epochs, rollout.max_new_tokens)
+    assert (*found, rollout.max_prompt_tokens, *episodes) == AGENTS[name]
+    (data,) = recipe.data
+    assert name.startswith(data.task) and data.path.endswith("_steps") == name.endswith("_online")
+    assert recipe.reward.profile == ("rllava_episodes" if tool.name else "rllava")
+
+
+def test_the_search_of_a_recipe_can_be_replaced_by_passages() -> None:
+    args = load_recipe("rllava/agent_search_agentic").recipe.environment.args
+    assert args == {"engine": "bocha"}
+    own = load_recipe("rllava/agent_search_agentic", overrides=['environment.args={corpus = "p.jsonl"}'])
+    assert own.recipe.environment.args == {"corpus": "p.jsonl"}
 
 
 def test_the_page_names_every_recipe_and_no_other() -> None:

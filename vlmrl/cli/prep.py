@@ -32,19 +32,35 @@ LIMITS = {
 """Name -> (type, typer's option), for the commands whose function has an argument `limits`."""
 
 
+PASSAGES = "passages"
+PASSAGES_HELP = (
+    "Index of passages for the tool `search`.\n\nSOURCE: a table in JSON lines, JSON, CSV, TSV or Parquet. A row is a "
+    "passage with a `text` and, if there is one, a `title`, or a question with its paragraphs, as in HotpotQA. The "
+    "index lies beside the table. A run makes it itself where the table is small.\n\n"
+    "Example: vlmrl prep passages wiki.jsonl"
+)
+PASSAGES_OPTIONS = {
+    "source": (str, typer.Argument(..., help="Table of passages.")),
+    "kind": (str, typer.Option("fts5", help="fts5, or tantivy: faster for millions of passages (the extra `search`).")),
+    "as_json": (options.Json, False),
+}
+
+
 class PrepGroup(TyperGroup):
     """Group with one command per task, including users' own tasks. A task is imported when its command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from vlmrl.tasks import TASKS
 
-        return [name for name, entry in TASKS.items() if entry.prep is not None]
+        return [*(name for name, entry in TASKS.items() if entry.prep is not None), PASSAGES]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from vlmrl.tasks import TASKS
         from vlmrl.tasks.own_prep import own_command
         from vlmrl.tasks.user_task import is_own
 
+        if cmd_name == PASSAGES:
+            return _command(PASSAGES, _index_passages, PASSAGES_OPTIONS, PASSAGES_HELP)
         if is_own(cmd_name):
             return _task_command(cmd_name, own_command(cmd_name))
         entry = TASKS.get(cmd_name)
@@ -70,6 +86,22 @@ prep = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     app.add_typer(prep, name="prep")
+
+
+def _index_passages(source: str, kind: str, as_json: bool) -> None:
+    """Make the index of a table of passages, unless it is there already."""
+    from vlmrl.errors import unknown
+    from vlmrl.search.index import KINDS, open_index
+
+    if kind not in KINDS:
+        raise unknown("kind of index", kind, KINDS)
+    say(f"{source}: reading the passages")
+    with _tells_what_is_kept(keeps=False):
+        index = open_index(source, kind)
+    facts = {"path": f"{source}.{kind}", "passages": index.count, "sha256": index.sha256}
+    index.close()
+    if not emit(facts, as_json):
+        tell(f"{facts['path']}: {facts['passages']:,} passages")
 
 
 def _task_command(name: str, command: PrepCommand) -> Any:

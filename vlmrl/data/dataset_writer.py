@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ WORK, KEY_FILE = "work", "key"
 WORK_VERSION = 1
 """Version of the format of intermediate results. Results of another version are not reused."""
 ROW_GROUP = 10_000
+INDEX = re.compile(r"\.(fts5|tantivy)(\.lock|\.new)?$")  # of passages, which the tool `search` makes beside them
 
 
 class Build:
@@ -56,6 +58,13 @@ class Build:
         self.work = folder / WORK
         self.work.mkdir(exist_ok=True)
         self._counts: dict[str, int] = {}
+        self._texts: dict[str, str] = {}
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a further file of the dataset, such as passages that its rows ask about; its text is part of it."""
+        (self.folder / name).write_text(text, encoding="utf-8")
+        _sync(self.folder / name)
+        self._texts[name] = text
 
     def write_rows(self, split: str, rows: Iterable[Mapping[str, Any]], schema: Any = None) -> int:
         """Write a split and return its number of rows. The rows are read one by one.
@@ -124,6 +133,8 @@ class Build:
             with (self.work / f"{split}.rows").open("rb") as canonical:
                 while block := canonical.read(1 << 20):
                     digest.update(block)
+        for text in sorted(self._texts.items()):
+            digest.update(canonical_json(text))
         return digest.hexdigest()
 
     def _publish(self, text: str, force: bool) -> Outcome:
@@ -314,7 +325,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
         return
     linked = target.is_symlink()
     names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
-    others = sorted(name for name in names if not _is_own(name))
+    others = sorted(name for name in names if not (_is_own(name) or INDEX.sub("", name) in _listed(target)))
     if (not names and not linked) or (INFO_FILE in names and not (replace and (linked or others))):
         return
     what = "is a link and" if linked else "is not a dataset folder and"
@@ -324,6 +335,14 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
         f"{target} {what} is not replaced, not even with --force; nothing was written",
         hint="give another --out, or remove it yourself",
     )
+
+
+def _listed(target: Path) -> Mapping[str, Any]:
+    """Return the files that dataset.json lists; {} if it cannot be read."""
+    try:
+        return dict(parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _is_own(name: str) -> bool:

@@ -69,6 +69,19 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """Facts that an environment says when it is loaded; see `STARTS` in environments/worker.py.
+
+    Args:
+        note: about itself, for `check`.
+        identity: hash of what it reads beside its code, such as passages; it is a part of the run's identity.
+    """
+
+    note: str
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class UserEnvironment:
     """User's environment, as its processes load it.
 

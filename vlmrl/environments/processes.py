@@ -168,7 +168,7 @@ class Described:
         takes: parameters of its reset, and whether each is `**row`; None = it has no reset.
         own_reward: whether it has a `get_reward`, which is then the measured number `reward`.
         is_open: whether its reset may show something, which goes on with the prompt's last message.
-        note: what it says about itself for `check`.
+        note, identity: see `Started`.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -176,6 +176,7 @@ class Described:
     own_reward: bool
     is_open: bool
     note: str = ""
+    identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,9 @@ class LoadedEnvironment:
         """Its identity for a run's manifest: code, name, arguments and the schemas of its tools."""
         user = self.user
         schemas = {name: list(one.tools) for name, one in self.described.items()}
-        return {"name": user.name, "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
+        contents = {name: one.identity for name, one in self.described.items() if one.identity}
+        record = {"name": user.name, "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
+        return record | ({"contents": contents} if contents else {})
 
 
 def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | None = None) -> LoadedEnvironment:

@@ -5,10 +5,10 @@ from vlmrl.environments.python_tool import Python
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from vlmrl.environments.base import ERROR, Observation
+from vlmrl.environments.base import ERROR, Observation, Started
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.sandbox.box import Ran, Sandbox, Session
 from vlmrl.sandbox.confine import BoxLimits, layers
@@ -37,7 +37,7 @@ class Python:
         self._seed = 0
 
     @classmethod
-    def __vlmrl_start__(cls, *, forks: bool) -> str:
+    def __vlmrl_start__(cls, args: Mapping[str, Any], *, forks: bool) -> Started:
         """Start the sandbox of all episodes, which are forks of this process. Return what confines the code, in words.
 
         Args:
@@ -51,7 +51,7 @@ class Python:
                 Python.sandbox = Sandbox()
         except EngineError as error:
             raise RewardError(error.message, hint=error.hint) from error
-        return f"python runs in a sandbox: {here.words}"
+        return Started(f"python runs in a sandbox: {here.words}")
 
     def reset(self, images: Sequence[Any], seed: int) -> None:
         """Begin an episode with the pictures of the prompt."""

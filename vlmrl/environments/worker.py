@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +30,7 @@ from vlmrl.environments.base import (
     EnvironmentLimits,
     Observation,
     Start,
+    Started,
     UserEnvironment,
     row_fields,
 )
@@ -52,7 +53,8 @@ MOST_IMAGES = 64
 MOST_PROCESSES = 2048
 """Largest number of processes below the keeper of this one: those of the open episodes, and what their tools start."""
 STARTS = "__vlmrl_start__"
-"""Class method of an environment, called once in the process whose forks are the episodes; see python_tool.py."""
+"""Class method of an environment: (args, *, forks) -> Started. It is called once in the process whose forks are the
+episodes, and, with forks = False, in one that only describes the environment; see python_tool.py."""
 FAULT = "fault"
 """Field of an answer whose environment raised outside a tool."""
 Part = str | bytes
@@ -190,8 +192,8 @@ class Own:
                 )
             own_reward = inspect.isclass(target) and hasattr(target, "get_reward")
             facts[key] = {"tools": tools, "own_reward": own_reward, "takes": _takes(target), "is_open": _shows(target)}
-            start: Callable[..., str] | None = getattr(target, STARTS, None)
-            facts[key] |= {"note": start(forks=forks)} if start is not None else {}
+            start: Callable[..., Started] | None = getattr(target, STARTS, None)
+            facts[key] |= asdict(start(self.user.args, forks=forks)) if start is not None else {}
         return {"environments": facts}
 
     def target(self, columns: Mapping[str, Any]) -> Any:

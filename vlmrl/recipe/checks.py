@@ -164,11 +164,6 @@ def _episodes(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         message = f"one turn (`rollout.max_new_tokens` = {turn}) may be longer than the whole episode ({whole} tokens)"
         where = loaded.where(("environment", "tokens"), ("rollout", "max_new_tokens"), ("environment", "name"))
         yield Problem(message, where, "raise environment.tokens: it counts all turns, and what the tools return")
-    if recipe.rollout.overlap:
-        message = "`rollout.overlap` does not work with an environment: nobody would run the tools during the update"
-        yield Problem(
-            message, loaded.where(("rollout", "overlap"), ("environment", "name")), "leave rollout.overlap out"
-        )
 
 
 def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:

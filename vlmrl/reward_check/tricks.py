@@ -180,21 +180,21 @@ def ranked(results: Sequence[ProbeResult]) -> list[ProbeResult]:
     return sorted(results, key=lambda r: (order.index(r.verdict), math.inf if r.mean is None else -r.mean))
 
 
+ARGUMENTS: Mapping[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [1, 2, 3, 4], "object": {}}
+"""Type of a tool's parameter -> the argument that a trick gives; a text, where the parameter takes one."""
 TOOL_TEXT = "The picture has 3 parts, and the largest one is on the left."
 
 
 def episode_attacks(tools: Sequence[Mapping[str, Any]], turns: int, probe: Probe) -> list[Attack]:
     """Return the tricks with calls of tools. `tools`: their schemas; `turns`: largest number of turns of an episode."""
     function, seen = tools[0]["function"], Turn("tool", TOOL_TEXT)
-    parameter = next(iter(function["parameters"]["properties"]), "text")
+    types = {name: facts.get("type") for name, facts in function["parameters"]["properties"].items()}
+    takes_text = any(kind not in ARGUMENTS for kind in types.values())
 
     def call(text: str) -> Turn:
-        one = Call(function["name"], {parameter: text})
-        return Turn(
-            "assistant",
-            f"<tool_call>\n{json.dumps({'name': one.name, 'arguments': {parameter: text}})}\n</tool_call>",
-            calls=(one,),
-        )
+        one = Call(function["name"], {name: ARGUMENTS.get(kind, text) for name, kind in types.items()})
+        said = json.dumps({"name": one.name, "arguments": one.arguments})
+        return Turn("assistant", f"<tool_call>\n{said}\n</tool_call>", calls=(one,))
 
     def repeated(x: RewardInput) -> str:
         said, right = probe.informed.make(x) or "", probe.right_answer(x)
@@ -204,6 +204,10 @@ def episode_attacks(tools: Sequence[Mapping[str, Any]], turns: int, probe: Probe
     def attack(name: str, idea: str, kind: Kind, episode: Callable[[RewardInput], Sequence[Turn]], cut=False) -> Attack:
         return Attack(name, idea, kind, says(""), cut, episode=episode)
 
+    hidden = attack(
+        "answer in a call", "the right answer in the argument of a call, and a wrong one at the end", "broken",
+        lambda x: [call(probe.informed.make(x) or ""), seen, Turn("assistant", probe.wrong.make(x) or "")],
+    )  # fmt: skip
     return [
         attack("calls without an answer", "a tool is called, and nothing is answered", "void",
                lambda x: [call("1"), seen, Turn("assistant", "")]),
@@ -211,8 +215,7 @@ def episode_attacks(tools: Sequence[Mapping[str, Any]], turns: int, probe: Probe
                lambda x: [*[call("1"), seen] * (turns - 1), call("1")], cut=True),
         attack("the tool's text", "what the tool returned, as the answer", "guess",
                lambda x: [call("1"), seen, Turn("assistant", repeated(x))]),
-        attack("answer in a call", "the right answer in the argument of a call, and a wrong one at the end", "broken",
-               lambda x: [call(probe.informed.make(x) or ""), seen, Turn("assistant", probe.wrong.make(x) or "")]),
+        *([hidden] if takes_text else []),
     ]  # fmt: skip
 
 

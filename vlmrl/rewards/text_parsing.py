@@ -139,21 +139,24 @@ def final_answer(response: str) -> tuple[str | None, str]:
     return text, problem
 
 
-def form_problem(x: RewardInput, thought: str, *, tagged: bool = True) -> str:
+def form_problem(
+    x: RewardInput, thought: str, *, tagged: bool = True, step: str = "answer", steps: Sequence[str] = ("answer",)
+) -> str:
     """Return what is wrong with the form of a response that has one answer; "" if nothing is.
 
     Args:
         thought: whether the form needs a `<think>` thought before the answer: one of THOUGHTS.
         tagged: whether the answer stands in `<answer>`; else it is the text after the thought.
+        step, steps: tag that takes the place of `answer`, and all tags of which it must be the only one.
     """
     if x.finish == "length":
         return "cut off at the token limit"
-    names = ("think", "answer") if tagged else ("think",)
-    tags = find_tags(x.response, names)
+    names = ("think", step) if tagged else ("think",)
+    tags = find_tags(x.response, ("think", *steps) if tagged else names)
     order = [(tag.name, tag.closes) for tag in tags]
     whole = [(name, closes) for name in names for closes in (False, True)]
     if order != whole and not (thought == OPTIONAL and order == whole[2:]):
-        return "not exactly one thought, then one answer" if thought == REQUIRED else "not exactly one answer"
+        return f"not exactly one thought, then one {step}" if thought == REQUIRED else f"not exactly one {step}"
     edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.response)]
     texts = [x.response[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     outside = texts[::2] if tagged else texts[:1] if tags else []

@@ -199,6 +199,15 @@ def answer_words(text: str) -> list[str]:
     return [word for word in words if word not in ARTICLES] or plain.split() or [""]
 
 
+def accepted_answers(x: RewardInput, key: str = "answer") -> list[str]:
+    """Return the accepted texts of a row, those of its truth field `key`. Raises: RewardError if there is none."""
+    answers = x.truth.get(key)
+    texts = [str(one) for one in (answers if isinstance(answers, (list, tuple)) else [answers]) if one is not None]
+    if not texts or not all(text.strip() for text in texts):
+        raise RewardError(f"the row's `{key}` is {quoted(answers, 60)}, not a text or a list of texts")
+    return texts
+
+
 def word_overlap(answer: str, accepted: Sequence[str]) -> tuple[float, bool]:
     """Return (the best F1 of an answer's words with an accepted text's, whether the words are those of one of them).
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import vlmrl
 from vlmrl.errors import EngineError
-from vlmrl.sandbox.confine import BoxLimits, Layers, layers, wrapped
+from vlmrl.sandbox.confine import PAUSE, RUN, BoxLimits, Layers, layers, wrapped
 from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import TOKEN_BYTES, WHOLE, Frame, FrameBuffer, GarbledError, pack_frame
 
@@ -186,6 +186,7 @@ class Session:
         """
         if self.ended:
             return Ran(error="the session has ended", ended=True)
+        self._say(RUN)
         self.number += 1
         body = {
             "code": code,
@@ -233,6 +234,8 @@ class Session:
         if ran.error and (frame is None or ran.error == BROKEN):
             self.close()
             ran.ended = True
+        else:
+            self._say(PAUSE)
         ran.printed = printed.decode(errors="replace")
         if count > len(printed):
             ran.printed += f"\n[{count - len(printed):,} more bytes]"
@@ -245,6 +248,10 @@ class Session:
             os.close(self._output)
             self._channel.close()
             self._control.close()
+
+    def _say(self, word: bytes) -> None:
+        with suppress(OSError):  # if the sandbox has ended, the channel says so, too
+            self._control.sendall(word)
 
     def _drain(self, printed: bytearray) -> int:
         """Read what is left of the output; return its number of bytes."""

@@ -27,6 +27,8 @@ from typing import Any
 from vlmrl.errors import EngineError
 from vlmrl.sandbox.calls import ARCHITECTURES, filter_program
 
+RUN, PAUSE = b"r", b"p"
+"""Words of the caller to the zygote: code of a session may run, or nothing of it may."""
 NOBODY = 65534
 OPEN_FILES = 64
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, PR_GET_SECCOMP = 4, 38, 1, 21

@@ -3,7 +3,8 @@
     caller -> zygote (runs no code of a model, sees no rows of data) -> a fork per session, confined before it runs any
 
 The caller connects to a socket and sends a line of JSON with two descriptors: the channel of the session, and the pipe
-for what its code prints. The end of this connection ends the session; the zygote answers on it how a session ended. The
+for what its code prints. The connection then says when code may run (RUN) and when nothing may (PAUSE): threads that
+code has left do not run between two calls. Its end ends the session; the zygote answers on it how a session ended. The
 life of the zygote hangs on a pipe to the process that started it.
 """
 
@@ -38,6 +39,7 @@ from typing import Any
 from vlmrl.redaction.redact import excerpt
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.sandbox.confine import (
+    RUN,
     BoxLimits,
     close_rules,
     die_with,
@@ -169,7 +171,17 @@ class _Zygote:
             os.close(fd)
         session = self.sessions[pid] = _Session(control, folder, pid)
         self.limits[pid] = limits
-        self.selector.register(control, selectors.EVENT_READ, lambda: self._kill(session, ""))
+        self.selector.register(control, selectors.EVENT_READ, lambda: self._obey(session))
+
+    def _obey(self, session: _Session) -> None:
+        """Do what the caller says; it has closed the connection if it says nothing."""
+        said = b""
+        with contextlib.suppress(OSError):
+            said = session.control.recv(64)
+        if said:
+            os.kill(session.pid, signal.SIGCONT if said.endswith(RUN) else signal.SIGSTOP)
+        else:
+            self._kill(session, "")
 
     def _kill(self, session: _Session, why: str) -> None:
         """End a session: its caller has closed the connection, or it has used too much."""
@@ -346,7 +358,8 @@ class _Runner:
         for number, picture in enumerate(pictures):
             name = names[number] if names else f"image_{len(images)}.png"
             images.append(picture)
-            picture.save(name, **({"quality": 95} if name.endswith((".jpg", ".jpeg")) else {}))
+            # Compressing more takes most of the time of a session's first run.
+            picture.save(name, **({"quality": 95} if name.endswith((".jpg", ".jpeg")) else {"compress_level": 1}))
 
     def _run(self, code: str) -> dict[str, Any]:
         """Run code; the value of an expression at its end is printed, as notebooks do. Return its error, "" = none."""

@@ -22,7 +22,7 @@ from typing import Any
 from vlmrl.errors import RewardError
 from vlmrl.recipe.tables import Prices
 from vlmrl.services.client import Pauses
-from vlmrl.services.judge_database import Database, FileThread, open_to_read
+from vlmrl.services.judge_database import FileThread
 from vlmrl.services.judge_settings import JudgeSettings, cost_of
 from vlmrl.services.protocol import (
     BudgetSpent,
@@ -36,6 +36,7 @@ from vlmrl.services.protocol import (
     RequestRefused,
 )
 from vlmrl.services.providers import Provider
+from vlmrl.services.shared_file import Database, open_to_read
 
 OPEN = "the judge has failed several times in a row, and one request at a time is sent to test it"
 

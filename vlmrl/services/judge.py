@@ -20,7 +20,7 @@ from typing import Any
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.services.calls import Attempts, Breaker, Budget, Called, Caller, Counters, Counting, Spent, Turn
 from vlmrl.services.client import LoopThread, Pauses
-from vlmrl.services.judge_database import Database, FileThread, JudgementCache, StoredJudgements, request_key
+from vlmrl.services.judge_database import JUDGEMENTS, FileThread, JudgementCache, StoredJudgements, request_key
 from vlmrl.services.judge_prompt import JudgeRequest, make_chat, tiny_png
 from vlmrl.services.judge_settings import JudgeSettings
 from vlmrl.services.protocol import (
@@ -37,6 +37,7 @@ from vlmrl.services.protocol import (
 )
 from vlmrl.services.providers import Provider, open_provider
 from vlmrl.services.rubric import Judgement, Rubric, judgement_of, load_rubric
+from vlmrl.services.shared_file import Database
 from vlmrl.store.layout import JUDGE_FILE
 
 HOLD_SECONDS = 60.0
@@ -106,7 +107,7 @@ class JudgeService:
         self._breaker, self._counting, self._notify = breaker or Breaker(), Counting(), notify
         path = (base_dir or Path()) / (settings.cache or JUDGE_FILE) if settings.cache is not False else None
         written = None if offline else path
-        self._database = Database(written, notify=notify)
+        self._database = Database(JUDGEMENTS, written, notify=notify)
         self._cache = JudgementCache(self._database, self.rubric) if written is not None else None
         files = [one for one in ([path] if offline else []) + list(also) if one is not None]
         self._stored = [StoredJudgements(one, self.rubric, notify) for one in files]

@@ -88,12 +88,14 @@ def prepare_own(
     name: str | None = None,
     force: bool = False,
     source: Callable[[], Mapping[str, Any]] = dict,
+    files: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Make the dataset folder of a task's own `prep`.
 
     Args:
         options: keyword arguments of `Task.prep`; they are stored in dataset.json.
         source: returns facts about the sources for dataset.json, when all rows have been read.
+        files: name -> text of further files of the dataset.
     Raises: DataError for a task without `prep`, rows whose truth the task does not accept, images that cannot be read,
         or a folder that holds something else than a dataset of these options.
     """
@@ -111,6 +113,8 @@ def prepare_own(
     with building(out) as build:
         shelf = _Shelf(build.work / "own")
         shelf.folder.mkdir()
+        for file, text in (files or {}).items():
+            build.write_text(file, text)
         dropped: list[dict[str, Any]] = []
         rows = {split: _planned(task, split, rows, shelf, dropped) for split, rows in splits.items()}
         reader = FileReader(_Folder(shelf.folder))

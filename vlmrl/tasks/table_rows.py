@@ -45,12 +45,14 @@ class RowForm:
         read: (cells, size of the image in pixels) -> (truth, columns for the prompt). Raises: DataError that says what
             is wrong with the row.
         help: the columns in words, for messages.
+        any_image: whether a row may have no image; its size is then (0, 0).
     """
 
     spellings: Spellings
     required: Sequence[tuple[str, ...]]
     read: Callable[[Cells, Size], tuple[Mapping[str, Any], Mapping[str, Any]]]
     help: str
+    any_image: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class _Reader:
         """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
         rows_of: dict[int, int] = {}
         for _, cells, _ in _cells(table, pieces):
-            key = _image_key(table, cells)
+            key = _image_key(table, cells, self.form)
             if key is not None:
                 rows_of[key] = rows_of.get(key, 0) + 1
         keys = sorted(rows_of)
@@ -175,8 +177,8 @@ class _Reader:
         hints: dict[str, None] = {}
         for where, cells, root in _cells(table, pieces):
             try:
-                data = _only_image(cells, root)
-                key = _key_of(data)
+                data = _only_image(cells, root, self.form)
+                key = _key_of(data, cells)
                 if (only is not None and key not in only) or key in without:
                     continue
             except DataError as error:
@@ -187,15 +189,17 @@ class _Reader:
                 continue
             total += 1
             try:
-                image = self.sound(key, data)
-                truth, columns = self.form.read(cells, (image.facts.media.width, image.facts.media.height))
+                images = [] if data is None else [self.sound(key, data)]
+                media = images[0].facts.media if images else None
+                truth, columns = self.form.read(cells, (media.width, media.height) if media else (0, 0))
             except DataError as error:
                 bad.append(LeftOut(where, error.message))
                 hints |= {error.hint: None} if error.hint else {}
                 yield bad[-1]
                 continue
-            reason = _repeats(seen, hash64(key, repr(sorted(columns.items()))), hash64(repr(truth)), where)
-            yield LeftOut(where, reason) if reason else NewRow(truth, [image], columns, origin=where)
+            shown = hash64(key if images else 0, repr(sorted(columns.items())))
+            reason = _repeats(seen, shown, hash64(repr(truth)), where)
+            yield LeftOut(where, reason) if reason else NewRow(truth, images, columns, origin=where)
         if not is_few(len(bad), total, self.request.max_bad):
             raise _too_many(bad, total, self.request.max_bad, hints)
 
@@ -225,22 +229,23 @@ def _cells(table: _Table, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, C
             yield table.files.where(piece, index), cells, table.files.root
 
 
-def _only_image(cells: Cells, root: Path | None) -> bytes:
+def _only_image(cells: Cells, root: Path | None, form: RowForm) -> bytes | None:
     values = split_images(cells.get(IMAGES))
-    if len(values) != 1:
+    if len(values) != 1 and (values or not form.any_image):
         raise DataError("no image" if not values else f"{len(values)} images, where one is expected")
-    return image_bytes(read_image(values[0], root, ""), "")
+    return image_bytes(read_image(values[0], root, ""), "") if values else None
 
 
-def _image_key(table: _Table, cells: Cells) -> int | None:
+def _image_key(table: _Table, cells: Cells, form: RowForm) -> int | None:
     try:
-        return _key_of(_only_image(cells, table.files.root))
+        return _key_of(_only_image(cells, table.files.root, form), cells)
     except DataError:
         return None  # `rows` reports it
 
 
-def _key_of(data: bytes) -> int:
-    return int(image_hash(data)[:16], 16)
+def _key_of(data: bytes | None, cells: Cells) -> int:
+    """Return the hash of a row's image; of a row without one, that of its cells."""
+    return int(image_hash(data)[:16], 16) if data is not None else hash64(repr(sorted(cells.items())))
 
 
 def _repeats(seen: dict[int, tuple[int, str]], shown: int, answer: int, where: str) -> str:
@@ -269,6 +274,7 @@ def prepare_table(
     draw: Callable[[Mapping[str, int]], Mapping[str, list[NewRow]]],
     drawn_settings: Mapping[str, Any],
     split_names: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Prepared:
     """Make the dataset of a task from tables, or draw it.
@@ -277,10 +283,12 @@ def prepare_table(
         form, settings: form of the rows in tables, and the task's own options for them.
         draw, drawn_settings: split -> number of rows -> drawn rows, and the task's own options for them.
         split_names: name of a split in published tables -> its name in the dataset.
+        files: name -> text of further files of drawn datasets; see `Build.write_text`.
     Raises: DataError for a source, name or row that cannot be used; nothing is written.
     """
     name, out = request.place(task.name)
     counts = request.drawn()
     splits = partial(draw, counts) if counts else partial(read_tables, request, form, split_names or {})
     args = {**request.args(), **(drawn_settings if counts else settings), **limits.args}
-    return prepare_own(replace(task, prep=lambda **_: splits()), args, out, limits, name=name, force=force)
+    own, texts = replace(task, prep=lambda **_: splits()), (files or {}) if counts else {}
+    return prepare_own(own, args, out, limits, name=name, force=force, files=texts)

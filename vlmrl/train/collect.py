@@ -287,6 +287,11 @@ class Ahead:
         """Let the engine begin, and take the answers that are complete after at most `timeout` seconds."""
         self.samples |= {self.requests[number]: samples for number, samples in self.engine.poll(timeout)}
 
+    def go_on(self) -> None:
+        """Take what is complete now. Between the turns of an episode, this process runs its environment."""
+        if len(self.samples) < len(self.requests):
+            self.take(0.0)
+
     def finish(self) -> None:
         """Wait for the answers and keep them in `rollouts`."""
         prompts = [p for p in self.own if p is not None]

@@ -46,7 +46,7 @@ from vlmrl.train.learner import Learner, keep_batches, learning_rate
 from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
-from vlmrl.train.step_batch import StepBatch, split_updates
+from vlmrl.train.step_batch import StepBatch, nothing, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
 from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
 from vlmrl.untrusted import number_of
@@ -250,7 +250,8 @@ def train_rl(session: Session) -> str:
             updates_before = optimizer.updates
             with clock("update"):
                 objective = replace(objective, kl_coef=in_loss)
-                stats, session.saver.proof_items = learn(learner, collected, objective, before, step)
+                meanwhile = nothing if ahead is None else ahead.go_on
+                stats, session.saver.proof_items = learn(learner, collected, objective, before, step, meanwhile)
             if ahead is not None:
                 with clock("rollout"):
                     ahead.finish()
@@ -339,7 +340,12 @@ def longest_item(feed: PromptFeed, source: Source, row: Row, occurrence: int, in
 
 
 def learn(
-    learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
+    learner: Learner,
+    collected: Collected,
+    objective: PolicyGradient,
+    before: Before,
+    step: int,
+    meanwhile: Callable[[], None] = nothing,
 ) -> tuple[dict[str, float], list[TrainItem]]:
     """Do all updates of a step.
 
@@ -349,10 +355,12 @@ def learn(
         objective: the loss to minimise.
         before: token statistics from before the first update.
         step: the step; its learning rate and seeds depend on it.
+        meanwhile: called before each packed row.
     Returns: (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its
         tensors are freed on return.
     """
     batch = _batch_to_learn(learner, collected, objective, before, step)
+    batch.meanwhile = meanwhile
     # If all groups of the step are dead, the batch is empty; the proof then takes its trajectories from them.
     items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
     return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]

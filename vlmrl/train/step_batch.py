@@ -6,7 +6,7 @@ All ranks run its packed rows together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +35,10 @@ RowItems = tuple[list[TrainItem], tuple[bool, ...]]
 """Items of a packed row, and `PackedRow.passes`: () where this rank needs all passes that the ranks make together."""
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass
 class StepBatch:
     """Everything that one step trains on, or one update of it.
@@ -58,6 +62,7 @@ class StepBatch:
         filler: trajectory without loss (its `trajectory` is `FILLER`), with an image if the model has a vision tower:
             for ranks that have fewer packed rows than others, or need fewer forward passes for a row, or have a packed
             row without images where another rank has images.
+        meanwhile: called before each packed row, for work beside the step's; it is not collective.
     """
 
     items: list[TrainItem]
@@ -75,6 +80,7 @@ class StepBatch:
     seed: int = 0
     world: World = ALONE
     filler: TrainItem | None = None
+    meanwhile: Callable[[], None] = nothing
 
     def advantage_of(self, trajectory: int, num_tokens: int) -> Tensor:
         """Return the advantage of each trained token of a trajectory: float32 [tokens]; 0 for a filler."""
@@ -99,8 +105,8 @@ class StepBatch:
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)
 
-    def rows(self, tokens_per_row: int, sharing: str) -> list[RowItems]:
-        """Return this rank's packed rows.
+    def rows(self, tokens_per_row: int, sharing: str) -> Iterator[RowItems]:
+        """Yield this rank's packed rows.
 
         Every rank gets the same number of rows, and all ranks make the same forward passes for a row, since they gather
         the layers of a sharded policy together.
@@ -111,7 +117,6 @@ class StepBatch:
         rows = pack(self.items, tokens_per_row)
         fillers = [] if self.filler is None else [self.filler]
         of_ranks = self.world.gather([_pictured(items, sharing) for items in rows])
-        result: list[RowItems] = []
         # A rank without a row here runs the filler.
         for index, passes in enumerate(zip_longest(*of_ranks, fillvalue=_pictured(fillers, sharing))):
             own, mine = rows[index] if index < len(rows) else fillers, passes[self.world.rank]
@@ -119,8 +124,8 @@ class StepBatch:
             if sharing == "packed" and any(map(any, passes)) and not any(mine):
                 own = [*own, *fillers]  # the vision tower runs here too
             assert own and (common == mine or fillers)
-            result.append((own, () if common == mine else common))
-        return result
+            self.meanwhile()
+            yield own, () if common == mine else common
 
     def naming(self, items: Sequence[TrainItem], device: torch.device) -> AbstractContextManager[None]:
         """Raise an OutOfMemoryError with these items (those of a packed row) if a `with` block runs out of memory."""

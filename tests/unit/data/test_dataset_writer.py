@@ -25,8 +25,10 @@ def png(seed: int = 0) -> bytes:
     return encode_png(Image.new("RGB", (4, 4), (seed, 0, 0)))
 
 
-def make(target: Path, *, seed: int = 0, force: bool = False, args: dict | None = None) -> str:
+def make(target: Path, *, seed: int = 0, force: bool = False, args: dict | None = None, text: str = "") -> str:
     with building(target) as build:
+        if text:
+            build.write_text("passages.jsonl", text)
         data = png(seed)
         build.images.add(image_hash(data), data)
         row = {"prompt_id": "a", "truth": {"same": True}, "images": [Media(image_hash(data), 4, 4)], "note": f"n{seed}"}
@@ -97,6 +99,29 @@ def test_a_file_beside_a_dataset_is_never_removed_and_is_no_reason_to_refuse_wha
         make(tmp_path / "a", seed=1, force=True)
     assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
     assert open_dataset(Data(path=str(tmp_path / "a"))).splits == {"train": 1}
+
+
+def test_a_further_file_is_a_part_of_the_dataset(tmp_path: Path) -> None:
+    make(tmp_path / "plain")
+    assert make(tmp_path / "a", text="one\n") == "created" and make(tmp_path / "a", text="one\n") == "up to date"
+    facts = [json.loads((tmp_path / name / "dataset.json").read_text()) for name in ("plain", "a")]
+    assert "passages.jsonl" in facts[1]["files"] and facts[0]["fingerprint"] != facts[1]["fingerprint"]
+    with pytest.raises(DataError, match="from other source data"):
+        make(tmp_path / "a", text="two\n")
+    (tmp_path / "a" / "passages.jsonl.fts5").write_text("index")  # of the tool `search`
+    (tmp_path / "a" / "passages.jsonl.fts5.lock").write_text("")
+    assert make(tmp_path / "a", text="two\n", force=True) == "replaced"
+    assert not (tmp_path / "a" / "passages.jsonl.fts5").exists()
+    assert (tmp_path / "a" / "passages.jsonl").read_text() == "two\n"
+
+
+@pytest.mark.parametrize("name", ["passages.jsonl.bak", "passages.csv", "mine.jsonl", "mine.jsonl.fts5"])
+def test_a_file_that_only_looks_like_a_further_one_is_never_removed(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "a", text="one\n")
+    (tmp_path / "a" / name).write_text("mine")
+    with pytest.raises(DataError, match="which is not a file of a dataset, and is not replaced"):
+        make(tmp_path / "a", text="two\n", force=True)
+    assert (tmp_path / "a" / name).read_text() == "mine"
 
 
 def test_a_dataset_goes_into_an_empty_folder(tmp_path: Path) -> None:

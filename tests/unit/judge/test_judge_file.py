@@ -19,11 +19,12 @@ from judge_server import AXES, judgement_text, pair, picture
 
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.services.calls import Budget, Spent, spent_in
-from vlmrl.services.judge_database import Database, JudgementCache, request_key
+from vlmrl.services.judge_database import JUDGEMENTS, JudgementCache, request_key
 from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import Prices
 from vlmrl.services.protocol import BudgetSpent
 from vlmrl.services.rubric import VFIG, Judgement, read_judgement
+from vlmrl.services.shared_file import Database
 
 HALF = read_judgement(VFIG, judgement_text(0.5))
 ONE = read_judgement(VFIG, judgement_text(1))
@@ -31,12 +32,12 @@ COSTS = {"input_tokens": 900, "output_tokens": 40, "seconds": 0.1}
 
 
 def cache_at(path: Path | None) -> JudgementCache:
-    return JudgementCache(Database(path), VFIG)
+    return JudgementCache(Database(JUDGEMENTS, path), VFIG)
 
 
 def budget_at(path: Path | None, clock=lambda: 1000.0, account: str = "run", **limits) -> Budget:
     values = {"max_calls": None, "max_cost": None, "prices": None} | limits
-    return Budget(Database(path), account=account, hold_seconds=60.0, clock=clock, **values)
+    return Budget(Database(JUDGEMENTS, path), account=account, hold_seconds=60.0, clock=clock, **values)
 
 
 def key(request: JudgeRequest = pair(1), rubric=VFIG, **more) -> str:
@@ -94,7 +95,7 @@ def test_a_kept_text_that_is_no_judgement_is_deleted(tmp_path: Path, text: str) 
 @pytest.mark.parametrize("damage", ["garbage", "head", "cut", "middle"])
 def test_a_damaged_file_is_renamed_and_a_new_one_begins(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "judge.sqlite"
-    database = Database(path)
+    database = Database(JUDGEMENTS, path)
     cache = JudgementCache(database, VFIG)
     for number in range(200):
         cache.keep(f"key {number}", HALF, **COSTS)
@@ -108,7 +109,7 @@ def test_a_damaged_file_is_renamed_and_a_new_one_begins(tmp_path: Path, damage: 
     }[damage]
     path.write_bytes(damaged)
     messages: list[str] = []
-    new = JudgementCache(Database(path, notify=messages.append), VFIG)
+    new = JudgementCache(Database(JUDGEMENTS, path, notify=messages.append), VFIG)
     assert new.get("key 1") is None and new.keep("a", HALF, **COSTS) == HALF
     (aside,) = tmp_path.glob("*.damaged-*")
     assert aside.read_bytes() == damaged
@@ -147,10 +148,10 @@ def test_a_database_of_another_program_is_not_touched(tmp_path: Path) -> None:
     connection.close()
     before = path.read_bytes()
     with pytest.raises(RecipeError, match="belongs to another program"):
-        Database(path)
+        Database(JUDGEMENTS, path)
     assert path.read_bytes() == before
     with pytest.raises(RecipeError, match="cannot be opened"):
-        Database(tmp_path)
+        Database(JUDGEMENTS, tmp_path)
 
 
 def test_calls_are_reserved_counted_and_given_back() -> None:
@@ -268,9 +269,11 @@ PROCESS = """
 import json, sys
 from pathlib import Path
 from vlmrl.services.calls import Budget, Spent, spent_in
-from vlmrl.services.judge_database import Database
+from vlmrl.services.judge_database import JUDGEMENTS
+from vlmrl.services.shared_file import Database
 from vlmrl.services.protocol import BudgetSpent
-budget = Budget(Database(Path(sys.argv[1])), account="run", max_calls=900, max_cost=None, prices=None, hold_seconds=60)
+database = Database(JUDGEMENTS, Path(sys.argv[1]))
+budget = Budget(database, account="run", max_calls=900, max_cost=None, prices=None, hold_seconds=60)
 calls = 0
 print("ready", flush=True)
 sys.stdin.readline()
@@ -336,7 +339,7 @@ def test_what_the_file_keeps_is_plain_json(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_removed_is_not_made_again_by_its_judge(tmp_path: Path) -> None:
-    database = Database(tmp_path / "run" / "judge.sqlite")
+    database = Database(JUDGEMENTS, tmp_path / "run" / "judge.sqlite")
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(RecipeError):
         database.run(lambda connection: connection)

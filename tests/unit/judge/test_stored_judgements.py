@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vlmrl.services.judge_database import Database, JudgementCache, StoredJudgements
+from vlmrl.services.judge_database import JUDGEMENTS, JudgementCache, StoredJudgements
 from vlmrl.services.rubric import VFIG, Judgement
+from vlmrl.services.shared_file import Database
 
 COUNTS = {"input_tokens": 1, "output_tokens": 1, "seconds": 0.1}
 
@@ -19,7 +20,7 @@ def judgement(number: float) -> Judgement:
 @pytest.mark.parametrize("is_open", [False, True])
 def test_stored_judgements_are_read_and_never_written(tmp_path: Path, is_open: bool) -> None:
     path, notes = tmp_path / "judge.sqlite", []
-    database = Database(path)
+    database = Database(JUDGEMENTS, path)
     JudgementCache(database, VFIG).keep("key", judgement(0.25), **COUNTS)
     if not is_open:
         database.close()

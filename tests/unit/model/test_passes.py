@@ -75,7 +75,11 @@ class Other(World):
 def rows(of_other: list[tuple[bool, ...]], sharing: str, own: list[TrainItem]) -> list[tuple[list[int], tuple]]:
     filler = replace(items(0, 1, image=True)[0], group=-1, trajectory=FILLER)
     batch = StepBatch(own, [], [], world=Other(0, 2, group=of_other), filler=filler)
-    return [([i.trajectory for i in found], passes) for found, passes in batch.rows(100, sharing)]
+    seen: list[int] = []
+    batch.meanwhile = lambda: seen.append(len(seen))
+    found = [([i.trajectory for i in found], passes) for found, passes in batch.rows(100, sharing)]
+    assert len(seen) == len(found)  # before each row
+    return found
 
 
 def test_rows_make_the_passes_of_all_ranks() -> None:

@@ -165,3 +165,44 @@ def test_rllavas_environment_is_named_with_its_arguments(tmp_path: Path) -> None
     assert (environment.name, environment.turns, environment.tokens) == ("./tasks/eyes.py:Eyes", 3, 3372)
     assert (environment.args, recipe.rollout.max_new_tokens) == ({"min_side": 28}, 100)
     assert todo(report, "rewrite ./tasks/eyes.py:Eyes", "extract_action")
+    assert not todo(report, "a file of one line")
+
+
+AGENT = """#!/bin/bash
+MODEL="Qwen/MODEL"
+ROWS="../cache/rft_agent.json"
+TRAIN="${ROWS}@train"
+CUDA_VISIBLE_DEVICES=3 torchrun --master_port=29501 --nproc_per_node=1 -m rllava.train.pipeline.PIPELINE \\
+    config=examples/config.yaml algorithm.adv_estimator=grpo algorithm.use_kl_loss=false \\
+    data.train_files=${TRAIN} data.val_files=${TRAIN} data.image_key=image_path data.answer_key=solution \\
+    data.train_image_dir=../cache/pictures data.dataset_class=rows.py:Rows data.format_prompt=./agent.jinja \\
+    data.train_batch_size=8 data.max_prompt_length=4096 data.max_response_length=2048 data.max_pixels=401408 \\
+    actor.model.model_path=${MODEL} actor.ppo_mini_batch_size=2 rollout.n=5 rollout.seed=None TURNS \\
+    reward.reward_function=./reward.py:compute_score trainer.save_freq=40 trainer.total_epochs=80
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "tool"),
+    [("AgentSearchEnv", 3, "vlmrl.search.tool.Search"), ("AgentCodeEnv", 5, "vlmrl.environments.python_tool.Python")],
+)
+def test_scripts_of_agents_in_episodes(tmp_path: Path, name: str, turns: int, tool: str) -> None:
+    (tmp_path / "env.yaml").write_text(f"env:\n  class_name: ./tasks/agent_env.py:{name}\n  config: {{top_k: 4}}\n")
+    lines = AGENT.replace("PIPELINE", "agentic").replace('MODEL"', 'Qwen2.5-VL-3B-Instruct"', 1)
+    lines = lines.replace("TURNS", f"rollout.max_turns={turns} rollout.env_config_path=./env.yaml")
+    recipe, report = imported(tmp_path, lines, "run.sh")
+    environment = recipe.environment
+    assert (environment.name, environment.turns) == (f"./tasks/agent_env.py:{name}", turns)
+    assert (environment.tokens, environment.args) == (turns * 3072, {"top_k": 4})
+    numbers = (recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt, recipe.rollout.max_new_tokens)
+    assert (*numbers, recipe.train.updates_per_step, recipe.train.epochs) == (8, 5, 2048, 4, 80)
+    assert (recipe.algo.kl_coef, recipe.model.max_pixels, recipe.rollout.max_prompt_tokens) == (0.0, 401408, 4096)
+    assert recipe.data[0].columns == {"answer": "solution", "images": "image_path"}
+    assert todo(report, "rewrite ./tasks/agent_env.py", f"or name {tool} in a file of one line")
+
+
+def test_scripts_of_agents_in_single_steps_have_no_environment(tmp_path: Path) -> None:
+    lines = AGENT.replace("PIPELINE", "rlvr").replace('MODEL"', 'Qwen2.5-VL-3B-Instruct"', 1).replace("TURNS", "")
+    recipe, report = imported(tmp_path, lines, "run.sh")
+    assert not recipe.environment.name and recipe.data[0].path == "../cache/rft_agent.json"
+    assert recipe.reward.name.endswith("reward.py:compute_score") and not todo(report, "extract_action")

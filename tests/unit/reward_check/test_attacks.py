@@ -132,6 +132,7 @@ UNFORMED = (
     "figures",
     "crop",
     "agent_code",
+    "agent_search",
 )
 """Tasks of other forms, which have tests of their own."""
 

@@ -96,3 +96,20 @@ def test_a_response_that_was_written_for_a_row_has_no_turns_of_another():
     turns = (Turn("assistant", "a"), Turn("tool", "t"), Turn("assistant", "b"))
     said = responding(x, turns)
     assert (said.turns, said.response, said.answer, said.num_tokens) == (turns, "a\nb", "b", 1)
+
+
+def test_arguments_have_the_types_of_the_parameters() -> None:
+    kinds = {"box": "array", "n": "integer", "x": "number", "why": "string"}
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    function = {"name": "zoom", "parameters": {"properties": properties}}
+    given = []
+
+    def reward(x: RewardInput) -> float:
+        given.extend(call.arguments for turn in x.turns for call in turn.calls if call.arguments)
+        return right(x.answer, x)
+
+    verdicts(reward, ([{"function": function}], 3))
+    assert given and all({k: type(v) for k, v in one.items()} == {"box": list, "n": int, "x": float, "why": str}
+                         for one in given)  # fmt: skip
+    properties.pop("why")
+    assert verdicts(gated, ([{"function": function}], 3)).keys() & TRICKS == TRICKS - {"answer in a call"}

@@ -96,6 +96,20 @@ def test_a_process_with_many_open_files_can_use_sessions(sandbox: Sandbox) -> No
             assert session.run("show(images[0])", [Image.new("RGB", (900, 700))]).images
 
 
+def test_threads_that_code_leaves_run_in_its_calls_alone(sandbox: Sandbox) -> None:
+    code = "import threading, time\nn = 0\ndef spin():\n    global n\n    while True: n += 1\n"
+    with sandbox.open() as session:
+        assert not session.run(code + "threading.Thread(target=spin, daemon=True).start()").error
+        time.sleep(0.2)
+        own = {p.pid for p in psutil.Process().children(recursive=True)}
+        stopped = [p for p in psutil.process_iter(["status"]) if p.info["status"] == psutil.STATUS_STOPPED]
+        (process,) = [p for p in stopped if p.pid in own]
+        used = process.cpu_times().user
+        time.sleep(0.6)
+        assert process.cpu_times().user - used < 0.1
+        assert session.run("a = n; time.sleep(0.1); print(n > a)").printed == "True\n"
+
+
 def test_who_does_not_know_the_key_gets_no_session(sandbox: Sandbox) -> None:
     with Session(sandbox.address, "0" * 32, LIMITS) as session:
         assert session.run("print(1)") == Ran(error="the sandbox has ended", ended=True)

@@ -67,6 +67,8 @@ SAME = {
 }
 MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
 """Losses that learn from demonstrations and from samples at the same time."""
+TOOLS = {"AgentSearchEnv": "vlmrl.search.tool.Search", "AgentCodeEnv": "vlmrl.environments.python_tool.Python"}
+"""End of an environment's name -> the tool that takes its place."""
 PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
 DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"
 NOT_READ = "not read there either"
@@ -279,6 +281,7 @@ def _episodes(draft: Draft, base: Path) -> None:
     draft.todo.append(
         f"rewrite {name or 'the environment'}: its `extract_action` and `step` become typed methods, as tools "
         "(docs/environments.md); a turn without a call is the answer here"
+        + "".join(f"; or name {tool} in a file of one line" for word, tool in TOOLS.items() if name.endswith(word))
     )
 
 

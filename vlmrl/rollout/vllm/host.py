@@ -103,7 +103,7 @@ class EngineHost:
 
     def _ready(self, ranks: Iterable[int], *, wait: bool) -> list[int]:
         """Return the trainers of whom a message has arrived. `wait`: until there is one."""
-        links = {self.trainers[rank]: rank for rank in ranks}
+        links: dict[Any, int] = {self.trainers[rank]: rank for rank in ranks}
         return [links[link] for link in connection.wait(list(links), None if wait else 0)]
 
     def _take(self, rank: int, command: dict[str, Any], blobs: list[bytearray]) -> None:

@@ -292,7 +292,7 @@ class HostedEngine(Generator):
         Raises: EngineError when an engine fails.
         """
         self._hand_out()
-        links = {self._links[i]: i for i, requests in self._open.items() if requests}
+        links: dict[Any, int] = {self._links[i]: i for i, requests in self._open.items() if requests}
         complete: list[tuple[int, list[Sample]]] = []
         for link in connection.wait(list(links), timeout) if links else ():
             answer = self._receive(links[link])

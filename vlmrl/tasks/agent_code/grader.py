@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.redaction.redact import excerpt, quoted
-from vlmrl.rewards.text_parsing import BLANKS, OPTIONAL, VISIBLE, find_tags, tagged_text
-from vlmrl.rewards.text_rewards import word_overlap
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, form_problem, tagged_text
+from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
 from vlmrl.sandbox.box import Ran, Sandbox
 from vlmrl.sandbox.confine import BoxLimits
 from vlmrl.tasks.agent_code.rows import (
@@ -44,12 +45,14 @@ def make_grader(*, thought: str) -> Callable[[RewardInput], RewardResult]:
         if step not in STEPS.values():
             raise RewardError(f"the row's `step` is {quoted(step, 40)}, not one of {', '.join(STEPS.values())}")
         text, problem = tagged_text(x.answer, step)
-        form = problem or form_problem(x, step, thought)
+        last = replace(x, response=x.answer)
+        form = problem or form_problem(last, thought, step=step, steps=(*STEPS.values(),))
+        form = form or ("" if text is None or VISIBLE.search(text) else "an empty tag")
         detail: dict[str, Any] = {step: None if text is None else excerpt(text.strip(BLANKS), 400)}
         if text is None:
             right, is_exact, note = 0.0, False, problem
         elif step == ANSWER:
-            right, is_exact = word_overlap(text, true_answers(x))
+            right, is_exact = word_overlap(text, accepted_answers(x))
             note = ""
         elif step == PROBLEM:
             right, is_exact, note = *_labels(read_labels(text), x), ""
@@ -60,30 +63,6 @@ def make_grader(*, thought: str) -> Callable[[RewardInput], RewardResult]:
         return RewardResult(parts, note or form, detail)
 
     return grade
-
-
-def true_answers(x: RewardInput) -> list[str]:
-    """Return the accepted answers of a row. Raises: RewardError if there is none."""
-    answers = x.truth.get("answer")
-    texts = [str(one) for one in (answers if isinstance(answers, (list, tuple)) else [answers]) if one is not None]
-    if not texts or not all(text.strip() for text in texts):
-        raise RewardError(f"the row's `answer` is {quoted(answers, 60)}, not a text or a list of texts")
-    return texts
-
-
-def form_problem(x: RewardInput, step: str, thought: str) -> str:
-    """Return what is wrong with the form of a response, whose last turn has one step in its tags; "" = nothing."""
-    if x.finish == "length":
-        return "cut off at the token limit"
-    tags = find_tags(x.answer, ("think", *STEPS.values()))
-    order, whole = [(tag.name, tag.closes) for tag in tags], [(n, c) for n in ("think", step) for c in (False, True)]
-    if order != whole and not (thought == OPTIONAL and order == whole[2:]):
-        return f"not exactly {'one thought, then ' if thought != OPTIONAL else ''}one <{step}>"
-    edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(x.answer)]
-    texts = [x.answer[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    if any(text.strip(BLANKS) for text in texts[::2]):
-        return "text outside of the tags"
-    return "" if all(VISIBLE.search(text) for text in texts[1::2]) else "an empty tag"
 
 
 def _labels(labels: set[str], x: RewardInput) -> tuple[float, bool]:

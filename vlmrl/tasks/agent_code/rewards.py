@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlmrl.metric import SHARE
@@ -68,36 +68,43 @@ def score_step_as_published(x: RewardInput) -> dict[str, Any]:
     if step == CODE:
         accuracy = 0.0 if "<answer>" in text or "<problem>" in text else 0.9
     elif step == PROBLEM:
-        labels, truth = read_labels(_last(text, PROBLEM)), set(x.truth.get("damage") or ())
+        labels, truth = read_labels(last_tagged(text, PROBLEM)), set(x.truth.get("damage") or ())
         rotations = {label for label in truth if label.startswith("rotation")}
         accuracy = 0.5 if len(truth) == 2 and rotations and labels == rotations else 0.0
     else:
-        accuracy = _published_f1(_last(text, ANSWER) if "<answer>" in text else text, _answers(x)[0])
-    is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", *STEPS.values()))
-    form = re.match(r"<think>.*?</think>\s*<(problem|code|answer)>.*?</\1>", text, re.DOTALL)
-    return {"accuracy": accuracy, "format": float(form is not None and not is_double)}
+        accuracy = published_f1(last_tagged(text, ANSWER) if "<answer>" in text else text, published_answers(x)[0])
+    return {"accuracy": accuracy, "format": published_form(text, STEPS.values())}
 
 
 def score_episode_as_published(x: RewardInput) -> dict[str, Any]:
     """Return the published parts of an episode."""
-    text, answer = x.answer, _last(x.answer, ANSWER)
-    f1 = max(1.0 if answer.strip() == one.strip() else _published_f1(answer, one) for one in _answers(x))
+    text, answer = x.answer, last_tagged(x.answer, ANSWER)
+    f1 = max(1.0 if answer.strip() == one.strip() else published_f1(answer, one) for one in published_answers(x))
     is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", ANSWER))
     form = re.search(r"<think>.*?</think>\s*<answer>.*?</answer>", text, re.DOTALL)
     called = answered_calls(x) >= 1
     return {"f1": f1, "format": float(form is not None and not is_double), "tool": float(called)}
 
 
-def _answers(x: RewardInput) -> list[str]:
+def published_form(text: str, steps: Iterable[str]) -> float:
+    """Return 1 for a text that begins with a thought and a step, and has no tag twice, else 0."""
+    is_double = any(text.count(f"<{tag}>") > 1 for tag in ("think", *steps))
+    form = re.match(rf"<think>.*?</think>\s*<({'|'.join(steps)})>.*?</\1>", text, re.DOTALL)
+    return float(form is not None and not is_double)
+
+
+def published_answers(x: RewardInput) -> list[str]:
+    """Return the accepted answers of a row as they are; one empty text if there is none."""
     answers = x.truth.get("answer") or ""
     return [str(one) for one in answers] if isinstance(answers, list) else [str(answers)]
 
 
-def _last(text: str, tag: str) -> str:
+def last_tagged(text: str, tag: str) -> str:
+    """Return the text behind the last such tag, up to its end or that of the text; "" without one."""
     return text.rpartition(f"<{tag}>")[2].partition(f"</{tag}>")[0] if f"<{tag}>" in text else ""
 
 
-def _published_f1(answer: str, truth: str) -> float:
+def published_f1(answer: str, truth: str) -> float:
     """Return the published F1: distinct shared words over the numbers of all words."""
 
     def words(text: str) -> list[str]:

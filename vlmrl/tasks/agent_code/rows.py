@@ -193,7 +193,7 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
         raise DataError(f"the question is {show(question, 60)}, not a text of up to {MOST_CHARS:,} characters")
     pieces = {tag: re.findall(f"<{tag}>(.*?)</{tag}>", solution, re.DOTALL) for tag in STEPS.values()}
     if step == ANSWER:
-        truth["answer"] = _answers(cells.get("answer")) or [text.strip() for text in pieces[ANSWER][:1]]
+        truth["answer"] = read_answers(cells.get("answer")) or [text.strip() for text in pieces[ANSWER][:1]]
         if not truth["answer"] or not all(0 < len(text) <= MOST_CHARS for text in truth["answer"]):
             raise DataError(f"the answer is {show(cells.get('answer'), 60)}, not a text or a list of texts")
     elif not pieces[step]:
@@ -211,7 +211,7 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
     return truth, columns
 
 
-def _answers(cell: Any) -> list[str]:
+def read_answers(cell: Any) -> list[str]:
     """Return the accepted answers: a text, a list, or a list as JSON text."""
     if isinstance(cell, str) and cell.strip().startswith("["):
         with suppress(ValueError):

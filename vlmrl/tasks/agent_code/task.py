@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,27 +44,44 @@ def agent_code_task(info: Mapping[str, Any], variant: str | None = None) -> Task
 
     Raises: DataError when the dataset is a table that was not prepared.
     """
-    require_prepared("agent_code", info)
+    rewards = NAME, PUBLISHED, PUBLISHED_EPISODES
+    return step_task(SUMMARY, FOLDER, rewards, info, variant, write_trace, validate=truth_problems, attacks=attacks)
+
+
+def step_task(
+    summary: str,
+    folder: Path,
+    rewards: tuple[str, str, str],
+    info: Mapping[str, Any],
+    variant: str | None,
+    trace: Callable[..., Any],
+    **facts: Any,
+) -> Task:
+    """Return a task of steps and episodes, which is called as its folder. `trace` is told first if a thought is needed.
+
+    Args:
+        rewards: its own, and those that RLLaVA published for steps and for episodes.
+    """
+    require_prepared(folder.name, info)
     name = variant or VARIANTS[0]
     thought = OPTIONAL if name == "direct" else REQUIRED
-    template = f"{name}.jinja"
+    own, of_steps, of_episodes = rewards
     return Task(
-        "agent_code",
-        SUMMARY,
-        (FOLDER / template).read_text(encoding="utf-8"),
-        validate=truth_problems,
-        template_file=f"tasks/agent_code/{template}",
+        folder.name,
+        summary,
+        (folder / f"{name}.jinja").read_text(encoding="utf-8"),
+        template_file=f"tasks/{folder.name}/{name}.jinja",
         profiles={
-            "default": (NAME, {"thought": thought}),
-            "rllava": (PUBLISHED, {}),
-            "rllava_episodes": (PUBLISHED_EPISODES, {}),
+            "default": (own, {"thought": thought}),
+            "rllava": (of_steps, {}),
+            "rllava_episodes": (of_episodes, {}),
         },
         by=("step", "level"),
-        trace=partial(write_trace, thought),
-        attacks=attacks,
-        environments=str(FOLDER / "environment.py"),
+        trace=partial(trace, thought),
+        environments=str(folder / "environment.py"),
         variant=name,
         variants=VARIANTS,
+        **facts,
     )
 
 

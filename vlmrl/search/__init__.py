@@ -1,0 +1,1 @@
+"""Search for tools: an index of passages on this machine, and search engines over HTTP."""

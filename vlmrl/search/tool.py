@@ -1,0 +1,162 @@
+"""Tool `search`: passages on this machine, or a search engine. A recipe names it in a file of one line, or in a task.
+
+from vlmrl.search.tool import Search
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmrl.environments.base import CUT_MARK, ERROR, EnvironmentUnavailable, Observation, Started
+from vlmrl.errors import RewardError, VlmrlError, unknown
+from vlmrl.search.cache import Results, SearchCache
+from vlmrl.search.engines import ENGINES, MOST_QUERY, HttpEngine
+from vlmrl.search.index import KINDS, Index, Passage, is_large, open_index
+from vlmrl.services.protocol import BrokenAnswer, EndpointDown, RequestRefused
+
+NOTHING = "nothing was found; try other words"
+MOST_RESULTS = 50
+TRIAL = "weather"
+"""Query that tests an engine at the start of a run."""
+
+
+class Search:
+    """Environment with the tool `search`.
+
+    Args:
+        engine: "fts5" or "tantivy" for a table of passages; "searxng", "serper", "tavily" or "bocha" over HTTP.
+        corpus: the table; see `read_passages`.
+        url: address of the engine; "" = its own. SearXNG has none.
+        key_env: environment variable of the key; "" = the engine's usual one.
+        results: number of results of a search.
+        chars: characters of a result that the model sees.
+        seconds: longest time of a search; `environment.tool_seconds` must be longer.
+        cache: file of results; "" = data/search-ENGINE.sqlite.
+        per_second: requests a second of all processes of this machine; 0 = no limit.
+        replay: whether only the file is read. A query that is not in it ends the episode, which is left out.
+    Raises: RewardError for arguments that cannot be used.
+    """
+
+    def __init__(
+        self,
+        engine: str = "fts5",
+        corpus: str = "",
+        url: str = "",
+        key_env: str = "",
+        results: int = 4,
+        chars: int = 1000,
+        seconds: float = 8.0,
+        cache: str = "",
+        per_second: float = 0.0,
+        replay: bool = False,
+    ) -> None:
+        if engine not in (*KINDS, *ENGINES):
+            raise unknown("search engine", engine, [*KINDS, *ENGINES])
+        if not 1 <= results <= MOST_RESULTS or chars < 1 or seconds <= 0 or per_second < 0:
+            raise RewardError(f"results is 1 to {MOST_RESULTS}; chars and seconds are above 0, per_second is not below")
+        if engine in KINDS and not corpus:
+            hint = 'name a table with a column `text`: [environment] args = { corpus = "data/passages.jsonl" }'
+            raise RewardError(f"the engine {engine} searches in a table of passages, and none is named", hint=hint)
+        if engine in ENGINES and not (url or ENGINES[engine].url):
+            hint = 'name your server: [environment] args = { url = "http://localhost:8888" }'
+            raise RewardError(f"the engine {engine} has no address of its own", hint=hint)
+        self._engine, self._corpus, self._url, self._key_env = engine, corpus, url, key_env
+        self._results, self._chars, self._seconds, self._replay = results, chars, seconds, replay
+        self._path, self._per_second = Path(cache or f"data/search-{engine}.sqlite"), per_second
+        self._index: Index | None = None
+        self._cache: SearchCache | None = None
+        self._http: HttpEngine | None = None
+
+    @classmethod
+    def __vlmrl_start__(cls, args: Mapping[str, Any], *, forks: bool) -> Started:
+        """Make the index if it is missing, or try the engine. Return what is searched in.
+
+        Args:
+            forks: whether there will be episodes; if not, no engine is asked.
+        Raises: RewardError for passages that cannot be read, a wrong key, or an engine that answers in another form.
+        """
+        try:
+            one = cls(**args)
+            if one._engine in KINDS:
+                if is_large(one._corpus, one._engine):
+                    hint = f"vlmrl prep passages {one._corpus} --kind {one._engine}"
+                    raise RewardError("the index of so many passages takes long to make", where=one._corpus, hint=hint)
+                index = one._open()
+                note = f"search in {index.count:,} passages of {one._corpus} ({one._engine})"
+                index.close()
+                return Started(note, index.sha256)
+            cache = one._results_file()
+            note = f"search by {one._engine}, results in {one._path} ({cache.count():,} queries so far)"
+            if not one._replay:
+                http = one._client()
+                if forks:
+                    asyncio.run(http.search(TRIAL, one._results))
+            cache.close()
+            return Started(note)
+        except TypeError as error:
+            raise RewardError(f"environment.args: {str(error).rpartition(') ')[2]}") from None
+        except RewardError:
+            raise
+        except VlmrlError as error:
+            message = f"the tool search cannot be used: {error.message}"
+            raise RewardError(message, where=error.where, hint=error.hint) from error
+
+    async def search(self, query: str) -> Observation:
+        """Search for passages of text. The result is a numbered list of the best.
+
+        Args:
+            query: a few words, such as names.
+        """
+        words = " ".join(query.split())
+        if not words:
+            return Observation(f"{ERROR}the query is empty")
+        if self._engine in KINDS:
+            results = Results(self._open().search(words, self._results))
+        elif len(words) > MOST_QUERY:
+            return Observation(f"{ERROR}the query has {len(words):,} characters, more than {MOST_QUERY}")
+        else:
+            results = await self._over_http(words)
+        if results.refusal:
+            return Observation(f"{ERROR}{results.refusal}")
+        return Observation("\n".join(map(self._shown, range(1, self._results + 1), results.passages)) or NOTHING)
+
+    async def _over_http(self, query: str) -> Results:
+        cache = self._results_file()
+        if (kept := cache.get(query, self._results)) is not None:
+            return kept
+        if self._replay:
+            hint = "with replay = false the engine is asked"
+            raise EnvironmentUnavailable(f"the query is not in {self._path}, and replay is true", hint=hint)
+        await asyncio.sleep(min(cache.pause(), self._seconds))
+        try:
+            results = Results(await self._client().search(query, self._results))
+        except RequestRefused as error:
+            results = Results(refusal=f"{self._engine} refuses this query: {error.message}")
+        except (EndpointDown, BrokenAnswer) as error:
+            raise EnvironmentUnavailable(f"{self._engine}: {error.message}", where=error.where) from None
+        except VlmrlError as error:
+            raise RewardError(f"{self._engine}: {error.message}", where=error.where, hint=error.hint) from None
+        cache.keep(query, self._results, results)
+        return results
+
+    def _open(self) -> Index:
+        self._index = self._index or open_index(self._corpus, self._engine)
+        return self._index
+
+    def _results_file(self) -> SearchCache:
+        name = f"{self._engine} {self._url}".strip()
+        self._cache = self._cache or SearchCache(self._path, name, self._per_second)
+        return self._cache
+
+    def _client(self) -> HttpEngine:
+        self._http = self._http or HttpEngine(self._engine, self._url, self._key_env, self._seconds)
+        return self._http
+
+    def _shown(self, number: int, passage: Passage) -> str:
+        text = " ".join(passage.text.split())
+        text = text if len(text) <= self._chars else text[: self._chars] + CUT_MARK.strip()
+        title = " ".join(passage.title.split())[:200]
+        return f"{number}. {title}: {text}" if title else f"{number}. {text}"
