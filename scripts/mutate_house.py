@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does a lost check, a wrong edge or a swapped order turn a test red? As mutate_algo.py, for all around the algorithm.
 
-The mutants are of the store, checkpoints, rewards, data, rollouts and environments.
+The mutants are of the store, checkpoints, rewards, data, rollouts, environments and search.
 
 Run: .venv/bin/python scripts/mutate_house.py [--only TEXT] [--json]
 """
@@ -42,6 +42,8 @@ OF_CALLS, OF_TOOLS, OF_PROCESSES = (
     [f"tests/unit/environments/test_{n}.py"] for n in ("calls", "tools", "environment_processes")
 )
 OF_EPISODES, OF_TURNS = ["tests/unit/rollout/test_episodes.py"], ["tests/unit/data/test_turns.py"]
+INDEX, ENGINES, RESULTS = (f"vlmrl/search/{n}.py" for n in ("index", "engines", "cache"))
+OF_INDEX, OF_ENGINES = ([f"tests/unit/search/test_search_{n}.py"] for n in ("index", "engines"))
 OF_DEAL, OF_TRICKS = ["tests/unit/rollout/test_prompt_queue.py"], ["tests/unit/rewards/test_tricks.py"]
 
 MUTANTS: list[Mutant] = [
@@ -128,10 +130,18 @@ MUTANTS: list[Mutant] = [
         "first.seed",
         OF_EPISODES,
     ),
-    (EPISODES, "len(more.prompt_ids) + e.params.max_new_tokens >", "len(more.prompt_ids) >", OF_EPISODES),
+    (EPISODES, "segment.num_tokens + e.params.max_new_tokens >", "segment.num_tokens >", OF_EPISODES),
     (EPISODES, "    if held + len(images) > limits.images:", "    if False:", OF_EPISODES),
     (TURNS, "if encoded.prompt_ids[:1] != (last_id,):", "if True:", OF_TURNS),
     (TURNS, "[self.control.guard(text) for text in", "[text for text in", OF_TURNS),
+    (INDEX, "B * length / mean", "B", OF_INDEX),
+    (INDEX, "or index.sha256 == _sha256(table)", "or True", OF_INDEX),
+    (INDEX, "        if rare:", "        if True:", OF_INDEX),
+    (INDEX, "                if key not in seen:", "                if True:", OF_INDEX),
+    (ENGINES, 'status == 400 and "credit" in words.lower()', "status == 400", OF_ENGINES),
+    (ENGINES, 'and not answer.get("results") and silent', "and silent", OF_ENGINES),
+    (ENGINES, "if len(last) >= ATTEMPTS:", "if True:", OF_ENGINES),
+    (RESULTS, "place + self._interval", "place", OF_ENGINES),
 ]
 
 
