@@ -141,7 +141,7 @@ def test_printing_is_cut_and_random_numbers_follow_the_seed(place: Place) -> Non
 def is_zygote(process: psutil.Process) -> bool:
     try:
         return "vlmrl.sandbox.zygote" in " ".join(process.cmdline())
-    except psutil.Error:
+    except psutil.NoSuchProcess:  # one that has removed a folder
         return False
 
 
