@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from vlmrl.environments.base import ERROR, Observation, Started
 from vlmrl.errors import EngineError, RewardError
-from vlmrl.sandbox.box import Ran, Sandbox, Session
+from vlmrl.sandbox.box import GONE, Ran, Sandbox, Session
 from vlmrl.sandbox.confine import BoxLimits, layers
 
 SILENT = "the code printed and showed nothing"
@@ -81,6 +81,8 @@ class Python:
             if not done:
                 self._session.close()
                 self._session, self._new = None, list(self._all)
+        if ran.error == GONE:  # the policy is not to learn from it
+            raise RewardError(GONE)
         if not ran.error:
             self._all += [image for _, image in ran.images]
         return self._told(ran)

@@ -33,6 +33,8 @@ from vlmrl.workers.frames import TOKEN_BYTES, WHOLE, Frame, FrameBuffer, Garbled
 
 START_SECONDS = 120.0
 READY = b"ready\n"
+GONE = "the sandbox has ended"
+"""Error of a run whose session was lost with its sandbox, by no fault of the code."""
 MOST_JSON = 1 << 16
 MOST_PRINTED = 1 << 26
 """Number of bytes after which code that prints without end is ended."""
@@ -151,7 +153,7 @@ class Session:
             socket.send_fds(self._control, [line], [theirs.fileno(), their_output])
         except OSError as error:
             self.close()
-            raise EngineError(f"the sandbox has ended ({error.strerror})") from error
+            raise EngineError(f"{GONE} ({error.strerror})") from error
         finally:
             theirs.close()
             os.close(their_output)
@@ -278,7 +280,7 @@ class Session:
             return f"the code wrote more than {self.limits.folder_mb} MiB, or too many files"
         code = facts.get("code")
         if code is None:
-            return "the sandbox has ended"
+            return GONE
         if code >= 0:
             return f"the code ended its interpreter (exit code {code})"
         reasons = {signal.SIGXCPU: "its processor time is used up", signal.SIGSEGV: "it crashed"}

@@ -16,6 +16,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError, RewardError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks import make_task
+from vlmrl.tasks.agent_code import grader
 from vlmrl.tasks.agent_code.grader import make_grader
 from vlmrl.tasks.agent_code.rewards import score_episode_as_published, score_step_as_published
 from vlmrl.tasks.agent_code.rows import DAMAGES, INPUT_NAME, LABELS, OUTPUT_NAME, Drawing, draw_row, read_labels
@@ -98,6 +99,17 @@ def test_code_counts_by_the_picture_that_it_makes(code, right, note):
     result = make_grader(thought="required")(x)
     assert result.parts["right"] == pytest.approx(right, abs=0.02) and result.note == note
     assert result.parts["exact"] == float(right == 1.0), result
+
+
+@pytest.mark.slow
+def test_a_sandbox_that_dies_is_no_score_and_the_next_code_has_another_one():
+    x = asked("code", f"<code>{REPAIR}</code>", code=REPAIR)
+    assert parts(x)["right"] == pytest.approx(1.0)
+    grader._sandbox()._process.kill()
+    grader._sandbox()._process.wait()
+    with pytest.raises(RewardError, match="the sandbox has ended"):
+        parts(asked("code", f"<code>{REPAIR}</code>", code=REPAIR + "\n"))
+    assert parts(x)["right"] == pytest.approx(1.0)
 
 
 @pytest.mark.slow

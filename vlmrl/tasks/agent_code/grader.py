@@ -13,7 +13,7 @@ from vlmrl.errors import EngineError, RewardError
 from vlmrl.redaction.redact import excerpt, quoted
 from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, form_problem, tagged_text
 from vlmrl.rewards.text_rewards import accepted_answers, word_overlap
-from vlmrl.sandbox.box import Ran, Sandbox
+from vlmrl.sandbox.box import GONE, Ran, Sandbox
 from vlmrl.sandbox.confine import BoxLimits
 from vlmrl.tasks.agent_code.rows import (
     ANSWER,
@@ -125,7 +125,10 @@ def run(code: str, image: Any) -> Ran:
         with _sandbox().open(limits=LIMITS) as session:
             # The published placeholders, with a path or without one.
             ran = session.run(code, [image.convert("RGB")], [INPUT_NAME], [OUTPUT_NAME])
+            if ran.error == GONE:
+                raise EngineError(GONE)
     except EngineError as error:
+        _sandbox.cache_clear()  # the next run starts another one
         raise RewardError(error.message, hint=error.hint) from error
     ran.images = [(name, picture) for name, picture in ran.images if name == OUTPUT_NAME]
     return ran
