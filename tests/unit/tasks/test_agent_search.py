@@ -209,7 +209,7 @@ def test_the_passages_hold_every_answer_and_the_emblems_are_told_apart():
 def test_the_passages_are_a_file_of_the_dataset(tmp_path):
     prepared, _ = drawn(tmp_path)
     rows = passages(prepared.path)
-    assert len(rows) == 20 * 3 + 12 and len({row["id"] for row in rows}) == len(rows)
+    assert len(rows) == 20 * 4 + 12 and len({row["id"] for row in rows}) == len(rows)
     assert set(rows[0]) == {"id", "title", "text"} and PASSAGES_FILE in prepared.info["files"]
     assert drawn(tmp_path)[0].outcome == "up to date"
     found = asyncio.run(Search(corpus=str(prepared.path / PASSAGES_FILE)).search("chess club"))

@@ -30,7 +30,7 @@ STEPS = (SEARCH, ANSWER)
 SIMPLE, HARD = "simple", "hard"
 PASSAGES_FILE = "passages.jsonl"
 MOST_CHARS = 20_000
-MOST_TOWNS, BADGES, MOST_NAMES = 72, 12, 1000
+MOST_TOWNS, BADGES, MOST_NAMES, NUM_WARES = 72, 12, 1000, 3
 """Largest number of towns, and number of clubs whose badges look like emblems; no two have the same words."""
 CHAIN = re.compile(r"<(?:think|search|information|answer)>")  # begin of the steps in a published problem
 HOPS = re.compile(r"([2-4])hop")
@@ -39,7 +39,8 @@ MIDDLES = ("a", "e", "i", "o", "u", "ai", "ou")
 TRADES = ("baker", "carpenter", "chemist", "dentist", "farmer", "lawyer", "pilot", "sailor", "surgeon", "weaver")
 
 GOODS = ("bells", "boats", "cheese", "clocks", "glass", "horses", "lace", "roses", "salt", "wine")
-ABOUT: Sequence[str] = ("town", "known", "river", "mayor", "founded", "trade", "born", "lake", "length")
+SIGN = "sign"
+ABOUT: Sequence[str] = ("town", "river", "mayor", "founded", "trade", "born", "lake", "length", SIGN)
 """Names of the questions about a town, as `--about` takes them."""
 
 
@@ -58,8 +59,9 @@ class Drawing:
 class Town:
     """Town of a drawn world.
 
-    Its emblem is the inner look and the outer one. The passages of the town, its mayor and its river have a title, a
-    text and a query. A fact is a question, its accepted answers and the number of the passage, by a name of ABOUT.
+    Its emblem is the inner look and the outer one. The passages of the town, its mayor, its river and its market have
+    a title, a text and a query. A fact is a question, its accepted answers and the number of the passage, by a name of
+    ABOUT. The market sells wares under signs.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Town:
     passages: tuple[tuple[str, str], ...]
     queries: tuple[str, ...]
     facts: Mapping[str, tuple[str, tuple[str, ...], int]]
+    wares: tuple[tuple[Look, str], ...]
 
 
 def emblem_words(emblem: Sequence[Look]) -> str:
@@ -82,16 +85,17 @@ def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -
     name, river, lake, first, last = (next(names) for _ in range(5))
     mayor, year, born = f"{first} {last}", rng.randrange(1100, 1800), rng.randrange(1940, 1990)
     trade, length, town = rng.choice(TRADES), rng.randrange(21, 480), "the town with this emblem"
-    known = rng.choice(GOODS)
+    wares = tuple(zip(rng.sample(LOOKS, NUM_WARES), rng.sample(GOODS, NUM_WARES), strict=True))
+    sold = ", ".join(f"{good} under a {look.colour} {look.kind}" for look, good in wares)
     passages = (
         (name, f"{name} is a town on the river {river}, and was founded in {year}. Its mayor is {mayor}. "
-               f"Its emblem is a {emblem_words(emblem)}. It is known for its {known}."),
+               f"Its emblem is a {emblem_words(emblem)}."),
         (mayor, f"{mayor}, the mayor of {name}, was born in {born} and is a {trade}."),
         (river, f"The river {river} flows through {name}. It is {length} km long and ends in the lake {lake}."),
+        (f"Market of {name}", f"The market of {name} sells {sold}."),
     )  # fmt: skip
-    facts = dict(zip(ABOUT, (
+    facts = dict(zip(ABOUT[:-1], (
         ("Which town has this emblem?", (name,), 0),
-        (f"What is {town} known for?", (known, f"its {known}"), 0),
         (f"Which river flows through {town}?", (river, f"river {river}"), 0),
         (f"Who is the mayor of {town}?", (mayor,), 0),
         (f"In which year was {town} founded?", (str(year),), 0),
@@ -100,8 +104,8 @@ def _town(emblem: tuple[Look, Look], names: Iterator[str], rng: random.Random) -
         (f"In which lake does the river of {town} end?", (lake, f"lake {lake}"), 2),
         (f"How long is the river of {town}?", (f"{length} km", str(length)), 2),
     ), strict=True))  # fmt: skip
-    queries = f"town with the emblem: {emblem_words(emblem)}", f"mayor {mayor}", f"river {river}"
-    return Town(name, emblem, passages, queries, facts)
+    queries = f"town with the emblem: {emblem_words(emblem)}", f"mayor {mayor}", f"river {river}", f"market of {name}"
+    return Town(name, emblem, passages, queries, facts, wares)
 
 
 @lru_cache(maxsize=4)
@@ -146,10 +150,16 @@ def draw_splits(drawing: Drawing, counts: Mapping[str, int]) -> dict[str, list[N
 def draw_row(drawing: Drawing, towns: Sequence[Town], _: int, rng: random.Random) -> Drawn:
     """Return a row about one of these towns. Its truth has the answer, and the queries that lead to it."""
     town = rng.choice(towns)
-    question, answers, place = town.facts[rng.choice(drawing.about)]
-    lookups = [(town.queries[number], town.passages[number][1]) for number in sorted({0, place})]
+    if (about := rng.choice(drawing.about)) == SIGN:  # the question names the town, and the picture shows the sign
+        look, good = rng.choice(town.wares)
+        looks, needs = (look,), [len(town.passages) - 1]
+        question, answers = f"What does the market of {town.name} sell under this sign?", (good,)
+    else:
+        question, answers, place = town.facts[about]
+        looks, needs = town.emblem, sorted({0, place})
+    lookups = [(town.queries[number], town.passages[number][1]) for number in needs]
     queries = [query for query, _ in lookups]
-    truth: dict[str, Any] = {"answer": list(answers), "queries": queries, "level": HARD if place else SIMPLE}
+    truth: dict[str, Any] = {"answer": list(answers), "queries": queries, "level": HARD if len(needs) > 1 else SIMPLE}
     columns = {"question": question, "mark": IMAGE}
     if drawing.stepwise:
         done = rng.randrange(len(lookups) + 1)
@@ -157,18 +167,18 @@ def draw_row(drawing: Drawing, towns: Sequence[Town], _: int, rng: random.Random
         columns["context"] = "\n".join(
             f"<search>{query}</search>\n<information>{passage}</information>" for query, passage in lookups[:done]
         )
-    return Drawn(_picture(drawing.side, town.emblem, rng), truth, columns)
+    return Drawn(_picture(drawing.side, looks, rng), truth, columns)
 
 
-def _picture(side: int, emblem: tuple[Look, Look], rng: random.Random) -> Any:
-    """Return the picture of an emblem at a random place, in a random size."""
-    inner, outer = emblem
+def _picture(side: int, looks: Sequence[Look], rng: random.Random) -> Any:
+    """Return the picture of an emblem (inner look, outer look) or a sign (one look), in a random place and size."""
+    *inside, outer = looks
     width = round(side * rng.uniform(0.5, 0.9)) | 1
     x, y = (GAP + rng.randrange(max(1, side - width - 2 * GAP)) for _ in range(2))
     small, lower = round(width * 0.36) | 1, 0.52 if outer.kind == "triangle" else 0.32
     left, top = x + (width - small) // 2, y + round(width * lower)
-    boxes = Box(x, y, x + width, y + width), Box(left, top, left + small, top + small)
-    return paint(Scene(side, rng.choice(PAPERS), (Shape(outer, boxes[0]), Shape(inner, boxes[1]))))
+    within = (Shape(look, Box(left, top, left + small, top + small)) for look in inside)
+    return paint(Scene(side, rng.choice(PAPERS), (Shape(outer, Box(x, y, x + width, y + width)), *within)))
 
 
 def written(step: str, truth: Mapping[str, Any]) -> str:
