@@ -57,6 +57,23 @@ def completion(*texts: str, finish: str = "stop", tokens: int | None = 7) -> Rep
     return Reply(body=json.dumps({"choices": choices, **usage}).encode())
 
 
+def turn(text: str | None = None, *calls: tuple[str, str], finish: str = "tool_calls", tokens: int | None = 7) -> Reply:
+    """A turn of an episode. `calls`: (name, arguments as JSON text) of each call; its id is ID-NAME-NUMBER."""
+    listed = [
+        {"id": f"id-{name}-{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": text, **({"tool_calls": listed} if listed else {})}
+    usage = {} if tokens is None else {"usage": {"completion_tokens": tokens}}
+    choice = {"index": 0, "message": message, "finish_reason": finish if listed else "stop"}
+    return Reply(body=json.dumps({"choices": [choice], **usage}).encode())
+
+
+def plays(*replies: Reply) -> Behaviour:
+    """A server that gives the replies as the turns of every episode, whatever is in between."""
+    return lambda number, body: replies[sum(m["role"] == "assistant" for m in body["messages"])]
+
+
 def failure(status: int, message: str = "no", **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(status, json.dumps({"error": {"message": message}}).encode(), named)

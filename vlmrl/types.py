@@ -60,6 +60,15 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ServedCall:
+    """Call of a tool as a server has read it: its id, the tool's name, and the arguments as the model's JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 TracePart = str | Call
 """Part of an assistant's turn in a trace: a text, or a call, which is written in the form of the model's family."""
 
@@ -244,6 +253,8 @@ class Sample:
         measured: numbers that an environment measured.
         fault: why an environment failed, in words; the sample then has no score. "" = it did not fail.
         is_outage: it failed because a service that it needs is down, which is no bug.
+        calls: calls of tools that a server has read out of `text`.
+        error: reason why an endpoint gave no text, or no last turn of an episode; it is then empty.
     """
 
     token_ids: tuple[int, ...]
@@ -259,6 +270,8 @@ class Sample:
     measured: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
     is_outage: bool = False
+    calls: tuple[ServedCall, ...] = ()
+    error: Exception | None = None
 
     @property
     def parts(self) -> tuple[Segment, ...]:

@@ -406,7 +406,8 @@ def eval_(
     grey images. Compared with its normal evaluation, that is the part of the accuracy that needs the tools.
 
     With --endpoint, each response is kept as soon as it is there. After an outage or a kill, the same command goes on
-    and asks for nothing twice. A prompt that the endpoint refuses counts as wrong, and its row says so.
+    and asks for nothing twice. A prompt that the endpoint refuses counts as wrong, and its row says so. If the recipe
+    has an [environment], whole episodes are run: the tools here, the model there.
 
     Intervals are Wilson's score intervals at the effective sample size of rows that share images. They are never
     outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
@@ -531,7 +532,7 @@ def _evaluate(
     with joined(recipe, endpoint, "evaluating") as (world, client, tell, progress), ExitStack() as stack:
         folder = run_dir
         if client is not None:
-            answerer = work.endpoint_answerer(recipe, client)
+            answerer = work.endpoint_answerer(recipe, client, [p.rows.source for p in planned])
         else:
 
             def make() -> Path:
@@ -544,7 +545,7 @@ def _evaluate(
             answerer = work.load_answerer(
                 recipe, origin, settings, tell, sources=[p.rows.source for p in planned], world=world, log=log
             )
-            stack.callback(answerer.close)
+        stack.callback(answerer.close)
         return work.run_evaluation(
             recipe,
             origin,

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 from vlmrl.data.chat_template import IMAGE_SLOT, ControlTokens
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.data.images import decode_image
+from vlmrl.environments.calls import end_of_thought
 from vlmrl.errors import DataError
 from vlmrl.model.packing import join_images
-from vlmrl.types import Media, Message, Row, Segment
+from vlmrl.types import Media, Message, Row, Sample, Segment
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,6 +41,24 @@ _PROBES = ('5 "é" < 6 & {{ x }} \\n\\', "two\n\n  lines", " <b>white space</b> 
 _SHAPES = ("t", "i", "it", "ti", "tit", "iti")
 """Observations of a text (t) and images (i) that are tried at the start."""
 KEPT_FRAMES = 64
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Observation of an episode.
+
+    Args:
+        parts: texts and images (RGB), in order.
+        media, files: the images by content, and their PNG files.
+        spans: begin and end in `parts` of what each call returned.
+        place: of the episode, for errors.
+    """
+
+    parts: Sequence[Part]
+    media: tuple[Media, ...]
+    files: Sequence[bytes]
+    spans: Sequence[Sequence[int]]
+    place: str
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,26 @@ class TurnEncoder:
         marked = frame.filled([self.control.guard(text) for text in frame.trimmed(texts)])
         row = Row(place, "", "", {}, tuple(media), origin=place)
         return self.encoder.encode_rendered(row, marked, images, self.control, images_before)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an observation goes on with the prompt, before the first turn."""
+        return self.encoder.is_open
+
+    def follow(self, prompt: EncodedPrompt, last: Sample | None, shown: Shown) -> tuple[Segment, EncodedPrompt, bool]:
+        """Return the segment of an observation, the prompt of the next turn, and whether that begins a thought.
+
+        Args:
+            prompt: of the last turn.
+            last: the last turn; None = the observation goes on with an open prompt.
+        """
+        before, is_first = prompt.num_images, last is None
+        seen = self.encode(shown.parts, shown.media, shown.place, images_before=before, is_first=is_first)
+        role, sampled, more = ("user", (), seen) if last is None else ("tool", last.token_ids, seen)
+        more = without_first(more, sampled[-1]) if sampled else more
+        how = {"author": "environment", "media": shown.media, "seen_sizes": more.seen_sizes}
+        segment = Segment(role, more.prompt_ids, False, **how)
+        return segment, followed(prompt, sampled, more), bool(end_of_thought(seen.text))
 
     @cached_property
     def end_id(self) -> int:

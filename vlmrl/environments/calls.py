@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -113,10 +114,41 @@ def read_calls(text: str, form: Form, most: int = 8, *, in_thought: bool = False
         end = text.find(one.end, mark.end())
         place = len(text) if end < 0 else end + len(one.end)
         if len(calls) == most:
-            calls.append(_bad(text[mark.start() : place], f"only {number_of(most, 'call')} of a turn may run"))
+            calls.append(_one_more(text[mark.start() : place], most))
         elif len(calls) < most:
             calls.append(_read_one(one, text[mark.start() : place], end >= 0))
     return tuple(calls)
+
+
+def served_calls(calls: Sequence[tuple[str, str]], most: int = 8) -> tuple[Call | BadCall, ...]:
+    """Return calls that a server has read out of a model's text, in order, by the rules of `read_calls`.
+
+    Args:
+        calls: name and arguments as JSON text of each.
+    """
+    read = [
+        _checked(f"{name} {arguments}", lambda n=name, a=arguments: (n, read_json(a)))
+        for name, arguments in calls[:most]
+    ]
+    return (*read, *([_one_more(calls[most][1], most)] if len(calls) > most else []))
+
+
+def served_text(text: str, calls: Sequence[tuple[str, str]], form: Form) -> str:
+    """Return a model's text with the calls that a server has read out of it, as the model may have written them.
+
+    A call that cannot be written in the format is written as in `hermes`, whatever it holds. People and rewards read
+    the text; the calls are not read from it.
+
+    Args:
+        calls: name and arguments as JSON text of each.
+    """
+    edge = BEFORE_CALLS.get(str(form), "\n")
+    for (name, arguments), call in zip(calls, served_calls(calls, len(calls)), strict=True):
+        one = f'<tool_call>\n{{"name": {_dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        with suppress(ValueError, VlmrlError):
+            one = write_call(call, form) if isinstance(call, Call) else one
+        text, edge = text + (edge if text else "") + one, edge[:1]
+    return text
 
 
 def write_call(call: Call, form: Form) -> str:
@@ -231,6 +263,10 @@ def _bad(text: str, why: str) -> BadCall:
     return BadCall(excerpt(text, MOST_ERROR, hide=redact_said), excerpt(one_line(why), MOST_ERROR, mark="..."))
 
 
+def _one_more(text: str, most: int) -> BadCall:
+    return _bad(text, f"only {number_of(most, 'call')} of a turn may run")
+
+
 def _comparable(call: Call | BadCall) -> tuple[str, str]:
     # By their JSON: in Python, 1 equals True and 1.0.
     return (call.name, json.dumps(call.arguments, sort_keys=True)) if isinstance(call, Call) else ("", call.why)
@@ -239,10 +275,15 @@ def _comparable(call: Call | BadCall) -> tuple[str, str]:
 def _read_one(one: _Format, text: str, is_closed: bool) -> Call | BadCall:
     if not is_closed:
         return _bad(text, f"the call is not closed: {one.end} is missing")
+    return _checked(text, lambda: one.read(text[len(one.begin) : -len(one.end)]))
+
+
+def _checked(text: str, read: Callable[[], tuple[Any, Any]]) -> Call | BadCall:
+    """Return the call that `read` returns as (name, arguments), if it is one."""
     if len(text) > MOST_CHARACTERS:
         return _bad(text, f"the call has more than {MOST_CHARACTERS:,} characters")
     try:
-        name, arguments = one.read(text[len(one.begin) : -len(one.end)])
+        name, arguments = read()
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError(f"the name of a tool is a word of 1 to 64 letters and digits, not {quoted(name, 40)}")
         if not isinstance(arguments, dict):

@@ -77,6 +77,7 @@ class Answer:
         errors: number of calls that failed.
         measured: numbers for the reward and the metrics.
         seconds: time that the environment worked.
+        spans: begin and end in `parts` of what each call returned.
     """
 
     parts: Sequence[str | bytes] = ()
@@ -85,6 +86,7 @@ class Answer:
     errors: int = 0
     measured: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    spans: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,7 @@ class EnvironmentPool:
 
     def __init__(self, environment: LoadedEnvironment, form: str, limits: EnvironmentLimits) -> None:
         self.limits, self.own_reward = limits, any(one.own_reward for one in environment.described.values())
+        self.form = form
         self._folder = tempfile.mkdtemp(prefix="vlmrl-env-")
         address = os.path.join(self._folder, "s")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -288,14 +291,24 @@ class EnvironmentPool:
         self._ask(episode, {"reset": body}, [pixels_of(image) for image in start.images])
         self._forks.add([[episode.ticket.hex()]])
 
-    def turn(self, key: Any, text: str, *, in_thought: bool = False, seen_sizes: Sequence[Size] = ()) -> None:
+    def turn(
+        self,
+        key: Any,
+        text: str,
+        *,
+        in_thought: bool = False,
+        seen_sizes: Sequence[Size] = (),
+        served: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Give a turn of the policy to its environment.
 
         Args:
             in_thought: the prompt has opened a thought for it.
             seen_sizes: of all images that tools have shown in earlier turns.
+            served: calls that a server has read out of the text: names, and arguments as JSON text.
         """
-        self._ask(self._episodes[key], {"turn": text, "in_thought": in_thought, "seen_sizes": list(seen_sizes)})
+        turn = {"turn": text, "in_thought": in_thought, "seen_sizes": list(seen_sizes), "served": list(served)}
+        self._ask(self._episodes[key], turn)
 
     def replay(self, key: Any, calls: Sequence[Call], seen_sizes: Sequence[Size] = ()) -> None:
         """Run the calls of a turn that was read before; the name "" is one that could not be read.
@@ -492,7 +505,7 @@ class EnvironmentPool:
         measured = {str(k): float(v) for k, v in body.get("measured", {}).items()}
         answer = Answer(
             parts, done, body.get("calls", ()), int(body.get("errors", 0)), measured,
-            float(body["seconds"]),
+            float(body["seconds"]), [(int(begin), int(end)) for begin, end in body.get("spans", ())],
         )  # fmt: skip
         self._outcomes.append((episode.key, answer))
 

@@ -34,7 +34,7 @@ from vlmrl.environments.base import (
     UserEnvironment,
     row_fields,
 )
-from vlmrl.environments.calls import BadCall, read_calls
+from vlmrl.environments.calls import BadCall, read_calls, served_calls
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
 from vlmrl.errors import RewardError
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
@@ -270,7 +270,9 @@ class Episode:
         return _packed(self._content(self._run(self.owner.reset, values), measured), measured, {})
 
     def _calls(self, body: Mapping[str, Any]) -> Sequence[Call | BadCall]:
-        """Return the calls of a turn: of its text, or as they were read before."""
+        """Return the calls of a turn: of its text, as a server has read them, or as they were read before."""
+        if served := body.get("served"):
+            return served_calls(served, self.limits.calls)
         if "calls" not in body:
             return read_calls(body["turn"], self.form, most=self.limits.calls, in_thought=body["in_thought"])
         return [Call(**c) if c["name"] else BadCall("", "") for c in body["calls"]]
@@ -284,7 +286,7 @@ class Episode:
             {"name": c.name, "arguments": dict(c.arguments)}
             for c in calls
         ]  # fmt: skip
-        answer: dict[str, Any] = {"calls": given, "errors": 0}
+        answer: dict[str, Any] = {"calls": given, "errors": 0, "spans": []}
         measured: dict[str, float] = {}
         parts = list[Part]()
         if not calls:
@@ -294,6 +296,7 @@ class Episode:
             shown, is_error, is_done = self._call(call, measured)
             answer["errors"] += is_error
             parts += ["\n"] if parts and isinstance(parts[-1], str) and shown and isinstance(shown[0], str) else []
+            answer["spans"].append([len(parts), len(parts) + len(shown)])
             parts += shown
             if is_done:
                 answer["done"] = "done"

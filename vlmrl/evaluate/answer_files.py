@@ -280,6 +280,8 @@ class Answer:
             "group": self.row.prompt_id,
             "ground_truth": dict(self.row.truth),
             **({"refusal": refusal} if refusal else {}),
+            **({name: self.kept[name] for name in ("ending", "fault") if self.kept.get(name)}),
+            **({"turns": parse_json(self.kept["turns"])["turns"]} if self.kept.get("turns") else {}),
         }
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import EngineError, Interruption, RewardError
+from vlmrl.errors import Interruption, RewardError
 from vlmrl.evaluate.eval_plan import EvalSettings, PlannedEvaluation, ShownRows, chosen_settings, params_of, plan
 from vlmrl.evaluate.eval_rows import EvalRows
 from vlmrl.evaluate.measures import open_measurer
 from vlmrl.evaluate.records import Evaluation, GradedPieces, stored_rows, write_evaluation
-from vlmrl.evaluate.responses import EndpointResponder, EngineResponder, Responder, work_identity
+from vlmrl.evaluate.responses import AHEAD, EndpointResponder, EngineResponder, Responder, work_identity
 from vlmrl.evaluate.run import NO_RESPONSE, counted, evaluate_responses
 from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.schema import Recipe
@@ -30,9 +30,11 @@ from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.service_pool import summary_of
+from vlmrl.rollout.chat import ChatEngine, FourCharacters
+from vlmrl.rollout.episodes import EpisodeEngine
 from vlmrl.rollout.sample import ranks_of
 from vlmrl.services.client import EndpointClient
-from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, setting_params
+from vlmrl.setup.model import episode_kinds, load_origin, make_encoder, make_generator, make_policy, setting_params
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
@@ -145,11 +147,17 @@ def load_answerer(
     return Answerer(partial(EngineResponder, engine=engine, encoder=encoder), greedy, str(policy.device), engine.close)
 
 
-def endpoint_answerer(recipe: Recipe, client: EndpointClient) -> Answerer:
-    """Return the model of an endpoint. It takes a part of the sampling parameters alone."""
+def endpoint_answerer(recipe: Recipe, client: EndpointClient, sources: Sequence[Source]) -> Answerer:
+    """Return the model of an endpoint. It takes a part of the sampling parameters alone. The caller closes it.
+
+    Raises: RewardError when an environment cannot be loaded.
+    """
     limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     greedy = SamplingParams(0.0, max_new_tokens=limit, stop=tuple(recipe.rollout.stop))
-    return Answerer(partial(EndpointResponder, client=client), greedy, "endpoint")
+    kinds = episode_kinds(sources, None)
+    engine = EpisodeEngine(ChatEngine(client), kinds, FourCharacters()) if kinds else ChatEngine(client)
+    make = partial(EndpointResponder, engine=engine, most_open=AHEAD * client.options.concurrency)
+    return Answerer(make, greedy, "endpoint", engine.close)
 
 
 def run_evaluation(
@@ -212,17 +220,7 @@ def run_evaluation(
     return results
 
 
-def refuse_episodes(sources: Sequence[Source]) -> None:
-    """Raise an EngineError if the responses to a source are episodes: an endpoint is not asked with tools."""
-    if any(source.environment for source in sources):
-        raise EngineError(
-            "the responses are episodes with tools, which an endpoint is not asked for",
-            hint="evaluate the model itself, or its answers in one turn: --set environment.name=",
-        )
-
-
 def _require_texts(planned: Sequence[PlannedEvaluation]) -> None:
-    refuse_episodes([one.rows.source for one in planned])
     for reward in (one.rows.source.reward for one in planned):
         if reward.needs_token_ids:
             raise RewardError(

@@ -19,13 +19,14 @@ from vlmrl.dist.world import ALONE, World
 from vlmrl.errors import DataError, Interruption, StoreError
 from vlmrl.evaluate.answer_files import Kept, Written, is_folder, write_folder, write_table
 from vlmrl.evaluate.answer_files import require_free as require_free_folder
-from vlmrl.evaluate.eval import EvalSettings, endpoint_answerer, load_answerer, refuse_episodes
+from vlmrl.evaluate.eval import EvalSettings, endpoint_answerer, load_answerer
 from vlmrl.evaluate.eval_rows import TEST, SeenRows, entries_of, named_rows
 from vlmrl.evaluate.responses import work_identity
 from vlmrl.evaluate.run import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, counted
 from vlmrl.recipe.schema import Recipe
 from vlmrl.services.client import EndpointClient
 from vlmrl.setup.model_origin import ModelOrigin
+from vlmrl.setup.run_records import environment_record
 from vlmrl.store.files import write_json
 from vlmrl.store.layout import unfinished_logs, unfinished_result
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
@@ -139,8 +140,7 @@ def generate(
                 log = (lambda process: logs / f"{process}.log") if world.size > 1 else None
                 answerer = load_answerer(recipe, origin, settings, say, sources=sources, world=world, log=log)
             else:
-                refuse_episodes(sources)
-                answerer = endpoint_answerer(recipe, client)
+                answerer = endpoint_answerer(recipe, client, sources)
             stack.callback(answerer.close)
             for source in sources:
                 journal = stack.enter_context(_journal(recipe, origin, source, root, settings, world))
@@ -266,6 +266,7 @@ def _journal(
         "seed": settings.seed,
         "dtype": recipe.model.dtype,
         "vlmrl": __version__,
+        "environment": environment_record(source),
     }
     work = {"command": "generate", **work_identity(facts, recipe, origin, settings.samples, world)}
     keys = None if images is None else [file.key for file in images.files[: len(source.rows)]]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from vlmrl.errors import DataError
 from vlmrl.evaluate.run import NumberedRow, Responses
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import hide_known, learn
-from vlmrl.rollout.engine import Generator
+from vlmrl.rollout.chat import MOST_SEED, ChatPrompt
+from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.sample import (
     LISTEN_SECONDS,
     Prompt,
@@ -30,22 +30,13 @@ from vlmrl.rollout.sample import (
     rollouts_of,
     without_pixels,
 )
-from vlmrl.services.client import EndpointClient
-from vlmrl.services.protocol import (
-    BrokenAnswer,
-    ChatAnswer,
-    ChatRequest,
-    ChatTurn,
-    EndpointError,
-    ImageFile,
-    RequestRefused,
-)
+from vlmrl.services.protocol import BrokenAnswer, ChatTurn, EndpointError, ImageFile, RequestRefused, Withheld
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.response_journal import DROPPED, ResponseJournal
 from vlmrl.store.rollouts import episode_fields, read_episode
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.source import Source
-from vlmrl.types import Finish, Media, Message, Row, Sample, SamplingParams, Segment, sample_seed
+from vlmrl.types import Media, Message, Row, Sample, SamplingParams, Segment, sample_seed
 
 PIECE_PROMPTS = 128
 """Number of prompts that are generated and kept together: a kill loses the work on one piece. A piece is generated as a
@@ -150,6 +141,7 @@ class Responder:
             ids = tuple(tokens) if listed else ()
             segment = Segment("assistant", ids, listed, unlisted=0 if listed else tokens or 0)
             more = {"segments": (segment,), **read_episode(kept, ids)}
+            more |= {} if listed else {"segments": (segment,)}
             samples.append(Sample(ids, kept["text"], (), kept["finish"], version, kept["seed"], **more))
         return tuple(samples)
 
@@ -229,10 +221,8 @@ class EngineResponder(Responder):
                 yield number, rollout
 
 
-MOST_SEED = 2**31
-"""Seeds that are sent are below this number: not every server takes larger ones."""
 AHEAD = 2
-"""Requests that are prepared, as a multiple of those in flight: their images are in memory."""
+"""Responses that are begun, as a multiple of the requests in flight: their images are in memory."""
 Place = tuple[int, Row, int]
 """(number of the row, the row, sample)."""
 SENT_AS_STORED = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
@@ -240,12 +230,16 @@ SENT_AS_STORED = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"
 
 @dataclass(kw_only=True)
 class EndpointResponder(Responder):
-    """Responses of an endpoint; each has a request and a seed of its own.
+    """Responses of an endpoint; each has requests and a seed of its own.
 
     Images of a row that may be dropped are decoded before they are sent.
+
+    Args:
+        most_open: largest number of responses that are begun and not complete.
     """
 
-    client: EndpointClient
+    engine: Generator
+    most_open: int
 
     def __post_init__(self) -> None:
         self._answers_some = self.journal.count > 0
@@ -256,37 +250,35 @@ class EndpointResponder(Responder):
         Raises: EndpointError when the endpoint is down, rejects all requests, or gave a broken answer. Responses that
             came before are in the journal.
         """
-        pending: dict[Future[list[ChatAnswer]], Place] = {}
-        refused: list[tuple[Place, RequestRefused]] = []
+        pending: dict[int, Place] = {}
+        refused: list[tuple[Place, Sample]] = []
         broken: list[BrokenAnswer] = []
         num_requests = 0
         try:
-            for chunk in chunks:
-                for number, row in chunk:
-                    missing = self.journal.missing(number)
-                    self.progress(self.samples - len(missing))
-                    if not missing:
-                        yield from self._complete(number, row)
-                    if missing and self.drops and not self._can_show(number, row):
-                        continue
-                    for k in missing:
-                        num_requests += 1
-                        pending[self.client.submit(self._request(row, k))] = (number, row, k)
-                        while len(pending) >= AHEAD * self.client.options.concurrency:
-                            yield from self._collect(pending, refused, broken)
-                if broken or (refused and not self._answers_some):
-                    break  # no further chunk is begun
-            while pending:
-                yield from self._collect(pending, refused, broken)
+            with self.engine.round():
+                for chunk in chunks:
+                    for number, row in chunk:
+                        missing = self.journal.missing(number)
+                        self.progress(self.samples - len(missing))
+                        if not missing:
+                            yield from self._complete(number, row)
+                        if missing and self.drops and not self._can_show(number, row):
+                            continue
+                        for k in missing:
+                            num_requests += 1
+                            request = SamplingRequest(self._prompt(row), 1, self._seed_of(row, k))
+                            pending[self.engine.submit(request, self.params)] = (number, row, k)
+                            while len(pending) >= self.most_open:
+                                yield from self._collect(pending, refused, broken)
+                    if broken or (refused and not self._answers_some):
+                        break  # no further chunk is begun
+                while pending:
+                    yield from self._collect(pending, refused, broken)
         except EndpointError as error:
             kept = f"{self.journal.count:,} responses are kept: the same command goes on from there"
             error.hint = f"{error.hint}; {kept}" if error.hint else kept
             raise
-        finally:
-            for future in pending:
-                future.cancel()
-        if refused and not self._answers_some:
-            first = refused[0][1]
+        if refused and not self._answers_some and isinstance(first := refused[0][1].error, RequestRefused):
             raise RequestRefused(
                 f"the endpoint refused all of the first {len(refused)} requests: {first.message}", where=first.where
             )
@@ -309,73 +301,68 @@ class EndpointResponder(Responder):
         return True
 
     def _collect(
-        self,
-        pending: dict[Future[list[ChatAnswer]], Place],
-        refused: list[tuple[Place, RequestRefused]],
-        broken: list[BrokenAnswer],
+        self, pending: dict[int, Place], refused: list[tuple[Place, Sample]], broken: list[BrokenAnswer]
     ) -> Responses:
-        """Wait for a moment for one of the requests, and keep all answers that are there; yield complete rows.
+        """Wait for a moment for one of the responses, and keep all that are there; yield complete rows.
 
         Refusals are kept as empty responses as soon as the endpoint has answered any request.
         """
         failure: BaseException | None = None
-        places: list[Place] = []
-        for future in wait(pending, timeout=LISTEN_SECONDS, return_when=FIRST_COMPLETED).done:
-            place = pending.pop(future)
-            try:
-                (answer,) = future.result()
-            except RequestRefused as error:
-                refused.append((place, error))
-            except BrokenAnswer as error:
+        complete: list[tuple[Place, Sample]] = []
+        for number, (sample,) in self.engine.poll(LISTEN_SECONDS):
+            one, error = (pending.pop(number), sample), sample.error
+            is_later = sum(turn.role == "assistant" for turn in sample.turns) > 1
+            has_answer = error is None or isinstance(error, Withheld) or is_later
+            self._answers_some = self._answers_some or has_answer
+            if error is None or isinstance(error, RequestRefused):
+                (complete if has_answer else refused).append(one)
+            elif isinstance(error, BrokenAnswer):
                 broken.append(error)
-            except Exception as error:
-                failure = error
             else:
-                self._answers_some = True
-                self._keep(place, answer)
-                places.append(place)
+                failure = error
+        if self._answers_some:
+            complete += refused
+            refused.clear()
+        for (number, _, k), sample in complete:
+            self._keep(number, k, sample)
         if failure is not None:
             raise failure
-        while refused and self._answers_some:
-            place, refusal = refused.pop(0)
-            self._keep(place, ChatAnswer("", "stop", None, refusal.message))
-            places.append(place)
-        for number, row in {number: row for number, row, _ in places}.items():
+        for number, row in {number: row for (number, row, _), _ in complete}.items():
             if not self.journal.missing(number):
                 yield from self._complete(number, row)
-        if not places:
+        if not complete:
             yield None
 
-    def _keep(self, place: Place, answer: ChatAnswer) -> None:
-        number, row, k = place
-        text, finish = _ended(answer.text, answer.finish, self.params.stop)
-        refusal = {"refusal": answer.refusal} if answer.refusal else {}
-        self.keep(number, k, text, finish, self._seed_of(row, k), answer.num_tokens, **refusal)
+    def _keep(self, number: int, k: int, sample: Sample) -> None:
+        more = episode_fields(sample)
+        if isinstance(sample.error, EndpointError):
+            more["refusal"] = sample.error.message
+        counts = [part.num_tokens for part in sample.parts if part.author == "policy"]
+        tokens = sum(counts) if all(counts) else None  # an endpoint may not tell it
+        self.keep(number, k, sample.text, sample.finish, sample.seed, tokens, **more)
         self.progress(1)
 
-    def _request(self, row: Row, k: int) -> ChatRequest:
-        params = self.params
-        return ChatRequest(
-            tuple(chat_turns(self.source, row)),
-            params.max_new_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            seed=self._seed_of(row, k) if params.temperature else None,
-        )
-
     def _seed_of(self, row: Row, k: int) -> int:
-        return (sample_seed(self.seed, 0, row.prompt_id, 0) + k) % MOST_SEED
+        seed = sample_seed(self.seed, 0, row.prompt_id, 0) + k
+        return seed if self.source.environment else seed % MOST_SEED  # an environment gets the seed of a local engine
 
-    def _complete(self, number: int, row: Row) -> Responses:
-        if (samples := self.kept(number, row, 0)) is None:
-            return
-        messages = self.source.messages(row)
-        text = "\n".join(f"{m.role}: {m.content}" for m in messages)
+    def _prompt(self, row: Row) -> ChatPrompt:
+        """Return the prompt to send; the environment of an episode gets its images as pixels, too."""
+        source, own = self.source, self._encoded(row)
+        if source.environment is None:
+            return ChatPrompt(**vars(own), chat=tuple(chat_turns(source, row)))
+        own = replace(own, pictures=tuple(map(source.dataset.image, row.media)))
+        return ChatPrompt(**vars(own), chat=tuple(chat_turns(source, row)), tools=source.environment.of(row).tools)
+
+    def _encoded(self, row: Row) -> EncodedPrompt:
+        text = "\n".join(f"{m.role}: {m.content}" for m in self.source.messages(row))
         # Ids, pixels and log-probs exist only on the endpoint's side. Its resize is unknown; images are sent as stored.
         sizes = tuple((m.width, m.height) for m in row.media)
-        encoded = EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes, seen_sizes=sizes)
-        yield number, Rollout(Prompt(self.source, row, 0, encoded), samples, 0.0)
+        return EncodedPrompt(row, text, (), (), {}, len(row.media), 0, sizes, seen_sizes=sizes)
+
+    def _complete(self, number: int, row: Row) -> Responses:
+        if (samples := self.kept(number, row, 0)) is not None:
+            yield number, Rollout(Prompt(self.source, row, 0, self._encoded(row)), samples, 0.0)
 
 
 def chat_turns(source: Source, row: Row) -> Iterator[ChatTurn]:
@@ -404,15 +391,6 @@ def image_file(source: Source, media: Media) -> ImageFile:
     if kind in SENT_AS_STORED and not remarks_on(data):
         return ImageFile(data, SENT_AS_STORED[kind])
     return ImageFile(encode_png(source.dataset.image(media)), SENT_AS_STORED["PNG"])
-
-
-def _ended(text: str, finish: Finish, stops: Sequence[str]) -> tuple[str, Finish]:
-    """Return (text up to the end of the first stop string, reason of its end); without a stop string both as given.
-
-    A stop string has priority over the token limit, as with an engine. Only an engine's last token can hold more text.
-    """
-    ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
-    return (text[: min(ends)], "stop") if ends else (text, finish)
 
 
 def learn_key(name: str | None) -> None:

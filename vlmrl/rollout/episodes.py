@@ -14,16 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
-from vlmrl.data.turns import TurnEncoder, followed, without_first
+from vlmrl.data.turns import Shown
 from vlmrl.environments.base import CUT_MARK
-from vlmrl.environments.calls import end_of_thought
+from vlmrl.environments.calls import end_of_thought, served_text
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.types import (
@@ -63,13 +63,23 @@ class EpisodeLimits:
     seconds: float
 
 
+class TurnWriter(Protocol):
+    """Writer of the prompts of an episode's turns: as tokens (data/turns.py), or as messages (rollout/chat.py)."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def follow(self, prompt: EncodedPrompt, last: Sample | None, shown: Shown) -> tuple[Segment, EncodedPrompt, bool]:
+        """Return the segment of an observation, the prompt of the next turn, and whether that begins a thought."""
+        ...
+
+
 @dataclass(frozen=True)
 class EpisodeKind:
-    """Episodes of a source: their environment, their limits, and how observations of a row's become tokens."""
+    """Episodes of a source: their environment, their limits, and what writes the observations of a row's."""
 
     pool: EnvironmentPool
     limits: EpisodeLimits
-    turns: Callable[[Row], TurnEncoder]
+    turns: Callable[[Row], TurnWriter]
 
 
 MOST_OPEN = 256
@@ -83,19 +93,21 @@ class _Episode:
     """State of an episode.
 
     Args:
-        encoder: of its observations.
+        writer: of its observations.
         prompt: with all turns so far.
+        last: the last turn of the policy.
         ending: set while its environment is asked for its own reward.
         in_thought: the prompt has opened a thought for the turn.
     """
 
     key: Key
     kind: EpisodeKind
-    encoder: TurnEncoder
+    writer: TurnWriter
     seed: int
     prompt: EncodedPrompt
     params: SamplingParams
     script: Sequence[tuple[int, ...]] = ()
+    last: Sample | None = None
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -105,6 +117,7 @@ class _Episode:
     ending: EpisodeEnd | None = None
     fault: str = ""
     is_outage: bool = False
+    error: Exception | None = None
     version: int = 0
     in_thought: bool = False
 
@@ -114,7 +127,7 @@ class _Episode:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(s.ids) for s in self.segments)
+        return sum(s.num_tokens for s in self.segments)
 
 
 class EpisodeEngine(Generator):
@@ -123,7 +136,7 @@ class EpisodeEngine(Generator):
     Args:
         inner: the engine of the turns. It closes with this one.
         kinds: source of rows -> its episodes; requests of other sources are passed on as they are.
-        tokenizer: of the model.
+        tokenizer: of the model, or what stands for it (rollout/chat.py).
     """
 
     def __init__(self, inner: Generator, kinds: Mapping[str, EpisodeKind], tokenizer: Any) -> None:
@@ -189,9 +202,9 @@ class EpisodeEngine(Generator):
     def _open(self, number: int, kind: EpisodeKind, request: SamplingRequest, params: SamplingParams) -> None:
         """Begin the episodes of a group."""
         prompt, row = request.prompt, request.prompt.row
-        encoder = kind.turns(row)
+        writer = kind.turns(row)
         episodes = [
-            _Episode((number, k), kind, encoder, request.seed + k, prompt, params, request.script)
+            _Episode((number, k), kind, writer, request.seed + k, prompt, params, request.script)
             for k in range(request.num_samples)
         ]
         in_thought = bool(end_of_thought(prompt.text))
@@ -199,7 +212,7 @@ class EpisodeEngine(Generator):
             self._episodes[e.key], e.in_thought = e, in_thought
             start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
             kind.pool.begin(e.key, start)
-        if not encoder.encoder.is_open:  # the first turn need not wait for what reset shows
+        if not writer.is_open:  # the first turn need not wait for what reset shows
             self._ask(episodes)
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, list[Sample]]]:
@@ -308,20 +321,23 @@ class EpisodeEngine(Generator):
         """Add a turn of the policy, and give it to the environment."""
         if e.key not in self._episodes:  # its environment failed meanwhile
             return
-        e.version = sample.version
-        e.segments.append(Segment("assistant", sample.token_ids, True, sample.sampler_logp, version=sample.version))
-        e.turns.append(Turn("assistant", sample.text))
+        e.version, e.last, e.error = sample.version, sample, sample.error
+        served = [] if sample.error else [(call.name, call.arguments) for call in sample.calls]
+        e.segments += [replace(part, version=sample.version) for part in sample.parts]
+        e.turns.append(Turn("assistant", served_text(sample.text, served, e.kind.pool.form) if served else sample.text))
         if e.fault:  # it failed before its first turn was there
             self._complete(e, "environment")
             return
         if sample.finish == "length":
             self._end(e, "turn cut")
             return
-        ids = [i for i in sample.token_ids if i not in e.params.stop_ids]
-        # Some families write calls with special tokens, which the text for people lacks.
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        text = "" if sample.error else sample.text
+        if sample.token_ids:
+            ids = [i for i in sample.token_ids if i not in e.params.stop_ids]
+            # Some families write calls with special tokens, which the text for people lacks.
+            text = self._tokenizer.decode(ids, skip_special_tokens=False)
         seen = [size for segment in e.segments for size in segment.seen_sizes]
-        e.kind.pool.turn(e.key, text, in_thought=e.in_thought, seen_sizes=seen)
+        e.kind.pool.turn(e.key, text, in_thought=e.in_thought, seen_sizes=seen, served=served)
 
     def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
         """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""
@@ -356,7 +372,7 @@ class EpisodeEngine(Generator):
     def _begin(self, e: _Episode, answer: Answer) -> None:
         """Go on with an open prompt by what reset shows, which may be nothing."""
         e.has_begun = True
-        if not e.encoder.encoder.is_open:
+        if not e.writer.is_open:
             if answer.parts:
                 self._fail(e, "reset is annotated to return None, and it returned something to show")
         elif limit := self._show(e, answer):
@@ -376,21 +392,17 @@ class EpisodeEngine(Generator):
             return "time limit"
         pictures = iter(images)
         content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
-        place = f"an episode of {e.prompt.row.prompt_id}"
-        seen = e.encoder.encode(content, media, place, images_before=e.prompt.num_images, is_first=is_first)
-        more = seen if is_first else without_first(seen, e.segments[-1].ids[-1])
-        if e.num_tokens + len(more.prompt_ids) + e.params.max_new_tokens > limits.tokens:
+        shown = Shown(content, media, files, answer.spans, f"an episode of {e.prompt.row.prompt_id}")
+        segment, prompt, in_thought = e.writer.follow(e.prompt, e.last, shown)
+        if e.num_tokens + segment.num_tokens + e.params.max_new_tokens > limits.tokens:
             return "token limit"
         e.files |= {m.sha256: file for m, file in zip(media, files, strict=True)}
         text = "".join(part for part in content if isinstance(part, str))
-        role, sampled = ("user", ()) if is_first else ("tool", e.segments[-1].ids)
         if answer.parts or not is_first:
-            turn = Turn(role, text, media, (), answer.errors, answer.seconds, more.seen_sizes)
+            turn = Turn(segment.role, text, media, (), answer.errors, answer.seconds, segment.seen_sizes)
             e.turns.append(turn)
-        e.segments.append(
-            Segment(role, more.prompt_ids, False, author="environment", media=media, seen_sizes=more.seen_sizes)
-        )
-        e.prompt, e.in_thought = followed(e.prompt, sampled, more), bool(end_of_thought(seen.text))
+        e.segments.append(segment)
+        e.prompt, e.in_thought = prompt, in_thought
         self._next.append(e)
         return None
 
@@ -419,7 +431,7 @@ class EpisodeEngine(Generator):
         e.fault = why
         if e.num_turns:
             self._complete(e, "environment")
-        elif e.encoder.encoder.is_open and not e.has_begun:
+        elif e.writer.is_open and not e.has_begun:
             self._next.append(e)
 
     def _complete(self, e: _Episode, ending: EpisodeEnd) -> None:
@@ -442,6 +454,7 @@ class EpisodeEngine(Generator):
             e.measured,
             e.fault,
             e.is_outage,
+            error=e.error,
         )
         self._progress(1)
 

@@ -40,6 +40,7 @@ from vlmrl.services.protocol import (
     retry_seconds,
     what_to_check,
 )
+from vlmrl.types import ServedCall
 
 Result = TypeVar("Result")
 PER_POOL = 4
@@ -381,7 +382,7 @@ class EndpointClient:
         if 200 <= response.status_code < 300:
             try:
                 # A server might send the key back.
-                return [replace(one, text=self._clean(one.text)) for one in read_answers(response.content)]
+                return [self._cleaned(one) for one in read_answers(response.content)]
             except BrokenAnswer as error:
                 raise BrokenAnswer(self._clean(error.message), where=self.url) from None
         headers = response.headers
@@ -393,6 +394,10 @@ class EndpointClient:
             location=self._clean(headers.get("location", "")),
             retry_after=retry_seconds(headers.get("retry-after"), datetime.now(timezone.utc)),
         )
+
+    def _cleaned(self, answer: ChatAnswer) -> ChatAnswer:
+        calls = [ServedCall(c.id, self._clean(c.name), self._clean(c.arguments)) for c in answer.calls]
+        return replace(answer, text=self._clean(answer.text), calls=tuple(calls))
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -16,7 +16,7 @@ from typing import Any
 
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
 from vlmrl.redaction.redact import excerpt
-from vlmrl.types import Finish
+from vlmrl.types import Finish, ServedCall
 from vlmrl.untrusted import parse_json
 
 TOO_MANY = 429
@@ -50,6 +50,10 @@ class RequestRefused(EndpointError):
     """Refusal of one request: the endpoint works, but does not answer this prompt."""
 
 
+class Withheld(RequestRefused):
+    """Refusal of a filter that has read the response: the endpoint did answer."""
+
+
 class BrokenAnswer(EndpointError):
     """Answer that is not whole or cannot be read, in all attempts. A response at its token limit is not broken."""
 
@@ -80,10 +84,28 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """One turn of a chat: texts and images in order."""
+    """One turn of a chat: texts and images in order.
+
+    Args:
+        calls: calls of tools in a turn of the assistant.
+        answers: id of the call that a turn of a tool answers.
+    """
 
     role: str
     parts: tuple[str | ImageFile, ...]
+    calls: tuple[ServedCall, ...] = ()
+    answers: str = ""
+
+    def message(self) -> dict[str, Any]:
+        """Return the turn as JSON."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content()}
+        if self.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.calls
+            ]
+        return message | ({"tool_call_id": self.answers} if self.answers else {})
 
     def content(self) -> str | list[dict[str, Any]]:
         """Return the turn's content as JSON: plain text if it has no image, as every server reads that."""
@@ -109,6 +131,7 @@ class ChatRequest:
         seed: seed of response 0, below 2**31; response k has `seed` + k where each has a request of its own. None = not
             sent.
         schema: JSON schema that a response must follow, for servers that can enforce one; None = any text.
+        tools: schemas of the tools that the model may call; () = none, and not sent.
     """
 
     turns: tuple[ChatTurn, ...]
@@ -119,15 +142,17 @@ class ChatRequest:
     top_k: int = 0
     seed: int | None = None
     schema: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def body(self, model: str, *, count: int, first: int, limit_name: str) -> bytes:
         """Return the JSON body of a request for `count` of the responses, from number `first`."""
         fields: dict[str, Any] = {
             "model": model,
-            "messages": [{"role": turn.role, "content": turn.content()} for turn in self.turns],
+            "messages": [turn.message() for turn in self.turns],
             limit_name: self.max_tokens,
             "temperature": self.temperature,
         }
+        fields |= {"tools": list(self.tools)} if self.tools else {}
         fields |= {"n": count} if count > 1 else {}
         fields |= {"top_p": self.top_p} if self.top_p < 1 else {}
         fields |= {"top_k": self.top_k} if self.top_k else {}
@@ -147,6 +172,7 @@ class ChatAnswer:
         num_tokens: tokens of the response as the endpoint counts them; None = it does not say.
         refusal: why a filter of the endpoint withheld the response, or ""; `text` is then what it let through.
         prompt_tokens: tokens of the prompt as the endpoint counts them, images included; None = it does not say.
+        calls: calls of tools that the endpoint has read out of the text.
     """
 
     text: str
@@ -154,6 +180,7 @@ class ChatAnswer:
     num_tokens: int | None = None
     refusal: str = ""
     prompt_tokens: int | None = None
+    calls: tuple[ServedCall, ...] = ()
 
 
 def read_answers(body: bytes) -> list[ChatAnswer]:
@@ -185,7 +212,17 @@ def _answer(choice: Mapping[str, Any], tokens: int | None, prompt_tokens: int | 
     if isinstance(thought, str) and "<think>" not in content:
         content = f"<think>{thought}</think>{content}"
     withheld = "the endpoint's content filter withheld the response" if reason == FILTERED else ""
-    return ChatAnswer(content, "length" if reason in CUT_BY_LIMIT else "stop", tokens, withheld, prompt_tokens)
+    finish: Finish = "length" if reason in CUT_BY_LIMIT else "stop"
+    return ChatAnswer(content, finish, tokens, withheld, prompt_tokens, tuple(_calls(message)))
+
+
+def _calls(message: Mapping[str, Any]) -> Iterator[ServedCall]:
+    """Yield the calls of tools in a message; one without an id gets one. Raises: as `read_answers` catches."""
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
+        # Some servers send the arguments as an object.
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        yield ServedCall(str(call.get("id") or f"call_{number}"), str(name), text)
 
 
 def tokens_of(count: object) -> int | None:

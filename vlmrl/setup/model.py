@@ -43,8 +43,9 @@ from vlmrl.model.stored_weights import set_loaded_whole
 from vlmrl.recipe.rules.engine import why_whole
 from vlmrl.recipe.schema import Environment, Lora, Model, Recipe
 from vlmrl.recipe.tables import GREEDY, EvalSetting
+from vlmrl.rollout.chat import ChatWriter
 from vlmrl.rollout.engine import Generator
-from vlmrl.rollout.episodes import EpisodeEngine, EpisodeKind, EpisodeLimits
+from vlmrl.rollout.episodes import EpisodeEngine, EpisodeKind, EpisodeLimits, TurnWriter
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.rollout.vllm.hosted_engine import (
     HostedEngine,
@@ -59,7 +60,7 @@ from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store.checkpoints import HF, read_meta
 from vlmrl.store.provenance import usable_cores
 from vlmrl.tasks.source import Source
-from vlmrl.types import SamplingParams
+from vlmrl.types import Row, SamplingParams
 
 
 def load_origin(
@@ -252,14 +253,22 @@ def make_generator(
     return EpisodeEngine(inner, kinds, encoder.tokenizer) if kinds else inner
 
 
-def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = ALONE) -> dict[str, EpisodeKind]:
+def episode_kinds(sources: Sequence[Source], encoder: Encoder | None, world: World = ALONE) -> dict[str, EpisodeKind]:
     """Return name of a dataset -> its episodes, with their processes; sources with one turn are left out.
 
+    Args:
+        encoder: of the model; None = an endpoint has it, and observations become messages.
     Raises: RewardError when an environment cannot be loaded; DataError when the chat template has no place for what a
         tool returns.
     """
     kinds: dict[str, EpisodeKind] = {}
     turns_of = cache(TurnEncoder)  # one for each encoder, so for each set of tools
+
+    def writer(source: Source, row: Row) -> TurnWriter:
+        if encoder is None:
+            return ChatWriter(source.environment is not None and source.environment.of(row).is_open)
+        return turns_of(source.encoder(encoder, row))
+
     known: list[tuple[tuple[LoadedEnvironment, Environment], EpisodeKind]] = []
     for source in sources:
         # What rows call their source: those of a file of validation have another name than those of training.
@@ -271,12 +280,12 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder, world: World = AL
             kinds[name] = same
             continue
         for one in source.environment.described.values():  # the chat template must show what their tools return
-            turns_of(encoder.with_tools(one.tools, e.calls, is_open=one.is_open))
+            _ = encoder and turns_of(encoder.with_tools(one.tools, e.calls, is_open=one.is_open))
         workers = e.workers or 2 * usable_cores()  # of this machine: its ranks share them
-        form = form_of(str(encoder.processor.chat_template)) if e.calls == "auto" else e.calls
+        form = form_of(str(encoder.processor.chat_template) if encoder else "") if e.calls == "auto" else e.calls
         pool = EnvironmentPool(source.environment, form, EnvironmentLimits.of(e, max(1, workers // world.local_size)))
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
-        kinds[name] = EpisodeKind(pool, limits, lambda row, own=source: turns_of(own.encoder(encoder, row)))
+        kinds[name] = EpisodeKind(pool, limits, partial(writer, source))
         known.append((own, kinds[name]))
     return kinds
 

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from endpoint_server import Behaviour, Endpoint, Reply, completion, echo, failure, prompt_of, serve_endpoint
+from endpoint_server import Behaviour, Endpoint, Reply, completion, echo, failure, prompt_of, serve_endpoint, turn
 
 from vlmrl.services.client import EndpointClient, EndpointOptions, base_url
 from vlmrl.services.protocol import (
@@ -266,6 +266,16 @@ def test_a_filtered_response_says_so() -> None:
 def test_a_huge_answer_is_not_read_to_its_end() -> None:
     error, _, _ = error_of(lambda n, body: Reply(body=b" " * 100_000), RequestRefused, most_answer_bytes=50_000)
     assert "more than 50,000 bytes" in error.message
+
+
+def test_the_key_is_hidden_in_calls_of_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ITS_KEY", KEY)
+    with (
+        serve_endpoint(lambda n, b: turn(None, ("a", f'{{"x": "{KEY}"}}'))) as endpoint,
+        client(endpoint, Pauses(), key_env="ITS_KEY") as one,
+    ):
+        ((call,),) = [answer.calls for answer in one.submit(request()).result(20)]
+    assert call.name == "a" and KEY not in call.arguments and call.arguments.startswith('{"x": "<hidden')
 
 
 def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
