@@ -489,9 +489,11 @@ RESPONSES: Spellings = {
     "num_tokens": ("num_tokens", "response_length", "completion_length", "num_completion_tokens"),
     "score": ("score", "reward", "overall"),
     "token_ids": ("completion_ids", "token_ids", "response_ids"),
+    "turns": ("turns",),
+    "measured": ("measured",),
     "images": IMAGES,
 }
-"""Columns of a table of saved responses."""
+"""Columns of a table of saved responses. `turns` and `measured` are of episodes, as `generate` writes them."""
 PAIRS: Spellings = {
     "images": IMAGES,
     "problem": ("problem",),
