@@ -238,16 +238,16 @@ def _as_json(truth: Mapping[str, Any]) -> str:
 
 
 def _lines(group: Mapping[str, Any]) -> list[str]:
-    from vlmrl.report.rollout_text import image_lines, sample_lines
+    from vlmrl.report.rollout_text import ending_words, image_lines, sample_lines
 
     lines = [f"{group['prompt_id']}  of {group['source']}", f"truth: {_as_json(group['truth'])}", *image_lines(group)]
     lines += ["prompt:", *(f"  {line}" for line in group["prompt"].splitlines())]
     for s in group["samples"]:
         parts = "  ".join(f"{name} {'-' if v is None else f'{v:.3f}'}" for name, v in s["parts"].items())
         score = "no score" if s["error"] is not None else f"{s['score']:.3f}"
-        cut = ", cut at the limit" if s["finish"] == "length" else ""
+        ending = f", {words}" if (words := ending_words(s)) else ""
         use = ", not trained on" if s["masked"] else f", advantage {s['advantage']:+.3f}"
-        lines += ["", f"sample {s['sample']}: {score}  {parts}  ({s['tokens']} tokens{cut}{use})"]
+        lines += ["", f"sample {s['sample']}: {score}  {parts}  ({s['tokens']} tokens{ending}{use})"]
         lines += [f"  [{one_line(message)}]" for message in (s["error"] or s["note"],) if message]
         lines += [f"  {line}" for line in sample_lines(s)]
         if not s.get("turns"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.types import Group, Media, ScoredSample, Size
+from vlmrl.types import Group, Media, ScoredSample, Size, is_cut
 from vlmrl.untrusted import one_line, plural, visible
 
 MAX_DETAIL = 300
@@ -26,6 +26,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
         "error": score.error,
         "status": score.status,
         "finish": trajectory.finish,
+        **({"ending": scored.ending} if scored.ending else {}),
         "tokens": trajectory.num_sampled_tokens,
         "advantage": scored.advantage,
         "masked": scored.masked,
@@ -60,6 +61,20 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
     return fields
 
 
+def ending_words(fields: Mapping[str, Any]) -> str:
+    """Return by what a response ended, from its `finish` and the `ending` of an episode; "" if by itself."""
+    if is_cut(fields["finish"], ending := fields.get("ending")):
+        return "ended by the token limit" if ending == "token limit" else "cut at the limit"
+    return {None: "", "answer": "", "done": "ended by the environment", "environment": "its environment failed"}.get(
+        ending, f"ended by the {ending}"
+    )
+
+
+def call_words(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return a call of a tool on one line. A call without a name cannot be read; the turn shows it."""
+    return f"{name}({_short(dict(arguments))})" if name else "what cannot be read"
+
+
 def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return text lines for the `sample_fields` except text, score and parts; often there are none."""
     lines = []
@@ -68,7 +83,7 @@ def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     if segments := fields.get("segments"):
         lines.append("written by " + ", ".join(map(_segment_words, segments)))
     for turn in fields.get("turns", ()):
-        calls = "".join(f"  calls {call['name']}({_short(call['arguments'])})" for call in turn["calls"])
+        calls = "".join(f"  calls {call_words(call['name'], call['arguments'])}" for call in turn["calls"])
         images = f"  with {_count(len(turn['images']), 'image')}" if turn["images"] else ""
         lines.append(f"{turn['role']}: {one_line(turn['text'])}{images}{calls}")
     for reward, detail in (fields.get("detail") or {}).items():
