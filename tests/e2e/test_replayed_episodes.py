@@ -108,7 +108,11 @@ def test_the_report_shows_turns_by_author_and_can_show_those_with_errors_or_at_a
     failed = sum(any(turn.errors for turn in s.turns) for s in samples)
     limited = sum(s.ending in EPISODE_LIMITS for s in samples)
     assert failed and limited, "both filters have something to show"
-    for words in (f"all responses ({len(samples)})", f"tool errors ({failed})", f"limit reached ({limited})"):
+    for words in (
+        f"all responses on this page ({len(samples)})",
+        f"tool errors ({failed})",
+        f"limit reached ({limited})",
+    ):
         assert words in page, words
     assert page.count('class="sample tool-errors') == failed and page.count('limit-reached">') == limited + 1
     own = [part for s in samples for part in s.trajectory.segments]

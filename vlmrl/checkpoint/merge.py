@@ -37,7 +37,7 @@ from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, read_meta
 from vlmrl.store.evaluated_rows import (
-    changed_thing,
+    condition_words,
     image_condition,
     method_of,
     read_summary,
@@ -227,9 +227,7 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
         if (change := image_condition(meta)) is not None:
-            notes.append(
-                f"{folder.name}: the model had changed {changed_thing(change)} ({change}): this measures what it needs."
-            )
+            notes.append(f"{folder.name}: run {condition_words(change)}: this measures what the model needs.")
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
         methods[f": {method_of(summary)}"] = None
         if of_sets := set_method_of(summary):

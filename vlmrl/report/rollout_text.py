@@ -70,11 +70,6 @@ def ending_words(fields: Mapping[str, Any]) -> str:
     )
 
 
-def call_words(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call of a tool on one line. A call without a name cannot be read; the turn shows it."""
-    return f"{name}({_short(dict(arguments))})" if name else "what cannot be read"
-
-
 def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return text lines for the `sample_fields` except text, score and parts; often there are none."""
     lines = []
@@ -83,7 +78,10 @@ def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     if segments := fields.get("segments"):
         lines.append("written by " + ", ".join(map(_segment_words, segments)))
     for turn in fields.get("turns", ()):
-        calls = "".join(f"  calls {call_words(call['name'], call['arguments'])}" for call in turn["calls"])
+        calls = "".join(
+            f"  calls {call['name']}({_short(call['arguments'])})" if call["name"] else "  a call that cannot be read"
+            for call in turn["calls"]
+        )
         images = f"  with {_count(len(turn['images']), 'image')}" if turn["images"] else ""
         lines.append(f"{turn['role']}: {one_line(turn['text'])}{images}{calls}")
     for reward, detail in (fields.get("detail") or {}).items():
