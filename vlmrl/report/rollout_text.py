@@ -51,6 +51,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
                 "text": turn.text,
                 "images": [_image(m, None) for m in turn.media],
                 "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
+                **({"errors": turn.errors} if turn.errors else {}),
             }
             for turn in scored.turns
         ]

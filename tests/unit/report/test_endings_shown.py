@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vlmrl.cli.progress import _step_parts
-from vlmrl.cli.run_screens import _lines
+from vlmrl.cli.run_screens import _lines, _row
 from vlmrl.cli.try_ import _sample_line
 from vlmrl.report.rollout_text import ending_words, group_fields, sample_fields
 from vlmrl.train.journal import group_metrics
@@ -50,6 +50,12 @@ def test_the_ending_is_named(ending: Any, finish: Any, words: str) -> None:
 
 def group(*samples: ScoredSample) -> Group:
     return Group(Row("p", "s", "t", {}), "?", samples)
+
+
+def test_the_table_of_a_step_counts_calls_errors_and_endings() -> None:
+    fields = group_fields(group(sample("answer", "stop", TURNS), sample("answer", "stop", TURNS), sample("time limit")))
+    assert _row(fields, True)[4:7] == ("4", "2", "answer 2, time limit 1")
+    assert len(_row(fields, True)) == len(_row(fields, False)) + 3
 
 
 def test_an_episode_is_printed_once_and_a_broken_call_in_words() -> None:
