@@ -54,7 +54,7 @@ from vlmrl.store.layout import MANIFEST
 from vlmrl.store.table_reader import file_batches, group_rows, known_columns
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 from vlmrl.tasks.user_task import is_own
-from vlmrl.types import RewardInput, Turn, hash64
+from vlmrl.types import RewardInput, Turn, hash64, is_cut
 from vlmrl.untrusted import parse_json
 
 PLAIN_FIELDS = ("answer", "ground_truth")
@@ -358,6 +358,8 @@ class TableReader:
         if (name := self.roles.get("step")) is not None:
             column = cells.column(name)
             steps = np.asarray([_count(column[i]) for i in readable], dtype=np.int32)
+        has_endings = EPISODE[0] in self.roles and "ending" in self.columns
+        endings = cells.column("ending") if has_endings else [None] * len(cells.places)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (column := self._group_names(cells)) is not None:
             # A row without a group is a group of its own.
@@ -379,7 +381,7 @@ class TableReader:
             samples_N=np.zeros(size, np.int32),
             sources=Coded(np.zeros(size, np.int32), [self.source]),
             prompts=prompts,
-            cut_N=np.asarray([x.finish == "length" for x in inputs], dtype=bool),
+            cut_N=np.asarray([is_cut(x.finish, endings[i]) for i, x in zip(readable, inputs, strict=True)], dtype=bool),
             tokens_N=np.asarray([x.num_tokens for x in inputs], dtype=np.int32),
             chars_N=np.asarray([len(x.response) for x in inputs], dtype=np.int32),
             advantages_N=np.full(size, math.nan),
@@ -503,7 +505,9 @@ def open_table(
     kind = files[0].suffix.lower()
     names, first = first_row(str(files[0]), kind)
     roles = map_roles(names, columns or {}, str(path))
-    if not isinstance(first.get(roles.get(EPISODE[0], "")), list | None):  # an own column of that name, such as a count
+    turns = first.get(roles.get(EPISODE[0], ""), ())
+    is_episode = isinstance(turns, (list, tuple)) and all(isinstance(t, Mapping) and "media" in t for t in turns)
+    if not (is_episode or turns is None):  # an own column of that name, such as a count
         roles = {role: name for role, name in roles.items() if role not in EPISODE}
     rule, ref = _task_rule(path, task, variant, lenient, names, first, roles)
     if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
