@@ -50,7 +50,8 @@ def test_the_number_of_images_in_a_message_is_that_of_the_row() -> None:
 
 def test_a_link_out_of_the_folder_is_called_a_link(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
-    inside.mkdir(), outside.mkdir()
+    inside.mkdir()
+    outside.mkdir()
     Image.new("RGB", (4, 2)).save(outside / "0.png")
     (inside / "pics").symlink_to(outside)
     with pytest.raises(DataError) as caught:
