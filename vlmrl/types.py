@@ -28,7 +28,16 @@ answer: a turn without a call. done: the environment said so. turn cut: a turn r
 token, image and time limit: of `[environment]`. environment: its process ended, or raised, outside a tool.
 """
 EPISODE_LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "turn limit", "token limit", "image limit", "time limit")
-"""Endings by a limit: the response counts as cut, like one that reached the token limit."""
+"""Endings by a limit: `Sample.finish` is "length", and training treats the response like a cut one."""
+TOKEN_LIMITS: tuple[EpisodeEnd, ...] = ("turn cut", "token limit")
+"""Endings by a number of tokens: what `is_cut` counts."""
+
+
+def is_cut(finish: str, ending: str | None = None) -> bool:
+    """Return whether a response reached a token limit. An episode may have ended by another limit."""
+    return finish == "length" and ending in (None, *TOKEN_LIMITS)
+
+
 Size = tuple[int, int]
 """Width and height in pixels."""
 

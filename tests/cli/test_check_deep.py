@@ -13,6 +13,7 @@ from tinyworld import image
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
+from vlmrl.cli.check import show_parity
 from vlmrl.evaluate import deep_check
 from vlmrl.evaluate.deep_check import TOLERANCES, compare
 from vlmrl.model import caches as split_attention
@@ -127,3 +128,13 @@ def test_numbers_that_are_not_numbers_disagree():
 def test_tolerances_grow_with_the_rounding():
     fine, coarse = TOLERANCES[torch.float32], TOLERANCES[torch.bfloat16]
     assert fine.logp_max < coarse.logp_max and fine.gradient < coarse.gradient and fine.why != coarse.why
+
+
+def test_the_longest_episode_is_printed_with_its_lines_and_its_end_is_marked(capsys):
+    allowed = {"logp_max": 1e-4, "gradient": 1e-4, "why": "so"}
+    facts = {"path": "p", "dtype": "float32", "tolerance": allowed, "logp_max": 0.0, "gradient": 0.0, "rows": []}
+    stream = [("prompt", "first\nsecond" + "x" * 5000), ("policy", "a"), ("environment", "b"), ("policy", "c")]
+    show_parity({**facts, "sampler_gap": None, "stream": stream})
+    printed = capsys.readouterr().out
+    assert "\\n" not in printed and "second" in printed.split("first")[1].splitlines()[1]
+    assert "... (the rest is not shown)" in printed

@@ -203,6 +203,18 @@ def test_generate_writes_the_turns(place: Path) -> None:
     lines = [json.loads(line) for line in (place / "a.jsonl").read_text().splitlines()]
     assert [line["turns"][-1]["text"] for line in lines] == [f"answer {i}" for i in range(ROWS)]
     assert {line["ending"] for line in lines} == {"answer"} and {line["num_tokens"] for line in lines} == {21}
+    # The table is graded as the same episodes are by an evaluation, but for a reward that looks at pictures.
+    blind = [line for line in REWARD.splitlines() if "images" not in line and "NEEDS" not in line]
+    (place / "blind.py").write_text("\n".join(blind))
+    assert {line["measured"]["reward"] for line in lines} == {0.5}
+    scored = this_process("reward-check", "a.jsonl", "--reward", "blind.py:score", "--out", "s.jsonl", cwd=place)
+    assert scored.code == 0, scored.err
+    scores = [json.loads(line) for line in (place / "s.jsonl").read_text().splitlines()]
+    assert [[s[name] for name in ("accuracy", "uses", "calls")] for s in scores] == [[1.0, 0.5, 3 / 8]] * ROWS
+    seen = this_process("reward-check", "a.jsonl", "--reward", "reward.py:score", cwd=place)
+    assert seen.code == 2 and "images of a table" in seen.err
+    replayed = this_process("reward-check", "a.jsonl", "--replay", cwd=place)
+    assert replayed.code == 2 and "a table does not say where its calls can run" in replayed.err
     (place / "length.py").write_text("def score(x):\n    return len(x.response)\n")
     with serve_endpoint(lambda n, b: works(n, b) if n < 9 else failure(403, "no")) as endpoint:
         more = ("--out", "b.jsonl", "--concurrency", "1")

@@ -19,7 +19,7 @@ def test_the_stored_calls_give_what_is_stored(run, place, tmp_path):  # noqa: F8
     called = [s for n in range(3) for g in run.read_rollouts(n) for s in g.samples if len(s.turns) > 1]
     assert len(called) == 27, "reset shows something in each"
     assert report.json == {
-        "episodes": len(called), "equal": len(called), "changed": {"digits": []}, "first": None,
+        "episodes": len(called), "equal": len(called), "alone": 0, "changed": {"digits": []}, "first": None,
     }  # fmt: skip
     assert any(turn.errors for s in called for turn in s.turns) and any(turn.media for s in called for turn in s.turns)
     (rows,) = [folder / layout.EVAL_ROWS for folder in layout.eval_dirs(run.dir) if folder.name.endswith("000003")]
@@ -32,6 +32,15 @@ def test_the_rows_of_an_evaluation_are_replayed_as_well(run, place):  # noqa: F8
     rows = Path(done.json["evaluations"][0]["folder"]) / layout.EVAL_ROWS
     replayed = vlmrl(run, place, "reward-check", rows, "--replay")
     assert replayed.code == 0 and "episodes equal what is stored" in replayed.out, replayed
+
+
+def test_grey_pictures_are_compared_with_grey_ones(run, place):  # noqa: F811
+    done = vlmrl(run, place, "eval", run.id, "--checkpoint", "1", "--tools", "blank", "--sample", "0.9", "--json")
+    assert done.code == 0, done.err
+    rows = Path(done.json["evaluations"][0]["folder"]) / layout.EVAL_ROWS
+    turns = [t for text in pq.read_table(rows)["turns"].to_pylist() for t in json.loads(text)["turns"]]
+    assert any(turn["media"] for turn in turns)
+    assert vlmrl(run, place, "reward-check", rows, "--replay").code == 0
 
 
 @pytest.mark.parametrize(
@@ -99,7 +108,11 @@ def test_the_report_shows_turns_by_author_and_can_show_those_with_errors_or_at_a
     failed = sum(any(turn.errors for turn in s.turns) for s in samples)
     limited = sum(s.ending in EPISODE_LIMITS for s in samples)
     assert failed and limited, "both filters have something to show"
-    for words in (f"all responses ({len(samples)})", f"tool errors ({failed})", f"limit reached ({limited})"):
+    for words in (
+        f"all responses on this page ({len(samples)})",
+        f"tool errors ({failed})",
+        f"limit reached ({limited})",
+    ):
         assert words in page, words
     assert page.count('class="sample tool-errors') == failed and page.count('limit-reached">') == limited + 1
     own = [part for s in samples for part in s.trajectory.segments]

@@ -26,6 +26,7 @@ from vlmrl.checkpoint.io import check_files
 from vlmrl.checkpoint.load import find_base, load_checkpoint_model, put_adapter, saved_lora
 from vlmrl.checkpoint.merge_weights import CannotStreamError, write_streaming
 from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settings, prove_elsewhere
+from vlmrl.environments.calls import form_of
 from vlmrl.errors import CheckpointError, StoreError
 from vlmrl.model.load import DTYPES, load_processor, write_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
@@ -37,7 +38,7 @@ from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, read_meta
 from vlmrl.store.evaluated_rows import (
-    changed_thing,
+    condition_words,
     image_condition,
     method_of,
     read_summary,
@@ -136,9 +137,28 @@ def model_card(checkpoint: Path, proof: Proof, *, adapter: bool, name: str, base
         "## Where it comes from\n\n" + _table(("", ""), _lineage(meta, manifest, recipe, origin)),
         "## Evaluation\n\n" + _evaluation(run_dir, checkpoint, manifest),
         "## Proof\n\n" + _proof(proof),
-        "## Use\n\n" + _use(name, meta.get("base") or {}, base_path, adapter),
+        "## Use\n\n" + _use(name, meta.get("base") or {}, base_path, adapter, tool_options(checkpoint)),
     ]
     return "\n".join(parts)
+
+
+SHOWS_TOOLS = "It was trained to call the tools above: give their schemas with each request, and run the calls."
+PARSERS = {"hermes": "hermes", "qwen_xml": "qwen3_xml", "gemma4": "gemma4", "glm": "glm45"}
+"""Form of calls (environments/calls.py) -> name of vLLM's parser of it."""
+
+
+def tool_options(checkpoint: Path) -> str:
+    """Return the options of `vllm serve` for a model that was trained with tools; "" for others."""
+    recipe = _recipe(checkpoint.absolute().parent.parent)
+    settings = [recipe.get("environment"), *((data or {}).get("environment") for data in recipe.get("data") or ())]
+    forms = [one.get("calls", "auto") for one in settings if isinstance(one, Mapping) and one.get("name")]
+    if not forms:
+        return ""
+    template = checkpoint / HF / "chat_template.jinja"
+    form = forms[0]
+    if form == "auto" and template.is_file():
+        form = form_of(template.read_text(encoding="utf-8", errors="replace"))
+    return f" --enable-auto-tool-choice --tool-call-parser {PARSERS.get(str(form), 'PARSER')}"
 
 
 def _recipe(run_dir: Path) -> Mapping[str, Any]:
@@ -196,6 +216,11 @@ def _lineage(
         what = f"{d.get('name')}: task {d.get('task')}, split {d.get('split')}, {d.get('rows')} rows"
         rows.append(("data", f"{what}, fingerprint {str(d.get('fingerprint') or 'unknown')[:12]}"))
     rows += [("reward", f"{r.get('source')}: {identity_of(r).words}") for r in manifest.rewards]
+    for prompt in manifest.prompts:
+        if environment := prompt.get("environment"):
+            tools = [tool["function"]["name"] for tools in environment["tools"].values() for tool in tools]
+            what = f"{environment['name']} (sha256 {str(environment['sha256'])[:12]}) with {', '.join(tools)}"
+            rows.append(("tools", f"{prompt.get('source')}: environment {what}"))
     if manifest.git:
         dirty = ", with uncommitted changes" if manifest.git.get("dirty") else ""
         rows.append(("code", f"commit {str(manifest.git.get('commit'))[:12]}{dirty}"))
@@ -227,9 +252,7 @@ def _evaluation(run_dir: Path, checkpoint: Path, manifest: Manifest | None) -> s
         if meta.get("step") != layout.parse_checkpoint_name(checkpoint.name):
             continue
         if (change := image_condition(meta)) is not None:
-            notes.append(
-                f"{folder.name}: the model had changed {changed_thing(change)} ({change}): this measures what it needs."
-            )
+            notes.append(f"{folder.name}: run {condition_words(change)}: this measures what the model needs.")
         split = "validation in training" if meta.get("during") else f"{meta.get('source')}/{meta.get('split')}"
         methods[f": {method_of(summary)}"] = None
         if of_sets := set_method_of(summary):
@@ -259,7 +282,9 @@ def _proof(proof: Proof) -> str:
     )
 
 
-def _use(name: str, meta_base: Mapping[str, Any], base_path: str | None, adapter: bool) -> str:
+def _use(name: str, meta_base: Mapping[str, Any], base_path: str | None, adapter: bool, tools: str) -> str:
+    """Return the commands that use the model. `tools`: see `tool_options`."""
+    note = f"\n{SHOWS_TOOLS}\n" if tools else ""
     if adapter:
         base = _base_name(meta_base)
         where = base if HUB_NAME.fullmatch(base) else base_path or "BASE"
@@ -271,12 +296,14 @@ def _use(name: str, meta_base: Mapping[str, Any], base_path: str | None, adapter
             f"{missing}```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForImageTextToText\n\n"
             f'base = AutoModelForImageTextToText.from_pretrained({json.dumps(where)}, dtype="auto")\n'
             f"model = PeftModel.from_pretrained(base, {json.dumps(name)})\n```\n\n"
-            f"```\nvllm serve {quote(where)} --enable-lora --lora-modules {quote(f'trained={name}')}\n```\n"
+            f"```\nvllm serve {quote(where)} --enable-lora --lora-modules {quote(f'trained={name}')}{tools}\n```\n"
+            f"{note}"
         )
     return (
         "```python\nfrom transformers import AutoModelForImageTextToText, AutoProcessor\n\n"
         f'model = AutoModelForImageTextToText.from_pretrained({json.dumps(name)}, dtype="auto")\n'
-        f"processor = AutoProcessor.from_pretrained({json.dumps(name)})\n```\n\n```\nvllm serve {quote(name)}\n```\n"
+        f"processor = AutoProcessor.from_pretrained({json.dumps(name)})\n```\n\n"
+        f"```\nvllm serve {quote(name)}{tools}\n```\n{note}"
     )
 
 

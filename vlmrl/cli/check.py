@@ -73,8 +73,9 @@ MAX_RESPONSE = 160
 """Maximum number of characters of a correct response that are shown."""
 
 
-MAX_STREAM = 1000
+MAX_STREAM = 4000
 """Maximum number of characters of a part of an episode that are shown."""
+STREAM_MARK = "\n... (the rest is not shown)"
 
 
 def show_parity(parity: Mapping[str, Any]) -> None:
@@ -101,7 +102,7 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     if parity["stream"] and sum(author == "policy" for author, _ in parity["stream"]) == 1:
         lines.append(("", "no response called a tool: the tools did not run"))
     for author, text in parity["stream"]:
-        lines.append((author, visible(excerpt(text, MAX_STREAM).replace("\n", "\\n"))))
+        lines.append((author, visible(excerpt(text, MAX_STREAM, mark=STREAM_MARK))))
     draw_plain_table(lines)
 
 

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from vlmrl.checkpoint.merge import Merged
 
 
-def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool, evaluate: str) -> None:
+def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: bool, evaluate: str, tools: str) -> None:
     """Print the written files, the proof that the model is the same, and commands that use it.
 
     Args:
         evaluate: command that evaluates the model; "" = nothing says with which reward.
+        tools: options of `vllm serve` for the tools of the model.
     """
     for line in done.leftovers:
         say(f"found: {line}")
@@ -37,13 +38,13 @@ def show_merged(done: Merged, checkpoint: str, address: str | None, adapter: boo
     if adapter:
         say(
             f"use it: PeftModel.from_pretrained(base, {str(done.folder)!r})   or   "
-            f"vllm serve BASE --enable-lora --lora-modules {quote(f'trained={done.folder}')}"
+            f"vllm serve BASE --enable-lora --lora-modules {quote(f'trained={done.folder}')}{tools}"
         )
         return
     folder = quote(str(done.folder))
     also = f"   or   {evaluate}" if evaluate else ""
     say(f"use it: AutoModelForImageTextToText.from_pretrained({str(done.folder)!r}){also}")
-    say(f"serve it: vllm serve {folder}")
+    say(f"serve it: vllm serve {folder}{tools}")
 
 
 def register(app: typer.Typer) -> None:
@@ -97,7 +98,7 @@ def merge(
 
     Example: vlmrl merge last --out models/digits
     """
-    from vlmrl.checkpoint.merge import check_access, push
+    from vlmrl.checkpoint.merge import check_access, push, tool_options
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
     from vlmrl.errors import CheckpointError, unknown
     from vlmrl.model.load import DTYPES
@@ -145,4 +146,5 @@ def merge(
         "found": list(done.leftovers),
     }
     if not emit(fields, as_json):
-        show_merged(done, folder.name, address, adapter, eval_merged(opened, done.folder) if opened else "")
+        evaluate = eval_merged(opened, done.folder) if opened else ""
+        show_merged(done, folder.name, address, adapter, evaluate, tool_options(folder))

@@ -143,6 +143,8 @@ UPDATE = (("policy/entropy", "entropy"), ("optim/grad_norm", "grad"))
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
     """Return the columns of a step's line: for reinforcement learning reward ..., for supervised learning loss."""
+    from vlmrl.store.metrics import other_limits
+
     m = metrics
     parts: list[str] = []
     if "reward/mean" in m:
@@ -155,6 +157,7 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in printed]
         parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
+        parts += [f"{limit} {share:.0%}" for limit, share in other_limits(m).items()]
         if "episode/turns" in m:
             parts.append(f"turns {m['episode/turns']:.1f}  calls {m['episode/calls']:.1f}")
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")

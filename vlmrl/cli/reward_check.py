@@ -168,9 +168,9 @@ def _replay(saved: SavedResponses, as_json: bool) -> None:
     first, equal = report["first"], report["equal"]
     if not emit(report, as_json):
         out = console(stderr=False)
-        out.print(
-            f"{equal:,} of {report['episodes']:,} episodes equal what is stored", style="red" if first else "green"
-        )
+        alone = f"; {n:,} more called no tool, or ended with the call" if (n := report["alone"]) else ""
+        words = f"{equal:,} of {report['episodes']:,} episodes equal what is stored{alone}"
+        out.print(words, style="red" if first else "green")
         if first:
             out.print(
                 f"first difference: {one_line(first['where'])}, turn {first['turn']}, tool {one_line(first['tool'])}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,8 +185,10 @@ def show_rollout(run: Run, place: str, as_json: bool) -> None:
     if emit(finite({"run": run.id, "step": step, "groups": fields}), as_json):
         return
     if prompt is None:
-        rows = [_row(group) for group in fields]
-        show_table(f"step {step}", ("prompt", "samples", "mean", "best", "truth"), rows)
+        has_tools = any("turns" in s for group in fields for s in group["samples"])
+        rows = [_row(group, has_tools) for group in fields]
+        heads = ("prompt", "samples", "mean", "best", *(("calls", "errors", "ended by") if has_tools else ()), "truth")
+        show_table(f"step {step}", heads, rows)
         one = ("--rollout", f"{step}/{fields[0]['prompt_id']}")
         say(f"one with its responses: {command_line(('runs', 'show'), run.dir, run.manifest.name, *one)}")
         return
@@ -226,11 +229,17 @@ def _find(groups: list[Group], prompt: str) -> list[Group]:
     raise StoreError(f"`{prompt}` names {which} of the step", hint=f"such as {named}")
 
 
-def _row(group: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(group: Mapping[str, Any], has_tools: bool) -> tuple[str, ...]:
+    """Return a prompt's line of the table of a step; with calls, failed calls and endings of its episodes."""
     scores = [s["score"] for s in group["samples"] if s["error"] is None]
     mean, best = (f"{statistics.fmean(scores):.3f}", f"{max(scores):.3f}") if scores else ("-", "-")
     truth = shorten(one_line(_as_json(group["truth"])), 60)
-    return one_line(group["prompt_id"]), str(len(group["samples"])), mean, best, truth
+    turns = [turn for s in group["samples"] for turn in s.get("turns", ())]
+    calls, errors = sum(len(turn["calls"]) for turn in turns), sum(turn.get("errors", 0) for turn in turns)
+    endings = Counter(s["ending"] for s in group["samples"] if "ending" in s).most_common()
+    ends = ", ".join(f"{ending} {count}" for ending, count in endings)
+    episodes = (str(calls), str(errors), ends) if has_tools else ()
+    return one_line(group["prompt_id"]), str(len(group["samples"])), mean, best, *episodes, truth
 
 
 def _as_json(truth: Mapping[str, Any]) -> str:
@@ -238,16 +247,16 @@ def _as_json(truth: Mapping[str, Any]) -> str:
 
 
 def _lines(group: Mapping[str, Any]) -> list[str]:
-    from vlmrl.report.rollout_text import image_lines, sample_lines
+    from vlmrl.report.rollout_text import ending_words, image_lines, sample_lines
 
     lines = [f"{group['prompt_id']}  of {group['source']}", f"truth: {_as_json(group['truth'])}", *image_lines(group)]
     lines += ["prompt:", *(f"  {line}" for line in group["prompt"].splitlines())]
     for s in group["samples"]:
         parts = "  ".join(f"{name} {'-' if v is None else f'{v:.3f}'}" for name, v in s["parts"].items())
         score = "no score" if s["error"] is not None else f"{s['score']:.3f}"
-        cut = ", cut at the limit" if s["finish"] == "length" else ""
+        ending = f", {words}" if (words := ending_words(s)) else ""
         use = ", not trained on" if s["masked"] else f", advantage {s['advantage']:+.3f}"
-        lines += ["", f"sample {s['sample']}: {score}  {parts}  ({s['tokens']} tokens{cut}{use})"]
+        lines += ["", f"sample {s['sample']}: {score}  {parts}  ({s['tokens']} tokens{ending}{use})"]
         lines += [f"  [{one_line(message)}]" for message in (s["error"] or s["note"],) if message]
         lines += [f"  {line}" for line in sample_lines(s)]
         if not s.get("turns"):

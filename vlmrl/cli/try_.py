@@ -117,20 +117,22 @@ def _truth(truth: Mapping[str, Any]) -> str:
 
 def _sample_line(sample: Mapping[str, Any]) -> str:
     from vlmrl.cli.progress import MAX_TEXT
-    from vlmrl.report.rollout_text import sample_lines
+    from vlmrl.report.rollout_text import ending_words, sample_lines
 
     parts = " ".join(f"{name} {'-' if v is None else f'{v:.2f}'}" for name, v in sample["parts"].items())
-    text = visible(sample["text"].replace("\n", "\\n"))
+    text = [] if sample.get("turns") else [shorten(visible(sample["text"].replace("\n", "\\n")), MAX_TEXT)]
     score = " " * 5 + "-" if sample["error"] else f"{sample['score']:6.3f}"
-    cut = " (cut)" if sample["finish"] == "length" else ""
+    ending = f"  ({words})" if (words := ending_words(sample)) else ""
     message = line_of_code(sample["error"] or sample["note"])
     note = f"  [{message}]" if message else ""
-    more = "".join(f"\n          {line}" for line in sample_lines(sample))
-    return f"  {score}  {one_line(parts)}{cut}{note}\n          {shorten(text, MAX_TEXT)}{more}"
+    more = "".join(f"\n          {line}" for line in (*text, *sample_lines(sample)))
+    return f"  {score}  {one_line(parts)}{ending}{note}{more}"
 
 
 def _show_summary(result: Mapping[str, Any]) -> None:
     from rich.text import Text
+
+    from vlmrl.store.metrics import other_limits
 
     out, summary = console(stderr=False), result["summary"]
     if "solve_rate/mean" in summary:
@@ -144,13 +146,15 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     for why in result["no_solve_rate"]:
         out.print(Text(f"\nno solve rate: {why}"))
     parts = [(name.rpartition("/")[2], value) for name, value in summary.items() if name.startswith("reward/part/")]
+    ends = "".join(f"; {share:.0%} ended by the {limit}" for limit, share in other_limits(summary).items())
+    limit = "a token limit" if "episode/turns" in summary else "rollout.max_new_tokens"
     longest, longest_prompt = (summary[f"rollout/{what}_tokens_max"] for what in ("response", "prompt"))
-    ends = f"{summary['reward/min']:.3f} to {summary['reward/max']:.3f}"
+    span = f"{summary['reward/min']:.3f} to {summary['reward/max']:.3f}"
     rows = [
         ("reward", f"{summary['reward/mean']:.3f}   " + "  ".join(f"{name} {value:.3f}" for name, value in parts)),
-        ("spread", f"{ends}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
+        ("spread", f"{span}; std within a prompt {summary['reward/std_within_groups']:.3f} on average"),
         ("dead groups", f"{summary['rollout/dead_group_share']:.0%} teach nothing: all samples have the same score"),
-        ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached rollout.max_new_tokens"),
+        ("cut responses", f"{summary['rollout/truncated_share']:.0%} reached {limit}{ends}"),
         ("prompt tokens", f"{summary['rollout/prompt_tokens_mean']:.0f} on average, longest {longest_prompt:,}"),
         ("response tokens", f"{summary['rollout/response_tokens_mean']:.0f} on average, longest {longest}"),
         ("speed", f"{summary['rollout/tokens_per_second']:,.0f} tokens/s"),

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -237,6 +238,10 @@ Place = tuple[str, int, int]
 """Split, row and position of an image."""
 
 
+NOTED_ROWS = 100
+"""Number of the first rows whose calls of tools are compared with their column of tools."""
+
+
 class TableDataset:
     """Dataset of a user's own table.
 
@@ -260,7 +265,7 @@ class TableDataset:
         self.splits = {split: len(table) for split, table in self._tables.items()}
         mapped = self._mapped.get(data.split) or next(iter(self._mapped.values()))
         guesses = _notes_on_guesses(mapped, self._tables, data.columns)
-        self.notes: Sequence[str] = (*guesses, *self._notes_on_images(mapped))
+        self.notes: Sequence[str] = (*guesses, *self._notes_on_images(mapped), *self._notes_on_calls())
         self.info: Mapping[str, Any] = {
             "name": self.name,
             "task": data.task,
@@ -375,6 +380,21 @@ class TableDataset:
         name = unread[0]
         hint = f'name the column of the images: columns = {{images = "{name}"}}, or --columns images={name}'
         return [f"`{'`, `'.join(unread)}` {'have' if len(unread) > 1 else 'has'} {UNREAD}: {hint}"]
+
+    def _notes_on_calls(self) -> list[str]:
+        """Return a note if one of the first rows calls a tool that its column of tools does not list."""
+        split = self._data.split if self._data.split in self._mapped else next(iter(self._mapped))
+        table, mapped = self._tables[split], self._mapped[split]
+        for index in range(min(len(table), NOTED_ROWS) if mapped.tools and mapped.prompt else 0):
+            fields, where = table.row(index), self._where(split, index, mapped.prompt or "")
+            with suppress(DataError):  # of a row that cannot be read, which is reported with the rows
+                tools = [tool["function"]["name"] for tool in read_tools(fields.get(mapped.tools or ""), where)]
+                turns = read_messages(fields.get(mapped.prompt or ""), where).response
+                calls = [call.name for turn in turns for call in turn.calls]
+                if tools and (unknown := set(calls) - set(tools)):
+                    names = f"`{min(unknown)}`, which its `{mapped.tools}` does not list ({', '.join(tools)})"
+                    return [f"{table.where(index)} calls {names}: its prompt does not show that tool"]
+        return []
 
     def _where(self, split: str, index: int, column: str) -> str:
         return f"{self._tables[split].where(index)}, column `{column}`"

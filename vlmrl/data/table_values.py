@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -345,14 +346,16 @@ def _inside(text: str, root: Path | None, where: str) -> Path:
     try:
         path = (base / text).resolve()
         if not path.is_relative_to(base):
+            by_link = Path(os.path.normpath(base / text)).is_relative_to(base)
+            hint = "set `images_root` in `[[data]]` to the folder that holds the images"
             raise DataError(
-                f"the image path {show(text)} leaves {root}",
+                f"the image path {show(text)} leaves {base}" + (f" by a link, to {path}" if by_link else ""),
                 where=where,
-                hint=(
-                    'set `images_root = "/"`, or the folder that holds the images'
-                    if text.startswith("/")
-                    else "set `images_root` to the folder that holds the images; a link out of it counts as leaving"
-                ),
+                hint='set `images_root = "/"` in `[[data]]`, or the folder that holds the images'
+                if text.startswith("/")
+                else f"{hint} behind the link, or put the images there in its place"
+                if by_link
+                else hint,
             )
         if not path.is_file():
             raise DataError(f"{NO_FILE} {show(text)} in {root}", where=where, hint="check the path and `images_root`")
@@ -489,9 +492,11 @@ RESPONSES: Spellings = {
     "num_tokens": ("num_tokens", "response_length", "completion_length", "num_completion_tokens"),
     "score": ("score", "reward", "overall"),
     "token_ids": ("completion_ids", "token_ids", "response_ids"),
+    "turns": ("turns",),
+    "measured": ("measured",),
     "images": IMAGES,
 }
-"""Columns of a table of saved responses."""
+"""Columns of a table of saved responses. `turns` and `measured` are of episodes, as `generate` writes them."""
 PAIRS: Spellings = {
     "images": IMAGES,
     "problem": ("problem",),

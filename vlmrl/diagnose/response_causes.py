@@ -428,10 +428,11 @@ def tool_errors(facts: RunFacts) -> Iterator[Cause]:
     share = sum(calls * errors for calls, errors in counts) / max(1e-9, sum(calls for calls, _ in counts))
     if share <= limit("tool_errors"):
         return
-    failed = [r for r in facts.responses if r.tool_errors]
+    steps = {line["step"] for line in _late(facts)}
+    failed = [r for r in facts.responses if r.tool_errors and r.step in steps]
     lines = Counter(line for r in failed for line in r.tool_errors).most_common(MOST_NOTES)
     evidence = [f"{number_of(count, 'call')}: {short(line, 160)}" for line, count in lines]
-    what = f"{percent(share)} of the calls of tools fail"
+    what = f"{percent(share)} of the calls of tools fail in the last third of the steps"
     command = shlex.join(["vlmrl", "report", facts.key])
     yield Cause("tool_errors", "warning", what, command, 0.75, evidence, rows_of(failed))
 
@@ -447,7 +448,7 @@ def episode_limits(facts: RunFacts) -> Iterator[Cause]:
     if facts.recipe is not None:
         table, _, name = key.partition(".")
         settings = [f"{key}={2 * getattr(getattr(facts.recipe, table), name)}"]
-    what = f"limits end {percent(sum(shares.values()))} of the episodes, most of them {key}"
+    what = f"limits end {percent(sum(shares.values()))} of the episodes of the last third of the steps: mostly {key}"
     evidence = [f"{percent(share)} {name.replace('_', ' ')}" for name, share in shares.items() if share]
     yield Cause("episode_limits", "warning", what, again(facts, *settings), 0.8, evidence)
 

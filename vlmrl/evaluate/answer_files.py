@@ -268,19 +268,22 @@ class Answer:
 
     def line(self) -> dict[str, Any]:
         """Return the line of the table; `vlmrl reward-check` reads such tables."""
-        tokens, refusal = self.kept["tokens"], self.kept.get("refusal")
+        tokens, refusal, parts = self.kept["tokens"], self.kept.get("refusal"), self.kept.get("segments")
+        if isinstance(tokens, list):  # of an episode, those that the policy wrote
+            own = [part["end"] - part["start"] for part in parts or () if part["author"] == "policy"]
+            tokens = sum(own) if parts else len(tokens)
         return {
             "prompt_id": self.row.prompt_id,
             "source": self.row.source,
             "sample": self.kept["sample"],
             "response": self.kept["text"],
             "finish": self.kept["finish"],
-            "num_tokens": len(tokens) if isinstance(tokens, list) else tokens,
+            "num_tokens": tokens,
             "seed": self.kept["seed"],
             "group": self.row.prompt_id,
             "ground_truth": dict(self.row.truth),
             **({"refusal": refusal} if refusal else {}),
-            **({name: self.kept[name] for name in ("ending", "fault") if self.kept.get(name)}),
+            **({name: self.kept[name] for name in ("ending", "measured", "fault") if self.kept.get(name)}),
             **({"turns": parse_json(self.kept["turns"])["turns"]} if self.kept.get("turns") else {}),
         }
 

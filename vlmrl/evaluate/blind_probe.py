@@ -50,6 +50,7 @@ from vlmrl.metric import metric_facts
 from vlmrl.store.evaluated_rows import (
     SHOWN_IMAGES,
     changed_thing,
+    condition_words,
     image_condition,
     read_summary,
     role_label,
@@ -310,16 +311,17 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
 
 def _sentence(name: str, m: Mapping[str, Any], change: str) -> str:
     """Return the difference of a metric in words, without the final full stop."""
-    what = changed_thing(change)
+    what, is_off = changed_thing(change), change == "tools off"
+    true, changed = (what, "without them") if is_off else (f"the true {what}", "with changed ones")
     ends = "" if m["low"] is None else f" [{m['low']:.3f}, {m['high']:.3f}]"
-    numbers = f"{m['normal']:.3f} with the true {what} and {m['changed']:.3f} with changed ones ({change}"
+    numbers = f"{m['normal']:.3f} with {true} and {m['changed']:.3f} {changed} ({change}"
     if chance := m["chance"]:
         numbers += f"; {chance['what']}: {chance['value']:.3f}"
     numbers += ")"
     if not excludes_zero(m["low"], m["high"]):
         return f"It is not clear whether the {name} needs the {what}: {numbers}, difference {m['difference']:.3f}{ends}"
     if m["difference"] < 0:
-        return f"The {name} is higher without the true {what}: {numbers}, difference {m['difference']:.3f}{ends}"
+        return f"The {name} is higher without {true}: {numbers}, difference {m['difference']:.3f}{ends}"
     share = m["share"]
     ends_of_share = "" if share is None or share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
     part = "" if share is None else f", a share of {share['value']:.0%}{ends_of_share}"
@@ -345,7 +347,8 @@ def label_of_both(metas: Sequence[Mapping[str, Any]]) -> str:
     if shown[0] != shown[1]:
         conditions = [image_condition(meta) for meta in metas]
         what = changed_thing(next(filter(None, conditions), ""))
-        return f"rows with {conditions[0] or 'true'} {what} for A and {conditions[1] or 'true'} {what} for B"
+        words = [f"with the true {what}" if one is None else condition_words(one) for one in conditions]
+        return f"rows {words[0]} for A and {words[1]} for B"
     return ", ".join(filter(None, (shown[0], label)))
 
 

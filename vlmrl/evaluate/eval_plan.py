@@ -29,7 +29,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import environment_record
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import changed_thing, image_condition, names_a_step, read_summary
+from vlmrl.store.evaluated_rows import condition_words, image_condition, names_a_step, read_summary
 from vlmrl.store.metrics import encode
 from vlmrl.tasks.prompt import same_prompt
 from vlmrl.tasks.source import Source
@@ -130,9 +130,7 @@ def _difference_of(before: Meta, meta: Meta) -> str | None:
 def _require_same(folder: Path, meta: Meta) -> None:
     before = read_summary(folder).get("meta") or {}
     if (change := image_condition(before)) is not None:
-        raise StoreError(
-            f"--normal {folder} was itself made with changed {changed_thing(change)} ({change})", where=str(folder)
-        )
+        raise StoreError(f"--normal {folder} was itself made {condition_words(change)}", where=str(folder))
     if key := _difference_of(before, meta):
         words = "setting of [model], or of rollout.engine, top_p, top_k or stop" if key == GENERATION_KEY else key
         raise StoreError(

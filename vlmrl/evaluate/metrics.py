@@ -47,7 +47,7 @@ from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.repeated import PromptSamples, SampleTable, mean_of
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.base import is_binary
-from vlmrl.types import INAPPLICABLE, hash64
+from vlmrl.types import INAPPLICABLE, hash64, is_cut
 
 Record = Mapping[str, Any]
 
@@ -104,7 +104,7 @@ class EvalColumns:
         if error is None:
             self.applying.add(frozenset((name, value is not None) for name, value in record["parts"].items()))
         self._has_confidence.append("confidence" in outcome)
-        self._truncated.append(record["finish"] == "length")
+        self._truncated.append(is_cut(record["finish"], record.get("ending")))
         self._prompts.append(hash64(record["prompt_id"]))
         self._images.extend(hash64(key) for key in image_ids(record))
         self._image_starts.append(len(self._images))
@@ -358,7 +358,7 @@ def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[
     for name in _names(rows, "parts"):
         pick_by_name[f"part/{name}"] = lambda r, name=name: finite(r["parts"].get(name))
     pick_by_name["response_tokens"] = lambda r: finite(r["num_tokens"])
-    pick_by_name["truncated"] = lambda r: float(r["finish"] == "length")
+    pick_by_name["truncated"] = lambda r: float(is_cut(r["finish"], r.get("ending")))
     return pick_by_name
 
 

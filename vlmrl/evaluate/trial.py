@@ -35,6 +35,7 @@ from vlmrl.evaluate.run import counted
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Recipe
 from vlmrl.rewards.base import RIGHT, ServicePlace, is_binary, value_bounds
+from vlmrl.rollout.episodes import episode_metrics
 from vlmrl.rollout.sample import Prompt, encode_prompt, sample_rollouts, score_rollouts
 from vlmrl.setup.model import load_origin, make_encoder, make_generator, make_policy, sampling_params
 from vlmrl.setup.model_origin import find_model
@@ -46,7 +47,7 @@ from vlmrl.store.rollouts import count_rows
 from vlmrl.store.runs import Run
 from vlmrl.tasks.positions import Fit, Mark, caption_of, save_overlays
 from vlmrl.tasks.source import PromptStream, Source, accuracies, response_input
-from vlmrl.types import Group, Row, ScoredSample
+from vlmrl.types import Group, Row, ScoredSample, is_cut
 
 MOST_DRAWN = 8
 """Number of prompts of a trial that are drawn."""
@@ -513,13 +514,14 @@ def summary(trial: Trial) -> dict[str, Any]:
         "reward/std_within_groups": fmean(each["std"] for each in spreads),
         **{f"reward/part/{part}": fmean(values) for part, values in means.items() if values},
         "rollout/dead_group_share": fmean(group.is_dead for group in trial.groups),
-        "rollout/truncated_share": fmean(s.trajectory.finish == "length" for s in samples),
+        "rollout/truncated_share": fmean(is_cut(s.trajectory.finish, s.ending) for s in samples),
         "rollout/prompt_tokens_mean": fmean(prompts),
         "rollout/prompt_tokens_max": max(prompts),
         "rollout/response_tokens_mean": fmean(tokens),
         "rollout/response_tokens_max": max(tokens),
         "rollout/tokens_per_second": sum(tokens) / max(trial.seconds, 1e-9),
     }
+    metrics |= episode_metrics(samples)
     if rates:
         metrics |= {"solve_rate/mean": fmean(rates), "solve_rate/histogram": rate_histogram(rates)}
     return metrics

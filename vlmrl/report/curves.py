@@ -125,12 +125,18 @@ TITLES = {
     "policy/kl_in_reward": "KL to the reference (nats)",
     "loss/value": "Loss of the critic",
     "value/explained_variance": "Variance explained by the critic (share)",
+    "episode/turns": "Turns per episode",
+    "episode/calls": "Calls of tools per episode",
+    "episode/tool_errors": "Failed calls of tools (share)",
     **HEALTH_TITLES,
 }
 HEALTH = (
     "rollout/dead_group_share",
     "rollout/truncated_share",
     "rollout/response_tokens_mean",
+    "episode/turns",
+    "episode/calls",
+    "episode/tool_errors",
     "policy/entropy",
     "optim/grad_norm",
     "policy/sampler_gap_max",

@@ -155,7 +155,7 @@ class TurnView:
     """Turn of an episode.
 
     Args:
-        calls: tools that it calls, with their arguments.
+        calls: tools that it calls, with their arguments; "" = a call that cannot be read.
         facts: its tokens, seconds and errors, in words.
         trained: whether the policy is trained on it; None = not known.
         errors: number of the calls that failed.
@@ -303,7 +303,10 @@ def turn_views(turns: Sequence[Turn], segments: Sequence[Segment], images: RunIm
         facts = [] if part is None else [number_of(part.num_tokens, "token")]
         facts += [f"{turn.seconds:.3f} s"] if turn.seconds else []
         facts += [number_of(turn.errors, "error")] if turn.errors else []
-        calls = [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in turn.calls]
+        calls = [
+            f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" if call.name else ""
+            for call in turn.calls
+        ]
         pictures = [album.add(m, images) for m in turn.media]
         trained = None if part is None else part.trained
         views.append(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmrl.errors import StoreError
-from vlmrl.types import Group, Media, ScoredSample, Size
+from vlmrl.types import Group, Media, ScoredSample, Size, is_cut
 from vlmrl.untrusted import one_line, plural, visible
 
 MAX_DETAIL = 300
@@ -26,6 +26,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
         "error": score.error,
         "status": score.status,
         "finish": trajectory.finish,
+        **({"ending": scored.ending} if scored.ending else {}),
         "tokens": trajectory.num_sampled_tokens,
         "advantage": scored.advantage,
         "masked": scored.masked,
@@ -50,6 +51,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
                 "text": turn.text,
                 "images": [_image(m, None) for m in turn.media],
                 "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
+                **({"errors": turn.errors} if turn.errors else {}),
             }
             for turn in scored.turns
         ]
@@ -60,6 +62,15 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
     return fields
 
 
+def ending_words(fields: Mapping[str, Any]) -> str:
+    """Return by what a response ended, from its `finish` and the `ending` of an episode; "" if by itself."""
+    if is_cut(fields["finish"], ending := fields.get("ending")):
+        return "ended by the token limit" if ending == "token limit" else "cut at the limit"
+    return {None: "", "answer": "", "done": "ended by the environment", "environment": "its environment failed"}.get(
+        ending, f"ended by the {ending}"
+    )
+
+
 def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return text lines for the `sample_fields` except text, score and parts; often there are none."""
     lines = []
@@ -68,7 +79,10 @@ def sample_lines(fields: Mapping[str, Any]) -> list[str]:
     if segments := fields.get("segments"):
         lines.append("written by " + ", ".join(map(_segment_words, segments)))
     for turn in fields.get("turns", ()):
-        calls = "".join(f"  calls {call['name']}({_short(call['arguments'])})" for call in turn["calls"])
+        calls = "".join(
+            f"  calls {call['name']}({_short(call['arguments'])})" if call["name"] else "  a call that cannot be read"
+            for call in turn["calls"]
+        )
         images = f"  with {_count(len(turn['images']), 'image')}" if turn["images"] else ""
         lines.append(f"{turn['role']}: {one_line(turn['text'])}{images}{calls}")
     for reward, detail in (fields.get("detail") or {}).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from vlmrl.errors import RewardError
 from vlmrl.recipe.schema import Environment
 from vlmrl.redaction.redact import excerpt, hide_known, redact_value
 from vlmrl.reward_check.rescore import image_reader
-from vlmrl.reward_check.responses import CHUNK_ROWS, RolloutReader, read_saved
+from vlmrl.reward_check.responses import CHUNK_ROWS, RolloutReader, evaluation_of, read_saved
 from vlmrl.reward_check.scoring import SavedResponses
+from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.provenance import usable_cores
 from vlmrl.tasks.user_task import is_own
 from vlmrl.types import RewardInput, Turn
@@ -32,16 +34,20 @@ Episode = tuple[str, RewardInput, int]
 def replay(saved: SavedResponses) -> dict[str, Any]:
     """Run the stored calls of saved episodes again, and compare what the tools return with what is stored.
 
+    Pictures are grey where those of the evaluation were (`vlmrl eval --tools blank`).
+
     Returns: `episodes`: number of those in which tools returned something; `equal`: those of them without a difference;
-        `changed`: source -> parts of its environment that have changed since the run; `first`: first difference in the
-        input (where, turn, tool, stored, now), or None.
+        `alone`: number of the other episodes, in which nothing is stored that a tool returned; `changed`: source ->
+        parts of its environment that have changed since the run; `first`: first difference in the input (where, turn,
+        tool, stored, now), or None.
     Raises: RewardError if there is no such episode, or the environment cannot be loaded.
     """
     differences: list[tuple[int, dict[str, Any]]] = []
     changed: dict[str, list[str]] = {}
     count, read = 0, image_reader(saved)
-    for source, episodes in _episodes(saved).items():
-        rows, (pool, changed[source]) = list(episodes), _pool(saved, source)
+    by_kind, alone = _episodes(saved)
+    for (source, is_grey), episodes in by_kind.items():
+        rows, (pool, changed[source]) = list(episodes), _pool(saved, source, is_grey)
         with closing(pool):
             for first in range(0, len(rows), AT_ONCE):
                 piece = {row: episodes[row] for row in rows[first : first + AT_ONCE]}
@@ -49,27 +55,43 @@ def replay(saved: SavedResponses) -> dict[str, Any]:
         count += len(rows)
     if not count:
         hint = "name a run with [environment], or the rows of its evaluation"
-        raise RewardError("no saved response has called a tool", where=str(saved.path), hint=hint)
+        is_table = not isinstance(saved.reader, RolloutReader)
+        why = "a table does not say where its calls can run" if is_table else "no saved response has called a tool"
+        raise RewardError(why, where=str(saved.path), hint=hint)
     first_one = min(differences, key=lambda one: one[0], default=(0, None))[1]
-    return {"episodes": count, "equal": count - len(differences), "changed": changed, "first": first_one}
+    equal = count - len(differences)
+    return {"episodes": count, "equal": equal, "alone": alone, "changed": changed, "first": first_one}
 
 
-def _episodes(saved: SavedResponses) -> dict[str, dict[int, Episode]]:
-    """Return source -> row -> episode, for the responses in which tools returned something."""
+def _episodes(saved: SavedResponses) -> tuple[dict[tuple[str, bool], dict[int, Episode]], int]:
+    """Return the responses in which tools returned something, and the number of the other episodes.
+
+    The former are (source, whether its tools showed grey pictures) -> row -> episode.
+    """
     paths = saved.reader.paths if isinstance(saved.reader, RolloutReader) else ()
     batches = (batch for path in paths for batch in read_saved(Path(path), ["seed"], rows=CHUNK_ROWS, repeated=()))
     seeds = [seed for batch in batches for seed in batch.column("seed").to_pylist()]
-    episodes: dict[str, dict[int, Episode]] = {}
+    grey = [_shows_grey(Path(path).absolute()) for path in paths]
+    episodes: dict[tuple[str, bool], dict[int, Episode]] = {}
+    alone = 0
     for chunk in saved.reader.chunks() if seeds else ():
         decoded = saved.reader.decode(chunk)
         for i, x in enumerate(decoded.inputs):
             row, source = int(decoded.facts.rows_N[i]), decoded.facts.sources[i] or ""
             if any(turn.role != "assistant" for turn in x.turns):
-                episodes.setdefault(source, {})[row] = (saved.reader.where(decoded.facts, i), x, seeds[row])
-    return episodes
+                kind = source, grey[int(decoded.facts.files_N[i])]
+                episodes.setdefault(kind, {})[row] = (saved.reader.where(decoded.facts, i), x, seeds[row])
+            else:
+                alone += bool(x.turns)
+    return episodes, alone
 
 
-def _pool(saved: SavedResponses, source: str) -> tuple[EnvironmentPool, list[str]]:
+def _shows_grey(path: Path) -> bool:
+    """Return whether a file has the rows of an evaluation with `--tools blank`."""
+    return bool(evaluation_of(path)) and (read_summary(path.parent).get("meta") or {}).get("tools") == "blank"
+
+
+def _pool(saved: SavedResponses, source: str, is_grey: bool) -> tuple[EnvironmentPool, list[str]]:
     """Return the processes of a source's environment, and what has changed of it since the run."""
     record, recipe = saved.environment(source), saved.recipe
     settings = [e for d in (recipe.data if recipe else ()) if (e := d.own_environment) is not None]
@@ -80,7 +102,8 @@ def _pool(saved: SavedResponses, source: str) -> tuple[EnvironmentPool, list[str
     now, e = max(zip(loaded, settings, strict=True), key=lambda pair: pair[0].user.sha256 == record["sha256"])
     fresh = redact_value(now.record)
     changed = ["code" if key == "sha256" else str(key) for key in fresh if fresh[key] != record.get(key)]
-    return EnvironmentPool(now, "hermes", EnvironmentLimits.of(e, e.workers or 2 * usable_cores())), changed
+    limits = EnvironmentLimits.of(e, e.workers or 2 * usable_cores())
+    return EnvironmentPool(now, "hermes", replace(limits, grey_images=is_grey or limits.grey_images)), changed
 
 
 def _named(saved: SavedResponses, source: str, settings: Environment) -> tuple[str, Mapping[str, Any]]:

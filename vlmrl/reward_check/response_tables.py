@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from vlmrl.store.layout import MANIFEST
 from vlmrl.store.table_reader import file_batches, group_rows, known_columns
 from vlmrl.tasks.truth_kinds import CONTRADICTS, TruthForm
 from vlmrl.tasks.user_task import is_own
-from vlmrl.types import RewardInput, hash64
+from vlmrl.types import RewardInput, Turn, hash64, is_cut
 from vlmrl.untrusted import parse_json
 
 PLAIN_FIELDS = ("answer", "ground_truth")
@@ -184,6 +184,8 @@ def _typed(cell: Any) -> Any:
 
 GIVEN = ("ground_truth", "prompt", "group", "token_ids")
 """Roles whose columns a reward also receives under the column's own name, as in training: `solution`, `problem` ..."""
+EPISODE = ("turns", "measured")
+"""Roles of what a reward sees of an episode."""
 MASK = (1 << 64) - 1
 CUT = ("length", "max_tokens")
 """Values of the finish column that mean: the token limit ended the response. Trainers and servers differ."""
@@ -260,7 +262,7 @@ class TableReader:
         cells = ArrowCells(chunk.data, chunk.place) if self.kind == ".parquet" else RowCells(chunk.data)
         indices = range(chunk.rows) if rows is None else sorted(rows)
         texts = cells.column(self.roles["response"])
-        truths = self._truths(cells)
+        truths, episodes = self._truths(cells), self._episodes(cells)
         broken: list[Broken] = []
         doubts: list[Broken] = []
         readable: list[int] = []
@@ -270,6 +272,8 @@ class TableReader:
                 cell, texts[i] = texts[i], text_of(texts[i])
                 if texts[i] is None:
                     problem = f"`{self.roles['response']}` is {show(cell, 60)}, not text"
+            if type(episodes[i]) is str:
+                problem = episodes[i]
             if problem or i in cells.bad:
                 broken.append(Broken(self.place(chunk.file, cells.places[i]), cells.bad.get(i, problem)))
                 continue
@@ -277,6 +281,7 @@ class TableReader:
                 doubts.append(Broken(self.place(chunk.file, cells.places[i]), doubt))
             readable.append(i)
         inputs = self._inputs(cells, readable, texts, truths, ids)
+        inputs = [replace(x, **episodes[i]) if episodes[i] else x for i, x in zip(readable, inputs, strict=True)]
         images = [()] * len(inputs) if media else ()
         return Decoded(
             inputs, self._facts(chunk, cells, readable, inputs), self._stored(cells, readable), broken, images, doubts
@@ -305,6 +310,15 @@ class TableReader:
                     truth_by_cell[key] = truth
             result.append(truth)
         return result
+
+    def _episodes(self, cells: Cells) -> list[Any]:
+        """Return for each row what its reward sees of an episode, {} for none, or why there is nothing to score."""
+        if EPISODE[0] not in self.roles:
+            return [{}] * len(cells.places)
+        columns = [cells.column(self.roles[name]) if name in self.roles else None for name in EPISODE]
+        has_faults = "fault" in self.columns or self.kind != ".parquet"
+        columns.append(cells.column("fault") if has_faults else None)
+        return [_episode(*(c and c[i] for c in columns)) for i in range(len(cells.places))]
 
     def _inputs(
         self, cells: Cells, readable: Sequence[int], texts: Sequence[str], truths: Sequence[TruthReading], ids: bool
@@ -344,6 +358,8 @@ class TableReader:
         if (name := self.roles.get("step")) is not None:
             column = cells.column(name)
             steps = np.asarray([_count(column[i]) for i in readable], dtype=np.int32)
+        has_endings = EPISODE[0] in self.roles and "ending" in self.columns
+        endings = cells.column("ending") if has_endings else [None] * len(cells.places)
         prompts, groups_N = Coded(np.full(size, -1, np.int32), []), at + chunk.first
         if (column := self._group_names(cells)) is not None:
             # A row without a group is a group of its own.
@@ -365,7 +381,7 @@ class TableReader:
             samples_N=np.zeros(size, np.int32),
             sources=Coded(np.zeros(size, np.int32), [self.source]),
             prompts=prompts,
-            cut_N=np.asarray([x.finish == "length" for x in inputs], dtype=bool),
+            cut_N=np.asarray([is_cut(x.finish, endings[i]) for i, x in zip(readable, inputs, strict=True)], dtype=bool),
             tokens_N=np.asarray([x.num_tokens for x in inputs], dtype=np.int32),
             chars_N=np.asarray([len(x.response) for x in inputs], dtype=np.int32),
             advantages_N=np.full(size, math.nan),
@@ -396,6 +412,16 @@ class TableReader:
         values = np.asarray(list(parts.values()), dtype=np.float64).sum(axis=0)
         errors = Coded.of("no score was saved" if math.isnan(v) else None for v in values.tolist())
         return Scores(values, parts if score is None else {}, Coded.of([""] * len(readable)), errors)
+
+
+def _episode(turns: Any, measured: Any, fault: Any) -> dict[str, Any] | str:
+    """Return `turns` and `measured` as a reward gets them, or why the row has no score; {} without turns."""
+    if fault:
+        return f"the environment failed: {fault}"
+    try:
+        return {"turns": tuple(map(Turn.of, turns)), "measured": dict(measured or {})} if turns else {}
+    except (KeyError, TypeError, ValueError):
+        return f"`turns` or `measured` is not as `vlmrl generate` writes them: {show(turns, 60)}"
 
 
 def _ids(cell: Any) -> tuple[int, ...] | None:
@@ -479,6 +505,10 @@ def open_table(
     kind = files[0].suffix.lower()
     names, first = first_row(str(files[0]), kind)
     roles = map_roles(names, columns or {}, str(path))
+    turns = first.get(roles.get(EPISODE[0], ""), ())
+    is_episode = isinstance(turns, (list, tuple)) and all(isinstance(t, Mapping) and "media" in t for t in turns)
+    if not (is_episode or turns is None):  # an own column of that name, such as a count
+        roles = {role: name for role, name in roles.items() if role not in EPISODE}
     rule, ref = _task_rule(path, task, variant, lenient, names, first, roles)
     if "ground_truth" not in roles and not rule.fields_in(first) and ref is not None:
         raise DataError(

@@ -26,7 +26,7 @@ from vlmrl.store.layout import EVAL, EVAL_ROWS
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import arrow_schema, count_rows, read_batches, read_turns, seen_of
 from vlmrl.store.table_reader import check_values, file_batches, known_columns, open_parquet, schema_number
-from vlmrl.types import Media, RewardInput, Score, Size, name_row
+from vlmrl.types import Media, RewardInput, Score, Size, is_cut, name_row
 from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ NEEDED = (
 """Columns that the rows of every evaluation have."""
 DEFAULTS = {"columns": "{}", "prompt_text": ""}
 """Columns that older versions lack, with their values for such files."""
-OF_EPISODES = ("turns", "measured", "seed")
+OF_EPISODES = ("turns", "ending", "measured", "seed")
 """Columns whose values may be null."""
 
 
@@ -261,7 +261,7 @@ class Head:
 COLUMNS = (
     *("step", "group", "source", "task", "prompt_id", "sample", "truth", "columns", "prompt_text", "text", "token_ids"),
     *("finish", "parts", "score", "note", "error", "advantage", "images", "num_row_images", "segments", "status"),
-    *("turns", "measured"),
+    *("turns", "ending", "measured"),
 )
 REPEATED = ("source", "task", "prompt_id", "truth", "columns", "prompt_text", "finish", "note", "error", "status")
 """Columns in which a value repeats in many rows. Rows with equal values share one Python object."""
@@ -343,7 +343,7 @@ class RolloutReader:
         pictures, turns = _pictures(batch), [read_turns(text) for text in batch.column("turns").to_pylist()]
         measured = [{} if text is None else parse_json(text) for text in batch.column("measured").to_pylist()]
         token_ids = batch.column("token_ids").to_pylist() if ids else itertools.repeat(None, len(texts))
-        steps_N = _numbers(batch, "step", np.int32)
+        steps_N, endings = _numbers(batch, "step", np.int32), batch.column("ending").to_pylist()
         inputs = [
             RewardInput(*fields)
             for fields in zip(
@@ -373,7 +373,7 @@ class RolloutReader:
             samples_N=_numbers(batch, "sample", np.int32),
             sources=_coded(batch.column("source")),
             prompts=_coded(batch.column("prompt_id")),
-            cut_N=np.asarray([finish == "length" for finish in finishes], dtype=bool),
+            cut_N=np.asarray(list(map(is_cut, finishes, endings)), dtype=bool),
             tokens_N=tokens_N.astype(np.int32),
             chars_N=np.asarray([len(text) for text in texts], dtype=np.int32),
             advantages_N=_numbers(batch, "advantage", np.float64),

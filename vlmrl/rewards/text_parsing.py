@@ -150,7 +150,7 @@ def form_problem(
         step, steps: tag that takes the place of `answer`, and all tags of which it must be the only one.
     """
     if x.finish == "length":
-        return "cut off at the token limit"
+        return "ended by a limit" if x.turns else "cut off at the token limit"
     names = ("think", step) if tagged else ("think",)
     tags = find_tags(x.response, ("think", *steps) if tagged else names)
     order = [(tag.name, tag.closes) for tag in tags]

@@ -362,4 +362,5 @@ def _tags_in_order(x: RewardInput, *, tags: tuple[str, ...]) -> dict[str, Any]:
 
 def _length_part(x: RewardInput, *, soft_tokens: int, max_tokens: int) -> dict[str, Any]:
     part = {"length": measure_length(x, soft_tokens, max_tokens)}
-    return {**part, "note": "cut off at the token limit"} if x.finish == "length" else part
+    cut = "ended by a limit" if x.turns else "cut off at the token limit"
+    return {**part, "note": cut} if x.finish == "length" else part

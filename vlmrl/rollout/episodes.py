@@ -23,9 +23,10 @@ from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
 from vlmrl.data.turns import Shown
 from vlmrl.environments.base import CUT_MARK
-from vlmrl.environments.calls import end_of_thought, served_text
+from vlmrl.environments.calls import BadCall, end_of_thought, read_calls, served_calls, served_text
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
+from vlmrl.store.metrics import ended_by
 from vlmrl.types import (
     EPISODE_LIMITS,
     Call,
@@ -98,6 +99,7 @@ class _Episode:
         last: the last turn of the policy.
         ending: set while its environment is asked for its own reward.
         in_thought: the prompt has opened a thought for the turn.
+        written: the last turn as its environment got it: text, and the calls that a server has read out of it.
     """
 
     key: Key
@@ -120,6 +122,7 @@ class _Episode:
     error: Exception | None = None
     version: int = 0
     in_thought: bool = False
+    written: tuple[str, Sequence[tuple[str, str]]] = ("", ())
 
     @property
     def num_turns(self) -> int:
@@ -337,12 +340,14 @@ class EpisodeEngine(Generator):
             # Some families write calls with special tokens, which the text for people lacks.
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
         seen = [size for segment in e.segments for size in segment.seen_sizes]
-        e.kind.pool.turn(e.key, text, in_thought=e.in_thought, seen_sizes=seen, served=served)
+        e.written, pool = (text, served), e.kind.pool
+        pool.turn(e.key, text, in_thought=e.in_thought, seen_sizes=seen, served=served)
 
     def _take_answer(self, e: _Episode, answer: Answer | Stopped) -> None:
         """Take the answer of an episode's environment: to its reset, to a turn, or to its end."""
         if isinstance(answer, Stopped):
             if answer.over_time and e.has_begun and e.num_turns and e.ending is None:
+                e.turns[-1] = replace(e.turns[-1], calls=_calls_of(e))
                 self._end(e, "time limit", is_gone=True)
             else:
                 e.is_outage = answer.is_outage
@@ -480,10 +485,18 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
         metrics["episode/tool_errors"] = failed / num_calls
     for ending in get_args(EpisodeEnd):
         if share := fmean(x.ending == ending for x in episodes):
-            metrics[f"episode/ended/{ending.replace(' ', '_')}"] = share
+            metrics[ended_by(ending)] = share
     for name in sorted({name for x in episodes for name in x.measured}):
         metrics[f"episode/measured/{name}"] = fmean(x.measured[name] for x in episodes if name in x.measured)
     return metrics
+
+
+def _calls_of(e: _Episode) -> tuple[Call, ...]:
+    """Return the calls of the last turn, which its environment cannot tell any more."""
+    (text, served), pool = e.written, e.kind.pool
+    most = pool.limits.calls
+    calls = served_calls(served, most) if served else read_calls(text, pool.form, most, in_thought=e.in_thought)
+    return tuple(Call("", {"text": call.text}) if isinstance(call, BadCall) else call for call in calls)
 
 
 def _picture(file: bytes) -> Any:

@@ -158,10 +158,16 @@ def changed_thing(condition: str) -> str:
     return "tools" if condition.startswith("tools ") else "images"
 
 
+def condition_words(condition: str) -> str:
+    """Return an `image_condition` in words: "with changed images (blank)" or "without tools (tools off)"."""
+    words = "without tools" if condition == "tools off" else f"with changed {changed_thing(condition)}"
+    return f"{words} ({condition})"
+
+
 def shown_label(meta: Mapping[str, Any]) -> str:
     """Return the label of an evaluation with a change, which is printed beside its numbers; "" for others."""
     change = image_condition(meta)
-    return "" if change is None else f"rows shown with changed {changed_thing(change)} ({change})"
+    return "" if change is None else f"rows shown {condition_words(change)}"
 
 
 def method_of(summary: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import quoted
 from vlmrl.store import layout
+from vlmrl.types import EPISODE_LIMITS, TOKEN_LIMITS
 from vlmrl.untrusted import parse_json, read_regular
 
 KINDS = ("train", "validation", "event")
@@ -110,6 +111,17 @@ class MetricsWriter:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def ended_by(ending: str) -> str:
+    """Return the metric with the share of the episodes of an ending."""
+    return f"episode/ended/{ending.replace(' ', '_')}"
+
+
+def other_limits(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return limit -> share of the episodes that it ended, without the limits of tokens; only those with a share."""
+    limits = (ending for ending in EPISODE_LIMITS if ending not in TOKEN_LIMITS)
+    return {limit: share for limit in limits if (share := metrics.get(ended_by(limit)))}
 
 
 def sealed(line: bytes) -> bytes:

@@ -105,9 +105,12 @@ def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message
     if marks == len(row.media):
         return messages, False
     if marks:
+        shown, where = len(row.response_media), "prompt"
+        if shown:  # the last images of the row belong to the results of tools
+            marks, where = marks + shown, "chat"
+        count = len(row.media) + shown
         raise DataError(
-            f"the row has {len(row.media)} image{plural(len(row.media))} but its prompt has {marks} {IMAGE} "
-            f"mark{plural(marks)}",
+            f"the row has {count} image{plural(count)} but its {where} has {marks} {IMAGE} mark{plural(marks)}",
             where=row.place,
             hint=f"write {IMAGE} once for each image, or not at all (then the images come first)",
         )

@@ -44,7 +44,7 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.rollouts import RolloutFiles
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import Source
-from vlmrl.types import NO_SCORE, Group, Score
+from vlmrl.types import NO_SCORE, Group, Score, is_cut
 from vlmrl.workers.frames import pack
 
 LENGTH_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -66,7 +66,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     metrics: dict[str, Any] = {
         "reward/errors": sum(x.score.failed for x in samples),
         "rollout/dead_group_share": fmean(float(g.is_dead) for g in groups),
-        "rollout/truncated_share": fmean(float(x.trajectory.finish == "length") for x in samples),
+        "rollout/truncated_share": fmean(float(is_cut(x.trajectory.finish, x.ending)) for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": max(lengths),
         **{f"rollout/response_tokens_{name}": q for name, q in zip(LENGTH_QUANTILES, quantiles, strict=True)},
@@ -665,7 +665,7 @@ def samples_of(groups: Sequence[Group]) -> Iterator[Sampled]:
                 truth,
                 s.text,
                 s.trajectory.num_sampled_tokens,
-                s.trajectory.finish == "length",
+                is_cut(s.trajectory.finish, s.ending),
                 score,
                 formed,
             )

@@ -57,7 +57,7 @@ def target_items(
         prompt, kind = feed.encode(source, row, occurrence), engine and engine.kinds.get(row.source)
         turns = target_turns(source, row, random.Random(seed), prompt.encoded.seen_sizes)
         said = [turn for turn in turns if not isinstance(turn, Message)]
-        if kind is not None and turns == tuple(said) and (len(said) > 1 or kind.turns(row).encoder.is_open):
+        if kind is not None and turns == tuple(said) and (len(said) > 1 or kind.turns(row).is_open):
             before = [*[kind.turns(row)] * (len(said) - 1), None]
             script = [_turn_ids(feed, prompt, *turn) for turn in zip(said, before, strict=True)]
             episodes[len(prompts)] = SamplingRequest(prompt.encoded, 1, seed >> 1, script)
@@ -72,6 +72,14 @@ def target_items(
         tail = feed.encoder.encode_tail(ids, media, images, prompt.row.place)
         items.append(TrainItem(PromptTokens.of(prompt.encoded), index, tuple(segments), index, *tail))
     return items
+
+
+TRACE_ENDS = {
+    "answer": ("holds no call that can be read", "call a tool in each turn but the last: vlmrl.Call(NAME, {...})"),
+    "done": ("makes the environment end the episode", "end the trace with this turn"),
+    "turn cut": ("is longer than rollout.max_new_tokens", "make the turn shorter, or raise rollout.max_new_tokens"),
+}
+"""Ending of the episode of a trace before its last turn -> (what the turn does, what to do)."""
 
 
 def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], list[Any]]:
@@ -89,11 +97,10 @@ def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], lis
             raise DataError(message, where=place, hint="only the last turn of a trace may hold a call that fails")
     policy = [i for i, segment in enumerate(sample.segments) if segment.author == "policy" and segment.ids]
     if len(policy) < num_turns or (sample.ending == "turn cut" and sample.segments[-1].ids):
-        ends = {"answer": "holds no call that can be read", "done": "makes the environment end the episode"}
-        ends["turn cut"] = "is longer than rollout.max_new_tokens"
-        why = ends.get(str(sample.ending), f"meets a limit of [environment] ({sample.ending})")
+        limit = f"meets a limit of [environment] ({sample.ending})", "make the trace shorter, or raise the limit"
+        why, hint = TRACE_ENDS.get(str(sample.ending), limit)
         message = f"turn {len(policy)} of the {num_turns} turns of the trace {why}: a rollout would end there"
-        raise DataError(message, where=place, hint="make the trace shorter, or raise the limit")
+        raise DataError(message, where=place, hint=hint)
     segments = [replace(s, sampler_logp=None, version=None) for s in sample.segments[: policy[-1] + 1]]
     return segments, [decode_image(sample.files[m.sha256]) for segment in segments for m in segment.media]
 

@@ -15,10 +15,10 @@ from checkpoint_files import prove_items, save_checkpoint, write_meta
 from hub_server import TOKEN, serve_hub
 
 from vlmrl.checkpoint import io
-from vlmrl.checkpoint.merge import CARD, merge, model_card
+from vlmrl.checkpoint.merge import CARD, merge, model_card, tool_options
 from vlmrl.checkpoint.proof import Proof
 from vlmrl.model.policy import Policy
-from vlmrl.store.layout import MERGE_RECORD
+from vlmrl.store.layout import MERGE_RECORD, RESOLVED
 from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import create_run
 
@@ -102,6 +102,24 @@ def test_the_card_says_where_the_weights_come_from_and_how_good_they_are(checkpo
         assert told in card, told
     assert "0.5" not in card.split("## Evaluation")[1].split("## Proof")[0]  # another step's
     assert "part/format" not in card and str(tmp_path) not in card
+
+
+def test_the_card_names_the_tools_and_serves_them(checkpoint):
+    run_dir = checkpoint.parent.parent
+    assert tool_options(checkpoint) == "" and "tools" not in model_card(checkpoint, PROVEN, adapter=False, name="o")
+    resolved = json.loads((run_dir / RESOLVED).read_text())
+    resolved["recipe"]["environment"] = {"name": "shop.py:Shop", "calls": "auto"}
+    (run_dir / RESOLVED).write_text(json.dumps(resolved))
+    tools = {"": [{"type": "function", "function": {"name": name}} for name in ("price", "zoom")]}
+    record = {"name": "Shop", "sha256": "feed" * 16, "args": {}, "tools": tools}
+    prompts = ({"source": "digits", "sha256": "", "environment": record},)
+    update_manifest(run_dir, lambda manifest: replace(manifest, prompts=prompts))
+    for adapter in (False, True):
+        card = model_card(checkpoint, PROVEN, adapter=adapter, name="org/im")
+        assert "| tools | digits: environment Shop (sha256 feedfeedfeed) with price, zoom |" in card
+        assert "--enable-auto-tool-choice --tool-call-parser hermes\n" in card and "run the calls" in card
+    (checkpoint / "hf" / "chat_template.jinja").write_text("<function=a><parameter=b>")
+    assert tool_options(checkpoint).endswith("--tool-call-parser qwen3_xml")
 
 
 def test_the_card_claims_nothing_that_is_not_known(checkpoint, tmp_path):

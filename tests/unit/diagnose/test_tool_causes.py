@@ -73,7 +73,10 @@ def test_causes_of_tools_say_what_to_do(tmp_path):
     )
     # calls 0.98, 0.90, 0.82, 0.74 first: 0.86 on average; 0.34, 0.26, 0.18, 0.10 last: 0.22
     assert "0.86 calls per episode, then 0.22" in causes["tools_abandoned"].what
-    assert "11% of the calls" in causes["tool_errors"].what and "report" in causes["tool_errors"].command
+    assert (
+        "11% of the calls of tools fail in the last third of the steps" in causes["tool_errors"].what
+        and "report" in causes["tool_errors"].command
+    )
     (unused,) = (c for c in look(make_run(tmp_path / "b", FAULTS["tools_unused"])).causes if c.name == "tools_unused")
     assert unused.level == "error" and "vlmrl try" in unused.command
 

@@ -10,7 +10,14 @@ import pytest
 from evaluation_builders import row
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.blind_probe import blind_probe, normal_folder, probe_of, relative_drop, require_same_image_condition
+from vlmrl.evaluate.blind_probe import (
+    blind_probe,
+    label_of_both,
+    normal_folder,
+    probe_of,
+    relative_drop,
+    require_same_image_condition,
+)
 from vlmrl.evaluate.compare import Side, compare
 from vlmrl.evaluate.estimates import difference_interval
 from vlmrl.evaluate.metrics import summarise
@@ -18,7 +25,7 @@ from vlmrl.evaluate.over_training import over_checkpoints
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.report.evaluations import EvalColumn, eval_tables
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import read_summary, same_rows_key
+from vlmrl.store.evaluated_rows import read_summary, same_rows_key, shown_label
 from vlmrl.store.runs import create_run
 
 META = {"split": "test", "source": "s", "role": "test", "greedy": True, "reward": {"name": "r", "sha256": "1"}}
@@ -74,6 +81,19 @@ def test_a_clear_loss_is_said_with_its_share() -> None:
     more = blind_probe(evaluation(normal_rows(after)), evaluation(blank_rows(before), images="blank"))
     assert more["conclusion"][0].startswith("The accuracy is higher without the true images: 0.250 with")
     assert more["metrics"]["accuracy"]["share"]["value"] == -3
+
+
+def test_without_tools_nothing_is_called_changed() -> None:
+    before, after = [True] * 40, [True] * 10 + [False] * 30
+    off = evaluation(normal_rows(after), tools="off")
+    text = blind_probe(evaluation(normal_rows(before)), off)["conclusion"][0]
+    assert text.startswith("The accuracy is 1.000 with tools and 0.250 without them (tools off): 0.750 [0.5")
+    more = blind_probe(evaluation(normal_rows(after)), evaluation(normal_rows(before), tools="off"))["conclusion"][0]
+    assert more.startswith("The accuracy is higher without tools: 0.250 with tools and 1.000 without them (tools off)")
+    labels = [shown_label({"tools": change}) for change in ("off", "blank")]
+    assert labels == ["rows shown without tools (tools off)", "rows shown with changed tools (tools blank)"]
+    both = label_of_both([{"tools": "off", "role": "test"}, {"role": "test"}])
+    assert both == "rows without tools (tools off) for A and with the true tools for B"
 
 
 def test_the_chance_level_is_that_of_the_rows_that_count() -> None:

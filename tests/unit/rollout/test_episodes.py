@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,6 +233,26 @@ def test_an_environment_that_fails_is_a_fault_of_its_own_episode(make, params, r
         ((_, group),) = engine.poll()
     assert group[0].fault == "it was ended" and group[0].ending == "environment" and group[0].token_ids
     assert not any(s.fault for s in group[1:]) and not group[0].is_outage
+
+
+def test_a_killed_call_is_listed(make, params, requests) -> None:
+    engine = make()
+    call = '<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call><tool_call>{</tool_call>'
+    with engine.round():
+        number = engine.submit(requests[1], params)
+        pool = engine.kinds["s"].pool
+        while any(not e.has_begun for e in engine._episodes.values()):
+            engine._hear(5.0)
+        engine._tokenizer = SimpleNamespace(decode=lambda ids, **more: call)
+        for k, e in enumerate(list(engine._episodes.values())):
+            sample = Sample((1, 2), call, (-1.0, -1.0), "stop", 0, 1)
+            engine._take_turn(e, sample)
+            if not k:
+                pool._stop(pool._episodes[e.key], over_time=True, why="no answer in time")
+        engine._hear(0.0)
+        killed = engine._groups[number][0]
+    assert killed is not None and killed.ending == "time limit"
+    assert [(c.name, dict(c.arguments).get("x")) for c in killed.turns[0].calls] == [("look", 3), ("", None)]
 
 
 def test_an_episode_whose_service_is_down_says_so_also_from_a_journal(make, params, requests) -> None:

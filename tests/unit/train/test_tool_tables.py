@@ -317,7 +317,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "nothing said": ({"messages": bad(4, content="", tool_calls=None)}, "without a text and a call", "message 4"),
     "no answer": ({"messages": openai()[:-1]}, "the chat ends with a message of role `tool`", "`messages`"),
     "no image": ({"images": ["a.png"], "messages": bad(5, content="<image>")}, "2 <image> marks for 1", "`messages`"),
-    "a third image": ({"images": ["a.png"] * 3, "messages": openai()}, "has 2 images but its prompt", "rows.jsonl"),
+    "a third image": ({"images": ["a.png"] * 3, "messages": openai()}, "has 3 images but its chat has 2", "rows.jsonl"),
     "unknown role": ({"messages": bad(3, role="critic")}, "the role 'critic'", "`messages`, message 3"),
     "no name": ({"messages": bad(2, tool_calls=[{"function": {}}])}, "a tool or its call is {'function'", "message 2"),
     "arguments": ({"messages": openai("{'box': 1}")}, "a call of a tool has the arguments", "message 2"),

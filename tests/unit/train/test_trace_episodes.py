@@ -223,6 +223,9 @@ def test_a_trace_that_no_rollout_could_be_is_an_error_that_names_the_row(opened,
     with pytest.raises(VlmrlError, match=WRONG[name]) as caught:
         items_of(feed, engine, "two", name)
     row = next(row for row in feed.sources[0].rows if row.columns["trace"] == name)
+    hint = str(caught.value.hint)
+    assert ("raise the limit" in hint) == ("meets a limit" in WRONG[name]), "the hint fits the cause"
+    assert name not in ("no call", "ends", "long") or hint.split()[0] in ("call", "end", "make")
     assert row.place in str(caught.value.where) or str(place / "task.py") in str(caught.value.where)
 
 
