@@ -25,6 +25,7 @@ from vlmrl.data.turns import TurnEncoder, followed, without_first
 from vlmrl.environments.base import CUT_MARK
 from vlmrl.environments.calls import end_of_thought
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
+from vlmrl.environments.row_fields import Repeats
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.types import (
     EPISODE_LIMITS,
@@ -65,11 +66,16 @@ class EpisodeLimits:
 
 @dataclass(frozen=True)
 class EpisodeKind:
-    """Episodes of a source: their environment, their limits, and how observations of a row's become tokens."""
+    """Episodes of a source: their environment, their limits, and how observations of a row's become tokens.
+
+    Args:
+        repeats: columns of its rows that repeat the truth.
+    """
 
     pool: EnvironmentPool
     limits: EpisodeLimits
     turns: Callable[[Row], TurnEncoder]
+    repeats: Repeats = field(default_factory=dict)
 
 
 MOST_OPEN = 256
@@ -197,7 +203,9 @@ class EpisodeEngine(Generator):
         in_thought = bool(end_of_thought(prompt.text))
         for e in episodes:
             self._episodes[e.key], e.in_thought = e, in_thought
-            start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
+            start = Beginning(
+                row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text, kind.repeats
+            )
             kind.pool.begin(e.key, start)
         if not encoder.encoder.is_open:  # the first turn need not wait for what reset shows
             self._ask(episodes)

@@ -19,6 +19,7 @@ from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.environments.processes import LoadedEnvironment, load_environment
+from vlmrl.environments.row_fields import Repeats, repeats_of, sampled
 from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
 from vlmrl.recipe.schema import Data, Environment, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
@@ -175,6 +176,8 @@ class Source:
         prompt_sha256, prompt_earlier: fingerprint of the prompt without the row (`prompt_print`), now and formerly.
         notes: messages for the user; some are added while rows are rendered.
         environment, environment_settings: the tools of the model (None = a response is one turn), and their table.
+        repeats: columns that repeat the truth in the entry's training rows: an environment gets none that it does not
+            name.
     """
 
     name: str
@@ -193,6 +196,12 @@ class Source:
     notes: list[str] = field(default_factory=list)
     environment: LoadedEnvironment | None = None
     environment_settings: Environment = field(default_factory=Environment)
+    repeats: Repeats = field(default_factory=dict)
+
+    @property
+    def environment_record(self) -> dict[str, Any]:
+        """Record of the environment; {} without one."""
+        return {**self.environment.record, "repeats": dict(self.repeats)} if self.environment else {}
 
     @property
     def task_name(self) -> str:
@@ -212,7 +221,7 @@ class Source:
     @property
     def prompt_record(self) -> dict[str, Any]:
         """Record of the prompt in a run's manifest, with the environment whose tools it shows."""
-        own = {"environment": self.environment.record} if self.environment else {}
+        own = {"environment": self.environment_record} if self.environment else {}
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier), **own}
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
@@ -329,7 +338,13 @@ def make_source(
         notes=[*dataset.notes, *accuracy_notes(spec)],
         environment=environment,
         environment_settings=settings or Environment(),
+        repeats=_repeats(data, dataset, rows) if environment else {},
     )
+
+
+def _repeats(data: Data, dataset: Dataset, rows: Sequence[Row] = ()) -> Repeats:
+    """Return the columns that repeat the truth in the training rows of an entry, else in `rows`."""
+    return repeats_of(sampled(dataset.rows(data.split) if data.split in dataset.splits else rows))
 
 
 def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Source | None:
@@ -359,7 +374,9 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
     Raises: as `open_source`.
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
-    return replace(open_source(other, reward, scored=scored), name=data.name or open_dataset(data).name, split=split)
+    source = open_source(other, reward, scored=scored)
+    repeats = _repeats(data, open_dataset(data)) if source.environment else {}
+    return replace(source, name=data.name or open_dataset(data).name, split=split, repeats=repeats)
 
 
 def open_set(data: Data, reward: Reward, name: str, *, scored: bool = True) -> Source | None:
