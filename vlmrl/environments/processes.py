@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.environments.base import EnvironmentLimits, UserEnvironment
+from vlmrl.environments.base import EnvironmentLimits, UserEnvironment, sha256_of
 from vlmrl.environments.row_fields import Repeats, row_fields
 from vlmrl.errors import DataError, RewardError
 from vlmrl.process import descendants, ending_of, kill_all, patience, send
@@ -191,10 +191,16 @@ class Described:
 
 @dataclass(frozen=True)
 class LoadedEnvironment:
-    """User's environment as a recipe names it. `described`: by the name of the environment, "" for a single one."""
+    """User's environment as a recipe names it.
+
+    Args:
+        described: by the name of the environment, "" for a single one.
+        files: modules that its file has imported from its own folder: relative path -> sha256.
+    """
 
     user: UserEnvironment
     described: Mapping[str, Described]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, row: Row) -> Described:
         """Return the facts of a row's environment. Raises: DataError where its column `environment` names none."""
@@ -222,11 +228,12 @@ class LoadedEnvironment:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its identity for a run's manifest: code, name, arguments and the schemas of its tools."""
+        """Its identity for a run's manifest: code, also that which it imports, name, arguments and schemas of tools."""
         user = self.user
         schemas = {name: list(one.tools) for name, one in self.described.items()}
         contents = {name: one.identity for name, one in self.described.items() if one.identity}
         record = {"name": user.name, "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
+        record["files"] = dict(self.files)
         return record | ({"contents": contents} if contents else {})
 
 
@@ -238,7 +245,19 @@ def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | 
     Raises: RewardError when it cannot be loaded.
     """
     path, target, text = read_user_file(name, base_dir, "environment")
-    return _described(str(path), target, text, json.dumps(dict(args), sort_keys=True))
+    given = str(path), target, text, json.dumps(dict(args), sort_keys=True)
+    known = _described(*given)
+    if any(_hash(path.resolve().parent / name) != sha256 for name, sha256 in known.files.items()):
+        _described.cache_clear()  # a module that it imports has changed since
+        known = _described(*given)
+    return known
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        return sha256_of(path)
+    except OSError:
+        return None
 
 
 @lru_cache(maxsize=32)
@@ -249,7 +268,14 @@ def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
         facts = forks.facts()
     finally:
         forks.close()
-    return LoadedEnvironment(user, {name: Described(**one) for name, one in facts["environments"].items()})
+    described = {name: Described(**one) for name, one in facts["environments"].items()}
+    return LoadedEnvironment(user, described, facts["files"])
+
+
+def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the modules that an environment's file imports, and that differ between two records of it."""
+    old, new = (dict(record.get("files") or {}) for record in (before, after))
+    return sorted(name for name in old | new if old.get(name) != new.get(name)) if "files" in before else []
 
 
 class EnvironmentPool:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,7 @@ from vlmrl.environments.base import (
     Start,
     Started,
     UserEnvironment,
+    sha256_of,
 )
 from vlmrl.environments.calls import BadCall, read_calls
 from vlmrl.environments.row_fields import row_fields
@@ -39,7 +41,7 @@ from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_sc
 from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
-from vlmrl.rewards.worker import Guard, describe_error, import_source
+from vlmrl.rewards.worker import MODULE, Guard, describe_error, import_source
 from vlmrl.types import GREY, Call
 from vlmrl.workers.frames import WHOLE, Channel
 from vlmrl.workers.serve import Answer, Handler, limit_memory
@@ -80,7 +82,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     try:
         with guard:
             own = Own(import_source(user), user)  # pyright: ignore[reportArgumentType]
-            facts = own.facts(forks=bool(setup["socket"]))
+            facts = own.facts(forks=bool(setup["socket"])) | {"files": _own_files(user.file)}
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(1)
         if threading.active_count() > 1:
@@ -111,6 +113,21 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
             yield item, {"pid": pid}, ()
 
     return facts, handle
+
+
+def _own_files(file: str) -> dict[str, str]:
+    """Return the modules that the user's file has imported from its own folder: relative path -> sha256.
+
+    Packages that are installed below this folder, as in a virtual environment, are left out, and so is vlmrl.
+    """
+    folder, files = Path(file).resolve().parent, {}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if name.partition(".")[0] in ("vlmrl", MODULE) or path.suffix != ".py" or "site-packages" in path.parts:
+            continue
+        with suppress(OSError, ValueError):  # it lies elsewhere, or is gone
+            files[path.resolve().relative_to(folder).as_posix()] = sha256_of(path)
+    return dict(sorted(files.items()))
 
 
 def _live(own: Own, ticket: bytes, address: str, form: str, limits: EnvironmentLimits, guard: Guard) -> None:

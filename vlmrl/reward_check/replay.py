@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmrl.data.images import image_hash
 from vlmrl.environments.base import CUT_MARK, EnvironmentLimits
-from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, changed_files, load_environment
 from vlmrl.environments.row_fields import Repeats, repeats_of
 from vlmrl.errors import RewardError
 from vlmrl.recipe.schema import Environment
@@ -83,7 +83,8 @@ def _pool(saved: SavedResponses, source: str) -> tuple[EnvironmentPool, list[str
     loaded = [load_environment(*_named(saved, source, e), saved.run.manifest.cwd or None) for e in settings]
     now, e = max(zip(loaded, settings, strict=True), key=lambda pair: pair[0].user.sha256 == record["sha256"])
     fresh = redact_value(now.record)
-    changed = ["code" if key == "sha256" else str(key) for key in fresh if fresh[key] != record.get(key)]
+    changed = ["code" if key == "sha256" else key for key in fresh if key != "files" and fresh[key] != record.get(key)]
+    changed += changed_files(record, fresh)
     return EnvironmentPool(now, "hermes", EnvironmentLimits.of(e, e.workers or 2 * usable_cores())), changed
 
 

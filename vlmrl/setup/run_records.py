@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vlmrl.environments.processes import changed_files
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.changes import Change, hides
@@ -85,7 +86,7 @@ def environment_record(source: Source) -> dict[str, Any]:
     """Return all of an environment that responses depend on: code, tools and limits; {} without an environment."""
     if source.environment is None:
         return {}
-    record = {key: value for key, value in source.environment_record.items() if key != "repeats" or value}
+    record = {key: value for key, value in source.environment_record.items() if key not in LATER_KEYS or value}
     return {**record, "limits": source.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
 
 
@@ -165,6 +166,8 @@ def _environment_change(run: Run, old: Mapping[str, Any], new: Mapping[str, Any]
         return None
     name = f"environment of {new['source']}"
     if before.get("sha256") == after["sha256"]:
+        if files := changed_files(before, after):
+            name = f"{name} ({', '.join(files)})"
         return Change(name, _text(before), _text(after), ENVIRONMENT)
     diff = _diff(run, "environment", name, before, after, texts)
     return Change(name, before.get("sha256"), after["sha256"], ENVIRONMENT, diff=diff)
