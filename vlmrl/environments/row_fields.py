@@ -31,11 +31,17 @@ class Repeated:
 
 
 def count_repeats(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, dict[str, Repeated]]:
-    """Return column -> field of the truth -> counts, of those that are repeated. `rows`: (columns, truth) of each."""
+    """Return column -> field of the truth -> counts, of those that are repeated.
+
+    A column with the name of a field of the truth is left out: it is always kept back.
+
+    Args:
+        rows: (columns, truth) of each row.
+    """
     counts: dict[tuple[str, str], Repeated] = {}
     for columns, truth in rows:
         for column, value in columns.items():
-            for name, one in truth.items() if not _is_empty(value) else ():
+            for name, one in truth.items() if column not in truth and not _is_empty(value) else ():
                 if not _is_empty(one):
                     count = counts.setdefault((column, name), Repeated())
                     count.both += 1

@@ -42,7 +42,7 @@ def environment_plan(source: Source) -> dict[str, Any]:
     repeated = {
         column: "; ".join(f"repeats `{name}` in {one.rows:,} of {one.both:,} rows" for name, one in fields.items())
         for column, fields in counts.items()
-        if column in facts["kept_back"] and column not in source.rows[0].truth
+        if column in facts["kept_back"]
     }
     return {"environment": {**facts, "repeated": repeated}}
 
