@@ -6,7 +6,6 @@ reward that is an accuracy. `PromptStream` mixes the rows of several sources by 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -28,6 +27,7 @@ from vlmrl.redaction.redact import learn
 from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
+from vlmrl.tasks.deck import Deck
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
 
@@ -593,7 +593,7 @@ class PromptStream:
         self._shares = [share / sum(exact) for share in exact]
         self._seed = seed
         self._drawn = [0] * len(self._lengths)
-        self._decks = [_Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
+        self._decks = [Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
 
     def next(self, count: int) -> list[Draw]:
         """Draw the `count` rows of the next step."""
@@ -671,46 +671,3 @@ class PromptStream:
         total = sum(self._drawn) + 1
         due = [i for i, share in enumerate(self._shares) if self._drawn[i] < share * total]
         return min(due, key=lambda i: (Fraction(self._drawn[i] + 1) / self._shares[i], i))
-
-
-class _Deck:
-    """Rows of one source in the order of the present epoch.
-
-    `waiting` holds the (row, epoch) that were passed over because the row was already in the step.
-    """
-
-    def __init__(self, length: int, seed: int) -> None:
-        self._length, self._seed = length, seed
-        self.restore(0, 0, [])
-
-    def restore(self, epoch: int, position: int, waiting: list[tuple[int, int]]) -> None:
-        self.epoch, self.position, self.waiting = epoch, position, waiting
-        self._order = self._shuffled(epoch)
-
-    def draw(self, used: set[int]) -> tuple[int, int]:
-        """Return the next row that is not in `used`, and its epoch.
-
-        The row is added to `used`, which is emptied first if it holds all rows.
-        """
-        if len(used) == self._length:
-            used.clear()
-        for index, (row, epoch) in enumerate(self.waiting):
-            if row not in used:
-                del self.waiting[index]
-                used.add(row)
-                return row, epoch
-        while True:
-            if self.position == self._length:
-                self.epoch, self.position = self.epoch + 1, 0
-                self._order = self._shuffled(self.epoch)
-            row = self._order[self.position]
-            self.position += 1
-            if row not in used:
-                used.add(row)
-                return row, self.epoch
-            self.waiting.append((row, self.epoch))
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(self._length))
-        random.Random(hash64(self._seed, epoch)).shuffle(order)
-        return order
