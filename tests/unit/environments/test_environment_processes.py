@@ -17,6 +17,7 @@ from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, changed_files, load_environment
 from vlmrl.environments.row_fields import repeats_of
 from vlmrl.errors import RewardError
+from vlmrl.setup.run_records import _environment_change
 from vlmrl.types import Call
 
 TOOLS = '''
@@ -330,7 +331,12 @@ def test_modules_beside_the_file_belong_to_its_identity(tmp_path: Path) -> None:
     (tmp_path / "own" / "words.py").write_text("WORD = 'b'\n")
     after = load_environment(f"{tmp_path}/tools.py:say", {}).record
     assert before["sha256"] == after["sha256"] and changed_files(before, after) == ["own/words.py"]
-    assert changed_files({"sha256": "of an earlier run"}, after) == []
+    old, new = ({"source": "rows", "environment": record} for record in (before, after))
+    change: Any = _environment_change(None, old, new, {})  # pyright: ignore[reportArgumentType]
+    assert change.what == "environment of rows (own/words.py)" and change.kind == "asked"
+    earlier = {key: value for key, value in before.items() if key != "files"}
+    assert changed_files(earlier, after) == []
+    assert _environment_change(None, {**old, "environment": earlier}, new, {}) is None  # pyright: ignore[reportArgumentType]
 
 
 def test_every_episode_begins_with_the_same_state(shared: Place) -> None:
