@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,15 +119,16 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
 def _own_files(file: str) -> dict[str, str]:
     """Return the modules that the user's file has imported from its own folder: relative path -> sha256.
 
-    Packages that are installed below this folder, as in a virtual environment, are left out, and so is vlmrl.
+    Installed packages below this folder, as those of a virtual environment, are left out, and so is vlmrl.
     """
-    folder, files = Path(file).resolve().parent, {}
+    folder, files = Path(file).resolve().parent, dict[str, str]()
+    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
     for name, module in list(sys.modules.items()):
-        path = Path(getattr(module, "__file__", None) or "")
-        if name.partition(".")[0] in ("vlmrl", MODULE) or path.suffix != ".py" or "site-packages" in path.parts:
-            continue
-        with suppress(OSError, ValueError):  # it lies elsewhere, or is gone
-            files[path.resolve().relative_to(folder).as_posix()] = sha256_of(path)
+        with suppress(Exception):  # it has no file, lies elsewhere, or is no module
+            path = Path(module.__file__ or "").resolve()
+            own = path.relative_to(folder).as_posix()
+            if name.partition(".")[0] not in ("vlmrl", MODULE) and not any(map(path.is_relative_to, installed)):
+                files[own] = sha256_of(path)
     return dict(sorted(files.items()))
 
 
