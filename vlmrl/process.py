@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -161,6 +162,28 @@ def descendants(pid: int) -> list[int]:
         processes += new
         todo += new
     return processes
+
+
+def ending_of(pid: int) -> str:
+    """Return how a process ended that its parent has not reaped: `exit 3`, or the name of a signal; "" if unknown."""
+    until = time.monotonic() + 0.5  # its files are closed before it has ended
+    while time.monotonic() < until:
+        try:
+            state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            code = os.waitstatus_to_exitcode(int(numbers[-1]))
+        except (OSError, ValueError):
+            return ""
+        if state == "Z":
+            return f"exit {code}" if code >= 0 else signal_name(-code)
+        time.sleep(0.01)
+    return ""
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def children(pid: int) -> list[int]:

@@ -50,7 +50,7 @@ def test_grey_pictures_are_compared_with_grey_ones(run, place):  # noqa: F811
         ("28 * (1 + x % 2)", "14 * (1 + x % 2)", "pictures"),
         ('ValueError("five', 'ValueError("six', "six"),
         ('f"seed {seed}"', 'f"grain {seed}"', "grain"),
-        ("self.count += 1\n", "self.count += 1\n        import os; os._exit(3)\n", "failed: its process ended"),
+        ("self.count += 1\n", "self.count += 1\n        import os; os._exit(3)\n", "its process ended (exit 3)"),
     ],
 )
 def test_a_difference_is_shown_with_its_place_and_the_change_of_the_code(run, place, old, new, seen):  # noqa: F811

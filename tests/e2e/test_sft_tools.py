@@ -112,5 +112,5 @@ def test_what_is_wrong_with_a_row_is_told_in_words(place, tiny_folder):
     write(place, tiny_folder, ENVIRONMENT, OWN)
     (place / "task.py").write_text(TASK.replace('Call("zoom"', 'Call("look"'))
     done = this_process("sft", "recipe.toml", cwd=place)
-    assert done.code == 2 and "a call in turn 1 of the trace fails: error: there is no tool 'look'" in done.err
+    assert done.code == 2 and "a call in turn 1 of the trace fails: there is no tool 'look'" in done.err
     assert "rows.jsonl:" in done.err and "Traceback" not in done.err

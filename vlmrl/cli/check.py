@@ -120,7 +120,9 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if data.get("truth"):
             yield "", f"types of the truth: {visible(one_line(data['truth']))}"
         if environment := data.get("environment"):
-            given, kept_back = (", ".join(environment[name]) or "nothing" for name in ("given", "kept_back"))
+            given = ", ".join(environment["given"]) or "nothing"
+            why = environment["repeated"]
+            kept_back = ", ".join(f"{n} ({why[n]})" if n in why else n for n in environment["kept_back"]) or "nothing"
             text = f"{', '.join(environment['tools'])}; reset gets of a row: {given}; kept back from it: {kept_back}"
             yield f"tools {name}", visible(one_line(text))
             if note := environment.get("note"):

@@ -12,7 +12,7 @@ import typer
 from vlmrl.cli import options
 from vlmrl.cli.output import console, draw_quote, draw_table, emit, line_of_code, number, say, share, shorten, tell
 from vlmrl.errors import RewardError
-from vlmrl.untrusted import one_line, plural
+from vlmrl.untrusted import number_of, one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -250,7 +250,8 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     from vlmrl.reward_check.tricks import ADVICE, TO_PROBE, WARNINGS, WORDS
 
     honest, tricks = probes["honest"], probes["probes"]
-    out.print(f"\n{len(tricks)} tricks against {source}, on {probes['rows']} truths", style="bold")
+    count, truths = number_of(len(tricks), "trick"), number_of(probes["rows"], "truth")
+    out.print(f"\n{count} against {source}, on {truths}", style="bold")
     if probes["not_probed"]:
         out.print(f"  not probed: {one_line(probes['not_probed'])}", style="bold red")
         out.print(f"    to do: {TO_PROBE}")
@@ -276,7 +277,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
     out.print(f"  tricks without effect: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
         why = "the reward hangs, and each would take the whole time limit"
-        out.print(f"  {probes['skipped']} tricks were not tried: {why}", style="bold red")
+        out.print(f"  {number_of(probes['skipped'], 'trick')} not tried: {why}", style="bold red")
     for trouble, to_do in troubles(probes["behaviour"]):
         out.print(f"  {one_line(trouble)}", style="bold red")
         out.print(f"    to do: {to_do}")

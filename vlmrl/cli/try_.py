@@ -13,7 +13,7 @@ from vlmrl.cli import options
 from vlmrl.cli.output import console, emit, line_of_code, say, say_origin, shorten, show_warnings
 from vlmrl.cli.progress import counter
 from vlmrl.errors import RecipeError
-from vlmrl.untrusted import one_line, visible
+from vlmrl.untrusted import number_of, one_line, visible
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.trial import Keep
@@ -138,7 +138,7 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     if "solve_rate/mean" in summary:
         words = "; ".join(dict.fromkeys(words for words in result["solve_rate_is"].values() if words))
         counts = summary["solve_rate/histogram"]
-        title = f"\nsolve rate of {sum(counts)} prompts (mean {summary['solve_rate/mean']:.2f}; {words})"
+        title = f"\nsolve rate of {number_of(sum(counts), 'prompt')} (mean {summary['solve_rate/mean']:.2f}; {words})"
         out.print(Text(title, style="bold"))
         for i, count in enumerate(counts):
             bar = "#" * round(BAR_WIDTH * count / max(counts))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardUnavailable
 from vlmrl.types import Size
-from vlmrl.untrusted import parse_json
 
 ERROR = "error: "
 """Beginning of an observation in words about a bad call, or a tool's error."""
@@ -129,48 +129,6 @@ class EnvironmentLimits:
         return cls(s.tool_seconds, s.memory_mb, workers, s.image_pixels, grey_images=s.grey_images)
 
 
-def row_fields(
-    columns: Mapping[str, Any], truth: Mapping[str, Any], takes: Mapping[str, bool] | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a row that `reset` gets, and the names of those that are kept back from it.
-
-    A truth field is handed over if `reset` names it as a parameter: that declares the need. `**row` alone never gets
-    one, nor a column that equals or contains it, as some tables repeat the truth.
-
-    Args:
-        takes: parameters of reset, and whether each is `**row`; None = there is no reset, and `Start` gets what
-            `**row` would.
-    """
-    named = {name for name, is_open in (takes or {}).items() if not is_open}
-    takes_all = takes is None or any(takes.values())
-    hidden = {name: value for name, value in truth.items() if name not in named}
-    fields, kept_back = {name: value for name, value in truth.items() if name in named}, sorted(hidden)
-    for name, value in columns.items():
-        if name in fields or not (takes_all or name in named):
-            continue
-        if name in hidden or (name not in named and any(_holds(value, one) for one in hidden.values())):
-            kept_back.append(name)
-        else:
-            fields[name] = value
-    return fields, sorted(set(kept_back))
-
-
-def _holds(value: Any, truth: Any) -> bool:
-    """Return whether a column's value equals the truth, or contains it at any depth, as a JSON text too."""
-    if value is None or truth is None or truth in ("", [], {}):
-        return False
-    if value == truth:
-        return True
-    if isinstance(value, Mapping):
-        return any(_holds(one, truth) for one in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_holds(one, truth) for one in value)
-    if not isinstance(value, str):
-        return False
-    text = value.strip()
-    if text == str(truth).strip():
-        return True
-    try:
-        return text.startswith(("{", "[")) and _holds(parse_json(text), truth)
-    except ValueError:
-        return False
+def sha256_of(path: Path) -> str:
+    """Return the hash of a file's content. Raises: OSError."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -23,9 +23,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.environments.base import EnvironmentLimits, UserEnvironment, row_fields
+from vlmrl.environments.base import EnvironmentLimits, UserEnvironment, sha256_of
+from vlmrl.environments.row_fields import Repeats, row_fields
 from vlmrl.errors import DataError, RewardError
-from vlmrl.process import descendants, kill_all, patience, send
+from vlmrl.process import descendants, ending_of, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.user_reward import read_user_file
 from vlmrl.types import Call, Row, Size
@@ -52,11 +53,16 @@ YIELD_SECONDS = 1.0
 MOST_ANSWER_BYTES = (4 << 20, 64 << 20)
 """Largest JSON, and most bytes of images, of an answer."""
 MOST_MESSAGE_CHARS = 500
+MOST_CALL_CHARS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Begin of an episode: the columns of the row, its truth, of which reset may declare fields, and the prompt."""
+    """Begin of an episode: the columns of the row, its truth, of which reset may declare fields, and the prompt.
+
+    Args:
+        repeats: columns that repeat the truth; see row_fields.py.
+    """
 
     columns: Mapping[str, Any]
     truth: Mapping[str, Any]
@@ -64,6 +70,7 @@ class Beginning:
     seen_sizes: Sequence[Size]
     seed: int
     prompt: str
+    repeats: Repeats = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,11 @@ class _Forks(Pool[str, int]):
 
 @dataclass(eq=False)
 class _Process:
-    """Process of an episode: its connection, once it has connected, and the requests to it."""
+    """Process of an episode: its connection, once it has connected, and the requests to it.
+
+    Args:
+        call: the call that it runs, with name and arguments.
+    """
 
     key: Any
     ticket: bytes
@@ -157,6 +168,7 @@ class _Process:
     is_busy: bool = False
     deadline: float = 0.0
     over_time: bool = False
+    call: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,10 +193,16 @@ class Described:
 
 @dataclass(frozen=True)
 class LoadedEnvironment:
-    """User's environment as a recipe names it. `described`: by the name of the environment, "" for a single one."""
+    """User's environment as a recipe names it.
+
+    Args:
+        described: by the name of the environment, "" for a single one.
+        files: modules that its file has imported from its own folder: relative path -> sha256.
+    """
 
     user: UserEnvironment
     described: Mapping[str, Described]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, row: Row) -> Described:
         """Return the facts of a row's environment. Raises: DataError where its column `environment` names none."""
@@ -196,24 +214,28 @@ class LoadedEnvironment:
             raise DataError(message, where=row.place, hint=f"it names one of: {', '.join(self.described)}")
         return self.described[name]
 
-    def facts(self, row: Row) -> dict[str, Any]:
-        """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back."""
+    def facts(self, row: Row, repeats: Repeats) -> dict[str, Any]:
+        """Return the names of the tools, of the fields of a row that the environment gets, and of those kept back.
+
+        `repeats`: of its source.
+        """
         names = dict.fromkeys(tool["function"]["name"] for one in self.described.values() for tool in one.tools)
-        given, kept_back = row_fields(row.columns, row.truth, self.of(row).takes)
+        given, kept_back = row_fields(row.columns, row.truth, self.of(row).takes, repeats)
         return {
             "tools": list(names),
             "given": list(given),
-            "kept_back": kept_back,
+            "kept_back": list(kept_back),
             **({"note": note} if (note := self.of(row).note) else {}),
         }
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its identity for a run's manifest: code, name, arguments and the schemas of its tools."""
+        """Its identity for a run's manifest: code, also that which it imports, name, arguments and schemas of tools."""
         user = self.user
         schemas = {name: list(one.tools) for name, one in self.described.items()}
         contents = {name: one.identity for name, one in self.described.items() if one.identity}
         record = {"name": user.name, "sha256": user.sha256, "args": dict(user.args), "tools": schemas}
+        record["files"] = dict(self.files)
         return record | ({"contents": contents} if contents else {})
 
 
@@ -225,7 +247,19 @@ def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | 
     Raises: RewardError when it cannot be loaded.
     """
     path, target, text = read_user_file(name, base_dir, "environment")
-    return _described(str(path), target, text, json.dumps(dict(args), sort_keys=True))
+    given = str(path), target, text, json.dumps(dict(args), sort_keys=True)
+    known = _described(*given)
+    if any(_hash(path.resolve().parent / name) != sha256 for name, sha256 in known.files.items()):
+        _described.cache_clear()  # a module that it imports has changed since
+        known = _described(*given)
+    return known
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        return sha256_of(path)
+    except OSError:
+        return None
 
 
 @lru_cache(maxsize=32)
@@ -236,7 +270,14 @@ def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
         facts = forks.facts()
     finally:
         forks.close()
-    return LoadedEnvironment(user, {name: Described(**one) for name, one in facts["environments"].items()})
+    described = {name: Described(**one) for name, one in facts["environments"].items()}
+    return LoadedEnvironment(user, described, facts["files"])
+
+
+def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the modules that an environment's file imports, and that differ between two records of it."""
+    old, new = (dict(record.get("files") or {}) for record in (before, after))
+    return sorted(name for name in old | new if old.get(name) != new.get(name)) if "files" in before else []
 
 
 class EnvironmentPool:
@@ -287,6 +328,7 @@ class EnvironmentPool:
             "seen_sizes": list(start.seen_sizes),
             "seed": start.seed,
             "prompt": start.prompt,
+            "repeats": {name: list(fields) for name, fields in start.repeats.items()},
         }
         self._ask(episode, {"reset": body}, [pixels_of(image) for image in start.images])
         self._forks.add([[episode.ticket.hex()]])
@@ -383,7 +425,7 @@ class EnvironmentPool:
             frame = pack_frame(episode.ticket, episode.number, WHOLE, os.getpid(), *episode.waiting.popleft())
             # The first bytes on a channel are its token.
             episode.unsent = memoryview(episode.ticket + frame if episode.number == 1 else frame)
-            episode.is_busy, episode.deadline = True, time.monotonic() + patience(LOAD_SECONDS)
+            episode.is_busy, episode.call, episode.deadline = True, {}, time.monotonic() + patience(LOAD_SECONDS)
             self._send(episode)
             free -= 1
 
@@ -475,7 +517,12 @@ class EnvironmentPool:
         except OSError:
             data = b""
         if not data:
-            self._stop(episode, over_time=False, why=f"its process ended{_said(self._forks)}")
+            how = ending_of(episode.pid) if episode.pid else ""
+            why = f"its process ended{how and f' ({how})'}{_said(self._forks)}"
+            if episode.call:
+                words = excerpt(json.dumps(episode.call["arguments"], ensure_ascii=False), MOST_CALL_CHARS, mark="...")
+                why = f"in the tool `{episode.call['name']}`, called with {words}: {why}; it may raise instead"
+            self._stop(episode, over_time=False, why=why)
             return
         episode.frames.feed(data)
         try:
@@ -483,6 +530,7 @@ class EnvironmentPool:
                 if frame.request != episode.number or not episode.is_busy or frame.pid != (episode.pid or frame.pid):
                     raise GarbledError(f"it answers request {frame.request}, not {episode.number}")
                 if frame.item != WHOLE:  # a call begins: its clock starts
+                    episode.call = dict(frame.body["call"])
                     episode.deadline = time.monotonic() + patience(self.limits.tool_seconds + YIELD_SECONDS)
                     continue
                 episode.is_busy = False

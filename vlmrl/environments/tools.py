@@ -181,7 +181,8 @@ def _name(function: Any) -> str:
     name = getattr(function, "__name__", None)
     if not callable(function) or isinstance(function, type) or not isinstance(name, str) or not NAME.fullmatch(name):
         raise VlmrlError(
-            f"{quoted(function)} cannot be a tool: it is no function with a name of 1 to 64 ASCII letters and digits",
+            f"{quoted(name or function)} cannot be a tool: it is no function with a name of 1 to 64 ASCII letters and "
+            "digits",
             where=_place(function),
             hint="write a function with `def`",
         )

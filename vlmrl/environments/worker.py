@@ -15,11 +15,13 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,14 +34,15 @@ from vlmrl.environments.base import (
     Start,
     Started,
     UserEnvironment,
-    row_fields,
+    sha256_of,
 )
 from vlmrl.environments.calls import BadCall, read_calls, served_calls
+from vlmrl.environments.row_fields import row_fields
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
-from vlmrl.rewards.worker import Guard, describe_error, import_source
+from vlmrl.rewards.worker import MODULE, Guard, describe_error, import_source
 from vlmrl.types import GREY, Call
 from vlmrl.workers.frames import WHOLE, Channel
 from vlmrl.workers.serve import Answer, Handler, limit_memory
@@ -55,6 +58,8 @@ MOST_PROCESSES = 2048
 STARTS = "__vlmrl_start__"
 """Class method of an environment: (args, *, forks) -> Started. It is called once in the process whose forks are the
 episodes, and, with forks = False, in one that only describes the environment; see python_tool.py."""
+CALL = "call"
+"""Field of a message that a call begins, with its name and arguments."""
 FAULT = "fault"
 """Field of an answer whose environment raised outside a tool."""
 Part = str | bytes
@@ -78,7 +83,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     try:
         with guard:
             own = Own(import_source(user), user)  # pyright: ignore[reportArgumentType]
-            facts = own.facts(forks=bool(setup["socket"]))
+            facts = own.facts(forks=bool(setup["socket"])) | {"files": _own_files(user.file)}
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(1)
         if threading.active_count() > 1:
@@ -109,6 +114,22 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
             yield item, {"pid": pid}, ()
 
     return facts, handle
+
+
+def _own_files(file: str) -> dict[str, str]:
+    """Return the modules that the user's file has imported from its own folder: relative path -> sha256.
+
+    Installed packages below this folder, as those of a virtual environment, are left out, and so is vlmrl.
+    """
+    folder, files = Path(file).resolve().parent, dict[str, str]()
+    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
+    for name, module in list(sys.modules.items()):
+        with suppress(Exception):  # it has no file, lies elsewhere, or is no module
+            path = Path(module.__file__ or "").resolve()
+            own = path.relative_to(folder).as_posix()
+            if name.partition(".")[0] not in ("vlmrl", MODULE) and not any(map(path.is_relative_to, installed)):
+                files[own] = sha256_of(path)
+    return dict(sorted(files.items()))
 
 
 def _live(own: Own, ticket: bytes, address: str, form: str, limits: EnvironmentLimits, guard: Guard) -> None:
@@ -161,7 +182,7 @@ class Own:
         for target in self.targets.values():
             if not callable(target) and not isinstance(target, list):
                 kind = type(target).__name__
-                raise RewardError(f"an environment is a function, a list of functions or a class, not a {kind}")
+                raise RewardError(f"an environment is a function, a list of functions or a class, not {kind}")
             if user.args and not inspect.isclass(target):
                 raise RewardError("environment.args are for a class; a function has defaults")
 
@@ -187,9 +208,8 @@ class Own:
             owner = target if inspect.isclass(target) or isinstance(target, list) else [target]
             tools = [tool_schema(tool, (Start,), name=name) for name, tool in tools_of(owner).items()]
             if not tools:
-                raise RewardError(
-                    f"the environment `{key or self.user.name}` has no tool", hint="write a public method"
-                )
+                hint = "name a function in the list" if isinstance(target, list) else "write a public method"
+                raise RewardError(f"the environment `{key or self.user.name}` has no tool", hint=hint)
             own_reward = inspect.isclass(target) and hasattr(target, "get_reward")
             facts[key] = {"tools": tools, "own_reward": own_reward, "takes": _takes(target), "is_open": _shows(target)}
             start: Callable[..., Started] | None = getattr(target, STARTS, None)
@@ -220,6 +240,7 @@ class Episode:
     tools: dict[str, Callable[..., Any]] = field(default_factory=dict)
     start: Start = field(default_factory=Start)
     sums: dict[str, float] = field(default_factory=dict)
+    kept_back: Mapping[str, Sequence[str]] = field(default_factory=dict)
     loop: asyncio.AbstractEventLoop | None = None
 
     def answer(
@@ -233,7 +254,7 @@ class Episode:
                 own = self.start.seen_sizes[: len(self.start.images)]
                 shown = ((w, h) for w, h in body.get("seen_sizes", ()))
                 self.start = replace(self.start, seen_sizes=(*own, *shown))
-                return self._turn(self._calls(body), lambda number: channel.answer(number, {}))
+                return self._turn(self._calls(body), lambda number, call: channel.answer(number, {CALL: call}))
             return self._end(), []
 
     def _reset(self, given: dict[str, Any], blobs: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
@@ -242,7 +263,7 @@ class Episode:
         images = [Image.frombytes("RGB", tuple(size), blob) for blob, size in zip(blobs, given["sizes"], strict=True)]
         target = self.own.target(given["columns"])
         takes = _takes(target)
-        fields, _ = row_fields(given["columns"], given["truth"], takes)
+        fields, self.kept_back = row_fields(given["columns"], given["truth"], takes, given["repeats"])
         seen = tuple((w, h) for w, h in given["seen_sizes"])
         self.start = Start(fields, images, seen, given["seed"], given["prompt"])
         if not inspect.isclass(target):
@@ -262,12 +283,25 @@ class Episode:
         }
         values = {k: v for k, v in {**more, **fields}.items() if k in takes or any(takes.values())}
         if missing := [name for name in _required(target) if name not in values]:
-            raise RewardError(
-                f"reset takes {', '.join(missing)}, which the row does not have under this name",
-                hint=f"it has: {', '.join([*more, *fields, *given['truth']])}",
-            )
+            names = dict.fromkeys([*more, *given["columns"], *given["truth"]])
+            message = f"reset takes {', '.join(missing)}, which the row does not have under this name"
+            raise RewardError(message, hint=f"it has: {', '.join(names)}")
         measured: dict[str, float] = {}
-        return _packed(self._content(self._run(self.owner.reset, values), measured), measured, {})
+        try:
+            return _packed(self._content(self._run(self.owner.reset, values), measured), measured, {})
+        except KeyError as error:
+            if why := self._why_missing(error):
+                raise RewardError(f"reset reads {error}, and {why}") from None
+            raise
+
+    def _why_missing(self, error: BaseException) -> str:
+        """Return why the row's field that a KeyError names is kept back, and how to get it; "" for other errors."""
+        name = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+        if name not in self.kept_back:
+            return ""
+        fields = ", ".join(self.kept_back[name])
+        why = f"as it repeats the truth ({fields})" if fields else "as it is a field of the truth"
+        return f"`{name}` is kept back, {why}: a class gets it whose reset names it as a parameter"
 
     def _calls(self, body: Mapping[str, Any]) -> Sequence[Call | BadCall]:
         """Return the calls of a turn: of its text, as a server has read them, or as they were read before."""
@@ -278,9 +312,9 @@ class Episode:
         return [Call(**c) if c["name"] else BadCall("", "") for c in body["calls"]]
 
     def _turn(
-        self, calls: Sequence[Call | BadCall], begins: Callable[[int], object]
+        self, calls: Sequence[Call | BadCall], begins: Callable[[int, Mapping[str, Any]], object]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Run the calls of a turn, one after the other. `begins`: called with the number of a call when it begins."""
+        """Run the calls of a turn, one after the other. `begins`: called with the number of a call, and the call."""
         given = [
             {"name": "", "arguments": {"text": c.text}} if isinstance(c, BadCall) else
             {"name": c.name, "arguments": dict(c.arguments)}
@@ -292,7 +326,7 @@ class Episode:
         if not calls:
             answer["done"] = "answer"
         for number, call in enumerate(calls):
-            begins(number)
+            begins(number, given[number])
             shown, is_error, is_done = self._call(call, measured)
             answer["errors"] += is_error
             parts += ["\n"] if parts and isinstance(parts[-1], str) and shown and isinstance(shown[0], str) else []
@@ -327,11 +361,14 @@ class Episode:
             return _error(f"{call.name} needs more memory than {self.limits.memory_mb} MiB"), True, False
         except ToolError as error:
             return _error(str(error)), True, False
-        except RewardError:  # the policy is not to learn from it
+        except RewardUnavailable:
             raise
+        except RewardError as error:  # the policy is not to learn from it
+            raise RewardError(f"in the tool `{call.name}`: {error.message}", hint=error.hint) from None
         except (Exception, SystemExit) as error:
             with suppress(Exception):
-                return _error(f"{type(error).__name__}: {error}"), True, False
+                why = self._why_missing(error)
+                return _error(f"{type(error).__name__}: {error}{'; ' if why else ''}{why}"), True, False
             return _error(type(error).__name__), True, False
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -466,7 +503,8 @@ def _shown(result: Any, measured: dict[str, float]) -> Iterator[Any]:
             yield json.dumps(result, ensure_ascii=False)
         except (TypeError, ValueError):
             hint = "return a text, a PIL image (Image.fromarray), content blocks, JSON values, or a list of these"
-            raise RewardError(f"a {type(result).__name__} cannot be shown to the model", hint=hint) from None
+            kind = type(result).__name__
+            raise RewardError(f"a value of type {kind} cannot be shown to the model", hint=hint) from None
 
 
 def _of_block(block: Mapping[str, Any]) -> Any:

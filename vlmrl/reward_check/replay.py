@@ -11,7 +11,8 @@ from typing import Any
 
 from vlmrl.data.images import image_hash
 from vlmrl.environments.base import CUT_MARK, EnvironmentLimits
-from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, changed_files, load_environment
+from vlmrl.environments.row_fields import Repeats, repeats_of
 from vlmrl.errors import RewardError
 from vlmrl.recipe.schema import Environment
 from vlmrl.redaction.redact import excerpt, hide_known, redact_value
@@ -48,10 +49,13 @@ def replay(saved: SavedResponses) -> dict[str, Any]:
     by_kind, alone = _episodes(saved)
     for (source, is_grey), episodes in by_kind.items():
         rows, (pool, changed[source]) = list(episodes), _pool(saved, source, is_grey)
+        repeats = saved.environment(source).get("repeats")
+        if repeats is None:  # of an earlier run
+            repeats = repeats_of((x.columns, x.truth) for _, x, _ in episodes.values())
         with closing(pool):
             for first in range(0, len(rows), AT_ONCE):
                 piece = {row: episodes[row] for row in rows[first : first + AT_ONCE]}
-                differences += _differences(pool, piece, read)
+                differences += _differences(pool, piece, read, repeats)
         count += len(rows)
     if not count:
         hint = "name a run with [environment], or the rows of its evaluation"
@@ -101,7 +105,8 @@ def _pool(saved: SavedResponses, source: str, is_grey: bool) -> tuple[Environmen
     loaded = [load_environment(*_named(saved, source, e), saved.run.manifest.cwd or None) for e in settings]
     now, e = max(zip(loaded, settings, strict=True), key=lambda pair: pair[0].user.sha256 == record["sha256"])
     fresh = redact_value(now.record)
-    changed = ["code" if key == "sha256" else str(key) for key in fresh if fresh[key] != record.get(key)]
+    changed = ["code" if key == "sha256" else key for key in fresh if key != "files" and fresh[key] != record.get(key)]
+    changed += changed_files(record, fresh)
     limits = EnvironmentLimits.of(e, e.workers or 2 * usable_cores())
     return EnvironmentPool(now, "hermes", replace(limits, grey_images=is_grey or limits.grey_images)), changed
 
@@ -118,12 +123,15 @@ def _named(saved: SavedResponses, source: str, settings: Environment) -> tuple[s
     return (name.rpartition(":")[0] + settings.name if is_own(name) else settings.name), settings.args
 
 
-def _differences(pool: EnvironmentPool, episodes: Mapping[int, Episode], read: Any) -> Iterator[tuple[int, Any]]:
-    """Yield (row, first difference) of the episodes that differ."""
+def _differences(
+    pool: EnvironmentPool, episodes: Mapping[int, Episode], read: Any, repeats: Repeats
+) -> Iterator[tuple[int, Any]]:
+    """Yield (row, first difference) of the episodes that differ. `repeats`: columns that repeat the truth."""
     left = {}
     for row, (where, x, seed) in episodes.items():
         left[row] = [i for i, turn in enumerate(x.turns) if turn.role == "tool"]
-        pool.begin(row, Beginning(x.columns, x.truth, read(x.media, where), x.seen_sizes, seed, x.prompt))
+        start = Beginning(x.columns, x.truth, read(x.media, where), x.seen_sizes, seed, x.prompt, repeats)
+        pool.begin(row, start)
     running: dict[int, int] = {}
     while left:
         for row, answer in pool.advance():

@@ -389,10 +389,19 @@ def failure_of(error: Exception) -> Failure:
 
 
 def advised(failure: Failure, x: RewardInput) -> Failure:
-    """Return a failure; that of a key which the row lacks says what the row has, and how a column becomes its truth."""
+    """Return a failure; that of a key which the row lacks says what the row has, and how a column becomes its truth.
+
+    A line that reads `measured` has what was measured instead.
+    """
     key = failure.message.strip("'\"")
     if failure.kind != KeyError.__name__ or key in x.truth:
         return failure
+    if failure.lines and ".measured" in failure.lines[-1]:
+        hint = (
+            f"measured for this response: {', '.join(x.measured) or 'nothing'}. A number that only some responses "
+            f"have, such as those with tools, is read as x.measured.get({key!r})"
+        )
+        return replace(failure, hint=failure.hint or hint)
     has, names = ", ".join(x.truth) or "nothing", ", ".join(x.columns) or "none"
     hint = f"the truth of this row has {has}, and no `{key}`; columns: {names}. "
     if "answer" in x.truth and key not in x.columns:

@@ -25,6 +25,7 @@ from vlmrl.data.turns import Shown
 from vlmrl.environments.base import CUT_MARK
 from vlmrl.environments.calls import BadCall, end_of_thought, read_calls, served_calls, served_text
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
+from vlmrl.environments.row_fields import Repeats
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.store.metrics import ended_by
 from vlmrl.types import (
@@ -76,11 +77,16 @@ class TurnWriter(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeKind:
-    """Episodes of a source: their environment, their limits, and what writes the observations of a row's."""
+    """Episodes of a source: their environment, their limits, and what writes the observations of a row's.
+
+    Args:
+        repeats: columns of its rows that repeat the truth.
+    """
 
     pool: EnvironmentPool
     limits: EpisodeLimits
     turns: Callable[[Row], TurnWriter]
+    repeats: Repeats = field(default_factory=dict)
 
 
 MOST_OPEN = 256
@@ -213,7 +219,9 @@ class EpisodeEngine(Generator):
         in_thought = bool(end_of_thought(prompt.text))
         for e in episodes:
             self._episodes[e.key], e.in_thought = e, in_thought
-            start = Beginning(row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text)
+            start = Beginning(
+                row.columns, row.truth, prompt.pictures, prompt.seen_sizes, e.seed, prompt.text, kind.repeats
+            )
             kind.pool.begin(e.key, start)
         if not writer.is_open:  # the first turn need not wait for what reset shows
             self._ask(episodes)

@@ -336,7 +336,7 @@ def require_environment(sample: Sample, where: str) -> None:
         hint = "start the service that it needs, then begin again"
         raise RewardUnavailable(_fault_words(sample), where=where, hint=hint)
     if sample.fault:
-        raise RewardError(_fault_words(sample), where=where, hint="a tool that fails is no fault: it may raise")
+        raise RewardError(_fault_words(sample), where=where)
 
 
 def _fault_words(sample: Sample) -> str:

@@ -30,6 +30,7 @@ from vlmrl.rewards.base import NO_PLACE, ServicePlace, accuracy_part, other_choi
 from vlmrl.rewards.service_pool import opened
 from vlmrl.setup import machine, prompt_lengths, rows
 from vlmrl.setup.catalogs import catalogs
+from vlmrl.setup.environment_check import check_environment, environment_plan
 from vlmrl.setup.memory_fit import HERE, Target, check_device, check_memory, find_cluster, plan_memory
 from vlmrl.setup.memory_sizes import PromptLengths
 from vlmrl.setup.prompt_lengths import estimate_prompts, longest_allowed
@@ -419,6 +420,9 @@ def _check_entry(
     sound = sound and entry.reward_ok and (place is not None or not any(r.service for r in source.reward.singles))
     reward = rows.check_reward(loaded, source, where, place or NO_PLACE) if sound else rows.RewardFacts()
     result.problems += reward.problems
+    if prompts.is_sound:
+        sampled = rows.sample_rows(source, rows.SAMPLE_ROWS)
+        result.problems += check_environment(source, where, sampled, learns=learns)
     if encoder is not None and reward.response:
         result.problems += prompt_lengths.check_room(loaded, source, encoder, reward.response)
     if prompts.is_sound:
@@ -438,7 +442,7 @@ def _check_entry(
         "other_splits": splits,
         "prompt": source.template_path if source.template else "the table's own messages",
         "truth": truth_form(source.rows[0]) if scan.seen and not scan.problems else None,
-        **({"environment": source.environment.facts(source.rows[0])} if source.environment else {}),
+        **environment_plan(source),
     }
     if entry.reward_ok:
         result.plan.setdefault("reward", {})[source.name] = _reward_plan(source, reward, loaded.recipe.reward.profile)

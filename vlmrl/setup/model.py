@@ -277,7 +277,7 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder | None, world: Wor
             continue
         own = (source.environment, e)
         if (same := next((kind for other, kind in known if other == own), None)) is not None:
-            kinds[name] = same
+            kinds[name] = replace(same, repeats=source.repeats)
             continue
         for one in source.environment.described.values():  # the chat template must show what their tools return
             _ = encoder and turns_of(encoder.with_tools(one.tools, e.calls, is_open=one.is_open))
@@ -285,7 +285,7 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder | None, world: Wor
         form = form_of(str(encoder.processor.chat_template) if encoder else "") if e.calls == "auto" else e.calls
         pool = EnvironmentPool(source.environment, form, EnvironmentLimits.of(e, max(1, workers // world.local_size)))
         limits = EpisodeLimits(e.turns, e.tokens, e.images, e.observation_tokens, e.seconds)
-        kinds[name] = EpisodeKind(pool, limits, partial(writer, source))
+        kinds[name] = EpisodeKind(pool, limits, partial(writer, source), source.repeats)
         known.append((own, kinds[name]))
     return kinds
 

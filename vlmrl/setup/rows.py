@@ -129,7 +129,8 @@ def open_sources(loaded: LoadedRecipe, reported: Sequence[Problem] = ()) -> Open
     """Open every `[[data]]` entry and its validation rows; each one that cannot be opened becomes a problem.
 
     Args:
-        reported: problems of the recipe itself; what they say of a reward, task, prompt or columns is not said again.
+        reported: problems of the recipe itself; what they say of a reward, task, environment, prompt or columns is not
+            said again.
     """
     opened = Opened()
     seen: dict[str, int] = {}
@@ -137,7 +138,11 @@ def open_sources(loaded: LoadedRecipe, reported: Sequence[Problem] = ()) -> Open
     for i, data in enumerate(loaded.recipe.data):
         needed = [("task",)] * is_file_reward(data.task) + [("prompt",)] * (data.prompt is not None)
         needed += [("columns", *role) for role in [(), *((name,) for name in data.columns)] if data.columns]
-        if any(loaded.where(("data", i, *key)) in wrong for key in needed):
+        places = {loaded.where(("data", i, *key)) for key in needed}
+        if data.own_environment is not None:
+            own = ("data", i, "environment") if data.environment is not None else ("environment", "name")
+            places.add(loaded.where(own))
+        if places & wrong:
             continue
         entry = _open(data, loaded.recipe, loaded.where(("data", i, "path")), opened.problems, bad_reward)
         if entry is None:
@@ -216,6 +221,11 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         scan.images.update(media.sha256 for media in row.media)
         truths.look(row)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
+        if source.environment is not None:
+            try:
+                source.environment.of(row)
+            except VlmrlError as error:
+                bad.append(named(row, error))
         if scan.seen == 1 and source.task.unit is not None:
             source.task.unit(row)  # so that an error is raised now, not after a whole evaluation
         if prompts is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vlmrl.environments.processes import changed_files
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.changes import Change, hides
@@ -77,11 +78,16 @@ NOT_IN_RECORD = {"name", "args", "workers", "memory_mb"}
 """Keys of `[environment]` on which no response depends, or that the record of an environment has."""
 
 
+LATER_KEYS = ("repeats", "files")
+"""Keys that the record of an environment in an earlier run lacks."""
+
+
 def environment_record(source: Source) -> dict[str, Any]:
     """Return all of an environment that responses depend on: code, tools and limits; {} without an environment."""
     if source.environment is None:
         return {}
-    return {**source.environment.record, "limits": source.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
+    record = {key: value for key, value in source.environment_record.items() if key not in LATER_KEYS or value}
+    return {**record, "limits": source.environment_settings.model_dump(exclude=NOT_IN_RECORD)}
 
 
 def texts_of(sources: Sequence[Source]) -> Texts:
@@ -155,10 +161,13 @@ def _environment_change(run: Run, old: Mapping[str, Any], new: Mapping[str, Any]
     Its limits are keys of the recipe, which are compared as such.
     """
     before, after = (redact_value(dict(record.get("environment") or {})) for record in (old, new))
+    after = {key: value for key, value in after.items() if key in before or key not in LATER_KEYS}
     if before == after or not (before and after):  # the recipe says that there is one now, or none
         return None
     name = f"environment of {new['source']}"
     if before.get("sha256") == after["sha256"]:
+        if files := changed_files(before, after):
+            name = f"{name} ({', '.join(files)})"
         return Change(name, _text(before), _text(after), ENVIRONMENT)
     diff = _diff(run, "environment", name, before, after, texts)
     return Change(name, before.get("sha256"), after["sha256"], ENVIRONMENT, diff=diff)

@@ -6,7 +6,6 @@ reward that is an accuracy. `PromptStream` mixes the rows of several sources by 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,6 +18,7 @@ from vlmrl.algo.credit import Weights as PartWeights
 from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.environments.processes import LoadedEnvironment, load_environment
+from vlmrl.environments.row_fields import Repeats, repeats_of, sampled
 from vlmrl.errors import DataError, RecipeError, VlmrlError, listed
 from vlmrl.recipe.schema import Data, Environment, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
@@ -27,6 +27,7 @@ from vlmrl.redaction.redact import learn
 from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
+from vlmrl.tasks.deck import Deck
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
 
@@ -175,6 +176,8 @@ class Source:
         prompt_sha256, prompt_earlier: fingerprint of the prompt without the row (`prompt_print`), now and formerly.
         notes: messages for the user; some are added while rows are rendered.
         environment, environment_settings: the tools of the model (None = a response is one turn), and their table.
+        repeats: columns that repeat the truth in the entry's training rows: an environment gets none that it does not
+            name.
     """
 
     name: str
@@ -193,6 +196,12 @@ class Source:
     notes: list[str] = field(default_factory=list)
     environment: LoadedEnvironment | None = None
     environment_settings: Environment = field(default_factory=Environment)
+    repeats: Repeats = field(default_factory=dict)
+
+    @property
+    def environment_record(self) -> dict[str, Any]:
+        """Record of the environment; {} without one."""
+        return {**self.environment.record, "repeats": dict(self.repeats)} if self.environment else {}
 
     @property
     def task_name(self) -> str:
@@ -212,7 +221,7 @@ class Source:
     @property
     def prompt_record(self) -> dict[str, Any]:
         """Record of the prompt in a run's manifest, with the environment whose tools it shows."""
-        own = {"environment": self.environment.record} if self.environment else {}
+        own = {"environment": self.environment_record} if self.environment else {}
         return {"source": self.name, "sha256": self.prompt_sha256, "earlier": list(self.prompt_earlier), **own}
 
     def encoder(self, encoder: Encoder, row: Row) -> Encoder:
@@ -329,7 +338,13 @@ def make_source(
         notes=[*dataset.notes, *accuracy_notes(spec)],
         environment=environment,
         environment_settings=settings or Environment(),
+        repeats=_repeats(data, dataset, rows) if environment else {},
     )
+
+
+def _repeats(data: Data, dataset: Dataset, rows: Sequence[Row] = ()) -> Repeats:
+    """Return the columns that repeat the truth in the training rows of an entry, else in `rows`."""
+    return repeats_of(sampled(dataset.rows(data.split) if data.split in dataset.splits else rows))
 
 
 def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Source | None:
@@ -359,7 +374,9 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
     Raises: as `open_source`.
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
-    return replace(open_source(other, reward, scored=scored), name=data.name or open_dataset(data).name, split=split)
+    source = open_source(other, reward, scored=scored)
+    repeats = _repeats(data, open_dataset(data)) if source.environment else {}
+    return replace(source, name=data.name or open_dataset(data).name, split=split, repeats=repeats)
 
 
 def open_set(data: Data, reward: Reward, name: str, *, scored: bool = True) -> Source | None:
@@ -576,7 +593,7 @@ class PromptStream:
         self._shares = [share / sum(exact) for share in exact]
         self._seed = seed
         self._drawn = [0] * len(self._lengths)
-        self._decks = [_Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
+        self._decks = [Deck(length, hash64(seed, "order", i)) for i, length in enumerate(self._lengths)]
 
     def next(self, count: int) -> list[Draw]:
         """Draw the `count` rows of the next step."""
@@ -654,46 +671,3 @@ class PromptStream:
         total = sum(self._drawn) + 1
         due = [i for i, share in enumerate(self._shares) if self._drawn[i] < share * total]
         return min(due, key=lambda i: (Fraction(self._drawn[i] + 1) / self._shares[i], i))
-
-
-class _Deck:
-    """Rows of one source in the order of the present epoch.
-
-    `waiting` holds the (row, epoch) that were passed over because the row was already in the step.
-    """
-
-    def __init__(self, length: int, seed: int) -> None:
-        self._length, self._seed = length, seed
-        self.restore(0, 0, [])
-
-    def restore(self, epoch: int, position: int, waiting: list[tuple[int, int]]) -> None:
-        self.epoch, self.position, self.waiting = epoch, position, waiting
-        self._order = self._shuffled(epoch)
-
-    def draw(self, used: set[int]) -> tuple[int, int]:
-        """Return the next row that is not in `used`, and its epoch.
-
-        The row is added to `used`, which is emptied first if it holds all rows.
-        """
-        if len(used) == self._length:
-            used.clear()
-        for index, (row, epoch) in enumerate(self.waiting):
-            if row not in used:
-                del self.waiting[index]
-                used.add(row)
-                return row, epoch
-        while True:
-            if self.position == self._length:
-                self.epoch, self.position = self.epoch + 1, 0
-                self._order = self._shuffled(self.epoch)
-            row = self._order[self.position]
-            self.position += 1
-            if row not in used:
-                used.add(row)
-                return row, self.epoch
-            self.waiting.append((row, self.epoch))
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(self._length))
-        random.Random(hash64(self._seed, epoch)).shuffle(order)
-        return order

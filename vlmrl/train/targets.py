@@ -15,6 +15,7 @@ from torch import Tensor
 from vlmrl.data.chat_template import IMAGE_SLOT
 from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder, without_first
+from vlmrl.environments.base import ERROR
 from vlmrl.environments.calls import end_of_thought, turn_text
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
@@ -93,7 +94,7 @@ def _ran(sample: Sample, num_turns: int, place: str) -> tuple[list[Segment], lis
     for turn in sample.turns:
         number += turn.role == "assistant"
         if turn.errors and number < num_turns:
-            message = f"a call in turn {number} of the trace fails: {excerpt(turn.text, 300)}"
+            message = f"a call in turn {number} of the trace fails: {excerpt(turn.text.removeprefix(ERROR), 300)}"
             raise DataError(message, where=place, hint="only the last turn of a trace may hold a call that fails")
     policy = [i for i, segment in enumerate(sample.segments) if segment.author == "policy" and segment.ids]
     if len(policy) < num_turns or (sample.ending == "turn cut" and sample.segments[-1].ids):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from vlmrl.process import has_terminal, kill_all, marked, patience, send
+from vlmrl.process import has_terminal, kill_all, marked, patience, send, signal_name
 from vlmrl.redaction.redact import CUT_MARGIN, excerpt
 from vlmrl.workers.frames import (
     ASK,
@@ -109,10 +109,7 @@ class Lost:
         """Name of the signal that ended it."""
         if self.code is None or self.code >= 0:
             return None
-        try:
-            return signal.Signals(-self.code).name
-        except ValueError:
-            return f"signal {-self.code}"
+        return signal_name(-self.code)
 
 
 class Worker:

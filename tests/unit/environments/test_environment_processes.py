@@ -14,8 +14,10 @@ from PIL import Image
 from processes import assert_all_gone
 
 from vlmrl.environments.base import EnvironmentLimits
-from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, changed_files, load_environment
+from vlmrl.environments.row_fields import repeats_of
 from vlmrl.errors import RewardError
+from vlmrl.setup.run_records import _environment_change
 from vlmrl.types import Call
 
 TOOLS = '''
@@ -46,6 +48,14 @@ def stuck():
 def die():
     """End the process."""
     os._exit(3)
+
+def kill(word: str):
+    """Kill the process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def ask(start: Start):
+    """Read a column."""
+    return start.columns["prices"]
 
 def boom():
     """Raise."""
@@ -105,7 +115,7 @@ def product(start: Start):
     return float((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum())
 
 TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, gallery, later, product,
-    lookup, patterns]
+    lookup, patterns, kill, ask]
 
 class Crop:
     def __init__(self, scale=1):
@@ -121,6 +131,10 @@ class Crop:
 class Broken(Crop):
     def reset(self, **row):
         raise KeyError("no such row")
+
+class Reads(Crop):
+    def reset(self, **row):
+        self.row = row["prices"]
 
 class Down(Crop):
     def reset(self, **row):
@@ -275,13 +289,54 @@ def test_a_tool_that_cannot_be_interrupted_ends_its_episode_alone(shared: Place)
 def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
     shared.begin("dead")
     outcome = shared.call("die", "dead")
-    assert isinstance(outcome, Stopped) and not outcome.over_time and "ended" in outcome.why
+    assert isinstance(outcome, Stopped) and not outcome.over_time
+    assert outcome.why.startswith("in the tool `die`, called with {}: its process ended (exit 3)")
+    shared.begin("killed")
+    outcome = shared.call("kill", "killed", word="a" * 999)
+    assert isinstance(outcome, Stopped) and "its process ended (SIGKILL)" in outcome.why
+    assert '`kill`, called with {"word": "aaa' in outcome.why and "a" * 130 not in outcome.why
 
 
 def test_a_service_that_is_down_is_no_error_that_the_model_sees(shared: Place) -> None:
     shared.begin("down")
     outcome = shared.call("lookup", "down", word="a")
     assert outcome == Stopped(False, "the dictionary at dict:80 is down", is_outage=True)
+
+
+def test_a_column_that_is_kept_back_is_told_where_it_is_missed(shared: Place, file: Path) -> None:
+    row = {"columns": {"prices": {"red": 8}}, "truth": {"answer": 8}}
+    shared.begin("row", **row)
+    assert shared.call("ask", "row").parts == ['{"red": 8}'], "whatever one row holds: its source repeats no truth"
+    shared.begin("kept", **row, repeats={"prices": ["answer"]})
+    answer = shared.call("ask", "kept")
+    assert answer.errors == 1 and answer.parts[0] == (
+        "error: KeyError: 'prices'; `prices` is kept back, as it repeats the truth (answer): a class gets it whose "
+        "reset names it as a parameter"
+    )
+    for key in ("row", "kept"):
+        shared.pool.drop(key)
+    pool = EnvironmentPool(load_environment(f"{file}:Reads", {}), "hermes", LIMITS)
+    outcome = Place(pool).begin(columns={"prices": 8}, truth={"answer": 8}, repeats={"prices": ["answer"]})
+    pool.close()
+    assert isinstance(outcome, Stopped) and "reset reads 'prices', and `prices` is kept back" in outcome.why
+
+
+def test_modules_beside_the_file_belong_to_its_identity(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("from own.words import WORD\n\ndef say():\n    'Say.'\n    return WORD\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "words.py").write_text("WORD = 'a'\n")
+    (tmp_path / "other.py").write_text("unused = 1\n")
+    before = load_environment(f"{tmp_path}/tools.py:say", {}).record
+    assert list(before["files"]) == ["own/words.py"]
+    (tmp_path / "own" / "words.py").write_text("WORD = 'b'\n")
+    after = load_environment(f"{tmp_path}/tools.py:say", {}).record
+    assert before["sha256"] == after["sha256"] and changed_files(before, after) == ["own/words.py"]
+    old, new = ({"source": "rows", "environment": record} for record in (before, after))
+    change: Any = _environment_change(None, old, new, {})  # pyright: ignore[reportArgumentType]
+    assert change.what == "environment of rows (own/words.py)" and change.kind == "asked"
+    earlier = {key: value for key, value in before.items() if key != "files"}
+    assert changed_files(earlier, after) == []
+    assert _environment_change(None, {**old, "environment": earlier}, new, {}) is None  # pyright: ignore[reportArgumentType]
 
 
 def test_every_episode_begins_with_the_same_state(shared: Place) -> None:
@@ -343,7 +398,8 @@ def test_a_class_gets_its_row_and_the_truth_that_it_names(file: Path) -> None:
     place = Place(pool)
     columns = {"level": 2, "reward_model": {"ground_truth": "red"}, "extra": json.dumps({"hint": "secret"})}
     try:
-        place.begin(columns=columns, truth={"answer": "red", "hint": "secret"})
+        truth = {"answer": "red", "hint": "secret"}
+        place.begin(columns=columns, truth=truth, repeats=repeats_of([(columns, truth)]))
         # Neither the truth that reset does not name, nor a column that holds it.
         names = ["answer", "image", "level", "prompt", "reward_model", "seed", "seen_sizes"]
         assert place.call("step").parts == [f"{names}3"]
@@ -376,7 +432,7 @@ def test_rows_choose_an_environment_and_a_broken_reset_is_a_fault(file: Path) ->
     [
         ("def f(x: int): 'x'", "g", "has no `g`"),
         ("import missing_module", "f", "missing_module"),
-        ("f = 3", "f", "not a int"),
+        ("f = 3", "f", "not int"),
         ("def f(x): 'x'", "f", "x"),
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\ndef f(): 'x'",
          "f", "leaves threads running"),
@@ -456,7 +512,10 @@ def test_odd_tools(tmp_path: Path) -> None:
         for name, words in (("array", "ndarray"), ("hidden", "dict")):
             place.begin(name)
             outcome = place.call(name, name)
-            assert isinstance(outcome, Stopped) and f"a {words} cannot be shown to the model" in outcome.why
+            assert (
+                isinstance(outcome, Stopped)
+                and f"in the tool `{name}`: a value of type {words} cannot be shown" in outcome.why
+            )
     finally:
         pool.close()
 
@@ -469,6 +528,10 @@ def test_an_environment_that_asks_for_what_the_row_lacks_says_so(tmp_path: Path)
         outcome = place.begin(columns={"width": 3}, truth={"answer": 5})
         assert isinstance(outcome, Stopped) and "reset takes height, which the row does not have" in outcome.why
         assert "answer" in outcome.why and "width" in outcome.why
+        outcome = place.begin(
+            "named", columns={"level": 3, "wide": 5}, truth={"answer": 5}, repeats={"wide": ["answer"]}
+        )
+        assert isinstance(outcome, Stopped) and "level, wide, answer" in outcome.why, "also what is kept back"
         assert isinstance(place.begin("high", columns={"height": 3}), Answer)
         pool.finish("high")
         outcome = place.only()

@@ -321,6 +321,16 @@ def test_the_column_that_became_the_answer_is_named_where_it_is_read_by_its_own_
     assert "columns = {" not in hint
 
 
+def test_a_number_that_was_not_measured_says_what_was(scorer):
+    code = "def reward(x):\n    return x.measured['reward']\n"
+    x = RewardInput("b", {"answer": 7}, {}, measured={"steps": 2.0})
+    with scorer(code) as s, pytest.raises(RewardError) as caught:
+        s.score([x], strict=True)
+    hint = caught.value.hint or ""
+    assert "measured for this response: steps." in hint and "x.measured.get('reward')" in hint
+    assert "truth" not in hint
+
+
 @pytest.mark.slow
 def test_a_truth_that_the_row_lacks_says_what_the_row_has(scorer):
     x = RewardInput("b", {"label": "red"}, {"picture": 1, "label": "red"})

@@ -175,7 +175,7 @@ def source(tmp_path: Path, task: str | None = None, variant: str | None = None, 
 def test_a_tasks_own_environment_gets_its_space_and_no_truth(tmp_path: Path) -> None:
     own = source(tmp_path, variant="seen_direct", name=":Zoom", args={"least_side": 5})
     assert own.environment.user.args == {"space": "seen", "least_side": 5}
-    facts = own.environment.facts(own.rows[0])
+    facts = own.environment.facts(own.rows[0], own.repeats)
     assert facts == {"tools": ["zoom"], "given": [], "kept_back": list(dict.fromkeys(sorted(own.rows[0].truth)))}
     assert source(tmp_path, name=":Zoom", args={"space": "unit"}).environment.user.args == {"space": "unit"}
 

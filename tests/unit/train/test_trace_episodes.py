@@ -202,8 +202,8 @@ def test_traces_of_many_rows_run_together_and_repeat(opened):
 
 
 WRONG = {
-    "bad box": "a call in turn 1 of the trace fails: error: ValueError: the box is empty",
-    "no tool": "turn 1 of the trace fails: error: there is no tool 'turn'",
+    "bad box": "a call in turn 1 of the trace fails: ValueError: the box is empty",
+    "no tool": "turn 1 of the trace fails: there is no tool 'turn'",
     "no call": "turn 1 of the 2 turns of the trace holds no call that can be read: a rollout would end there",
     "ends": "turn 1 of the 2 turns of the trace makes the environment end the episode",
     "many": "turn 4 of the 5 turns of the trace meets a limit of .environment. .turn limit.",

@@ -178,15 +178,23 @@ def _reward_problem(loaded: LoadedRecipe, key: Key, name: str) -> Problem | None
 
 
 def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> Problem | None:
-    """Return the problem of a `file.py:function`, found by reading its source. `what`: "reward" or "task"."""
+    """Return the problem of a `file.py:function`, found by reading its source.
+
+    Args:
+        what: "reward", "task" or "environment".
+    """
     where = loaded.where(key)
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
     if path.suffix != ".py":
         hint = f"a {what} is a built-in name (`vlmrl recipe list --{what}s`) or path/to/file.py:function"
-        return Problem(f"`{dotted(key)}` is `{name}`, which is neither a built-in nor file.py:function", where, hint)
+        message = f"`{dotted(key)}` is `{name}`, which is neither a built-in nor file.py:function"
+        if what == "environment":
+            hint = "write path/to/file.py:NAME, or :NAME for a function, list, class or dict in the file of the task"
+            message = f"`{dotted(key)}` is `{name}`, which names no file"
+        return Problem(message, where, hint)
     if not path.is_file():
-        return _missing(loaded, key, file, what=f"{what} file")
+        return _missing(loaded, key, file, what=f"{'an' if what == 'environment' else 'a'} {what} file")
     tree = _parse_python(path, what)
     if isinstance(tree, Problem):
         return tree
@@ -199,7 +207,8 @@ def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> P
             f"`{dotted(key)}` names the file {path} but no function in it", where, f"add :function; {listing}"
         )
     if "*" not in functions and function not in functions:
-        return Problem(f"{path} has no function `{function}`", where, did_you_mean(function, public_names, listing))
+        kind = "" if what == "environment" else "function "  # it may be a class, a list or a dict
+        return Problem(f"{path} has no {kind}`{function}`", where, did_you_mean(function, public_names, listing))
     return None
 
 
@@ -277,7 +286,7 @@ def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None
     places = loaded.paths_tried(key, value)
     nearby_paths = [str(p) for path in places if path.parent.is_dir() for p in _listing(path.parent) if p.exists()]
     nearest_path = nearest(str(places[0]), nearby_paths, cutoff=0.75)
-    message = f"`{dotted(key)}` names a {what or 'path'} that does not exist: {' and '.join(str(p) for p in places)}"
+    message = f"`{dotted(key)}` names {what or 'a path'} that does not exist: {' and '.join(str(p) for p in places)}"
     return Problem(message, loaded.where(key), f"did you mean {nearest_path}?" if nearest_path else hint)
 
 
