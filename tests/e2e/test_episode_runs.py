@@ -163,7 +163,7 @@ def test_how_much_needs_the_tools_is_measured(run, place):
         assert one["name"] == f"{normal['name']}-tools-{tools}" and one["meta"]["tools"] == tools
         probe = one["blind_probe"]
         assert probe["images"] == f"tools {tools}" and Path(probe["normal"]).name == normal["name"]
-        assert probe["metrics"]["reward"]["n"] == 3 and f"changed ones (tools {tools}" in probe["conclusion"][0]
+        assert probe["metrics"]["reward"]["n"] == 3 and f"(tools {tools};" in probe["conclusion"][0]
         assert "needs the tools" in probe["conclusion"][0]
         rows = read_evaluation(Path(one["folder"])).rows
         media = [m for row in rows if row["turns"] for turn in read_turns(row["turns"]) for m in turn.media]
