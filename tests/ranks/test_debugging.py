@@ -63,9 +63,9 @@ class Stop(importlib.abc.MetaPathFinder):
             load(module)
             learn = module.learn
 
-            def stopped(learner, collected, objective, before, step):
+            def stopped(learner, collected, objective, before, step, meanwhile):
                 breakpoint()
-                return learn(learner, collected, objective, before, step)
+                return learn(learner, collected, objective, before, step, meanwhile)
 
             module.learn = stopped
 
@@ -171,7 +171,7 @@ def test_a_rank_and_its_rewards_stop_at_a_breakpoint_and_the_others_go_on(place,
     t.type("import os; os.environ.pop('STOP_IN_REWARD')")
     at = t.until(r"\(Pdb\) $", at)
     t.type("c")
-    at = t.until(r"return learn\(learner, collected, objective, before, step\)\n\(Pdb\) $", at)
+    at = t.until(r"return learn\(learner, collected, objective, before, step, meanwhile\)\n\(Pdb\) $", at)
     t.type("p learner.world.rank, learner.world.size, len(collected.groups)")
     at = t.until(r"\(0, 2, 2\)\n\(Pdb\) $", at)
     t.type("c")
