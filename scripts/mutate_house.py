@@ -35,9 +35,9 @@ OF_END, OF_SAMPLE, OF_ENGINE = (
     [f"tests/unit/rollout/test_{n}.py"] for n in ("response_end", "sample_step", "torch_engine")
 )
 CALLS, TOOLS, WORKER, ROWS, PROCESSES = (
-    f"vlmrl/environments/{n}.py" for n in ("calls", "tools", "worker", "base", "processes")
+    f"vlmrl/environments/{n}.py" for n in ("calls", "tools", "worker", "row_fields", "processes")
 )
-EPISODES, TURNS = "vlmrl/rollout/episodes.py", "vlmrl/data/turns.py"
+EPISODES, TURNS, DECK = "vlmrl/rollout/episodes.py", "vlmrl/data/turns.py", "vlmrl/data/dataset.py"
 OF_CALLS, OF_TOOLS, OF_PROCESSES = (
     [f"tests/unit/environments/test_{n}.py"] for n in ("calls", "tools", "environment_processes")
 )
@@ -103,7 +103,7 @@ MUTANTS: list[Mutant] = [
     (SPLITS, "if numbers[name] == 1:", "if False:", OF_SPLITS),
     (SPLITS, "if len(classes) > 1:", "if False:", OF_SPLITS),
     (SOURCE, "min(due, key=", "max(due, key=", OF_SAMPLER),
-    (SOURCE, "self.waiting.append((row, self.epoch))", "pass", OF_SAMPLER),
+    (DECK, "self.waiting.append((row, self.epoch))", "pass", OF_SAMPLER),
     (ENCODE, "int(g.prod()) // merge for g", "int(g.prod()) for g", OF_ENCODE),
     (WRITER, "if damage_of(target) is None and _facts", "if _facts", OF_WRITER),
     (END, "self._num_tokens >= self._params.max_new_tokens", "self._num_tokens > self._params.max_new_tokens", OF_END),
@@ -116,12 +116,7 @@ MUTANTS: list[Mutant] = [
     (TOOLS, " and name not in NO_TOOLS", "", OF_TOOLS),
     (WORKER, '                answer["done"] = "done"', "                pass", OF_PROCESSES),
     (WORKER, "if scale < 1:", "if False:", OF_PROCESSES),
-    (
-        ROWS,
-        "value for name, value in truth.items() if name not in named}",
-        "value for name, value in ()}",
-        OF_PROCESSES,
-    ),
+    (ROWS, "kept_back[name] = repeated", "fields[name] = value", OF_PROCESSES),
     (PROCESSES, "kill_all(lambda: [*descendants(pid), pid])", "pass", OF_PROCESSES),
     (EPISODES, '"length" if ending in EPISODE_LIMITS else "stop"', '"stop"', OF_EPISODES),
     (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
-from vlmrl.data.dataset import Dataset, require_split
+from vlmrl.data.dataset import Dataset, Deck, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.environments.processes import LoadedEnvironment, load_environment
 from vlmrl.environments.row_fields import Repeats, repeats_of, sampled
@@ -27,7 +27,6 @@ from vlmrl.redaction.redact import learn
 from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
-from vlmrl.tasks.deck import Deck
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
 from vlmrl.types import Finish, Group, Message, RewardInput, Row, Rows, ScoredSample, hash64
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.errors import EngineError
-from vlmrl.evaluate.responses import _ended
+from vlmrl.rollout.chat import _ended
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.rollout.response_end import OPEN_TOKENS, ResponseEnd, ResponseTexts, StopSearch
 from vlmrl.rollout.vllm.engine import VllmEngine
