@@ -37,7 +37,7 @@ OF_END, OF_SAMPLE, OF_ENGINE = (
 CALLS, TOOLS, WORKER, ROWS, PROCESSES = (
     f"vlmrl/environments/{n}.py" for n in ("calls", "tools", "worker", "row_fields", "processes")
 )
-EPISODES, TURNS, DECK = "vlmrl/rollout/episodes.py", "vlmrl/data/turns.py", "vlmrl/data/dataset.py"
+EPISODES, TURNS = "vlmrl/rollout/episodes.py", "vlmrl/data/turns.py"
 OF_CALLS, OF_TOOLS, OF_PROCESSES = (
     [f"tests/unit/environments/test_{n}.py"] for n in ("calls", "tools", "environment_processes")
 )
@@ -103,7 +103,7 @@ MUTANTS: list[Mutant] = [
     (SPLITS, "if numbers[name] == 1:", "if False:", OF_SPLITS),
     (SPLITS, "if len(classes) > 1:", "if False:", OF_SPLITS),
     (SOURCE, "min(due, key=", "max(due, key=", OF_SAMPLER),
-    (DECK, "self.waiting.append((row, self.epoch))", "pass", OF_SAMPLER),
+    (SOURCE, "self.waiting.append((row, self.epoch))", "pass", OF_SAMPLER),
     (ENCODE, "int(g.prod()) // merge for g", "int(g.prod()) for g", OF_ENCODE),
     (WRITER, "if damage_of(target) is None and _facts", "if _facts", OF_WRITER),
     (END, "self._num_tokens >= self._params.max_new_tokens", "self._num_tokens > self._params.max_new_tokens", OF_END),

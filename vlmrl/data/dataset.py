@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,7 @@ from vlmrl.data.images import ImageStore, decode_cached
 from vlmrl.errors import DataError
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.table_reader import damage_told, open_parquet
-from vlmrl.types import Media, Row, Rows, hash64
+from vlmrl.types import Media, Row, Rows
 from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -216,44 +216,27 @@ def read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-class Deck:
-    """Order of the rows of one source: each epoch is a shuffle that follows from the seed and the number of the epoch.
+@dataclass(frozen=True)
+class SavedDeck:
+    """Position in the order of one source, as a checkpoint has it."""
 
-    `waiting` holds the (row, epoch) that were passed over because the row was already in the step.
-    """
+    epoch: int
+    position: int
+    waiting: list[tuple[int, int]]
 
-    def __init__(self, length: int, seed: int) -> None:
-        self._length, self._seed = length, seed
-        self.restore(0, 0, [])
 
-    def restore(self, epoch: int, position: int, waiting: list[tuple[int, int]]) -> None:
-        self.epoch, self.position, self.waiting = epoch, position, waiting
-        self._order = self._shuffled(epoch)
+@dataclass(frozen=True)
+class SavedStream:
+    """Position of a stream, as a checkpoint has it. Each list has one entry per source."""
 
-    def draw(self, used: set[int]) -> tuple[int, int]:
-        """Return the next row that is not in `used`, and its epoch.
+    seed: int
+    lengths: list[int]
+    shares: list[float]
+    drawn: list[int]
+    decks: list[SavedDeck]
 
-        The row is added to `used`, which is emptied first if it holds all rows.
-        """
-        if len(used) == self._length:
-            used.clear()
-        for index, (row, epoch) in enumerate(self.waiting):
-            if row not in used:
-                del self.waiting[index]
-                used.add(row)
-                return row, epoch
-        while True:
-            if self.position == self._length:
-                self.epoch, self.position = self.epoch + 1, 0
-                self._order = self._shuffled(self.epoch)
-            row = self._order[self.position]
-            self.position += 1
-            if row not in used:
-                used.add(row)
-                return row, self.epoch
-            self.waiting.append((row, self.epoch))
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(self._length))
-        random.Random(hash64(self._seed, epoch)).shuffle(order)
-        return order
+    def __post_init__(self) -> None:
+        parts = zip(self.lengths, self.decks, strict=False)
+        within = all(0 <= one.position <= n and all(0 <= row < n for row, _ in one.waiting) for n, one in parts)
+        if not within or {len(self.lengths)} != {len(one) for one in (self.shares, self.drawn, self.decks)}:
+            raise ValueError("the position in the data does not fit the number of rows")

@@ -6,6 +6,7 @@ reward that is an accuracy. `PromptStream` mixes the rows of several sources by 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.algo.credit import RewardWeights
 from vlmrl.algo.credit import Weights as PartWeights
-from vlmrl.data.dataset import Dataset, Deck, require_split
+from vlmrl.data.dataset import Dataset, require_split
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.environments.processes import LoadedEnvironment, load_environment
 from vlmrl.environments.row_fields import Repeats, repeats_of, sampled
@@ -537,30 +538,47 @@ class Draw(NamedTuple):
     occurrence: int
 
 
-@dataclass(frozen=True)
-class SavedDeck:
-    """Position in the order of one source, as a checkpoint has it."""
+class Deck:
+    """Order of the rows of one source: each epoch is a shuffle that follows from the seed and the number of the epoch.
 
-    epoch: int
-    position: int
-    waiting: list[tuple[int, int]]
+    `waiting` holds the (row, epoch) that were passed over because the row was already in the step.
+    """
 
+    def __init__(self, length: int, seed: int) -> None:
+        self._length, self._seed = length, seed
+        self.restore(0, 0, [])
 
-@dataclass(frozen=True)
-class SavedStream:
-    """Position of a stream, as a checkpoint has it. Each list has one entry per source."""
+    def restore(self, epoch: int, position: int, waiting: list[tuple[int, int]]) -> None:
+        self.epoch, self.position, self.waiting = epoch, position, waiting
+        self._order = self._shuffled(epoch)
 
-    seed: int
-    lengths: list[int]
-    shares: list[float]
-    drawn: list[int]
-    decks: list[SavedDeck]
+    def draw(self, used: set[int]) -> tuple[int, int]:
+        """Return the next row that is not in `used`, and its epoch.
 
-    def __post_init__(self) -> None:
-        parts = zip(self.lengths, self.decks, strict=False)
-        within = all(0 <= one.position <= n and all(0 <= row < n for row, _ in one.waiting) for n, one in parts)
-        if not within or {len(self.lengths)} != {len(one) for one in (self.shares, self.drawn, self.decks)}:
-            raise ValueError("the position in the data does not fit the number of rows")
+        The row is added to `used`, which is emptied first if it holds all rows.
+        """
+        if len(used) == self._length:
+            used.clear()
+        for index, (row, epoch) in enumerate(self.waiting):
+            if row not in used:
+                del self.waiting[index]
+                used.add(row)
+                return row, epoch
+        while True:
+            if self.position == self._length:
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._shuffled(self.epoch)
+            row = self._order[self.position]
+            self.position += 1
+            if row not in used:
+                used.add(row)
+                return row, self.epoch
+            self.waiting.append((row, self.epoch))
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(self._length))
+        random.Random(hash64(self._seed, epoch)).shuffle(order)
+        return order
 
 
 class PromptStream:
