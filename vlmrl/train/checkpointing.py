@@ -14,6 +14,7 @@ import torch
 
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.proof import make_proof
+from vlmrl.data.dataset import SavedStream
 from vlmrl.dist import world
 from vlmrl.dist.world import World
 from vlmrl.errors import VlmrlError
@@ -21,7 +22,6 @@ from vlmrl.model.packing import TrainItem
 from vlmrl.store.checkpoints import DATA, read_meta
 from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.runs import Run
-from vlmrl.tasks.source import SavedStream
 from vlmrl.train.journal import Progress
 from vlmrl.train.learner import Learner
 from vlmrl.train.session import Saver, Session, Written
