@@ -130,7 +130,7 @@ MUTANTS: list[Mutant] = [
     (TURNS, "if encoded.prompt_ids[:1] != (last_id,):", "if True:", OF_TURNS),
     (TURNS, "[self.control.guard(text) for text in", "[text for text in", OF_TURNS),
     (INDEX, "B * length / mean", "B", OF_INDEX),
-    (INDEX, "or index.sha256 == _sha256(table)", "or True", OF_INDEX),
+    (INDEX, "and index.sha256 == sha256_of(table)", "and True", OF_INDEX),
     (INDEX, "        if rare:", "        if True:", OF_INDEX),
     (INDEX, "                if key not in seen:", "                if True:", OF_INDEX),
     (ENGINES, 'status == 400 and "credit" in words.lower()', "status == 400", OF_ENGINES),

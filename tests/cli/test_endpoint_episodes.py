@@ -83,7 +83,7 @@ SAME = ("prompt_id", "sample", "text", "finish", "num_tokens", "score", "parts",
 
 
 def facts(rows: list[dict[str, Any]]) -> list[Any]:
-    """What two evaluations of the same thing have in common; not the time that tools took."""
+    """Parts that two evaluations of the same thing have in common; not the time that tools took."""
     turns = [[{**t, "seconds": 0} for t in json.loads(row["turns"])["turns"]] for row in rows]
     return [[row[name] for name in SAME] + [t] for row, t in zip(rows, turns, strict=True)]
 

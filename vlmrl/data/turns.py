@@ -150,7 +150,7 @@ class TurnEncoder:
 
     @property
     def is_open(self) -> bool:
-        """Whether an observation goes on with the prompt, before the first turn."""
+        """Return whether an observation goes on with the prompt, before the first turn."""
         return self.encoder.is_open
 
     def follow(self, prompt: EncodedPrompt, last: Sample | None, shown: Shown) -> tuple[Segment, EncodedPrompt, bool]:

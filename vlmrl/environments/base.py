@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RewardUnavailable
@@ -127,8 +126,3 @@ class EnvironmentLimits:
         """Return the limits of a recipe's table `[environment]`, with the number of workers of this process."""
         s = settings
         return cls(s.tool_seconds, s.memory_mb, workers, s.image_pixels, grey_images=s.grey_images)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the hash of a file's content. Raises: OSError."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

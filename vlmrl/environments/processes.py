@@ -23,12 +23,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmrl.environments.base import EnvironmentLimits, UserEnvironment, sha256_of
+from vlmrl.environments.base import EnvironmentLimits, UserEnvironment
 from vlmrl.environments.row_fields import Repeats, row_fields
 from vlmrl.errors import DataError, RewardError
 from vlmrl.process import descendants, ending_of, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.user_reward import read_user_file
+from vlmrl.store.checkpoints import sha256_of
 from vlmrl.types import Call, Row, Size
 from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import (

@@ -34,7 +34,6 @@ from vlmrl.environments.base import (
     Start,
     Started,
     UserEnvironment,
-    sha256_of,
 )
 from vlmrl.environments.calls import BadCall, read_calls, served_calls
 from vlmrl.environments.row_fields import row_fields
@@ -43,6 +42,7 @@ from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.rewards.worker import MODULE, Guard, describe_error, import_source
+from vlmrl.store.checkpoints import sha256_of
 from vlmrl.types import GREY, Call
 from vlmrl.workers.frames import WHOLE, Channel
 from vlmrl.workers.serve import Answer, Handler, limit_memory

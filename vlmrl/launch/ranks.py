@@ -47,7 +47,7 @@ from vlmrl.dist.world import (
     TYPED_FILE,
 )
 from vlmrl.errors import TRY_AGAIN, LaunchError, format_error
-from vlmrl.process import patience
+from vlmrl.process import patience, signal_name
 from vlmrl.store.lock import process_start
 from vlmrl.store.log_pump import LogPump
 from vlmrl.untrusted import parse_json, visible
@@ -282,7 +282,7 @@ class Watch(threading.Thread):
         return Ending(2, message, _sentence(message))
 
     def _killed_by(self, rank: int, number: int) -> str:
-        name = signal.Signals(number).name
+        name = signal_name(number)
         hint = "the system may have run out of memory: see `dmesg`" if number == signal.SIGKILL else "see its log"
         message = f"rank {rank} was killed by {name} in {self._doing(rank)}{self._printed(rank)}"
         return format_error(message, self._log(rank), hint if self._log(rank) or number == signal.SIGKILL else None)

@@ -16,10 +16,11 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import sqlite3
-import sys
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vlmrl.errors import DataError
+from vlmrl.store.checkpoints import sha256_of
 from vlmrl.untrusted import parse_json
 
 FTS5, TANTIVY = "fts5", "tantivy"
@@ -390,9 +392,12 @@ def _current(place: Path, table: Path, kind: str) -> Index | None:
     with suppress(DataError, OSError):
         index = OPEN[kind](place)
         facts = table.stat()
-        if index.version == VERSION and (
-            place.stat().st_mtime_ns > facts.st_mtime_ns or index.sha256 == _sha256(table)
-        ):
+        if index.version == VERSION and place.stat().st_mtime_ns > facts.st_mtime_ns:
+            return index
+        start = time.time_ns()
+        if index.version == VERSION and index.sha256 == sha256_of(table):
+            with suppress(OSError):  # later ones, as of each episode, need not read the table again
+                os.utime(place, ns=(start, start))
             return index
         index.close()
     return None
@@ -402,7 +407,7 @@ def make_index(table: Path, place: Path, kind: str) -> None:
     """Write the index of a table: whole, or not at all. Raises: DataError, OSError."""
     _remove(new := place.with_name(f"{place.name}.new"))
     try:
-        MAKE[kind](read_passages(table), new, {"sha256": _sha256(table), "version": VERSION})
+        MAKE[kind](read_passages(table), new, {"sha256": sha256_of(table), "version": VERSION})
         _remove(place)
         new.rename(place)
     except sqlite3.Error as error:
@@ -415,13 +420,3 @@ def _remove(place: Path) -> None:
     if place.is_dir():
         shutil.rmtree(place)
     place.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        if sys.version_info >= (3, 11):
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()

@@ -100,6 +100,14 @@ def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:
     return hint, option
 
 
+def listed_names(text: str, known: Iterable[str], flag: str) -> list[str]:
+    """Return the names in an option's value, separated by commas. Raises: DataError for none, or an unknown one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or not set(names) <= set(known):
+        raise DataError(f"{flag} is {text!r}", hint=f"some of: {', '.join(known)}")
+    return names
+
+
 SOURCES = (
     "in Parquet, JSONL, JSON, CSV or a folder of the `datasets` library, or `hub:org/name`; each with `@split` if one "
     "split is wanted."

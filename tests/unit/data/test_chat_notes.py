@@ -1,4 +1,4 @@
-"""What is said of a chat table that is not as it should be: its marks, its tools, the links of its images."""
+"""Notes on a chat table that is not as it should be: its marks, its tools, the links of its images."""
 
 from __future__ import annotations
 

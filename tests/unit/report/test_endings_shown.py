@@ -1,4 +1,4 @@
-"""How screens show an episode: by what it ended, its calls, and the share of the responses that a token limit cut."""
+"""Screens of an episode: by what it ended, its calls, and the share of the responses that a token limit cut."""
 
 from __future__ import annotations
 

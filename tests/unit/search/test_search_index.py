@@ -36,6 +36,7 @@ from vlmrl.search.index import (
     weight_of,
     words_of,
 )
+from vlmrl.store.checkpoints import sha256_of
 
 ROWS = [
     {"id": "a", "title": "Velmora", "text": "Velmora lies on the river Askel."},
@@ -258,6 +259,18 @@ def test_a_changed_table_gets_a_new_index(tmp_path: Path, kind: str) -> None:
     os.utime(path, ns=(2**62, 2**62))
     index = open_index(path, kind)
     assert index.sha256 != first and [one.text for one in index.search("new", 4)] == ["new"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_touched_table_is_read_once_more(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = table(tmp_path, ROWS), []
+    open_index(path, kind).close()
+    place = path.with_name(f"{path.name}.{kind}")
+    os.utime(place, ns=(1, 1))  # the table is newer, as after a copy of both
+    monkeypatch.setattr(module, "sha256_of", lambda one: read.append(one) or sha256_of(one))
+    for _ in range(3):
+        open_index(path, kind).close()
+    assert read == [path]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from vlmrl.errors import DataError
 from vlmrl.tasks.agent_code.rows import LABELS, Drawing, draw_row, row_form
 from vlmrl.tasks.agent_code.task import SUMMARY, VARIANTS, agent_code_task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.drawing import draw_rows
 from vlmrl.tasks.entry import TaskEntry
-from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
+from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, listed_names, table_options
 from vlmrl.tasks.table_rows import prepare_table
 
 PUBLISHED = "hub:laolao77/MAT"
@@ -34,12 +33,10 @@ def prep_agent_code(
 
     Raises: DataError for an option, source or row that cannot be used; nothing is written.
     """
-    names = tuple(name.strip() for name in damages.split(",") if name.strip())
-    if not names or not set(names) <= set(LABELS):
-        raise DataError(f"--damages is {damages!r}", hint=f"some of: {', '.join(LABELS)}")
+    names = listed_names(damages, LABELS, "--damages")
     drawing = Drawing(side, names, stepwise)
     draw = partial(draw_rows, "agent_code", seed=request.seed, draw=partial(draw_row, drawing), hint="a larger --side")
-    settings = {"side": side, "damages": list(names), "stepwise": stepwise}
+    settings = {"side": side, "damages": names, "stepwise": stepwise}
     chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, "draw": draw, "drawn_settings": settings}
     return prepare_table(agent_code_task({}), request, limits, **chosen, force=force)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from vlmrl.errors import DataError
 from vlmrl.tasks.agent_code.task import VARIANTS
 from vlmrl.tasks.agent_search.rows import ABOUT, MOST_TOWNS, PASSAGES_FILE, Drawing, draw_splits, passages_of, row_form
 from vlmrl.tasks.agent_search.task import SUMMARY, agent_search_task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.entry import TaskEntry
-from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
+from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, listed_names, table_options
 from vlmrl.tasks.table_rows import prepare_table
 
 PUBLISHED = "hub:laolao77/MAT"
@@ -35,10 +34,7 @@ def prep_agent_search(
 
     Raises: DataError for an option, source or row that cannot be used; nothing is written.
     """
-    names = [name.strip() for name in about.split(",") if name.strip()]
-    if not names or not set(names) <= set(ABOUT):
-        raise DataError(f"--about is {about!r}", hint=f"some of: {', '.join(ABOUT)}")
-    drawing = Drawing(side, towns, names, request.seed, stepwise)
+    drawing = Drawing(side, towns, listed_names(about, ABOUT, "--about"), request.seed, stepwise)
     files = {} if request.synthetic is None else {PASSAGES_FILE: passages_of(drawing)}
     drawn = {"draw": partial(draw_splits, drawing), "drawn_settings": vars(drawing), "files": files}
     chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, **drawn}
