@@ -84,6 +84,9 @@ TracePart = str | Call
 
 GREY = (128, 128, 128)
 """Colour of a blank image in the place of a true one, RGB."""
+LONG_SIDES = 200
+"""Largest ratio of an image's longer side to its shorter side that the image processors of Qwen-VL and GLM-V take
+(`smart_resize` of transformers); they refuse longer images."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from vlmrl.data.image_scan import Examined, examined, find_near_copies, look_at
 from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, measure_images
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
-from vlmrl.types import Media, Row
+from vlmrl.types import LONG_SIDES, Media, Row
 from vlmrl.untrusted import number_of, plural
 
 CheckLevel = Literal["ok", "look", "bad"]
@@ -29,9 +29,6 @@ TOKEN_LIMIT = 2048
 """Default limit of a prompt in tokens: rows above it are counted. EasyR1 drops such rows silently."""
 EVEN, SKEWED = 0.6, 0.8
 """Limits for the share of the most frequent label: up to EVEN, labels are balanced; above SKEWED, badly unbalanced."""
-LONG_SIDES = 200
-"""Largest ratio of an image's longer side to its shorter side that the image processors of Qwen-VL and GLM-V take
-(`smart_resize` of transformers); they refuse longer images."""
 SHOWN = 20
 """Maximum number of copies that the report lists as examples."""
 MAX_SPLITS = 62

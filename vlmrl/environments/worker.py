@@ -43,7 +43,7 @@ from vlmrl.process import adopt_orphans, children, descendants, die_with_parent,
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.rewards.worker import MODULE, Guard, describe_error, import_source
 from vlmrl.store.checkpoints import sha256_of
-from vlmrl.types import GREY, Call
+from vlmrl.types import GREY, LONG_SIDES, Call
 from vlmrl.workers.frames import WHOLE, Channel
 from vlmrl.workers.serve import Answer, Handler, limit_memory
 
@@ -384,20 +384,24 @@ class Episode:
         return as_observation(self.loop.run_until_complete(result), self.sums)
 
     def _content(self, result: Any, measured: dict[str, float]) -> list[Part]:
-        """Return the texts and PNG files of a result. Raises: ValueError for too many images, or an empty one."""
+        """Return the texts and PNG files of a result. Raises: ValueError for too many images, or one of no use."""
         content = list(_shown(result, measured))
         if sum(not isinstance(part, str) for part in content) > MOST_IMAGES:
             raise ValueError(f"more than {MOST_IMAGES} images")
         return [part[:MOST_TEXT_CHARS] if isinstance(part, str) else self._png(part) for part in content]
 
     def _png(self, image: Any) -> bytes:
-        """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for an empty one."""
+        """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for empty or long ones."""
         image = image.convert("RGB")
         if not image.width * image.height:
             raise ValueError(f"an image of {image.width} x {image.height} pixels is empty")
         scale = (self.limits.image_pixels / (image.width * image.height)) ** 0.5
         if scale < 1:
             image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
+        if max(image.size) > LONG_SIDES * min(image.size):  # image processors refuse it, which would end the run
+            raise ValueError(
+                f"an image of {image.width} x {image.height} pixels has too long a side: over {LONG_SIDES} to 1"
+            )
         if self.limits.grey_images:
             image = image.copy()
             image.paste(GREY, (0, 0, *image.size))

@@ -22,6 +22,8 @@ from vlmrl.redaction.redact import excerpt
 BUSY_SECONDS = 60.0
 """Longest wait for the lock of another process, in seconds. Each transaction takes about a millisecond."""
 ALONE = ":memory:"
+_CHECKED = set[int]()
+"""Inodes of the files that this process, or the one that it was forked from, has read whole for damage."""
 Result = TypeVar("Result")
 
 
@@ -93,6 +95,7 @@ class Database:
                     if isinstance(error, (sqlite3.OperationalError, sqlite3.ProgrammingError)) or last:
                         hint = "is the disk full, or the file on a network file system?"
                         raise RewardError(f"{self.kind.name} fails: {error}", where=self._name, hint=hint) from None
+                    _CHECKED.discard(self._inode)
                     self._reopen()
         raise AssertionError("not reached")
 
@@ -149,6 +152,7 @@ class Database:
                     )
                     connection = _prepared(self.kind, str(self.path))
                 self._inode = self.path.stat().st_ino
+                _CHECKED.add(self._inode)
                 return connection
         except OSError as error:
             raise RecipeError(
@@ -183,9 +187,10 @@ def _prepared(kind: FileKind, name: str) -> sqlite3.Connection:
         if (application != kind.application and (tables or application)) or version not in (0, kind.version):
             what = "another program" if application != kind.application else "another version of vlmrl"
             raise RecipeError(f"{kind.name} belongs to {what}", where=name, hint=kind.hint)
-        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if problem != "ok":
-            raise _DamagedError(excerpt(str(problem), 100))
+        if name == ALONE or Path(name).stat().st_ino not in _CHECKED:  # it reads all of the file
+            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise _DamagedError(excerpt(str(problem), 100))
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         if tables == 0 or version == 0:

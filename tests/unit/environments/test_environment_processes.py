@@ -245,6 +245,7 @@ def test_coroutines_and_numpy_work(place: Place) -> None:
         ("zoom", {"box": [9, 9, 9, 9]}, "an image of 0 x 0 pixels is empty"),
         ("zoom", {"box": [9, 9, 1, 1]}, "error: ValueError"),
         ("gallery", {}, "more than 64 images"),
+        ("zoom", {"box": [0, 0, 2000, 4]}, "an image of 2000 x 4 pixels has too long a side: over 200 to 1"),
         ("nap", {"seconds": 3}, "error: nap took more than 0.5 s"),
     ],
 )
