@@ -44,9 +44,10 @@ def test_same_ids_as_the_engine_of_one_process_before_and_after_an_update(outcom
 @pytest.mark.parametrize("case", CASES)
 def test_an_engine_takes_groups_that_wait_for_a_slow_one_and_the_ids_stay_the_same(outcome, case) -> None:
     one, two = (outcome[size][case]["shared"] for size in (1, 2))
-    # With all weights the answers to prompt 0 are far longer than the others. With the adapter they are not, so that who
+    # With all weights the answers to prompt 0 are far longer than the others. With the adapter they are not, so who
     # takes the last prompts depends on time.
-    assert [numbers[0] for numbers in two["taken"]] == [0, 1] and sorted(sum(two["taken"], [])) == [0, 1, 2, 3]
+    first, second = two["taken"]
+    assert (first[0], second[0]) == (0, 1) and sorted([*first, *second]) == [0, 1, 2, 3]
     assert case == "adapter" or two["taken"] == [[0], [1, 3, 2]]
     assert one["taken"] == [[0, 1, 2, 3]]
     assert two["ids"] == one["ids"]

@@ -391,7 +391,7 @@ class Episode:
         return [part[:MOST_TEXT_CHARS] if isinstance(part, str) else self._png(part) for part in content]
 
     def _png(self, image: Any) -> bytes:
-        """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for empty or long ones."""
+        """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for one of no use."""
         image = image.convert("RGB")
         if not image.width * image.height:
             raise ValueError(f"an image of {image.width} x {image.height} pixels is empty")
