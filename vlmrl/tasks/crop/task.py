@@ -23,8 +23,8 @@ SUMMARY = "a question whose answer stands in a small place, with a tool to zoom 
 FOLDER = Path(__file__).parent
 SPACES, ALONE, CODE, DIRECT = ("thousand", "seen", "pixels", "unit"), "alone", "code", "_direct"
 VARIANTS = tuple(f"{name}{end}" for end in ("", DIRECT) for name in (*SPACES, CODE, ALONE))
-"""Coordinate space of the boxes of the tool `zoom`; `code`: traces cut a part with the tool `python`, in pixels; `alone`:
-the prompt names no tool. `_direct`: an answer without a thought."""
+"""Coordinate space of the boxes of the tool `zoom`; `code`: traces cut a part with the tool `python`, by pixels;
+`alone`: the prompt names no tool. `_direct`: an answer without a thought."""
 
 
 def crop_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
