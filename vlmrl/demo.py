@@ -113,6 +113,17 @@ DEMOS = {
         tools=True,
         sampling=("--sample", "1.0", "--n", "4"),
     ),
+    "python": Demo(
+        prep=("crop", "--synthetic", "1500", "--side", "224", "--seen", "56", "--places", "2", "--right-looks", "0.5"),
+        sft="python_sft.toml",
+        rl="python_tiny.toml",
+        data="drawn lines, too fine for the size at which the model sees them",
+        start="until it cuts a part with Python code, often the wrong one, and reads what it shows",
+        test="test pictures, which neither has seen",
+        unit="pictures",
+        tools=True,
+        sampling=("--sample", "1.0", "--n", "4"),
+    ),
     "figures": Demo(
         prep=("figures", "--synthetic", "5000", "--simple", "--arrow-chance", "0", "--synthetic-bench", "600"),
         sft="figures_sft.toml",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmrl.environments.base import Start
+from vlmrl.environments.python_tool import Python as Python
 from vlmrl.environments.tools import ToolError
 from vlmrl.rewards.boxes.planes import Box, Plane, Space, check_space, convert, plane_of
 from vlmrl.types import Size

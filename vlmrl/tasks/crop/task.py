@@ -21,9 +21,10 @@ from vlmrl.types import Call, RewardInput, Row, Size, Turn
 
 SUMMARY = "a question whose answer stands in a small place, with a tool to zoom (made by `vlmrl prep crop`)"
 FOLDER = Path(__file__).parent
-SPACES, ALONE, DIRECT = ("thousand", "seen", "pixels", "unit"), "alone", "_direct"
-VARIANTS = tuple(f"{name}{end}" for end in ("", DIRECT) for name in (*SPACES, ALONE))
-"""Coordinate space of the tool's boxes; `alone`: the prompt names no tool. `_direct`: an answer without a thought."""
+SPACES, ALONE, CODE, DIRECT = ("thousand", "seen", "pixels", "unit"), "alone", "code", "_direct"
+VARIANTS = tuple(f"{name}{end}" for end in ("", DIRECT) for name in (*SPACES, CODE, ALONE))
+"""Coordinate space of the boxes of the tool `zoom`; `code`: traces cut a part with the tool `python`, by pixels;
+`alone`: the prompt names no tool. `_direct`: an answer without a thought."""
 
 
 def crop_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
@@ -33,23 +34,23 @@ def crop_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """
     require_prepared("crop", info)
     name = variant or VARIANTS[0]
-    thought, space = OPTIONAL if name.endswith(DIRECT) else REQUIRED, name.removesuffix(DIRECT)
-    chosen = BoxSettings(space, thought=thought)
+    thought, means = OPTIONAL if name.endswith(DIRECT) else REQUIRED, name.removesuffix(DIRECT)
+    chosen = BoxSettings("pixels" if means == CODE else means, thought=thought)
     template = "direct.jinja" if thought == OPTIONAL else "think.jinja"
     return Task(
         "crop",
         SUMMARY,
         (FOLDER / template).read_text(encoding="utf-8"),
         validate=truth_problems,
-        variables={"form": "" if space == ALONE else FORMS[check_space(space)]},
+        variables={"form": "" if means == ALONE else FORMS[check_space(chosen.space)]},
         template_file=f"tasks/crop/{template}",
         profiles={"default": (CROP, {"thought": thought}), "rllava": (RLLAVA_CROP, {})},
         by=("category",),
-        trace=partial(write_trace, chosen),
+        trace=partial(write_trace, chosen, means == CODE),
         trace_sees=True,
         attacks=partial(attacks, chosen),
         environments=str(FOLDER / "environment.py"),
-        environment_args={} if space == ALONE else {"space": space},
+        environment_args={"space": means} if means in SPACES else {},
         variant=name,
         variants=VARIANTS,
     )
@@ -65,7 +66,7 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
 
 
 def write_trace(
-    form: BoxSettings, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]
+    form: BoxSettings, by_code: bool, row: Row, rng: random.Random, seen_sizes: tuple[Size, ...]
 ) -> str | list[str | Call]:
     """Return the turns of a demonstration: a look at the box `look` of a drawn row, and what it shows.
 
@@ -75,7 +76,9 @@ def write_trace(
         return form.form(row.truth["answer"])
     box = convert(Box(*row.truth["look"]), plane_of("pixels", size_of(row.truth)), form.plane_of_trace(row, seen_sizes))
     numbers = [round(number, 3 if form.space == "unit" else None) for number in box]
-    return [Call("zoom", {"box": numbers}), form.form(row.truth["look_answer"])]
+    code = f"show(images[0].crop(({', '.join(map(str, numbers))})))"
+    look = Call("python", {"code": code}) if by_code else Call("zoom", {"box": numbers})
+    return [look, form.form(row.truth["look_answer"])]
 
 
 def attacks(form: BoxSettings, rows: Sequence[RewardInput]) -> list[Attack]:
