@@ -546,7 +546,7 @@ class Algorithm:
         range=POSITIVE,
         used_when=(_WITH_DEMONSTRATIONS, When("demonstration_loss", ("both",))),
     )
-    gate: int = cell(
+    most_solved: int = cell(
         0,
         "Number of samples up to which a prompt counts as not solved.",
         range=COUNT,

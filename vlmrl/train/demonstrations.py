@@ -178,7 +178,7 @@ def add_demonstrations(
         found: dict[int, Rollout] = {}
         collected.solved = solved(collected.groups, accuracies(collected.groups, feed.sources))
         for i, prompt in collected.sampled():
-            if algorithm.demonstrations == "failed" and sum(collected.solved[i]) > algorithm.gate:
+            if algorithm.demonstrations == "failed" and sum(collected.solved[i]) > algorithm.most_solved:
                 continue
             if sample := demonstrator.sample_of(prompt, step):
                 found[i] = Rollout(prompt, (sample,), 0.0)

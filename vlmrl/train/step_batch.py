@@ -110,10 +110,9 @@ class StepBatch:
         shown = sum(len(s.ids) for s in item.segments if s.trained and s.author == "demonstration")
         return self.num_trained(item) - shown, shown
 
-    def demonstrated_of(self, item: TrainItem) -> Tensor:
-        """Return which of a trajectory's trained tokens a demonstration wrote: bool [tokens]."""
-        flags = [s.author == "demonstration" for s in item.segments if s.trained for _ in s.ids]
-        return torch.tensor(flags, dtype=torch.bool)
+    def demonstrated_of(self, item: TrainItem) -> list[bool]:
+        """Return which of a trajectory's trained tokens a demonstration wrote."""
+        return [s.author == "demonstration" for s in item.segments if s.trained for _ in s.ids]
 
     def rows(self, tokens_per_row: int, sharing: str) -> Iterator[RowItems]:
         """Yield this rank's packed rows.

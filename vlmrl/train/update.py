@@ -309,7 +309,8 @@ class PolicyGradient:
             return self
         entropies: dict[int, Tensor] = {}
         fill_stats(policy, batch, {"entropy": entropies}, tokens_per_row)
-        own = [entropies[i.trajectory].cpu()[~batch.demonstrated_of(i)].double() for i in batch.items]
+        on_host = on_cpu(entropies)
+        own = [on_host[i.trajectory][~torch.tensor(batch.demonstrated_of(i))].double() for i in batch.items]
         parts = batch.world.gather((sum(float(x.sum()) for x in own), sum(len(x) for x in own)))
         total, count = (sum(part[k] for part in parts) for k in range(2))
         return replace(self, mean_entropy=total / max(1, count))
@@ -532,7 +533,7 @@ def add_gradients(
                     tally.add("loss/demonstrations", term)
             loss.backward()
         tally.add("loss/total", loss)
-        for name, values in token_metrics.items():
+        for name, values in token_metrics.items() if sum(own) else ():
             tally.add(name, global_mean(values, of_policy))
         tally.add(NOT_FINITE, (~torch.isfinite(losses[-1][0])).sum())
         tally_mismatch(tally, stats.logp.detach(), data.sampler_logp)
@@ -574,7 +575,7 @@ def _token_data(
         return torch.cat(parts).to(device)
 
     chosen = join(selected)
-    demonstrated = torch.cat([batch.demonstrated_of(i) for i in items])
+    demonstrated = [flag for i in items for flag in batch.demonstrated_of(i)]
 
     return TokenData(
         advantage=advantage,
@@ -587,7 +588,7 @@ def _token_data(
         selected=None if chosen is None else chosen.bool(),
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
-        demonstrated=upload(demonstrated, device) if demonstrated.any() else None,
+        demonstrated=upload(torch.tensor(demonstrated), device) if any(demonstrated) else None,
     )
 
 
