@@ -304,7 +304,7 @@ def shaped_demonstration(logp_K: Tensor, advantage_K: Tensor, shaping: float) ->
     """Return -advantage * p / (p + shaping): a demonstration's policy gradient that does not fade at unlikely tokens.
 
     Returns: [K], not reduced.
-    Source: LUFFY, arXiv:2504.14945 eq. 6, with p as in its folder `luffy/` (`ExGRPO/` takes p over the old one).
+    Source: LUFFY, arXiv:2504.14945, with p as in its folder `luffy/` (`ExGRPO/` takes p over the old one).
     Example: p 0.4, advantage 1, shaping 0.1 -> -0.8, with the gradient -0.1 * 0.4 / 0.5^2 = -0.16 for log p.
     """
     p_K = logp_K.exp()
@@ -314,7 +314,7 @@ def shaped_demonstration(logp_K: Tensor, advantage_K: Tensor, shaping: float) ->
 def unsure_weight(logp_K: Tensor) -> Tensor:
     """Return p (1 - p): 0 for tokens that the policy is sure of, or sure against. [K], without gradient.
 
-    Source: CHORD, arXiv:2508.11408 eq. 7. Example: p 0.4 -> 0.24.
+    Source: CHORD, arXiv:2508.11408. Example: p 0.4 -> 0.24.
     """
     p_K = logp_K.detach().exp()
     return p_K * (1.0 - p_K)
@@ -326,7 +326,7 @@ def own_demonstration_loss(a: Algorithm, logp_K: Tensor, mean_entropy: float) ->
     Args:
         mean_entropy: H of `both`, in nats.
     Returns: [K], not reduced, without `demonstration_coef`.
-    Source: UFT, arXiv:2505.16984; HPT, arXiv:2509.04419; CHORD, arXiv:2508.11408; SRFT, arXiv:2506.19767 eq. 8.
+    Source: UFT, arXiv:2505.16984; HPT, arXiv:2509.04419; CHORD, arXiv:2508.11408; SRFT, arXiv:2506.19767.
     Example: p 0.4 -> 0.9163; "unsure" 0.24 * 0.9163 = 0.2199; "both" with H 0.5 -> 0.6065 * 0.9163 = 0.5558.
     """
     loss_K = cross_entropy(logp_K)

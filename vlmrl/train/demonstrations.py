@@ -22,7 +22,7 @@ from vlmrl.data.encode import Encoder
 from vlmrl.errors import DataError
 from vlmrl.rollout.sample import Hint, Prompt, Rollout, scored_groups, submit
 from vlmrl.store.runs import open_run
-from vlmrl.store.table_reader import open_parquet
+from vlmrl.store.table_reader import file_batches, open_parquet
 from vlmrl.tasks.source import Source, accuracies
 from vlmrl.train.collect import Collected, PromptFeed
 from vlmrl.train.targets import target_turns, turn_ids
@@ -143,15 +143,12 @@ def read_book(name: str, share: float, runs: Path) -> Book | None:
 def _responses(path: Path) -> Iterator[tuple[str, str, float]]:
     """Yield (prompt id, response, score) of a file; the score is 0 if it has none, and -infinity if it failed."""
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
         with open_parquet(path, "the responses are damaged") as file:
-            names = {"prompt_id", "text", "score", "status"}
+            names = {"prompt_id", "text", "score", "status", "finish"}
             if lacking := names - {*file.schema_arrow.names}:
                 raise DataError(f"it has no column {', '.join(sorted(lacking))}", where=str(path))
-            assert isinstance(file, pq.ParquetFile)
-            for batch in file.iter_batches(1024, sorted(names)):
-                for row in batch.to_pylist():
+            for batch in file_batches(file, 1024, sorted(names)):
+                for row in (row for row in batch.to_pylist() if row["finish"] == "stop"):  # a cut one has no end
                     yield row["prompt_id"], row["text"], row["score"] if row["status"] == "ok" else -math.inf
         return
     with path.open(encoding="utf-8") as lines:
@@ -159,12 +156,14 @@ def _responses(path: Path) -> Iterator[tuple[str, str, float]]:
             try:
                 row = parse_json(line)
                 prompt_id, text, score = row["prompt_id"], row["response"], float(row.get("score") or 0.0)
+                is_cut = row.get("finish") == "length"
             except (ValueError, KeyError, TypeError, AttributeError):
-                prompt_id, text, score = None, None, 0.0
+                prompt_id, text, score, is_cut = None, None, 0.0, False
             if not (isinstance(prompt_id, str) and isinstance(text, str) and text):
                 hint = "each line needs `prompt_id` and `response`, as `vlmrl generate --out` writes them"
                 raise DataError("this is no response", where=f"{path}:{number}", hint=hint)
-            yield prompt_id, text, score
+            if not is_cut:
+                yield prompt_id, text, score
 
 
 def add_demonstrations(
