@@ -57,6 +57,20 @@ def test_a_hint_is_the_beginning_of_the_demonstration_in_front_of_what_the_polic
     assert line["policy/sampler_gap_max"] < 1e-4 and line["loss/demonstrations"] > 0
 
 
+@pytest.mark.parametrize(("most", "share"), [(0, 0.0), (2, 0.0), (3, 1.0)])
+def test_only_prompts_that_are_not_solved_get_a_demonstration(place, tmp_path, most, share):
+    (tmp_path / "right.py").write_text("def right(x):\n    return {'right': 1.0}\n")  # of all three samples
+    run = train(
+        place,
+        tmp_path,
+        *fused("hpt", "train.steps=1", f"algo.most_solved={most}"),
+        f'reward.name="{tmp_path}/right.py:right"',
+        'reward.accuracy="right"',
+    )
+    (line,) = run.metrics("train")
+    assert line["demonstration/share"] == share and ("loss/demonstrations" in line) == bool(share)
+
+
 @pytest.mark.parametrize("name", ["luffy", "hpt", "uft"])
 def test_resumed_runs_are_the_same(place, tmp_path, name):
     more = fused(name, "train.steps=3", "checkpoint.every_steps=1", "data.0.demonstration_share=0.7")
