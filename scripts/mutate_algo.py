@@ -38,6 +38,7 @@ SEVERAL = ["tests/golden/test_several_rewards_golden.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
 STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
+SHOWN, SHOWN_RUNS = ["tests/unit/algo/test_demonstrations.py"], ["tests/e2e/test_demonstration_runs.py"]
 
 
 Mutant = tuple[str, str, str, list[str]]
@@ -255,11 +256,16 @@ MUTANTS: list[Mutant] = [
     (OBJECTIVE, "loss = loss + self.kl_coef * kl", "loss = loss - self.kl_coef * kl", GOLDEN),
     (
         STEP_FILE,
-        "batch.world.gather([batch.num_trained(i) for i in batch.items])",
-        "batch.world.gather([i.num_tokens for i in batch.items])",
+        "counts = [batch.counts_of(i) for i in batch.items]",
+        "counts = [(i.num_tokens, 0) for i in batch.items]",
         STEP,
     ),
-    (STEP_FILE, "trained, max_tokens, dead)", "trained, max_tokens)", STEP),
+    (
+        STEP_FILE,
+        "of_policy = Denominator.of(objective.aggregation, own, max_tokens, dead)",
+        "of_policy = Denominator.of(objective.aggregation, own, max_tokens)",
+        STEP,
+    ),
     (OBJECTIVE, "            loss = loss * weight", "            pass", GOLDEN),
     (
         OBJECTIVE,
@@ -321,12 +327,17 @@ MUTANTS: list[Mutant] = [
         'if algorithm.kl_in == "loss" else (kl_coef, kl_coef)',
         RUNS,
     ),
-    (STEP_BATCH, "elif count_dead and not use", "elif not use", STEP_OF_RL),
+    (STEP_BATCH, "if count_dead and not use", "if not use", STEP_OF_RL),
     (LOGPROBS, "(logp.exp() * difference).sum(-1)", "(ref.exp() * difference).sum(-1)", GOLDEN),
     (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
     (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
-    (STEP_BATCH, "if use and _is_trained(sample):", "if use:", STEP_OF_RL),
-    (STEP_BATCH, "use = keep_dead or not group.is_dead", "use = True", STEP_OF_RL),
+    (
+        STEP_BATCH,
+        "if _is_trained(s) and (use or k >= len(group.samples))",
+        "if use or k >= len(group.samples)",
+        STEP_OF_RL,
+    ),
+    (STEP_BATCH, "use, everything = keep_dead or not group.is_dead,", "use, everything = True,", STEP_OF_RL),
     (STEP_BATCH, "order[k::number]", "order[:number]", STEP_OF_RL),
     (FAILURES, "if share > MAX_ERROR_SHARE:", "if share > 1:", UPDATE),
     (
@@ -452,6 +463,42 @@ MUTANTS: list[Mutant] = [
         CRITIC_RUNS,
     ),
     (CHECKPOINT, "    if saved.value_head:\n", "    if False:\n", CRITIC_RUNS),
+    # Demonstrations: sign, mask, mu, gate, denominators, and whose tokens they are.
+    (LOSSES, "return -advantage_K * p_K / (p_K + shaping)", "return advantage_K * p_K / (p_K + shaping)", SHOWN),
+    (LOSSES, "p_K = logp_K.exp()\n    return -", "p_K = logp_K.detach().exp()\n    return -", SHOWN),
+    (LOSSES, "return p_K * (1.0 - p_K)", "return p_K", SHOWN),
+    (LOSSES, "math.exp(-mean_entropy) * loss_K", "math.exp(mean_entropy) * loss_K", SHOWN),
+    (
+        LOSSES,
+        "torch.where(tokens.demonstrated, others, loss)",
+        "torch.where(~tokens.demonstrated, others, loss)",
+        SHOWN,
+    ),
+    (OBJECTIVE, "(1.0 - self.mu) * loss", "self.mu * loss", SHOWN),
+    (OBJECTIVE, "coef = self.algorithm.demonstration_coef if", "coef = 1.0 if", SHOWN),
+    (OBJECTIVE, "self.algorithm.entropy_gain * math.exp", "math.exp", SHOWN),
+    (OBJECTIVE, "torch.where(data.demonstrated, data.advantage, advantage)", "advantage", SHOWN),
+    (STEP_FILE, "total = both if objective.one_mean else of_policy", "total = both", SHOWN),
+    (
+        STEP_FILE,
+        'Denominator.of("token_mean", shown, max_tokens)',
+        'Denominator.of("token_mean", own, max_tokens)',
+        SHOWN,
+    ),
+    (STEP_FILE, "aggregate(beside_K * data.demonstrated,", "aggregate(beside_K,", SHOWN),
+    (STEP_FILE, "values * ~data.demonstrated", "values", SHOWN),
+    (STEP_BATCH, "(use or k >= len(group.samples))", "use", SHOWN),
+    (SAMPLE, "s.masked or whole.is_dead", "s.masked", SHOWN),
+    (SAMPLE, "1.0 if x else -1.0", "1.0 if x else 0.0", SHOWN),
+    (SAMPLE, "_signed(g, [0.0] * len(g.samples)) if g.demonstrations else g", "g", SHOWN),
+    ("vlmrl/train/demonstrations.py", "> algorithm.most_solved", "< algorithm.most_solved", SHOWN_RUNS),
+    ("vlmrl/train/demonstrations.py", "score > best[prompt_id][0]", "score < best[prompt_id][0]", SHOWN_RUNS),
+    (
+        "vlmrl/rollout/sample.py",
+        "SamplingRequest(p.begun, num_samples,",
+        "SamplingRequest(p.encoded, num_samples,",
+        SHOWN_RUNS,
+    ),
 ]
 
 
@@ -478,7 +525,8 @@ def passes(folder: Path, tests: list[str]) -> bool:
             os.dup2(null.fileno(), 2)
         import pytest
 
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", *tests])))
+        fast = [] if any(test.startswith("tests/e2e") for test in tests) else ["-m", "not slow"]  # all of e2e is slow
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *fast, *tests])))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code not in (0, 1):  # 1 = a test failed; anything else says nothing about the tests

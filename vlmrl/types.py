@@ -483,15 +483,23 @@ class Group:
 
     Args:
         prompt_text: the rendered prompt, special tokens included.
+        samples: the responses of the policy.
+        demonstrations: responses of others that are trained on, too; they count in no metric of the policy.
     """
 
     row: Row
     prompt_text: str
     samples: tuple[ScoredSample, ...]
+    demonstrations: tuple[ScoredSample, ...] = ()
+
+    @property
+    def everything(self) -> tuple[ScoredSample, ...]:
+        """The samples, then the demonstrations: the order of a step's trajectories."""
+        return self.samples + self.demonstrations
 
     @property
     def is_dead(self) -> bool:
-        """Return whether the group teaches nothing: all its advantages are exactly zero."""
+        """Return whether the samples teach nothing: all their advantages are exactly zero."""
         return all(s.advantage == 0.0 and not any(s.token_advantages or ()) for s in self.samples)
 
     @property

@@ -80,7 +80,8 @@ def cases_of(*rows: str) -> list[dict[str, Any]]:
 
 
 def test_every_row_is_compared_by_its_own_loss_or_by_one_that_is():
-    assert {case["row"] for case in VERL["losses"]} | BY_SAME_LOSS | RELATED == set(ALGORITHMS)
+    sampled = {name for name, row in ALGORITHMS.items() if row.demonstrations == "none"}  # verl has none of the others
+    assert {case["row"] for case in VERL["losses"]} | BY_SAME_LOSS | RELATED == sampled
     assert set(OF_ROWS) <= set(ALGORITHMS)
 
 

@@ -8,6 +8,7 @@ numpy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cached_property
@@ -226,6 +227,23 @@ CRITIC_SCALES = ("none", "tokens", "tokens_keep_mean")
 not 0."""
 
 
+DEMONSTRATIONS = {
+    "none": "",
+    "mixed": "one of the responses that are compared, beside the samples of its prompt",
+    "failed": "in place of the samples of a prompt that they do not solve",
+    "beside": "with the samples, but not compared with them",
+    "hint": "its beginning stands in front of the samples",
+}
+"""Place of the demonstrations in a step -> remark for users."""
+DEMONSTRATION_LOSSES = {
+    "shaped": "-advantage * p / (p + shaping), in one mean with the samples",
+    "nll": "-log p, in a mean of its own",
+    "unsure": "-p (1 - p) log p, in a mean of its own, with p (1 - p) as a constant",
+    "both": "shaped, and exp(-H) nll, where H is the policy's mean entropy; see entropy_gain",
+}
+"""Loss of a demonstration's tokens of probability p -> remark for users."""
+
+
 @dataclass(frozen=True)
 class Estimator:
     """Facts about an estimator of the advantage. Its baseline is a function in advantages.py.
@@ -278,6 +296,9 @@ _CRITIC = When(
 _KL = When("kl_coef", hint="set algo.kl_coef, such as 0.001")
 _KL_TARGET = When("kl_target", otherwise="without `algo.kl_target` the coefficient is fixed")
 _FILTER = When("filter", ("spread",))
+_WITH_DEMONSTRATIONS = When("demonstrations", tuple(DEMONSTRATIONS)[1:], "`algo.demonstrations` is `none`", "remove it")
+_HINT = When("demonstrations", ("hint",))
+_OWN_MEAN = When("demonstration_loss", ("nll", "unsure", "both"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,6 +515,98 @@ class Algorithm:
         choices=("keep", "mask", "drop"),
         of_row=False,
     )
+
+    demonstrations: str = cell(
+        "none",
+        "Place of the demonstrations of `[[demonstrations]]` in a step. A prompt without one is trained as usual.",
+        choices=DEMONSTRATIONS,
+    )
+    demonstration_loss: str = cell(
+        "nll",
+        "Loss of the tokens of a demonstration.",
+        choices=DEMONSTRATION_LOSSES,
+        used_when=(_WITH_DEMONSTRATIONS,),
+    )
+    demonstration_coef: float = cell(
+        1.0,
+        "Weight of the loss of demonstrations that has a mean of its own; with mu_peak, mu takes its place.",
+        range=NOT_NEGATIVE,
+        used_when=(_WITH_DEMONSTRATIONS, _OWN_MEAN),
+    )
+    shaping: float = cell(
+        0.1,
+        "Number in p / (p + shaping): the smaller, the more it pays to learn an unlikely token.",
+        range=POSITIVE,
+        used_when=(_WITH_DEMONSTRATIONS, When("demonstration_loss", ("shaped", "both"))),
+    )
+    entropy_gain: float = cell(
+        0.1,
+        "With demonstration_loss both, a sample that solves its prompt has the advantage entropy_gain * exp(H), any "
+        "other -1.",
+        range=POSITIVE,
+        used_when=(_WITH_DEMONSTRATIONS, When("demonstration_loss", ("both",))),
+    )
+    most_solved: int = cell(
+        0,
+        "Number of samples up to which a prompt counts as not solved.",
+        range=COUNT,
+        used_when=(When("demonstrations", ("failed",)),),
+    )
+    mu_peak: float = cell(
+        0.0,
+        "Largest mu: the loss is (1 - mu) times that of the samples plus mu times that of the demonstrations; 0 = "
+        "demonstration_coef is fixed, and samples count in full.",
+        range=FRACTION,
+        used_when=(_WITH_DEMONSTRATIONS, _OWN_MEAN),
+    )
+    mu_valley: float = cell(
+        0.02, "mu at the end of its way.", range=FRACTION, used_when=(_WITH_DEMONSTRATIONS, When("mu_peak"))
+    )
+    mu_warmup: int = cell(
+        200, "Steps in which mu grows from 0.", range=COUNT, used_when=(_WITH_DEMONSTRATIONS, When("mu_peak"))
+    )
+    mu_decay: int = cell(
+        400,
+        "Steps after them in which mu falls to mu_valley, as half a cosine.",
+        range=COUNT,
+        used_when=(_WITH_DEMONSTRATIONS, When("mu_peak")),
+    )
+    hint_most: float = cell(
+        1.0, "Largest share of a demonstration that is a hint, at step 0.", range=POSITIVE_FRACTION, used_when=(_HINT,)
+    )
+    hint_steps: int = cell(
+        100, "Steps in which that share falls to 0, as half a cosine.", range=POSITIVE_INT, used_when=(_HINT,)
+    )
+
+    @cached_property
+    def one_mean(self) -> bool:
+        """Return whether tokens of demonstrations are in one mean with those of the samples."""
+        return self.demonstration_loss in ("shaped", "both")
+
+    @cached_property
+    def weighs_by_entropy(self) -> bool:
+        """Return whether losses are weighed by the policy's mean entropy, and samples have the advantage +1 or -1."""
+        return self.demonstrations != "none" and self.demonstration_loss == "both"
+
+    def mu_at(self, step: int) -> float:
+        """Return mu at a step: linear from 0 to its peak, then half a cosine to its valley.
+
+        Source: CHORD, arXiv:2508.11408.
+        Example: peak 0.5, valley 0.1, warmup 2, decay 2 -> 0, 0.25, 0.5, 0.3, 0.1, 0.1 ...
+        """
+        if step < self.mu_warmup:
+            return self.mu_peak * step / self.mu_warmup
+        share = min(1.0, (step - self.mu_warmup) / self.mu_decay) if self.mu_decay else 1.0
+        return self.mu_valley + (self.mu_peak - self.mu_valley) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+    def hint_share_at(self, step: int) -> float:
+        """Return the largest share of a demonstration that is a hint at a step; 0 from `hint_steps` on.
+
+        Source: UFT, arXiv:2505.16984.
+        Example: most 1, steps 100 -> 1, 0.5 and 0 at the steps 0, 50 and 100.
+        """
+        share = min(1.0, step / self.hint_steps)
+        return self.hint_most * 0.5 * (1.0 + math.cos(math.pi * share))
 
     @cached_property
     def needs_group(self) -> bool:

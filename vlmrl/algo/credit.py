@@ -256,6 +256,57 @@ def add_advantages(
     )
 
 
+SOLVED = 1.0 - 1e-9
+"""Least accuracy of a sample that solves its prompt; without an accuracy, the least score."""
+
+
+def solved(groups: Sequence[Group], accuracies: Sequence[Sequence[float | None]]) -> list[list[bool]]:
+    """Return whether each sample of each group solves its prompt."""
+    return [
+        [(s.score.value if a is None else a) >= SOLVED for s, a in zip(group.samples, values, strict=True)]
+        for group, values in zip(groups, accuracies, strict=True)
+    ]
+
+
+def add_credit(
+    groups: Sequence[Group], algorithm: Algorithm, is_solved: Sequence[Sequence[bool]], **options: Any
+) -> list[Group]:
+    """Return the groups with the advantages of their samples and of their demonstrations.
+
+    A demonstration whose loss needs no advantage keeps 0. It is trained on even if its reward failed.
+
+    Args:
+        is_solved: of each sample of each group; [] without demonstrations.
+        options: of `add_advantages`.
+    """
+    if not any(g.demonstrations for g in groups):
+        credited = add_advantages(groups, algorithm, **options)
+    elif algorithm.demonstrations != "mixed":
+        kept = [replace(g, demonstrations=tuple(replace(s, masked=False) for s in g.demonstrations)) for g in groups]
+        credited = add_advantages(kept, algorithm, **options)
+        if algorithm.demonstrations == "failed":  # the demonstration stands in their place
+            credited = [_signed(g, [0.0] * len(g.samples)) if g.demonstrations else g for g in credited]
+    else:
+        credited = []
+        joined = [replace(g, samples=g.everything, demonstrations=()) for g in groups]
+        for group, whole in zip(groups, add_advantages(joined, algorithm, **options), strict=True):
+            samples, others = whole.samples[: len(group.samples)], whole.samples[len(group.samples) :]
+            # In a group of equal scores it teaches nothing, like the samples, unless its tokens are learned anyway.
+            masks = [not algorithm.weighs_by_entropy and (s.masked or whole.is_dead) for s in others]
+            others = tuple(replace(s, masked=m) for s, m in zip(others, masks, strict=True))
+            credited.append(replace(whole, samples=samples, demonstrations=others))
+    if algorithm.weighs_by_entropy:
+        credited = [_signed(g, [1.0 if x else -1.0 for x in own]) for g, own in zip(credited, is_solved, strict=True)]
+    return credited
+
+
+def _signed(group: Group, advantages: Sequence[float]) -> Group:
+    """Return a group whose samples have these advantages, unless they are masked."""
+    pairs = zip(group.samples, advantages, strict=True)
+    samples = (s if s.masked else replace(s, advantage=a, token_advantages=None) for s, a in pairs)
+    return replace(group, samples=tuple(samples))
+
+
 def mark_masked(groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
     """Mask the samples that will not be trained on, before advantages exist.
 

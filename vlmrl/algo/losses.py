@@ -8,6 +8,7 @@ update is split into microbatches. The KL estimator "full" needs hidden states: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -174,6 +175,7 @@ class Tokens:
         advantage: positive = better than its group.
         response: index of each token's response, 0-based and dense; a response is never split over microbatches.
         selected: bool, True = `select_tokens` picked the token; None = the surrogate picks no tokens.
+        demonstrated: bool, True = a demonstration wrote the token, not the policy; None = the policy wrote all.
     """
 
     logp: Tensor
@@ -181,6 +183,7 @@ class Tokens:
     advantage: Tensor
     response: Tensor
     selected: Tensor | None = None
+    demonstrated: Tensor | None = None
 
 
 Loss = tuple[Tensor, Tensor]
@@ -297,6 +300,43 @@ SURROGATE_LOSSES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
 """Name in the algorithm table -> surrogate function. choices.py lists the names that a recipe may use, with facts."""
 
 
+def shaped_demonstration(logp_K: Tensor, advantage_K: Tensor, shaping: float) -> Tensor:
+    """Return -advantage * p / (p + shaping): a demonstration's policy gradient that does not fade at unlikely tokens.
+
+    Returns: [K], not reduced.
+    Source: LUFFY, arXiv:2504.14945, with p as in its folder `luffy/` (`ExGRPO/` takes p over the old one).
+    Example: p 0.4, advantage 1, shaping 0.1 -> -0.8, with the gradient -0.1 * 0.4 / 0.5^2 = -0.16 for log p.
+    """
+    p_K = logp_K.exp()
+    return -advantage_K * p_K / (p_K + shaping)
+
+
+def unsure_weight(logp_K: Tensor) -> Tensor:
+    """Return p (1 - p): 0 for tokens that the policy is sure of, or sure against. [K], without gradient.
+
+    Source: CHORD, arXiv:2508.11408. Example: p 0.4 -> 0.24.
+    """
+    p_K = logp_K.detach().exp()
+    return p_K * (1.0 - p_K)
+
+
+def own_demonstration_loss(a: Algorithm, logp_K: Tensor, mean_entropy: float) -> Tensor | None:
+    """Return the loss of demonstrations that has a mean of its own; None if the algorithm has none.
+
+    Args:
+        mean_entropy: H of `both`, in nats.
+    Returns: [K], not reduced, without `demonstration_coef`.
+    Source: UFT, arXiv:2505.16984; HPT, arXiv:2509.04419; CHORD, arXiv:2508.11408; SRFT, arXiv:2506.19767.
+    Example: p 0.4 -> 0.9163; "unsure" 0.24 * 0.9163 = 0.2199; "both" with H 0.5 -> 0.6065 * 0.9163 = 0.5558.
+    """
+    loss_K = cross_entropy(logp_K)
+    if a.demonstration_loss == "nll":
+        return loss_K
+    if a.demonstration_loss == "unsure":
+        return unsure_weight(logp_K) * loss_K
+    return math.exp(-mean_entropy) * loss_K if a.demonstration_loss == "both" else None
+
+
 def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *, clip_range: float) -> Tensor:
     """Return 0.5 * max((value - target)^2, (limited value - target)^2) per token.
 
@@ -317,10 +357,19 @@ def clipped_value_loss(value_K: Tensor, old_value_K: Tensor, target_K: Tensor, *
 
 
 def policy_loss(algorithm: Algorithm, tokens: Tokens) -> Loss:
-    """Return the loss of the algorithm's surrogate. Raises: ValueError for an unknown surrogate."""
+    """Return the loss of the algorithm's surrogate, for demonstrated tokens that of `shaped_demonstration` or 0.
+
+    Raises: ValueError for an unknown surrogate.
+    """
     if algorithm.surrogate not in SURROGATE_LOSSES:
         raise ValueError(f"unknown surrogate {algorithm.surrogate!r}")
-    return SURROGATE_LOSSES[algorithm.surrogate](algorithm, tokens)
+    loss, clipped = SURROGATE_LOSSES[algorithm.surrogate](algorithm, tokens)
+    if tokens.demonstrated is None:
+        return loss, clipped
+    others = torch.zeros_like(loss)
+    if algorithm.one_mean:
+        others = shaped_demonstration(tokens.logp, tokens.advantage, algorithm.shaping)
+    return torch.where(tokens.demonstrated, others, loss), clipped.masked_fill(tokens.demonstrated, 0.0)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.key_facts import MOST
 from vlmrl.recipe.tables import (
     ADAPTER,
@@ -165,6 +166,13 @@ class Data(RecipeTable):
     environment: Annotated[str | None, ENVIRONMENT, FILE_OR_NAME] = None
     """Environment of this source, as path/to/file.py:name or :NAME; "none" = its responses are one turn. Default:
     `[environment] name`."""
+    demonstrations: Annotated[str, SOURCES, FILE_OR_NAME, RL_ONLY] = "rows"
+    """Demonstrations for rows of the algorithm table that learn from them (`algo.demonstrations`). rows = each row's
+    own: its column `response`, or a trace of the task, as in supervised training. A run, by id, name or path: the best
+    answer that it sampled to a prompt. A file: responses by `prompt_id`, as `vlmrl generate --out` and `vlmrl eval`
+    write them; the one with the best score, else the first. none = this source has none."""
+    demonstration_share: Annotated[Fraction, SAMPLING, RL_ONLY] = 1.0
+    """Share of this source's prompts that have their demonstration; which ones is drawn each time a prompt is."""
     _default_rewards: list[ListedReward] = PrivateAttr(default_factory=list)
     _environment: Environment = PrivateAttr(default_factory=lambda: Environment())
 
@@ -430,8 +438,10 @@ class Recipe(RecipeTable):
 
     @property
     def longest_response(self) -> int:
-        """Largest number of tokens behind a prompt: of one turn, or of an episode with its observations."""
-        return max(self.rollout.max_new_tokens, self.environment.tokens if self.has_episodes else 0)
+        """Largest number of tokens behind a prompt: of one turn with a hint, or of an episode with its observations."""
+        turn, row = self.rollout.max_new_tokens, ALGORITHMS.get(self.algo.name)
+        hinted = (getattr(self.algo, "demonstrations", None) or (row and row.demonstrations)) == "hint"
+        return max(turn * (2 if hinted else 1), self.environment.tokens if self.has_episodes else 0)
 
     @model_validator(mode="after")
     def _give_defaults(self) -> Recipe:

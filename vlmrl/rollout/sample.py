@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.data.images import decode_image
@@ -34,6 +34,7 @@ from vlmrl.types import (
     SamplingParams,
     Score,
     ScoredSample,
+    Segment,
     Trajectory,
     name_row,
     policy_versions,
@@ -63,18 +64,47 @@ class PromptSource(Protocol):
     def reward_input(self, row: Row, text: str, finish: Finish, num_tokens: int, prompt: str) -> RewardInput: ...
 
 
+class Hint(NamedTuple):
+    """Beginning of a response, which the policy goes on with: its token ids, and their text."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
 @dataclass(frozen=True)
 class Prompt:
     """Drawn and encoded row.
 
     Args:
         occurrence: how often it had been drawn before in this run.
+        hint: what stands in front of each response; it is no part of `encoded`.
     """
 
     source: PromptSource
     row: Row
     occurrence: int
     encoded: EncodedPrompt
+    hint: Hint | None = None
+
+    @property
+    def begun(self) -> EncodedPrompt:
+        """What an engine goes on with: the prompt and the hint."""
+        e, ids = self.encoded, self.hint.ids if self.hint else ()
+        more = {"prompt_ids": e.prompt_ids + ids, "kinds": e.kinds + (0,) * len(ids)}
+        return replace(e, **more, unexpanded_ids=e.unexpanded_ids + ids) if ids else e
+
+    def whole(self, sample: Sample) -> Sample:
+        """Return a response with the hint in front of it."""
+        if self.hint is None:
+            return sample
+        ids, text = self.hint
+        return replace(
+            sample,
+            token_ids=ids + sample.token_ids,
+            text=text + sample.text,
+            sampler_logp=(math.nan,) * len(ids) + sample.sampler_logp,
+            segments=(Segment("assistant", ids, True, author="demonstration"), *sample.parts),
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +160,7 @@ def sample_rollouts(
 def requests_for(prompts: Sequence[Prompt], num_samples: int, run_seed: int, step: int) -> list[SamplingRequest]:
     """Return the requests to an engine at a step. Seeds depend only on the run's seed, the step and the prompt."""
     return [
-        SamplingRequest(p.encoded, num_samples, sample_seed(run_seed, step, p.row.prompt_id, p.occurrence))
+        SamplingRequest(p.begun, num_samples, sample_seed(run_seed, step, p.row.prompt_id, p.occurrence))
         for p in prompts
     ]
 
@@ -145,7 +175,7 @@ def rollouts_of(
     stale = {v for samples in answers for s in samples for v in policy_versions(s.version, s.segments)} - {version}
     if stale:
         raise EngineError(f"the engine answered with policy version {min(stale)}, not with {version}")
-    return [Rollout(p, tuple(samples), seconds) for p, samples in zip(prompts, answers, strict=True)]
+    return [Rollout(p, tuple(map(p.whole, samples)), seconds) for p, samples in zip(prompts, answers, strict=True)]
 
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@
       kept/reward-<16 hex>.py, task-<16 hex>.py, prompt-<16 hex>.jinja (by their hash)
       judge.sqlite (a judge's judgements, and what they have cost)
       metrics.jsonl  rollouts/000010.parquet, 000021-a2.parquet (by attempt 2), pruned.json
+      demonstrations/000010.parquet (the demonstrations of a step, in the form of rollouts)
       sinks.json (records of its loggers); tensorboard/, wandb/ (files of loggers)
       eval/<name>/rows.parquet, summary.json, SHA256SUMS
       checkpoints/step-000010/ meta.json ... COMPLETE (last)
@@ -48,6 +49,7 @@ META = "meta.json"
 COMPLETE = "COMPLETE"
 LOGS = "logs"
 KEPT = "kept"
+DEMONSTRATIONS = "demonstrations"
 MEDIA = "media"
 PACKED = "packed.json"
 PRUNED = "pruned.json"

@@ -37,7 +37,7 @@ from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import hide_known, redact_text, redact_value
 from vlmrl.store.checkpoints import hashes_of
 from vlmrl.store.files import write_atomic
-from vlmrl.store.layout import media_path, parse_rollout_name, rollout_format
+from vlmrl.store.layout import DEMONSTRATIONS, media_path, parse_rollout_name, rollout_format
 from vlmrl.store.media import write_shard
 from vlmrl.store.metrics import counted
 from vlmrl.store.table_reader import arrow_fields, check_values, damage_told, file_batches, open_parquet, schema_number
@@ -338,7 +338,11 @@ class RolloutFiles:
         if images:
             write_shard(shard := media_path(self.run_dir, step, self.attempt), sorted(images.items()))
             hashes = hashes_of(self.run_dir, [shard])
-        name = self._name.format(step + 1)
+        name, shown = self._name.format(step + 1), [g for g in groups if g.demonstrations]
+        if shown:  # in files of their own: nothing that counts responses of the policy reads them
+            theirs = [replace(g, samples=g.demonstrations, demonstrations=()) for g in shown]
+            path = f"{DEMONSTRATIONS}/{Path(name).name}"
+            hashes[path] = write_rollouts(self.run_dir / path, theirs, step=step, attempt=self.attempt)
         return hashes | {name: write_rollouts(self.run_dir / name, groups, step=step, attempt=self.attempt)}
 
 

@@ -21,7 +21,7 @@ import torch
 
 from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
-from vlmrl.algo.credit import Weights, add_advantages, has_spread, mark_masked
+from vlmrl.algo.credit import Weights, add_credit, has_spread, mark_masked
 from vlmrl.algo.losses import KL_LOSSES
 from vlmrl.data.encode import Encoder
 from vlmrl.data.turns import ROLES, TurnEncoder, encode_tail
@@ -77,6 +77,7 @@ class PromptFeed:
         meter: counts of the services on this rank.
         service_counts: (attribute) metric -> number of all ranks so far.
         turn_encoders: (attribute) (whether there are tools, role of a message) -> its encoder.
+        hint: gives a prompt the beginning of its responses.
     """
 
     recipe: Recipe
@@ -94,6 +95,7 @@ class PromptFeed:
     meter: ServiceMeter = field(default_factory=ServiceMeter)
     service_counts: dict[str, float] = field(default_factory=dict)
     turn_encoders: dict[tuple[bool, str], TurnEncoder] = field(default_factory=dict)
+    hint: Callable[[Prompt], Prompt] = field(default=lambda prompt: prompt)
 
     def turn_encoder(self, prompt: Prompt, role: Literal["system", "user", "assistant", "tool"]) -> TurnEncoder:
         """Return the encoder of messages behind the first turn; one serves all prompts with tools."""
@@ -202,6 +204,7 @@ class Collected:
         metrics: metrics that only sampling can measure.
         seconds: duration of sampling, in seconds.
         files: sha256 -> image file, of tools in groups that this rank trains and another rank sampled.
+        solved: whether each sample of each group solves its prompt; [] where no algorithm asks for it.
     """
 
     encode: Callable[[Row, int], Prompt]
@@ -213,6 +216,7 @@ class Collected:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     files: dict[str, bytes] = field(default_factory=dict)
+    solved: list[list[bool]] = field(default_factory=list)
 
     def add_wait(self, session: ScoringSession) -> None:
         """Count the seconds for which a session waited for a service."""
@@ -398,7 +402,7 @@ def collect(
 def _encode(feed: PromptFeed, drawn: Sequence[Drawn], queue: PromptQueue, own: list[Prompt | None]) -> Iterator[Prompt]:
     """Yield the prompts of this rank's part of a draw, encoded as they are taken, and enter them in `own`."""
     for index in queue:
-        own[index] = prompt = feed.encode(*drawn[index])
+        own[index] = prompt = feed.hint(feed.encode(*drawn[index]))
         yield prompt
 
 
@@ -523,9 +527,10 @@ def assign_credit(
             collected.metrics |= {"policy/kl_in_reward": float(_concatenated(before.kl).mean())} if before.kl else {}
         if algorithm.needs_critic:
             values = by_sample(collected.groups, before.value)
-    collected.groups = add_advantages(
+    collected.groups = add_credit(
         collected.groups,
         algorithm,
+        collected.solved,
         max_tokens=learner.longest_response,
         weights=weights,
         greedy=collected.greedy,
@@ -616,7 +621,7 @@ def by_sample(groups: Sequence[Group], values: Mapping[int, torch.Tensor], facto
     Returns: group -> sample -> float64 [trained tokens]; zeros for a sample without values.
     """
     # Index of each group's first trajectory in the step: trajectories are numbered through all groups.
-    starts = np.cumsum([0] + [len(g.samples) for g in groups])[:-1]
+    starts = np.cumsum([0] + [len(g.everything) for g in groups])[:-1]
     values = on_cpu(values)
     return [
         [
@@ -635,7 +640,7 @@ def critic_metrics(groups: Sequence[Group], values: Mapping[int, torch.Tensor]) 
     `value/explained_variance` is the share of the targets' variance that the values explain. It is left out when all
     targets are equal.
     """
-    samples = [s for g in groups for s in g.samples]
+    samples = [s for g in groups for s in g.everything]
     targets = {i: torch.tensor(s.value_targets) for i, s in enumerate(samples) if s.value_targets is not None}
     if not targets:
         return {}

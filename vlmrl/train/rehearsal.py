@@ -123,6 +123,16 @@ class _Finite:
     def aggregation(self) -> str:
         return self.objective.aggregation
 
+    @property
+    def one_mean(self) -> bool:
+        return self.objective.one_mean
+
+    def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> Objective:
+        return self
+
+    def loss_beside(self, stats: TokenStats) -> Tensor | None:
+        return self.objective.loss_beside(stats)
+
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
         return self.objective.select(policy, batch, tokens_per_row)
 

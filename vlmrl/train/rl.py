@@ -32,6 +32,7 @@ from vlmrl.setup.model import make_generator
 from vlmrl.tasks.source import Source, accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.checkpointing import save
 from vlmrl.train.collect import Before, Collected, PromptFeed, assign_credit, batch_of, collect, look_ahead
+from vlmrl.train.demonstrations import add_demonstrations
 from vlmrl.train.journal import (
     Clock,
     Health,
@@ -222,7 +223,7 @@ def train_rl(session: Session) -> str:
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
     generator = _open_engine(session, algorithm)
     objective, weights = objective_of(recipe, algorithm, 0.0), feed.weights
-    first_step, ahead = progress.step, None
+    first_step, ahead, demonstrator = progress.step, None, session.demonstrator
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
@@ -232,9 +233,14 @@ def train_rl(session: Session) -> str:
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
 
             # Prompts -> rollouts -> scores -> advantages.
+            if demonstrator is not None and algorithm.demonstrations == "hint":
+                feed.hint = partial(demonstrator.hinted, most=algorithm.hint_share_at(step))
             strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
+            if demonstrator is not None:
+                with clock("reward"):
+                    add_demonstrations(feed, demonstrator, collected, algorithm, step, strict=strict)
             before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
@@ -249,7 +255,8 @@ def train_rl(session: Session) -> str:
             # The updates of the step make a new policy version.
             updates_before = optimizer.updates
             with clock("update"):
-                objective = replace(objective, kl_coef=in_loss)
+                mu = algorithm.mu_at(step) if demonstrator is not None and algorithm.mu_peak else None
+                objective = replace(objective, kl_coef=in_loss, mu=mu)
                 meanwhile = nothing if ahead is None else ahead.go_on
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step, meanwhile)
             if ahead is not None:
@@ -273,6 +280,7 @@ def train_rl(session: Session) -> str:
                 | collected.metrics
                 | feed.service_metrics()
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
+                | ({} if mu is None else {"demonstration/mu": mu})
                 | stats
                 | sync
                 | (sync_speed(generator) if changed else {})
@@ -376,6 +384,7 @@ def _batch_to_learn(
     recipe, algorithm = learner.recipe, objective.algorithm
     # Groups that a filter refused stay out in any case.
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
+    acts_on_all |= algorithm.demonstrations == "hint"  # whose tokens are in the samples
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
         learner,
@@ -419,7 +428,8 @@ def _update_all(
             in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
     options = {"lr": lr, "max_tokens": learner.longest_response}
     updates = [in_rows(partial(update, policy, optimizer, m, objective, **options)) for m in minibatches]
-    stats = {name: fmean(m[name] for m in updates) for name in updates[0]}
+    names = dict.fromkeys(name for m in updates for name in m)
+    stats = {name: fmean(m[name] for m in updates if name in m) for name in names}
     # The difference to the engine is the first update's: only there the policy has the weights that sampled.
     stats |= {name: value for name, value in updates[0].items() if name.startswith("policy/sampler_")}
     return stats | {"optim/updates": optimizer.updates}

@@ -105,6 +105,15 @@ class StepBatch:
     def num_trained(self, item: TrainItem) -> int:
         return sum(len(s.ids) for s in item.segments if s.trained)
 
+    def counts_of(self, item: TrainItem) -> tuple[int, int]:
+        """Return the numbers of a trajectory's trained tokens by the policy, and by a demonstration."""
+        shown = sum(len(s.ids) for s in item.segments if s.trained and s.author == "demonstration")
+        return self.num_trained(item) - shown, shown
+
+    def demonstrated_of(self, item: TrainItem) -> list[bool]:
+        """Return which of a trajectory's trained tokens a demonstration wrote."""
+        return [s.author == "demonstration" for s in item.segments if s.trained for _ in s.ids]
+
     def rows(self, tokens_per_row: int, sharing: str) -> Iterator[RowItems]:
         """Yield this rank's packed rows.
 
@@ -176,7 +185,8 @@ def step_batch(
 ) -> StepBatch:
     """Return the batch that this rank trains on.
 
-    It has every sample that is not masked and has a token to train on, from groups that are not dead.
+    It has every sample that is not masked and has a token to train on, from groups that are not dead, and the
+    demonstrations of all groups.
 
     Args:
         groups: the groups of all ranks.
@@ -192,15 +202,18 @@ def step_batch(
     batch = StepBatch([], [], [], world=world, filler=filler)
     starts: list[int] = []  # index of each group's first trajectory in the step
     costs: dict[int, int] = {}  # group -> its tokens: the prompt once, and the responses that are trained
+    chosen: dict[int, list[int]] = {}  # group -> its samples that are trained, by their place in `everything`
     for index, group in enumerate(groups):
         starts.append(len(batch.names_S))
-        use = keep_dead or not group.is_dead
-        for sample in group.samples:
-            if use and _is_trained(sample):
-                costs.setdefault(index, len(sample.trajectory.prompt_ids))
-                costs[index] += len(sample.trajectory.response_ids)
-            elif count_dead and not use and not sample.masked:
-                batch.dead_tokens.setdefault(index, []).append(sample.trajectory.num_trained_tokens)
+        use, everything = keep_dead or not group.is_dead, group.everything
+        chosen[index] = [k for k, s in enumerate(everything) if _is_trained(s) and (use or k >= len(group.samples))]
+        if chosen[index]:
+            responses = sum(len(everything[k].trajectory.response_ids) for k in chosen[index])
+            costs[index] = len(everything[0].trajectory.prompt_ids) + responses
+        if count_dead and not use:
+            dead = [s.trajectory.num_trained_tokens for s in group.samples if not s.masked]
+            batch.dead_tokens |= {index: dead} if dead else {}
+        for sample in everything:
             batch.advantage_S.append(sample.advantage)
             batch.names_S.append(name_row(group.row.source, group.row.prompt_id, sample.trajectory.sample))
     # Groups with something to train, in their order, dealt in turn into at most `updates` parts.
@@ -214,7 +227,7 @@ def step_batch(
         own += [index for index, rank in zip(part, trained_by, strict=True) if rank == world.rank]
     ready(own)
     for index in own:
-        _add(batch, groups[index], index, prompt_of(index), starts[index], tail_of)
+        _add(batch, groups[index], index, prompt_of(index), starts[index], tail_of, chosen[index])
     batch.items.sort(key=lambda item: item.trajectory)
     return batch
 
@@ -230,10 +243,9 @@ def _add(
     prompt: PromptTokens,
     start: int,
     tail_of: Callable[[ScoredSample], Tail],
+    chosen: Sequence[int],
 ) -> None:
-    for trajectory, sample in enumerate(group.samples, start):
-        if not _is_trained(sample):
-            continue
+    for trajectory, sample in ((start + k, group.everything[k]) for k in chosen):
         batch.items.append(TrainItem(prompt, index, sample.trajectory.segments, trajectory, *tail_of(sample)))
         if sample.token_advantages is not None:
             batch.token_advantages[trajectory] = torch.tensor(sample.token_advantages, dtype=torch.float32)

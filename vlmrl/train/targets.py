@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from vlmrl.data.chat_template import IMAGE_SLOT
+from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder, without_first
 from vlmrl.environments.base import ERROR
@@ -29,7 +30,7 @@ from vlmrl.train.collect import Drawn, PromptFeed
 from vlmrl.train.learner import Learner
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import fill_logps
-from vlmrl.types import Message, Row, Sample, Segment, Size, TracePart, TraceTurn, hash64, name_row
+from vlmrl.types import Message, Row, Sample, SamplingParams, Segment, Size, TracePart, TraceTurn, hash64, name_row
 
 RESPONSE_COLUMN = "response"
 MOST_PERPLEXITY = 700.0
@@ -60,7 +61,7 @@ def target_items(
         said = [turn for turn in turns if not isinstance(turn, Message)]
         if kind is not None and turns == tuple(said) and (len(said) > 1 or kind.turns(row).is_open):
             before = [*[kind.turns(row)] * (len(said) - 1), None]
-            script = [_turn_ids(feed, prompt, *turn) for turn in zip(said, before, strict=True)]
+            script = [turn_ids(feed.encoder, feed.sampling, prompt, *turn) for turn in zip(said, before, strict=True)]
             episodes[len(prompts)] = SamplingRequest(prompt.encoded, 1, seed >> 1, script)
         given.append(_given(feed, prompt, () if len(prompts) in episodes else turns))
         prompts.append(prompt)
@@ -118,7 +119,9 @@ def _given(feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn]) -> tupl
         if not isinstance(turn, Message):
             follows = next(iter(turns[number + 1 :]), None)
             before = feed.turn_encoder(prompt, follows.role) if isinstance(follows, Message) else None
-            segments.append(Segment("assistant", _turn_ids(feed, prompt, turn, before), number > begin))
+            segments.append(
+                Segment("assistant", turn_ids(feed.encoder, feed.sampling, prompt, turn, before), number > begin)
+            )
             continue
         pieces = turn.content.split(IMAGE_SLOT)
         own = tuple(islice(media, len(pieces) - 1))
@@ -134,8 +137,12 @@ def _given(feed: PromptFeed, prompt: Prompt, turns: Sequence[TraceTurn]) -> tupl
     return segments, images
 
 
-def _turn_ids(
-    feed: PromptFeed, prompt: Prompt, parts: Sequence[TracePart], before: TurnEncoder | None
+def turn_ids(
+    encoder: Encoder,
+    sampling: SamplingParams,
+    prompt: Prompt,
+    parts: Sequence[TracePart],
+    before: TurnEncoder | None = None,
 ) -> tuple[int, ...]:
     """Return the token ids of a turn, with its end token as the last one.
 
@@ -146,10 +153,10 @@ def _turn_ids(
         before: encoder of the message that follows; None = the response ends.
     Raises: DataError for a call that cannot be written.
     """
-    control, stop_ids, own = feed.encoder.control, feed.sampling.stop_ids, feed.encoder.tokenizer.eos_token_id
+    control, stop_ids, own = encoder.control, sampling.stop_ids, encoder.tokenizer.eos_token_id
     mark = end_of_thought(prompt.encoded.text)
     try:
-        text = turn_text(parts, prompt.source.encoder(feed.encoder, prompt.row).form, control.guard_values)
+        text = turn_text(parts, prompt.source.encoder(encoder, prompt.row).form, control.guard_values)
         if mark and before is not None and mark not in text:
             raise ValueError(f'{mark} is missing, as the prompt begins a thought; try model.thinking = "off"')
     except ValueError as error:

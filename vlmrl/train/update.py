@@ -7,6 +7,7 @@ makes the CPU wait. Forward passes without gradient give log-probs, values, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
@@ -27,6 +28,7 @@ from vlmrl.algo.losses import (
     global_mean,
     importance_weight,
     k3,
+    own_demonstration_loss,
     policy_loss,
     select_tokens,
 )
@@ -219,6 +221,7 @@ class TokenData:
         response_tokens: number of trained tokens in the token's response, int64.
         selected: bool, tokens that the surrogate treats differently; None = none.
         old_value, value_target: the critic's value before the updates, and its target; None without a critic.
+        demonstrated: bool, tokens that a demonstration wrote; None = none.
     """
 
     advantage: Tensor
@@ -231,6 +234,7 @@ class TokenData:
     selected: Tensor | None = None
     old_value: Tensor | None = None
     value_target: Tensor | None = None
+    demonstrated: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -238,6 +242,15 @@ class Objective(Protocol):
 
     @property
     def aggregation(self) -> str: ...
+
+    @property
+    def one_mean(self) -> bool:
+        """Whether demonstrated tokens are in the mean of `loss`; else only `loss_beside` trains on them."""
+        ...
+
+    def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> Objective:
+        """Return the objective with what it needs to know of the whole update. Called once, before `select`."""
+        ...
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
         """Return the tokens that this update treats differently: trajectory -> [trained tokens]; {} = none.
@@ -249,8 +262,12 @@ class Objective(Protocol):
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (loss_K with gradient, metric name -> values_K).
 
-        The metrics are averaged over the step's tokens.
+        The metrics are averaged over the tokens that the policy wrote.
         """
+        ...
+
+    def loss_beside(self, stats: TokenStats) -> Tensor | None:
+        """Return the loss of demonstrated tokens that has a mean of its own, for all tokens [K]; None without one."""
         ...
 
 
@@ -267,16 +284,41 @@ class PolicyGradient:
         entropy_coef: weight of the entropy bonus.
         importance: use of the engine's log-probs. "truncate" or "mask": multiply the loss by importance weights.
             "ratio": take them as the old log-probs. "none": neither.
+        mu: share of the demonstrations in the loss; None = samples count in full, demonstrations by their coefficient.
+        mean_entropy: mean entropy of the policy over the tokens of the update that it wrote, in nats.
     """
 
     algorithm: Algorithm
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     importance: str = "none"
+    mu: float | None = None
+    mean_entropy: float = 0.0
 
     @property
     def aggregation(self) -> str:
         return self.algorithm.aggregation
+
+    @property
+    def one_mean(self) -> bool:
+        return self.algorithm.one_mean
+
+    def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> PolicyGradient:
+        """Measure the policy's mean entropy, with one more forward pass, if the algorithm weighs losses by it."""
+        if not self.algorithm.weighs_by_entropy:
+            return self
+        entropies: dict[int, Tensor] = {}
+        fill_stats(policy, batch, {"entropy": entropies}, tokens_per_row)
+        on_host = on_cpu(entropies)
+        own = [on_host[i.trajectory][~torch.tensor(batch.demonstrated_of(i))].double() for i in batch.items]
+        parts = batch.world.gather((sum(float(x.sum()) for x in own), sum(len(x) for x in own)))
+        total, count = (sum(part[k] for part in parts) for k in range(2))
+        return replace(self, mean_entropy=total / max(1, count))
+
+    def loss_beside(self, stats: TokenStats) -> Tensor | None:
+        loss = own_demonstration_loss(self.algorithm, stats.logp, self.mean_entropy)
+        coef = self.algorithm.demonstration_coef if self.mu is None else self.mu
+        return None if loss is None else coef * loss
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
         """Select the tokens of Clip-Cov and KL-Cov, with one more forward pass.
@@ -311,7 +353,13 @@ class PolicyGradient:
     def loss(self, stats: TokenStats, data: TokenData) -> tuple[Tensor, dict[str, Tensor]]:
         # Every tensor here is [K]: one number per trained token of the packed row.
         old = self._old(stats.logp, data.old_logp, data.sampler_logp)
-        tokens = Tokens(stats.logp, old, data.advantage, data.response, data.selected)
+        advantage = data.advantage
+        if self.algorithm.weighs_by_entropy:  # samples have +1 or -1 here
+            gain = self.algorithm.entropy_gain * math.exp(self.mean_entropy)
+            advantage = torch.where(advantage > 0, gain * advantage, advantage)
+            if data.demonstrated is not None:
+                advantage = torch.where(data.demonstrated, data.advantage, advantage)
+        tokens = Tokens(stats.logp, old, advantage, data.response, data.selected, data.demonstrated)
         loss, clipped = policy_loss(self.algorithm, tokens)
         metrics = {"policy/clip_share": clipped, "policy/entropy": stats.entropy}
         if self.importance in ("truncate", "mask"):
@@ -327,11 +375,12 @@ class PolicyGradient:
             loss = loss * weight  # the weight has no gradient
             metrics["policy/importance_weight"] = weight
         metrics["loss/policy"] = loss.detach()
+        own = 1.0 if data.demonstrated is None else (~data.demonstrated).float()
         if self.entropy_coef:
-            loss = loss - self.entropy_coef * stats.entropy
+            loss = loss - self.entropy_coef * stats.entropy * own
         if self.kl_coef > 0:
             kl = self._kl(stats, data)
-            loss = loss + self.kl_coef * kl
+            loss = loss + self.kl_coef * kl * own
             metrics["loss/kl"] = kl.detach()
         if self.algorithm.needs_critic:
             assert stats.value is not None and data.old_value is not None and data.value_target is not None
@@ -340,7 +389,7 @@ class PolicyGradient:
             )
             loss = loss + self.algorithm.value_coef * value
             metrics["loss/value"] = value.detach()
-        return loss, metrics
+        return loss if self.mu is None else (1.0 - self.mu) * loss, metrics
 
     def _old(self, logp: Tensor, before: Tensor | None, sampler_logp: Tensor) -> Tensor:
         """Return the old log-probs of the ratio [K]: those of the policy before the updates, or the engine's.
@@ -367,6 +416,13 @@ class CrossEntropy:
     """Supervised learning: negative log-likelihood of the target tokens."""
 
     aggregation: str = "token_mean"
+    one_mean: bool = True
+
+    def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> CrossEntropy:
+        return self
+
+    def loss_beside(self, stats: TokenStats) -> None:
+        return None
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
         return {}
@@ -441,28 +497,44 @@ def add_gradients(
 
     This is `update` without the optimizer step: same arguments, metrics and errors.
     """
-    # Trained tokens of each response, on all ranks: the denominator does not depend on the packing or the ranks.
-    trained = [n for of_rank in batch.world.gather([batch.num_trained(i) for i in batch.items]) for n in of_rank]
+    # Trained tokens of each response, on all ranks: the denominators do not depend on the packing or the ranks.
+    counts = [batch.counts_of(i) for i in batch.items]
+    pairs = [pair for of_rank in batch.world.gather(counts) for pair in of_rank]
+    own, shown = [a for a, _ in pairs], [b for _, b in pairs]
     dead = [n for group in batch.dead_tokens.values() for n in group]
-    total = Denominator.of(objective.aggregation, trained, max_tokens, dead)
+    of_policy = Denominator.of(objective.aggregation, own, max_tokens, dead)
+    both = Denominator.of(objective.aggregation, [a + b for a, b in pairs], max_tokens, dead)
+    total = both if objective.one_mean else of_policy
+    beside = Denominator.of("token_mean", shown, max_tokens)
+    objective = objective.prepared(policy, batch, tokens_per_row)
     selected = objective.select(policy, batch, tokens_per_row)
     tally, losses = Tally(), []
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
             stats = policy(row, batch.reference_of(items, policy))
-            data = _token_data(items, batch, selected, policy.device)
+            data = _token_data(items, batch, selected, policy.device, one_mean=objective.one_mean)
             loss_K, token_metrics = objective.loss(stats, data)
+            beside_K = objective.loss_beside(stats) if data.demonstrated is not None else None
+            if data.demonstrated is not None:
+                token_metrics = {name: values * ~data.demonstrated for name, values in token_metrics.items()}
             losses.append((loss_K.detach(), data.trajectory))
             if items[-1].trajectory == FILLER:  # times 0.0: it adds nothing, but its backward runs as on other ranks
                 loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
                 token_metrics = {name: values * (data.trajectory != FILLER) for name, values in token_metrics.items()}
             # [K] -> scalar: this packed row's share of the loss. The gradients of all packed rows add up.
             loss = aggregate(loss_K, data.response_tokens, total)
+            if data.demonstrated is not None:
+                logp = stats.logp.detach() * data.demonstrated
+                tally.add("demonstration/logp", global_mean(logp, beside))
+                if beside_K is not None:
+                    term = aggregate(beside_K * data.demonstrated, data.response_tokens, beside)
+                    loss = loss + term
+                    tally.add("loss/demonstrations", term)
             loss.backward()
         tally.add("loss/total", loss)
-        for name, values in token_metrics.items():
-            tally.add(name, global_mean(values, total))
+        for name, values in token_metrics.items() if sum(own) else ():
+            tally.add(name, global_mean(values, of_policy))
         tally.add(NOT_FINITE, (~torch.isfinite(losses[-1][0])).sum())
         tally_mismatch(tally, stats.logp.detach(), data.sampler_logp)
     numbers = tally.read()
@@ -472,17 +544,23 @@ def add_gradients(
 
 
 def _token_data(
-    items: Sequence[TrainItem], batch: StepBatch, selected: dict[int, Tensor], device: torch.device
+    items: Sequence[TrainItem],
+    batch: StepBatch,
+    selected: dict[int, Tensor],
+    device: torch.device,
+    *,
+    one_mean: bool = True,
 ) -> TokenData:
-    """Return the objective's inputs for a packed row.
+    """Return the objective's inputs for a packed row. `one_mean`: as in `Objective`.
 
     They are built on the CPU and copied to the device as a whole: the CPU never waits for a number of the device.
     """
     # Item -> its trained tokens. Items without any are skipped, so that `response` is dense.
     counts = {k: n for k, i in enumerate(items) if (n := batch.num_trained(i))}
-    responses = [(items[k].trajectory, response, n) for response, (k, n) in enumerate(counts.items())]
+    lengths = [n if one_mean else max(1, batch.counts_of(items[k])[0]) for k, n in counts.items()]
+    responses = [(items[k].trajectory, r, lengths[r], n) for r, (k, n) in enumerate(counts.items())]
     # (trajectory, response, length of the response) per response -> [3, K] per token
-    indices_3K = [[values[column] for values in responses for _ in range(values[2])] for column in range(3)]
+    indices_3K = [[values[column] for values in responses for _ in range(values[3])] for column in range(3)]
     trajectory, response, response_tokens = upload(torch.tensor(indices_3K, dtype=torch.long).reshape(3, -1), device)
     advantage = torch.cat([batch.advantage_of(i.trajectory, batch.num_trained(i)) for i in items])
     sampler_logp = torch.cat([batch.sampler_logp_of(i) for i in items])
@@ -497,6 +575,7 @@ def _token_data(
         return torch.cat(parts).to(device)
 
     chosen = join(selected)
+    demonstrated = [flag for i in items for flag in batch.demonstrated_of(i)]
 
     return TokenData(
         advantage=advantage,
@@ -509,6 +588,7 @@ def _token_data(
         selected=None if chosen is None else chosen.bool(),
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
+        demonstrated=upload(torch.tensor(demonstrated), device) if any(demonstrated) else None,
     )
 
 

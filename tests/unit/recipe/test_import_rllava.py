@@ -188,20 +188,29 @@ def test_algorithms(tmp_path, words, cells):
     assert not any(reason == "no counterpart is known" for reason in left(report).values())
 
 
-@pytest.mark.parametrize("loss", ["luffy", "srft", "uft", "hpt"])
-def test_losses_that_mix_in_demonstrations_are_named_and_left(tmp_path, loss):
+@pytest.mark.parametrize(
+    ("loss", "samples", "cells"),
+    [
+        ("luffy", 7, {}),
+        ("srft", 7, {}),
+        ("uft", 8, {"hint_most": 0.9, "hint_steps": 50, "demonstration_coef": 2.0}),
+        ("hpt", 8, {"most_solved": 1}),
+    ],
+)
+def test_losses_that_learn_from_demonstrations_are_rows_of_the_same_name(tmp_path, loss, samples, cells):
     script = (
-        f"torchrun -m rllava.train.pipeline.sft_rl data.train_files=a/b actor.policy_loss.loss_mode={loss}"
+        f"torchrun -m rllava.train.pipeline.sft_rl data.train_files=a/b actor.policy_loss.loss_mode={loss} rollout.n=8"
         " algorithm.prefix_strategy=random algorithm.n_prefix=1 actor.off_policy_reshape=p_div_p_0.1"
+        " algorithm.switch_gate=1 algorithm.hint_steps=50 algorithm.max_prefix_ratio=0.9 actor.sft_loss_coef=2"
         " actor.loss_remove_clip=True data.dataset_kwargs.target_key=steps\n"
     )
     loaded, report = imported(tmp_path, script, "run.sh")
-    why = left(report)
-    assert loaded.recipe.algo.surrogate is None and loss in why["actor.policy_loss.loss_mode"]
-    assert any(loss in todo for todo in report["todo"])
+    why, recipe = left(report), loaded.recipe
+    assert (recipe.algo.name, recipe.rollout.samples_per_prompt) == (loss, samples)
+    assert {name: getattr(recipe.algo, name) for name in cells} == cells and recipe.algo.clip_low is None
+    assert recipe.data[0].columns["response"] == "steps"
     for key in ("algorithm.prefix_strategy", "algorithm.n_prefix", "actor.off_policy_reshape"):
         assert "demonstrations" in why[key]
-    assert "steps" in why["data.dataset_kwargs.target_key"] and "`vlmrl sft`" in why["data.dataset_kwargs.target_key"]
 
 
 def test_several_turns_are_named(tmp_path):

@@ -9,6 +9,7 @@ losses and the KL are those of verl, rewards and templates those of EasyR1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,21 @@ SAME = {
     "actor.clip_ratio_c": "algo.dual_clip",
     "actor.entropy_coeff": "algo.entropy_coef",
 }
-MIXED_LOSSES = ("luffy", "srft", "uft", "hpt", "sft")
-"""Losses that learn from demonstrations and from samples at the same time."""
+FUSED_LOSSES: Mapping[str, Mapping[str, str]] = {
+    "luffy": {},
+    "srft": {},
+    "uft": {
+        "algorithm.max_prefix_ratio": "algo.hint_most",
+        "algorithm.hint_steps": "algo.hint_steps",
+        "actor.sft_loss_coef": "algo.demonstration_coef",
+    },
+    "hpt": {"algorithm.switch_gate": "algo.most_solved"},
+}
+"""Losses that learn from demonstrations and from samples at the same time -> their numbers, and the keys for them."""
 TOOLS = {"AgentSearchEnv": "vlmrl.search.tool.Search", "AgentCodeEnv": "vlmrl.environments.python_tool.Python"}
 """End of an environment's name -> the tool that takes its place."""
 PACKED = "rows are packed up to train.tokens_per_row; results do not depend on it"
-DEMONSTRATIONS = "for demonstrations among the samples, which have no counterpart"
+DEMONSTRATIONS = "for demonstrations; see `vlmrl recipe list --algos` for what the algorithm does with them"
 NOT_READ = "not read there either"
 LEFT = {
     key: why
@@ -296,18 +306,25 @@ def _data(draft: Draft) -> None:
         draft.left["data.answer_key"] = "`reward_model` is verl's spelling, which is recognised"
     draft.columns_and_prompt()
     if target := draft.get("data.dataset_kwargs.target_key"):
-        draft.left["data.dataset_kwargs.target_key"] = (
-            f"the demonstrations in the column `{target}` are for `vlmrl sft`"
-        )
+        columns = draft.taken["data.columns"].value if "data.columns" in draft.taken else {}
+        draft.put("data.columns", {**columns, "response": target}, "data.dataset_kwargs.target_key")
     draft.longest_prompt()
 
 
 def _algorithm(draft: Draft) -> None:
     estimator, loss = draft.get("algorithm.adv_estimator"), draft.get("actor.policy_loss.loss_mode")
     draft.chosen("algorithm.adv_estimator", estimator, ADVANTAGES)
-    if loss in MIXED_LOSSES:
-        draft.left["actor.policy_loss.loss_mode"] = f"`{loss}` mixes demonstrations into the samples: no counterpart"
-        draft.todo.append(f"the loss {loss} also learns from demonstrations; the recipe learns only from samples")
+    if loss in FUSED_LOSSES:
+        draft.put("algo.name", loss, "actor.policy_loss.loss_mode", why="it learns from demonstrations, too")
+        for key, own in FUSED_LOSSES[loss].items():
+            if draft.written(key):
+                draft.put_number(own, int if own in ("algo.hint_steps", "algo.most_solved") else float, key)
+        if draft.get("actor.loss_remove_clip") is True:
+            for cell in ("algo.clip_low", "algo.clip_high", "algo.dual_clip"):
+                draft.taken.pop(cell, None)
+        if loss in ("luffy", "srft") and (samples := draft.taken.get("rollout.samples_per_prompt")):
+            why = "one of them is the demonstration there; here it is counted apart"
+            draft.put("rollout.samples_per_prompt", max(1, int(samples.value) - 1), "rollout.n", why=why)
     else:
         draft.chosen("actor.policy_loss.loss_mode", loss, LOSSES)
     if estimator == "grpo" and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
@@ -336,7 +353,8 @@ def _engine(draft: Draft) -> None:
     draft.engine_of("rollout.name", "rollout.tensor_parallel_size")
     draft.filtered_sampling("rollout.top_p", "rollout.top_k")
     draft.updates_of("data.train_batch_size", "actor.ppo_mini_batch_size")
-    if draft.get("actor.loss_remove_clip") is True and draft.taken["train.updates_per_step"].value > 1:
+    is_fused = draft.get("actor.policy_loss.loss_mode") in FUSED_LOSSES
+    if not is_fused and draft.get("actor.loss_remove_clip") is True and draft.taken["train.updates_per_step"].value > 1:
         why = "there the ratio of later updates is not clipped; here it is, by algo.clip_low and algo.clip_high"
         draft.left["actor.loss_remove_clip"] = why
     draft.sharding("actor.fsdp.fsdp_size", "actor.fsdp.offload_params", "actor.model.torch_dtype")

@@ -73,14 +73,14 @@ def _is_dataset_folder(path: Path) -> bool:
 
 def _validation_files(loaded: LoadedRecipe) -> Iterator[Problem]:
     for i, data in enumerate(loaded.recipe.data):
-        value = data.validation
-        if (
-            isinstance(value, str)
-            and value
-            and (Path(value).suffix.lower() in TABLE_ENDINGS or "/" in value)
-            and not Path(value).exists()
-        ):
-            yield _missing(loaded, ("data", i, "validation"), value)
+        for key, value in (("validation", data.validation), ("demonstrations", data.demonstrations)):
+            if (
+                isinstance(value, str)
+                and value
+                and (Path(value).suffix.lower() in TABLE_ENDINGS or "/" in value)
+                and not Path(value).exists()
+            ):
+                yield _missing(loaded, ("data", i, key), value)
 
 
 def _images_roots(loaded: LoadedRecipe) -> Iterator[Problem]:

@@ -73,6 +73,32 @@ def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("algo", "min_spread")), "leave min_spread at 0", "warning")
 
 
+def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
+    """Refuse what has no meaning with demonstrations among the responses of a step."""
+    if row.demonstrations == "none":
+        return
+    where = loaded.where(("algo", "demonstrations"), ("algo", "name"))
+    unfit = {
+        "several turns of an environment": loaded.recipe.has_episodes,
+        "a critic": row.needs_critic,
+        "the KL in the reward": row.kl_coef > 0 and row.kl_in == "reward",
+        f"the surrogate {row.surrogate}, which picks or joins tokens": row.selects or row.surrogate == "gmpo",
+        "a ratio of whole responses": row.ratio != "token",
+        "a greedy baseline": row.advantage == "greedy",
+    }
+    if row.demonstrations == "mixed":
+        unfit["an advantage part by part"] = row.advantage == "part_by_part"
+    elif row.one_mean:
+        unfit[f"`algo.demonstration_loss` {row.demonstration_loss} unless they are mixed"] = True
+    for what, is_so in unfit.items():
+        if is_so:
+            message = f"demonstrations (`algo.demonstrations` = {row.demonstrations}) do not go with {what}"
+            yield Problem(message, where, "change one of the two")
+    if all(data.demonstrations == "none" for data in loaded.recipe.data):
+        message = f"{loaded.recipe.algo.name} learns from demonstrations, and no source has any"
+        yield Problem(message, where, 'take `demonstrations = "none"` out of a [[data]]')
+
+
 def _length_key(loaded: LoadedRecipe) -> str:
     """Return the key that limits a whole response."""
     return "environment.tokens" if loaded.recipe.has_episodes else "rollout.max_new_tokens"
@@ -165,6 +191,7 @@ RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
     _unread,
     _kl,
     _parts,
+    _demonstrations,
     _lengths,
     _filter,
     _importance,

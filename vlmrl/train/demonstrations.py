@@ -1,0 +1,209 @@
+"""Demonstrations of a step: responses of others, scored like the policy's and trained on beside them.
+
+A demonstration is the `response` of a row or a trace of its task, as for supervised learning, or a response from a
+table or from another run. `Group.demonstrations` keeps them apart from the samples, so no metric of the policy counts
+them. A hint is the beginning of one, in front of what the policy writes: a segment of the response by another author.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from vlmrl.algo.algorithms import Algorithm
+from vlmrl.algo.credit import solved
+from vlmrl.data.encode import Encoder
+from vlmrl.errors import DataError
+from vlmrl.rollout.sample import Hint, Prompt, Rollout, scored_groups, submit
+from vlmrl.store.runs import open_run
+from vlmrl.store.table_reader import file_batches, open_parquet
+from vlmrl.tasks.source import Source, accuracies
+from vlmrl.train.collect import Collected, PromptFeed
+from vlmrl.train.targets import target_turns, turn_ids
+from vlmrl.types import Group, Message, Sample, SamplingParams, Segment, hash64
+from vlmrl.untrusted import parse_json
+
+
+@dataclass(frozen=True)
+class Book:
+    """Demonstrations of a source.
+
+    Args:
+        share: share of its prompts that have one; which ones is drawn anew each time a prompt is.
+        texts: prompt id -> response; None = those of the rows themselves, or of their task.
+    """
+
+    share: float = 1.0
+    texts: Mapping[str, str] | None = None
+
+
+@dataclass
+class Demonstrator:
+    """Finds the demonstration of a prompt.
+
+    Args:
+        books: name of a source -> its demonstrations; a source without an entry has none.
+        encoder: of the model.
+        sampling: sampling parameters of training, which bound a demonstration, too.
+        seed: of the run.
+        say: shows a message to the user.
+        long: (attribute) rows whose demonstration is longer than a response may be.
+    """
+
+    books: Mapping[str, Book]
+    encoder: Encoder
+    sampling: SamplingParams
+    seed: int
+    say: Callable[[str], Any] = lambda text: None
+    long: set[str] = field(default_factory=set)
+
+    def ids_of(self, prompt: Prompt) -> tuple[str, tuple[int, ...]] | None:
+        """Return the text and the token ids of a prompt's demonstration, end token included; None if it has none.
+
+        One that is longer than `rollout.max_new_tokens` is left out, and its row is named once.
+
+        Raises: DataError when it cannot be encoded.
+        """
+        source, row = prompt.source, prompt.row
+        book = self.books.get(row.source)
+        rng = random.Random(hash64(self.seed, row.prompt_id, prompt.occurrence, "demonstration"))
+        if book is None or rng.random() >= book.share:
+            return None
+        assert isinstance(source, Source)
+        if book.texts is not None:
+            if (text := book.texts.get(row.prompt_id)) is None:
+                return None
+            parts: Sequence[Any] = (text,)
+        else:
+            turns = target_turns(source, row, rng, prompt.encoded.seen_sizes)
+            if len(turns) != 1 or isinstance(turns[0], Message):
+                raise DataError("its demonstration has several turns", where=row.place, hint="give it one `response`")
+            parts = turns[0]
+        ids = turn_ids(self.encoder, self.sampling, prompt, parts)
+        if len(ids) > self.sampling.max_new_tokens:
+            if row.prompt_id not in self.long:
+                self.long.add(row.prompt_id)
+                self.say(
+                    f"{row.place}: its demonstration has {len(ids)} tokens, more than rollout.max_new_tokens = "
+                    f"{self.sampling.max_new_tokens}; it is left out"
+                )
+            return None
+        return "".join(map(str, parts)), ids
+
+    def sample_of(self, prompt: Prompt, version: int) -> Sample | None:
+        """Return a prompt's demonstration as a response; None if it has none."""
+        if (found := self.ids_of(prompt)) is None:
+            return None
+        text, ids = found
+        segments = (Segment("assistant", ids, True, author="demonstration"),)
+        return Sample(ids, text, (math.nan,) * len(ids), "stop", version, 0, segments)
+
+    def hinted(self, prompt: Prompt, most: float) -> Prompt:
+        """Return a prompt with the beginning of its demonstration as a hint, of a share between 0 and `most`."""
+        if most <= 0 or (found := self.ids_of(prompt)) is None:
+            return prompt
+        _, ids = found
+        rng = random.Random(hash64(self.seed, prompt.row.prompt_id, prompt.occurrence, "hint"))
+        count = min(len(ids) - 1, int(rng.uniform(0.0, most) * len(ids)))
+        text = self.encoder.tokenizer.decode(ids[:count], skip_special_tokens=True)
+        while count and text.endswith("\ufffd"):  # the token ends within a character
+            count -= 1
+            text = self.encoder.tokenizer.decode(ids[:count], skip_special_tokens=True)
+        return replace(prompt, hint=Hint(ids[:count], text)) if count else prompt
+
+
+def read_book(name: str, share: float, runs: Path) -> Book | None:
+    """Return the demonstrations that `data.demonstrations` names; None = none.
+
+    Args:
+        runs: the folder in which a run is looked for.
+    Raises: StoreError or DataError for a run or file that cannot be read, or without a response.
+    """
+    if name == "none":
+        return None
+    if name == "rows":
+        return Book(share)
+    path = Path(name)
+    files = [path] if path.is_file() else [*open_run(runs, name).rollout_files().values()]
+    best: dict[str, tuple[float, str]] = {}
+    for prompt_id, text, score in chain.from_iterable(map(_responses, files)):
+        if prompt_id not in best or score > best[prompt_id][0]:
+            best[prompt_id] = (score, text)
+    if not best:
+        raise DataError("there is no response to learn from", where=name)
+    return Book(share, {prompt_id: text for prompt_id, (_, text) in best.items()})
+
+
+def _responses(path: Path) -> Iterator[tuple[str, str, float]]:
+    """Yield (prompt id, response, score) of a file; the score is 0 if it has none, and -infinity if it failed."""
+    if path.suffix == ".parquet":
+        with open_parquet(path, "the responses are damaged") as file:
+            names = {"prompt_id", "text", "score", "status", "finish"}
+            if lacking := names - {*file.schema_arrow.names}:
+                raise DataError(f"it has no column {', '.join(sorted(lacking))}", where=str(path))
+            for batch in file_batches(file, 1024, sorted(names)):
+                for row in (row for row in batch.to_pylist() if row["finish"] == "stop"):  # a cut one has no end
+                    yield row["prompt_id"], row["text"], row["score"] if row["status"] == "ok" else -math.inf
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = parse_json(line)
+                prompt_id, text, score = row["prompt_id"], row["response"], float(row.get("score") or 0.0)
+                is_cut = row.get("finish") == "length"
+            except (ValueError, KeyError, TypeError, AttributeError):
+                prompt_id, text, score, is_cut = None, None, 0.0, False
+            if not (isinstance(prompt_id, str) and isinstance(text, str) and text):
+                hint = "each line needs `prompt_id` and `response`, as `vlmrl generate --out` writes them"
+                raise DataError("this is no response", where=f"{path}:{number}", hint=hint)
+            if not is_cut:
+                yield prompt_id, text, score
+
+
+def add_demonstrations(
+    feed: PromptFeed, demonstrator: Demonstrator, collected: Collected, algorithm: Algorithm, step: int, *, strict: bool
+) -> None:
+    """Add the demonstrations of a step to its groups, scored by their source's reward. All ranks call it together.
+
+    Raises: as `ScoringSession.collect`.
+    """
+    if algorithm.demonstrations != "hint":
+        found: dict[int, Rollout] = {}
+        collected.solved = solved(collected.groups, accuracies(collected.groups, feed.sources))
+        for i, prompt in collected.sampled():
+            if algorithm.demonstrations == "failed" and sum(collected.solved[i]) > algorithm.most_solved:
+                continue
+            if sample := demonstrator.sample_of(prompt, step):
+                found[i] = Rollout(prompt, (sample,), 0.0)
+        with feed.scoring(strict=strict) as session:
+            for number, rollout in enumerate(found.values()):
+                submit(session, number, rollout)
+            scored = [group.samples[0] for group in scored_groups(session, list(found.values()))]
+        collected.add_wait(session)
+        # Images that the reward made of a demonstration are not kept.
+        own = {
+            i: replace(s, score=replace(s.score, artifacts={}, files={})) for i, s in zip(found, scored, strict=True)
+        }
+        for i, sample in (pair for of_rank in feed.world.gather(own) for pair in of_rank.items()):
+            group = collected.groups[i]
+            trajectory = replace(sample.trajectory, sample=len(group.samples))
+            collected.groups[i] = replace(group, demonstrations=(replace(sample, trajectory=trajectory),))
+    collected.metrics |= demonstration_metrics(collected.groups)
+
+
+def demonstration_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the share of the prompts with a demonstration or a hint, and the mean score and length of these."""
+    shown = [s for g in groups for s in g.demonstrations]
+    hints = [t.segments[0] for g in groups for t in g.trajectories[:1] if t.segments[0].author == "demonstration"]
+    metrics = {"demonstration/share": (len(hints) + sum(bool(g.demonstrations) for g in groups)) / max(1, len(groups))}
+    if lengths := [*(s.trajectory.num_trained_tokens for s in shown), *(len(hint.ids) for hint in hints)]:
+        metrics["demonstration/tokens_mean"] = fmean(lengths)
+    if scores := [s.score.value for s in shown if s.score.error is None]:
+        metrics["demonstration/score_mean"] = fmean(scores)
+    return metrics
