@@ -518,7 +518,7 @@ class Algorithm:
 
     demonstrations: str = cell(
         "none",
-        "Place of the demonstrations of `[[demonstrations]]` in a step. A prompt without one is trained as usual.",
+        "Place of the demonstrations (`data.demonstrations`) in a step. A prompt without one is trained as usual.",
         choices=DEMONSTRATIONS,
     )
     demonstration_loss: str = cell(
@@ -588,12 +588,14 @@ class Algorithm:
         """Return whether losses are weighed by the policy's mean entropy, and samples have the advantage +1 or -1."""
         return self.demonstrations != "none" and self.demonstration_loss == "both"
 
-    def mu_at(self, step: int) -> float:
-        """Return mu at a step: linear from 0 to its peak, then half a cosine to its valley.
+    def mu_at(self, step: int) -> float | None:
+        """Return mu at a step: linear from 0 to its peak, then half a cosine to its valley; None = there is no mu.
 
         Source: CHORD, arXiv:2508.11408.
         Example: peak 0.5, valley 0.1, warmup 2, decay 2 -> 0, 0.25, 0.5, 0.3, 0.1, 0.1 ...
         """
+        if self.demonstrations == "none" or not self.mu_peak:
+            return None
         if step < self.mu_warmup:
             return self.mu_peak * step / self.mu_warmup
         share = min(1.0, (step - self.mu_warmup) / self.mu_decay) if self.mu_decay else 1.0

@@ -88,7 +88,7 @@ class Prompt:
 
     @property
     def begun(self) -> EncodedPrompt:
-        """What an engine goes on with: the prompt and the hint."""
+        """Tokens that an engine goes on with: those of the prompt, then those of the hint."""
         e, ids = self.encoded, self.hint.ids if self.hint else ()
         more = {"prompt_ids": e.prompt_ids + ids, "kinds": e.kinds + (0,) * len(ids)}
         return replace(e, **more, unexpanded_ids=e.unexpanded_ids + ids) if ids else e

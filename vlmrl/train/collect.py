@@ -77,7 +77,8 @@ class PromptFeed:
         meter: counts of the services on this rank.
         service_counts: (attribute) metric -> number of all ranks so far.
         turn_encoders: (attribute) (whether there are tools, role of a message) -> its encoder.
-        hint: gives a prompt the beginning of its responses.
+        hint: gives a prompt of a step the beginning of its responses.
+        demonstrate: adds the demonstrations of a step to what was collected; None = the algorithm takes none.
     """
 
     recipe: Recipe
@@ -95,7 +96,8 @@ class PromptFeed:
     meter: ServiceMeter = field(default_factory=ServiceMeter)
     service_counts: dict[str, float] = field(default_factory=dict)
     turn_encoders: dict[tuple[bool, str], TurnEncoder] = field(default_factory=dict)
-    hint: Callable[[Prompt], Prompt] = field(default=lambda prompt: prompt)
+    hint: Callable[[Prompt, int], Prompt] = field(default=lambda prompt, step: prompt)
+    demonstrate: Callable[[Collected, int, bool], None] | None = None
 
     def turn_encoder(self, prompt: Prompt, role: Literal["system", "user", "assistant", "tool"]) -> TurnEncoder:
         """Return the encoder of messages behind the first turn; one serves all prompts with tools."""
@@ -316,7 +318,7 @@ def look_ahead(feed: PromptFeed, engine: Generator, clock: Clock, step: int) -> 
     own: list[Prompt | None] = [None] * len(drawn)
     queue = PromptQueue(len(drawn), feed.world)
     with clock("encode"):
-        prompts = list(_encode(feed, drawn, queue, own))
+        prompts = list(_encode(feed, drawn, queue, own, step))
     requests = requests_for(prompts, recipe.rollout.samples_per_prompt, recipe.train.seed, step)
     numbers = {engine.submit(request, feed.sampling): index for index, request in enumerate(requests)}
     ahead = Ahead(engine, numbers, drawn, own, queue, cursor, engine.version, time.perf_counter())
@@ -376,7 +378,7 @@ def collect(
                         submit(session, index, one)
             else:
                 with clock("encode"):
-                    encoded = _encode(feed, drawn, queue, own)
+                    encoded = _encode(feed, drawn, queue, own, step)
                     first = list(islice(encoded, room))  # the others are encoded when the engine has room for them
                 with clock("rollout"):
                     rollouts = _sample(feed, generator, chain(first, encoded), room, session, len(drawn), step, show)
@@ -396,13 +398,18 @@ def collect(
         collected.greedy = _greedy_scores(feed, generator, collected, clock, step=step, strict=strict)
         scores = [score for score in collected.greedy if score is not None]
         collected.metrics |= {"reward/greedy_mean": fmean(scores)} if scores else {}
+    if feed.demonstrate is not None:
+        with clock("reward"):
+            feed.demonstrate(collected, step, strict)
     return collected
 
 
-def _encode(feed: PromptFeed, drawn: Sequence[Drawn], queue: PromptQueue, own: list[Prompt | None]) -> Iterator[Prompt]:
+def _encode(
+    feed: PromptFeed, drawn: Sequence[Drawn], queue: PromptQueue, own: list[Prompt | None], step: int
+) -> Iterator[Prompt]:
     """Yield the prompts of this rank's part of a draw, encoded as they are taken, and enter them in `own`."""
     for index in queue:
-        own[index] = prompt = feed.hint(feed.encode(*drawn[index]))
+        own[index] = prompt = feed.hint(feed.encode(*drawn[index]), step)
         yield prompt
 
 

@@ -20,6 +20,7 @@ from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.credit import solved
 from vlmrl.data.encode import Encoder
 from vlmrl.errors import DataError
+from vlmrl.recipe.schema import Data
 from vlmrl.rollout.sample import Hint, Prompt, Rollout, scored_groups, submit
 from vlmrl.store.runs import open_run
 from vlmrl.store.table_reader import file_batches, open_parquet
@@ -48,7 +49,7 @@ class Demonstrator:
     """Finds the demonstration of a prompt.
 
     Args:
-        books: name of a source -> its demonstrations; a source without an entry has none.
+        books: name of a source -> its demonstrations; None = it has none.
         encoder: of the model.
         sampling: sampling parameters of training, which bound a demonstration, too.
         seed: of the run.
@@ -56,7 +57,7 @@ class Demonstrator:
         long: (attribute) rows whose demonstration is longer than a response may be.
     """
 
-    books: Mapping[str, Book]
+    books: Mapping[str, Book | None]
     encoder: Encoder
     sampling: SamplingParams
     seed: int
@@ -98,17 +99,21 @@ class Demonstrator:
 
     def sample_of(self, prompt: Prompt, version: int) -> Sample | None:
         """Return a prompt's demonstration as a response; None if it has none."""
-        if (found := self.ids_of(prompt)) is None:
+        if (shown := self.ids_of(prompt)) is None:
             return None
-        text, ids = found
+        text, ids = shown
         segments = (Segment("assistant", ids, True, author="demonstration"),)
         return Sample(ids, text, (math.nan,) * len(ids), "stop", version, 0, segments)
 
-    def hinted(self, prompt: Prompt, most: float) -> Prompt:
-        """Return a prompt with the beginning of its demonstration as a hint, of a share between 0 and `most`."""
-        if most <= 0 or (found := self.ids_of(prompt)) is None:
+    def hinted(self, algorithm: Algorithm, prompt: Prompt, step: int) -> Prompt:
+        """Return a prompt with the beginning of its demonstration as a hint, if the algorithm gives hints.
+
+        Its share of the demonstration is drawn, from 0 to that of the step.
+        """
+        most = algorithm.hint_share_at(step) if algorithm.demonstrations == "hint" else 0.0
+        if most <= 0 or (shown := self.ids_of(prompt)) is None:
             return prompt
-        _, ids = found
+        _, ids = shown
         rng = random.Random(hash64(self.seed, prompt.row.prompt_id, prompt.occurrence, "hint"))
         count = min(len(ids) - 1, int(rng.uniform(0.0, most) * len(ids)))
         text = self.encoder.tokenizer.decode(ids[:count], skip_special_tokens=True)
@@ -118,13 +123,14 @@ class Demonstrator:
         return replace(prompt, hint=Hint(ids[:count], text)) if count else prompt
 
 
-def read_book(name: str, share: float, runs: Path) -> Book | None:
-    """Return the demonstrations that `data.demonstrations` names; None = none.
+def read_book(data: Data, runs: Path) -> Book | None:
+    """Return the demonstrations that a source's `demonstrations` names; None = none.
 
     Args:
         runs: the folder in which a run is looked for.
     Raises: StoreError or DataError for a run or file that cannot be read, or without a response.
     """
+    name, share = data.demonstrations, data.demonstration_share
     if name == "none":
         return None
     if name == "rows":
@@ -167,34 +173,36 @@ def _responses(path: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def add_demonstrations(
-    feed: PromptFeed, demonstrator: Demonstrator, collected: Collected, algorithm: Algorithm, step: int, *, strict: bool
+    feed: PromptFeed, demonstrator: Demonstrator, algorithm: Algorithm, collected: Collected, step: int, strict: bool
 ) -> None:
     """Add the demonstrations of a step to its groups, scored by their source's reward. All ranks call it together.
 
     Raises: as `ScoringSession.collect`.
     """
     if algorithm.demonstrations != "hint":
-        found: dict[int, Rollout] = {}
+        rollouts: dict[int, Rollout] = {}
         collected.solved = solved(collected.groups, accuracies(collected.groups, feed.sources))
         for i, prompt in collected.sampled():
             if algorithm.demonstrations == "failed" and sum(collected.solved[i]) > algorithm.most_solved:
                 continue
             if sample := demonstrator.sample_of(prompt, step):
-                found[i] = Rollout(prompt, (sample,), 0.0)
+                rollouts[i] = Rollout(prompt, (sample,), 0.0)
         with feed.scoring(strict=strict) as session:
-            for number, rollout in enumerate(found.values()):
+            for number, rollout in enumerate(rollouts.values()):
                 submit(session, number, rollout)
-            scored = [group.samples[0] for group in scored_groups(session, list(found.values()))]
+            scored = [group.samples[0] for group in scored_groups(session, list(rollouts.values()))]
         collected.add_wait(session)
         # Images that the reward made of a demonstration are not kept.
         own = {
-            i: replace(s, score=replace(s.score, artifacts={}, files={})) for i, s in zip(found, scored, strict=True)
+            i: replace(s, score=replace(s.score, artifacts={}, files={})) for i, s in zip(rollouts, scored, strict=True)
         }
         for i, sample in (pair for of_rank in feed.world.gather(own) for pair in of_rank.items()):
             group = collected.groups[i]
             trajectory = replace(sample.trajectory, sample=len(group.samples))
             collected.groups[i] = replace(group, demonstrations=(replace(sample, trajectory=trajectory),))
     collected.metrics |= demonstration_metrics(collected.groups)
+    if (mu := algorithm.mu_at(step)) is not None:
+        collected.metrics["demonstration/mu"] = mu
 
 
 def demonstration_metrics(groups: Sequence[Group]) -> dict[str, float]:

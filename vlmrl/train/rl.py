@@ -32,7 +32,6 @@ from vlmrl.setup.model import make_generator
 from vlmrl.tasks.source import Source, accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.checkpointing import save
 from vlmrl.train.collect import Before, Collected, PromptFeed, assign_credit, batch_of, collect, look_ahead
-from vlmrl.train.demonstrations import add_demonstrations
 from vlmrl.train.journal import (
     Clock,
     Health,
@@ -223,7 +222,7 @@ def train_rl(session: Session) -> str:
     algorithm, progress, optimizer = algorithm_of(recipe.algo), journal.progress, learner.optimizer
     generator = _open_engine(session, algorithm)
     objective, weights = objective_of(recipe, algorithm, 0.0), feed.weights
-    first_step, ahead, demonstrator = progress.step, None, session.demonstrator
+    first_step, ahead = progress.step, None
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
@@ -233,14 +232,9 @@ def train_rl(session: Session) -> str:
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)
 
             # Prompts -> rollouts -> scores -> advantages.
-            if demonstrator is not None and algorithm.demonstrations == "hint":
-                feed.hint = partial(demonstrator.hinted, most=algorithm.hint_share_at(step))
             strict, show = step < first_step + STRICT_STEPS, journal.watcher.generated
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
-            if demonstrator is not None:
-                with clock("reward"):
-                    add_demonstrations(feed, demonstrator, collected, algorithm, step, strict=strict)
             before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
@@ -255,8 +249,7 @@ def train_rl(session: Session) -> str:
             # The updates of the step make a new policy version.
             updates_before = optimizer.updates
             with clock("update"):
-                mu = algorithm.mu_at(step) if demonstrator is not None and algorithm.mu_peak else None
-                objective = replace(objective, kl_coef=in_loss, mu=mu)
+                objective = replace(objective, kl_coef=in_loss, mu=algorithm.mu_at(step) if algorithm.mu_peak else None)
                 meanwhile = nothing if ahead is None else ahead.go_on
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step, meanwhile)
             if ahead is not None:
@@ -280,7 +273,6 @@ def train_rl(session: Session) -> str:
                 | collected.metrics
                 | feed.service_metrics()
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
-                | ({} if mu is None else {"demonstration/mu": mu})
                 | stats
                 | sync
                 | (sync_speed(generator) if changed else {})

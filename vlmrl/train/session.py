@@ -57,7 +57,7 @@ from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
 from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.collect import PromptFeed
-from vlmrl.train.demonstrations import Demonstrator, read_book
+from vlmrl.train.demonstrations import Demonstrator, add_demonstrations, read_book
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
 from vlmrl.train.step_batch import FILLER
@@ -252,7 +252,6 @@ class Session:
         base: path and revision of the first weights; with an adapter, those of the model below the adapter, with its
             checksum.
         stack: closes the reward workers, the engine, and the process group of a single rank.
-        demonstrator: finds the demonstrations of prompts; None = the algorithm takes none.
     """
 
     recipe: Recipe
@@ -263,7 +262,6 @@ class Session:
     origin: ModelOrigin
     base: Mapping[str, Any]
     stack: ExitStack = field(default_factory=ExitStack)
-    demonstrator: Demonstrator | None = None
 
     def close(self) -> None:
         """Write the last rollouts, then end what `stack` closes."""
@@ -353,19 +351,18 @@ def open_session(
         rule=AttemptRule(recipe.reward.outage, recipe.reward.outage_minutes),
         ranks=ranks_of(world, watcher.message),
     )
-    demonstrator = None
     if algorithm is not None and algorithm.demonstrations != "none":
-        pairs = zip(sources, recipe.data, strict=True)
-        books = {s.name: read_book(d.demonstrations, d.demonstration_share, run.dir.parent) for s, d in pairs}
-        kept = {name: book for name, book in books.items() if book is not None}
-        demonstrator = Demonstrator(kept, encoder, feed.sampling, recipe.train.seed, watcher.message)
+        books = {s.name: read_book(d, run.dir.parent) for s, d in zip(sources, recipe.data, strict=True)}
+        demonstrator = Demonstrator(books, encoder, feed.sampling, recipe.train.seed, watcher.message)
+        feed.hint = partial(demonstrator.hinted, algorithm)
+        feed.demonstrate = partial(add_demonstrations, feed, demonstrator, algorithm)
     if algorithm is not None and algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, policy, origin, world)
     if world.size > 1:
         # One seed until here: adapters and value heads start equal on all ranks. From here each has its own dropout.
         torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
     run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
-    return Session(recipe, learner, feed, journal, saver, origin, base, stack, demonstrator)
+    return Session(recipe, learner, feed, journal, saver, origin, base, stack)
 
 
 def _prepare_torch(recipe: Recipe, run: Run) -> None:

@@ -85,6 +85,7 @@ def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         f"the surrogate {row.surrogate}, which picks or joins tokens": row.selects or row.surrogate == "gmpo",
         "a ratio of whole responses": row.ratio != "token",
         "a greedy baseline": row.advantage == "greedy",
+        "a filter of prompts": row.filter != "none",
     }
     if row.demonstrations == "mixed":
         unfit["an advantage part by part"] = row.advantage == "part_by_part"
