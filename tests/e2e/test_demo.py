@@ -37,6 +37,7 @@ DRAWN = [
     ("counting", "images"),
     ("figures", "figures"),
     ("crop", "pictures"),
+    ("python", "pictures"),
 ]
 
 
@@ -47,7 +48,7 @@ def test_the_chain_on_drawn_images_ends_with_a_paired_difference(
     typed: list[str] = []
 
     def in_this_process(*words: Any, say: Any) -> dict[str, Any]:
-        whole_calls = settings("rollout.max_new_tokens=60") if task == "crop" else []
+        whole_calls = settings("rollout.max_new_tokens=60") if task in ("crop", "python") else []
         done = this_process(*words, *([*SMALL, *whole_calls] if words[0] in ("sft", "train") else ()), cwd=tmp_path)
         assert done.code == 0, done.err
         typed.append(str(words[0]))
