@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import TWO_STEPS, Ears, assert_same_run, begin, make_place, train, train_in_parts
 
+from vlmrl.errors import DataError
 from vlmrl.recipe.checks import Catalogs, check_recipe
 from vlmrl.recipe.load import load_recipe
 from vlmrl.store.rollouts import read_rollouts
@@ -98,6 +99,9 @@ def test_responses_of_a_file_and_of_a_run_are_demonstrations(place, tmp_path):
         assert kept.keys() == best.keys() - ({lines[-1]["prompt_id"]} if where == str(file) else set())
         assert all(kept[name].text == best[name].text for name in kept)
     assert any(lines[-1]["prompt_id"] in text and "its demonstration has" in text for text in ears.heard)
+    file.write_text(json.dumps(lines[0] | {"prompt_id": "another"}) + "\n")
+    with pytest.raises(DataError, match="none of its 1 responses is to a prompt of digits"):
+        begin(place, tmp_path, *fused("chord", f'data.0.demonstrations="{file}"'))
 
 
 def test_what_does_not_go_with_demonstrations_is_refused_in_words(place, tmp_path):

@@ -123,12 +123,12 @@ class Demonstrator:
         return replace(prompt, hint=Hint(ids[:count], text)) if count else prompt
 
 
-def read_book(data: Data, runs: Path) -> Book | None:
+def read_book(source: Source, data: Data, runs: Path) -> Book | None:
     """Return the demonstrations that a source's `demonstrations` names; None = none.
 
     Args:
         runs: the folder in which a run is looked for.
-    Raises: StoreError or DataError for a run or file that cannot be read, or without a response.
+    Raises: StoreError or DataError for a run or file that cannot be read, or has no response to the source's prompts.
     """
     name, share = data.demonstrations, data.demonstration_share
     if name == "none":
@@ -141,8 +141,9 @@ def read_book(data: Data, runs: Path) -> Book | None:
     for prompt_id, text, score in chain.from_iterable(map(_responses, files)):
         if prompt_id not in best or score > best[prompt_id][0]:
             best[prompt_id] = (score, text)
-    if not best:
-        raise DataError("there is no response to learn from", where=name)
+    if not any(row.prompt_id in best for row in source.rows):
+        message = f"none of its {len(best):,} responses is to a prompt of {source.name}"
+        raise DataError(message, where=name, hint="a response belongs to the dataset row with the same `prompt_id`")
     return Book(share, {prompt_id: text for prompt_id, (_, text) in best.items()})
 
 

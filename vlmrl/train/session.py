@@ -352,7 +352,7 @@ def open_session(
         ranks=ranks_of(world, watcher.message),
     )
     if algorithm is not None and algorithm.demonstrations != "none":
-        books = {s.name: read_book(d, run.dir.parent) for s, d in zip(sources, recipe.data, strict=True)}
+        books = {s.name: read_book(s, d, run.dir.parent) for s, d in zip(sources, recipe.data, strict=True)}
         demonstrator = Demonstrator(books, encoder, feed.sampling, recipe.train.seed, watcher.message)
         feed.hint = partial(demonstrator.hinted, algorithm)
         feed.demonstrate = partial(add_demonstrations, feed, demonstrator, algorithm)
