@@ -181,7 +181,7 @@ class Described:
         takes: parameters of its reset, and whether each is `**row`; None = it has no reset.
         own_reward: whether it has a `get_reward`, which is then the measured number `reward`.
         is_open: whether its reset may show something, which goes on with the prompt's last message.
-        note, identity: see `Started`.
+        note, identity, warning: see `Started`.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -190,6 +190,7 @@ class Described:
     is_open: bool
     note: str = ""
     identity: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True)
