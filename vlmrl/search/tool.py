@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.environments.base import CUT_MARK, ERROR, EnvironmentUnavailable, Observation, Started
-from vlmrl.errors import RewardError, VlmrlError, unknown
+from vlmrl.errors import DataError, RewardError, VlmrlError, unknown
 from vlmrl.redaction.redact import excerpt
 from vlmrl.search.cache import Results, SearchCache
 from vlmrl.search.engines import ENGINES, MOST_QUERY, HttpEngine
@@ -134,7 +134,8 @@ class Search:
         except RewardError:
             raise
         except VlmrlError as error:
-            message = f"the tool search cannot be used: {error.message}"
+            named = " (`corpus` in environment.args)" if isinstance(error, DataError) else ""
+            message = f"the tool search cannot be used: {error.message}{named}"
             raise RewardError(message, where=error.where, hint=error.hint) from error
 
     async def search(self, query: str) -> Observation:

@@ -82,7 +82,7 @@ def test_passages_are_shown_as_a_list_and_are_a_part_of_the_identity(file: Path)
         ({}, "searches in a table of passages, and none is named"),
         ({"engine": "gogle"}, "unknown search engine `gogle`"),
         ({"engine": "searxng"}, "the engine searxng has no address of its own"),
-        ({"corpus": "nowhere.jsonl"}, "no file nowhere.jsonl"),
+        ({"corpus": "nowhere.jsonl"}, "no file nowhere.jsonl (`corpus` in environment.args)"),
         ({"corpus": "."}, "the file . cannot be read: Is a directory"),
         ({"corpus": "p.jsonl", "results": 0}, "`results` in environment.args is 0, not a whole number from 1 to 50"),
         ({"corpus": "p.jsonl", "results": "4"}, "`results` in environment.args is '4', not a whole number"),
