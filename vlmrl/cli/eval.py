@@ -125,7 +125,9 @@ def episode_words(metrics: Mapping[str, float]) -> str:
 
     words = [f"turns {metrics['episode/turns']:.1f}", f"calls {metrics['episode/calls']:.1f}"]
     words += [f"tool errors {metrics['episode/tool_errors']:.0%}"] if "episode/tool_errors" in metrics else []
-    endings = {name.removeprefix(ended_by("")): share for name, share in metrics.items() if name.startswith(ended_by(""))}
+    endings = {
+        name.removeprefix(ended_by("")): share for name, share in metrics.items() if name.startswith(ended_by(""))
+    }
     words += [f"{ending.replace('_', ' ')} {share:.0%}" for ending, share in endings.items()]
     return f"episodes: {'  '.join(words)}"
 
@@ -517,7 +519,7 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> Non
     sources = {id(one.rows): one.rows.source for one in planned}  # rows may be evaluated several times
     if changed := changed_since(run, list(sources.values())):
         say(f"warning: changed since the run was made: {', '.join(changed)}")
-        say("hint: these numbers are not comparable with those of its training; its code and prompts are in its folder kept/")
+        say("hint: these numbers are not comparable with those of its training; its code is in its folder kept/")
 
 
 def _launch(

@@ -150,7 +150,7 @@ ENGINES: Mapping[str, EngineForm] = {
         lambda query, count: {"q": query, "format": "json"},
         lambda answer: _texts(answer.get("results"), "title", ("content",), "url"),
         _searxng_failure,
-        "let its settings.yml have `json` among search.formats, and its limiter, or a proxy with a password, let you in",
+        "let its settings.yml have `json` among search.formats, and its limiter or a proxy's password let you in",
         is_get=True,
     ),
     "serper": EngineForm(

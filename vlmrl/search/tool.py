@@ -25,7 +25,9 @@ NOTHING = "nothing was found; try other words"
 MOST_RESULTS = 50
 TRIAL = "weather"
 """Query that tests an engine at the start of a run."""
-REPLAY_HINT = "`cache` in environment.args names the file, from the current folder; with replay = false the engine is asked"
+REPLAY_HINT = (
+    "`cache` in environment.args names the file, from the current folder; with replay = false the engine is asked"
+)
 RANGES: Mapping[str, tuple[float, float]] = {
     "results": (1, MOST_RESULTS),
     "chars": (1, math.inf),
@@ -38,10 +40,10 @@ TYPES = {str: "a text", bool: "true or false", int: "a whole number", float: "a 
 
 def _check(name: str, value: Any, kind: type) -> None:
     """Raise a RewardError unless the value of an argument has the type, and is within the range."""
-    least, most = RANGES.get(name, (None, None))
+    least, most = RANGES.get(name, (-math.inf, math.inf))
     is_kind = type(value) is kind or (kind is float and type(value) is int)
-    if not is_kind or (least is not None and not least <= value <= most):
-        ends = "" if least is None else f" of {least:g} or more" if most == math.inf else f" from {least:g} to {most:g}"
+    if not is_kind or (name in RANGES and not least <= value <= most):
+        ends = f" from {least:g} to {most:g}" if most < math.inf else f" of {least:g} or more" if name in RANGES else ""
         raise RewardError(f"`{name}` in environment.args is {excerpt(repr(value), 60)}, not {TYPES[kind]}{ends}")
 
 
@@ -168,7 +170,9 @@ class Search:
         except RequestRefused as error:
             results = Results(refusal=f"{self._engine} refuses this query: {error.message}")
         except (EndpointDown, BrokenAnswer) as error:
-            raise EnvironmentUnavailable(f"{self._engine}: {error.message}", where=error.where, hint=error.hint) from None
+            raise EnvironmentUnavailable(
+                f"{self._engine}: {error.message}", where=error.where, hint=error.hint
+            ) from None
         except VlmrlError as error:
             raise RewardError(f"{self._engine}: {error.message}", where=error.where, hint=error.hint) from None
         cache.keep(query, self._results, results)

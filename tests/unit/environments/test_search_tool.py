@@ -166,7 +166,9 @@ def test_a_damaged_file_of_results_is_a_warning(file: Path, monkeypatch: pytest.
 
 
 def test_a_wrong_shape_stops_at_the_start_and_is_never_kept(file: Path) -> None:
-    with serve_endpoint(lambda n, _: Reply(body=json.dumps(ANSWER if n == 0 else {}).encode()), path="/search") as server:
+    with serve_endpoint(
+        lambda n, _: Reply(body=json.dumps(ANSWER if n == 0 else {}).encode()), path="/search"
+    ) as server:
         args = {"engine": "searxng", "url": server.address.removesuffix("/v1"), "cache": str(file.parent / "s")}
         with episode(load(file, **args)) as place:
             stopped = place.call("search", query="velmora")

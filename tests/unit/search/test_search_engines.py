@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ HINTS = [
     ("serper", 403, {}, "check the key"),
     ("bocha", 200, {"code": 401}, "check the key"),
     ("bocha", 200, {"code": 403}, "the account is empty"),
-    ("searxng", 401, {}, "a proxy with a password"),
+    ("searxng", 401, {}, "a proxy's password"),
     ("searxng", 403, {}, "limiter"),
     ("searxng", 200, b"<html>", "is `environment.args.url` the address"),
     ("tavily", 302, b"", "give the final address"),
@@ -277,7 +278,9 @@ def test_no_attempt_is_faster_than_the_rate(tmp_path: Path, monkeypatch: pytest.
     with serve_endpoint(fails, path="/search") as server:
 
         async def burst() -> list[Any]:
-            engines = [HttpEngine("tavily", server.address.removesuffix("/v1"), "KEY", 2.0, cache.pause) for _ in "abcd"]
+            engines = [
+                HttpEngine("tavily", server.address.removesuffix("/v1"), "KEY", 2.0, cache.pause) for _ in "abcd"
+            ]
             for engine in engines:
                 engine._pauses = type(engine._pauses)(0.001, 0.002, 2.0)
             return await asyncio.gather(*(one.search("q", 4) for one in engines), return_exceptions=True)
@@ -285,7 +288,7 @@ def test_no_attempt_is_faster_than_the_rate(tmp_path: Path, monkeypatch: pytest.
         failures = asyncio.run(burst())
     assert all(isinstance(one, EndpointDown) for one in failures), failures
     assert 3 <= len(times) <= 5  # at most 4 a second, of those that begin within the first half of 2 s
-    assert min(b - a for a, b in zip(times, times[1:], strict=False)) > 0.2
+    assert min(b - a for a, b in pairwise(times)) > 0.2
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:

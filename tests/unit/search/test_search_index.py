@@ -223,7 +223,9 @@ NO_TEXT = [[["a"]], [["a", []]], ["a"], {"title": ["a"]}, {"title": ["a", "b"], 
 @pytest.mark.parametrize("context", [*NO_TEXT, "text", [[1, 2, 3]], [["a", [["b"]]]]])
 def test_paragraphs_of_another_form_are_named(tmp_path: Path, context: Any) -> None:
     rows = [{"context": context}]
-    with pytest.raises(DataError, match=r"a paragraph has no text|has no passage|a paragraph is a list|2 titles for 1 p"):
+    with pytest.raises(
+        DataError, match=r"a paragraph has no text|has no passage|a paragraph is a list|2 titles for 1 p"
+    ):
         list(read_passages(table(tmp_path, rows)))
 
 
@@ -264,7 +266,7 @@ def test_the_command_makes_the_index(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file .*p.jsonl") as caught:
+    with pytest.raises(DataError, match=r"no file .*p\.jsonl") as caught:
         open_index(tmp_path / "p.jsonl")
     assert str(Path.cwd()) in str(caught.value)
     with pytest.raises(DataError, match=f"the file {tmp_path} cannot be read: Is a directory"):

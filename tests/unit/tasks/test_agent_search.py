@@ -391,7 +391,9 @@ def test_a_question_without_an_answer_is_a_wrong_row(tmp_path):
     ("columns", "tags"), [({}, ["answer"]), ({"context": ""}, ["answer", "search"]), ({"context": "x"}, ["answer"])]
 )
 def test_a_prompt_without_a_thought_asks_for_the_form_that_is_paid(name, columns, tags):
-    text = Template(make_task(name, {"name": "x"}, "direct").template).render(question="Who?", mark="<image>", **columns)
+    text = Template(make_task(name, {"name": "x"}, "direct").template).render(
+        question="Who?", mark="<image>", **columns
+    )
     for tag in tags if name == "agent_search" else [{"search": "problem"}.get(tag, tag) for tag in tags]:
         assert f"between <{tag}> and </{tag}>" in text
     assert "<think>" not in text and "Who?" in text and columns.get("context", "") in text
