@@ -379,21 +379,6 @@ def text_of(value: Any) -> str | None:
     return None
 
 
-def cell_text(value: Any, what: str, where: str | None = None) -> str:
-    """Return the text of a cell: also of a number; "" for none and NaN.
-
-    Args:
-        what: the cell, for messages.
-    Raises: DataError for a list, an object, true or false, and bytes.
-    """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        kinds = {bool: "true or false", list: "a list", tuple: "a list", dict: "an object"}
-        raise DataError(f"{what} is {kinds.get(type(value), type(value).__name__)}, not a text", where=where)
-    return str(value)
-
-
 def number_of(value: Any) -> float:
     """Return a cell as a number; NaN if it is not a finite number."""
     try:

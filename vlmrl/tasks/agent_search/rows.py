@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
-from vlmrl.data.table_values import IMAGES, cell_text, show
+from vlmrl.data.table_values import IMAGES, show
 from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.tasks.agent_code.rows import read_answers
@@ -24,6 +24,7 @@ from vlmrl.tasks.drawing import GAP, LOOKS, PAPERS, Drawn, Look, Scene, Shape, d
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size, hash64
+from vlmrl.untrusted import cell_text
 
 SEARCH, ANSWER = "search", "answer"
 STEPS = (SEARCH, ANSWER)
