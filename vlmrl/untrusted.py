@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import stat
@@ -19,11 +18,8 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
-
-from vlmrl.errors import DataError
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories of characters that are invisible or break the line: controls, formats (including bidirectional
@@ -87,21 +83,6 @@ def plural(number: int) -> str:
 def number_of(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 step` or `1,200 steps`."""
     return f"{number:,} {noun}{plural(number)}"
-
-
-def cell_text(value: Any, what: str, where: str | None = None) -> str:
-    """Return the text of a cell: also of a number; "" for none and NaN.
-
-    Args:
-        what: the cell, for messages.
-    Raises: DataError for a list, an object, true or false, and bytes.
-    """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        kinds = {bool: "true or false", list: "a list", tuple: "a list", dict: "an object"}
-        raise DataError(f"{what} is {kinds.get(type(value), type(value).__name__)}, not a text", where=where)
-    return str(value)
 
 
 MOST_LEVELS = 200

@@ -30,10 +30,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, cell_text
 from vlmrl.redaction.redact import excerpt
 from vlmrl.store.checkpoints import sha256_of
-from vlmrl.untrusted import cell_text, number_of, parse_json
+from vlmrl.untrusted import number_of, parse_json
 
 FTS5, TANTIVY = "fts5", "tantivy"
 KINDS = (FTS5, TANTIVY)

@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.table_values import IMAGES, show
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, cell_text
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.tasks.drawing import COLOURS, GAP, KINDS, PAPERS, Drawn, Look, Scene, Shape, paint
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size
-from vlmrl.untrusted import cell_text, parse_json
+from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image

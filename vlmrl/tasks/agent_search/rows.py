@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from vlmrl.data.table_values import IMAGES, show
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, cell_text
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.tasks.agent_code.rows import read_answers
 from vlmrl.tasks.base import NewRow
@@ -24,7 +24,6 @@ from vlmrl.tasks.drawing import GAP, LOOKS, PAPERS, Drawn, Look, Scene, Shape, d
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size, hash64
-from vlmrl.untrusted import cell_text
 
 SEARCH, ANSWER = "search", "answer"
 STEPS = (SEARCH, ANSWER)
