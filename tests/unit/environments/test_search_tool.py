@@ -13,7 +13,7 @@ from endpoint_server import Reply, serve_endpoint
 from test_environment_processes import Place
 
 from vlmrl.environments.base import EnvironmentLimits
-from vlmrl.environments.processes import Answer, EnvironmentPool, LoadedEnvironment, Stopped, load_environment
+from vlmrl.environments.processes import PACKAGE, Answer, EnvironmentPool, LoadedEnvironment, Stopped, load_environment
 from vlmrl.errors import RewardError
 from vlmrl.search.cache import SearchCache
 
@@ -108,6 +108,12 @@ def test_arguments_that_cannot_be_used_are_named_when_it_is_loaded(
         load(file, **args)
     assert says in str(caught.value), str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_the_recipe_is_to_blame_for_the_arguments_of_a_built_in_environment(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="no file nowhere") as caught:
+        load_environment("vlmrl/tasks/agent_search/environment.py:Search", {"corpus": "nowhere"}, PACKAGE.parent)
+    assert caught.value.where is None  # so that the place in the recipe is named
 
 
 def searxng(number: int, body: dict[str, Any]) -> Reply:
