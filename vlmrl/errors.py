@@ -1,4 +1,4 @@
-"""Errors for users, and the command that installs an optional package.
+"""Errors for users, the text of a cell of theirs, and the command that installs an optional package.
 
 Each error states the problem, its place, and the next step. Only `cli/app.py` prints them.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import bdb
 import errno
+import math
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of the system for a full disk, an exhausted quota or a file that is too large."""
@@ -198,6 +200,21 @@ class ProblemsError(VlmrlError):
 
     def __str__(self) -> str:
         return self.message
+
+
+def cell_text(value: Any, what: str, where: str | None = None) -> str:
+    """Return the text of a cell: also of a number; "" for none and NaN.
+
+    Args:
+        what: the cell, for messages.
+    Raises: DataError for a list, an object, true or false, and bytes.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
+        kinds = {bool: "true or false", list: "a list", tuple: "a list", dict: "an object"}
+        raise DataError(f"{what} is {kinds.get(type(value), type(value).__name__)}, not a text", where=where)
+    return str(value)
 
 
 def format_error(message: str, where: str | None = None, hint: str | None = None, level: str = "error") -> str:

@@ -299,6 +299,8 @@ class Sample:
 INAPPLICABLE = "the reward does not apply to this response"
 """`Score.error` if a reward in TRL's form returned None. The response is left out like a failed one; it is no bug."""
 NO_SCORE: Mapping[Status, str] = {"failed": "the reward failed", "unavailable": "the reward was unavailable"}
+ENVIRONMENT_DOWN = "the environment is unavailable"
+"""Begin of `Score.error` where a service that the environment needs is down."""
 """Status of a score without a value -> words for messages."""
 
 

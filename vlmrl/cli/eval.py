@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -73,6 +74,8 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
             rows.append(row)
     show_table(_heading(result), headers, rows)
     show_measures(result)
+    if episodes := result.get("episodes"):
+        tell(episode_words(episodes))
     undefined = (result.get("set_metrics") or {}).get("undefined") or ()
     if _empty_group(result):
         tell(f"{PREFIX.rstrip('/')}: none in these answers")
@@ -114,6 +117,19 @@ def _heading(result: Mapping[str, Any]) -> str:
     counts += [f"{result['images']:,} image{plural(result['images'])}"] * bool(result["images"])
     counts += [f"shown: {changed}"] if (changed := image_condition(meta)) else []
     return f"{of} on {meta['source']}/{meta['split']}: {', '.join(counts)}, {sampling_words(meta)}"
+
+
+def episode_words(metrics: Mapping[str, float]) -> str:
+    """Return the turns, calls, tool errors and endings of episodes in one line."""
+    from vlmrl.store.metrics import ended_by
+
+    words = [f"turns {metrics['episode/turns']:.1f}", f"calls {metrics['episode/calls']:.1f}"]
+    words += [f"tool errors {metrics['episode/tool_errors']:.0%}"] if "episode/tool_errors" in metrics else []
+    endings = {
+        name.removeprefix(ended_by("")): share for name, share in metrics.items() if name.startswith(ended_by(""))
+    }
+    words += [f"{ending.replace('_', ' ')} {share:.0%}" for ending, share in endings.items()]
+    return f"episodes: {'  '.join(words)}"
 
 
 def _empty_group(result: Mapping[str, Any]) -> set[str]:
@@ -215,10 +231,19 @@ def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> d
     from vlmrl.evaluate.compare import differences
     from vlmrl.evaluate.paired import scored_alike
     from vlmrl.evaluate.records import read_evaluation
+    from vlmrl.rollout.episodes import metrics_of_episodes
+    from vlmrl.store.rollouts import read_turns
 
     result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
     if "set_metrics" in result:
         result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
+    episodes = [
+        SimpleNamespace(ending=row["ending"], turns=read_turns(row["turns"]), measured=row.get("measured") or {})
+        for row in evaluation.rows
+        if row.get("ending")
+    ]
+    if episodes:
+        result["episodes"] = metrics_of_episodes(episodes)
     if (probe := probe_of(folder, evaluation)) is not None:
         result["blind_probe"] = probe
     if other is not None:
@@ -494,7 +519,7 @@ def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> Non
     sources = {id(one.rows): one.rows.source for one in planned}  # rows may be evaluated several times
     if changed := changed_since(run, list(sources.values())):
         say(f"warning: changed since the run was made: {', '.join(changed)}")
-        say("hint: these numbers are not comparable with those of its training; its copies are in its folder kept/")
+        say("hint: these numbers are not comparable with those of its training; its code is in its folder kept/")
 
 
 def _launch(

@@ -92,16 +92,18 @@ def _index_passages(source: str, kind: str, as_json: bool) -> None:
     """Make the index of a table of passages, unless it is there already."""
     from vlmrl.errors import unknown
     from vlmrl.search.index import KINDS, open_index
+    from vlmrl.untrusted import number_of
 
     if kind not in KINDS:
         raise unknown("kind of index", kind, KINDS)
     say(f"{source}: reading the passages")
     with _tells_what_is_kept(keeps=False):
-        index = open_index(source, kind)
-    facts = {"path": f"{source}.{kind}", "passages": index.count, "sha256": index.sha256}
+        index = open_index(source, kind, reads=True)
+    facts = {"path": f"{source}.{kind}", "passages": index.count, "left_out": index.left_out, "sha256": index.sha256}
     index.close()
     if not emit(facts, as_json):
-        tell(f"{facts['path']}: {facts['passages']:,} passages")
+        rest = f"; {number_of(index.left_out, 'row')} without a text left out" if index.left_out else ""
+        tell(f"{facts['path']}: {number_of(index.count, 'passage')}{rest}")
 
 
 def _task_command(name: str, command: PrepCommand) -> Any:

@@ -260,7 +260,7 @@ def service_down(facts: RunFacts) -> Iterator[Cause]:
     num_unavailable, sampled = sum(facts.series("reward/unavailable")), sum(facts.series("rollout/samples"))
     number = max(len(lost), round(num_unavailable))
     ended = facts.manifest.error or ""
-    if ended.startswith(NO_SCORE["unavailable"]):
+    if ended.startswith((NO_SCORE["unavailable"], "the environment was unavailable")):
         yield Cause("service_down", "error", f"the run stopped: {ended}", reward_check(facts), 0.95, [], rows_of(lost))
         return
     if not number:

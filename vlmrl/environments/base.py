@@ -74,10 +74,12 @@ class Started:
     Args:
         note: about itself, for `check`.
         identity: hash of what it reads beside its code, such as passages; it is a part of the run's identity.
+        warning: what the user should know before a run; "" = nothing.
     """
 
     note: str
     identity: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

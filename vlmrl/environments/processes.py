@@ -47,6 +47,7 @@ from vlmrl.workers.frames import (
 from vlmrl.workers.images import pixels_of
 from vlmrl.workers.pool import Limits, Lost, Pool, Worker
 
+PACKAGE = Path(__file__).resolve().parents[1]
 LOAD_SECONDS = 60.0
 """Longest time for importing the user's file, and for a fork and its reset, in seconds of wall clock."""
 YIELD_SECONDS = 1.0
@@ -138,7 +139,9 @@ class _Forks(Pool[str, int]):
         assert worker.facts is not None
         if fatal := worker.facts.get("fatal"):
             words = _words(fatal)
-            raise RewardError(f"the environment cannot be loaded: {words}", where=self.user.file, hint=fatal["hint"])
+            # In a file of vlmrl there is nothing to mend: the recipe's place is named.
+            where = None if Path(self.user.file).resolve().is_relative_to(PACKAGE) else self.user.file
+            raise RewardError(f"the environment cannot be loaded: {words}", where=where, hint=fatal["hint"])
 
     def _lost(self, worker: Worker, lost: Lost) -> Iterable[tuple[str, int]]:
         how = lost.signal or lost.ending or lost.text
@@ -181,7 +184,7 @@ class Described:
         takes: parameters of its reset, and whether each is `**row`; None = it has no reset.
         own_reward: whether it has a `get_reward`, which is then the measured number `reward`.
         is_open: whether its reset may show something, which goes on with the prompt's last message.
-        note, identity: see `Started`.
+        note, identity, warning: see `Started`.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -190,6 +193,7 @@ class Described:
     is_open: bool
     note: str = ""
     identity: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True)

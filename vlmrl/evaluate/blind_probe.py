@@ -57,6 +57,7 @@ from vlmrl.store.evaluated_rows import (
     role_of,
     shown_label,
 )
+from vlmrl.store.rollouts import read_turns
 from vlmrl.untrusted import plural
 
 
@@ -180,7 +181,8 @@ def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
         shuffled images), "scored_alike", "metrics": name -> {"normal", "changed", "difference", "low", "high", "n",
         "clusters", "range", "share": (difference / normal) {"value", "low", "high"} or None, "chance": {"value",
         "what"} or None, "test"}, "other_answer": {"prompts", "metrics"} of the rows whose shown images belong to rows
-        with another answer, or None, "conclusion": sentences}.
+        with another answer, or None, "no_pictures" (only for blank tools): whether no tool has returned one,
+        "conclusion": sentences}.
     Raises: StoreError when `normal` was made with changed images, or `changed` was not.
     """
     metas = [e.summary.get("meta") or {} for e in (normal, changed)]
@@ -206,6 +208,9 @@ def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
         "metrics": _measured(counted, normal.summary, changed.summary, alike),
         "other_answer": None,
     }
+    if change == "tools blank":
+        turns = (turn for row in (*normal.rows, *changed.rows) for turn in read_turns(row.get("turns")))
+        result["no_pictures"] = not any(turn.media for turn in turns)
     if change == "shuffled":
         answers = _answers_by_images(normal.rows)
         others = [(c, n) for c, n in counted if _answer(n) not in answers.get(shown_ids(c), ())]
@@ -284,6 +289,8 @@ def leading_metrics(probe: Mapping[str, Any]) -> list[str]:
 def conclusions(probe: Mapping[str, Any]) -> list[str]:
     """Return the result of a blind probe in sentences, the most important one first."""
     prompts = probe["prompts"]
+    if probe.get("no_pictures"):
+        return ["No tool returned a picture, so nothing was changed; --tools off says how much needs the tools."]
     texts = [
         f"{_sentence(name, probe['metrics'][name], probe['images'])}; {prompts:,} prompt{plural(prompts)}."
         for name in leading_metrics(probe)[:1]

@@ -19,6 +19,7 @@ from vlmrl.rewards.base import EARNED
 from vlmrl.rewards.outcomes import Failure, Outcome, Place, Result
 from vlmrl.store.layout import span
 from vlmrl.store.summary import ANSWERS, WAITS
+from vlmrl.types import ENVIRONMENT_DOWN
 from vlmrl.untrusted import number_of
 from vlmrl.workers.frames import UNAVAILABLE
 
@@ -353,6 +354,15 @@ def _noted(outcome: Outcome, text: str) -> Outcome:
     return (
         replace(outcome, note="; ".join(filter(None, (outcome.note, text)))) if isinstance(outcome, Result) else outcome
     )
+
+
+def outage_words(reasons: Iterable[str], number: int, rest: str = "") -> str:
+    """Return the outage of so many samples in words: of the environment if all reasons are its own, else the reward."""
+    lines = list(dict.fromkeys(map(last_line, reasons)))
+    what = "environment" if all(line.startswith(ENVIRONMENT_DOWN) for line in lines) else "reward"
+    own = [line.removeprefix(f"{ENVIRONMENT_DOWN}: ") if what == "environment" else line for line in lines]
+    words = excerpt("; ".join(own), MOST_REASON_CHARS)
+    return f"the {what} was unavailable for {number_of(number, 'sample')}{rest}: {words}"
 
 
 def last_line(text: str) -> str:

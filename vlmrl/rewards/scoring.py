@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vlmrl.errors import RewardError, listed
-from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, last_line
+from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, outage_words
 from vlmrl.rewards.base import (
     NO_PLACE,
     Member,
@@ -48,7 +48,7 @@ from vlmrl.rewards.service_pool import ServicePool
 from vlmrl.rewards.several import check_sums, is_open, label_of, possible_values, stages, total
 from vlmrl.rewards.worker_pool import WorkerPool
 from vlmrl.types import INAPPLICABLE, RewardInput, Score
-from vlmrl.untrusted import encodable, number_of
+from vlmrl.untrusted import encodable
 from vlmrl.workers.frames import CONTRACT
 
 CHUNK = 32
@@ -652,8 +652,8 @@ class ScoringSession:
         sizes, of_environments, of_rewards = (sum(of_rank[i] for of_rank in of_ranks) for i in (1, 2, 3))
         number = of_environments + of_rewards if self.rule.on_outage == "stop" else of_environments
         if number and (self.rule.on_outage == "stop" or (self.rule.on_outage == "wait" and number == sizes)):
-            reason = last_line(next(error for *_, some in of_ranks for error in some))
-            raise OutageError(f"the reward was unavailable for {number_of(number, 'sample')}: {reason}", hint=HINT)
+            reasons = next(some for *_, some in of_ranks if some)
+            raise OutageError(outage_words(reasons, number), hint=HINT)
 
     def _wait(self) -> None:
         """Return when every input of all ranks has its outcome.

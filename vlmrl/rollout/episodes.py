@@ -478,7 +478,11 @@ def episode_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
     They are the means of turns, calls, images, seconds of tools and measured numbers, the share of calls that failed,
     and the shares of the endings.
     """
-    episodes = [x for x in samples if x.ending is not None]
+    return metrics_of_episodes([x for x in samples if x.ending is not None])
+
+
+def metrics_of_episodes(episodes: Sequence[Any]) -> dict[str, float]:
+    """Return the metrics of what has the turns, ending and measured numbers of episodes; see `episode_metrics`."""
     if not episodes:
         return {}
     num_calls = sum(len(turn.calls) for x in episodes for turn in x.turns)

@@ -24,6 +24,7 @@ from vlmrl.rewards.scoring import GroupScores, Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.store.summary import WAITS
 from vlmrl.types import (
+    ENVIRONMENT_DOWN,
     Finish,
     Group,
     Media,
@@ -370,7 +371,7 @@ def require_environment(sample: Sample, where: str) -> None:
 
 
 def _fault_words(sample: Sample) -> str:
-    return f"the environment {'is unavailable' if sample.is_outage else 'failed'}: {sample.fault}"
+    return f"{ENVIRONMENT_DOWN if sample.is_outage else 'the environment failed'}: {sample.fault}"
 
 
 def _unscored(sample: Sample) -> Score:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from vlmrl.search.index import Passage
+from vlmrl.services.protocol import EndpointDown
 from vlmrl.services.shared_file import Database, FileKind
 from vlmrl.untrusted import parse_json
 
@@ -44,12 +46,18 @@ class SearchCache:
         engine: name of the engine, with its address where the user names one.
         per_second: requests a second of all processes together; 0 = no limit.
         clock: seconds since 1970.
+        notify: as for `Database`.
     """
 
     def __init__(
-        self, path: Path, engine: str, per_second: float = 0.0, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        engine: str,
+        per_second: float = 0.0,
+        clock: Callable[[], float] = time.time,
+        notify: Callable[[str], Any] = lambda text: None,
     ) -> None:
-        self._database, self._engine = Database(SEARCHES, path), engine
+        self._database, self._engine = Database(SEARCHES, path, notify=notify), engine
         self._interval, self._clock = 1 / per_second if per_second else 0.0, clock
 
     def get(self, query: str, most: int) -> Results | None:
@@ -67,8 +75,11 @@ class SearchCache:
         values = (self._engine, query, most, results.refusal, passages, self._clock())
         self._database.run(lambda c: c.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)", values))
 
-    def pause(self) -> float:
-        """Take the next place in the queue of requests. Return the seconds until it is due."""
+    def pause(self, most: float) -> float:
+        """Take the next place in the queue of requests. Return the seconds until it is due.
+
+        Raises: EndpointDown if these are more than `most`; the place is not taken then.
+        """
         if not self._interval:
             return 0.0
 
@@ -76,6 +87,9 @@ class SearchCache:
             now = self._clock()
             row = connection.execute("SELECT next FROM rate WHERE engine = ?", (self._engine,)).fetchone()
             place = max(now, row[0] if row else 0.0)
+            if place - now > most:
+                hint = "raise `seconds` or `per_second` in environment.args, or lower rollout.prompts_per_step"
+                raise EndpointDown("the queue of requests is longer than half of `seconds`", hint=hint)
             connection.execute("INSERT OR REPLACE INTO rate VALUES (?, ?)", (self._engine, place + self._interval))
             return place - now
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -55,9 +56,9 @@ class EngineForm:
         key_env: usual environment variable of the key; "" = it has none.
         header: (name, value with {key}) of the header that carries the key.
         body: (query, number of results) -> the JSON of a POST, or, with `is_get`, the parameters of a GET.
-        pages: answer -> its results, the best first.
+        pages: answer -> its results, the best first. Raises: BrokenAnswer for an answer without the list of results.
         failure: (HTTP status, answer) -> what is wrong with it, where the status alone does not say it; None = nothing.
-        hint: what to do if it rejects every request.
+        hint: what to do if it lets nobody in.
     """
 
     url: str
@@ -72,14 +73,18 @@ class EngineForm:
 
 
 def _texts(rows: Any, title: str, texts: tuple[str, ...], name: str) -> list[Passage]:
-    """Return rows of an answer as passages. `texts`: names of the field with the text; the first that is there."""
+    """Return rows of an answer as passages. `texts`: names of the field with the text; the first that is there.
+
+    Raises: BrokenAnswer for anything but a list of objects.
+    """
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BrokenAnswer("the search engine's answer has no list of results", hint=_URL)
     pages = []
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict):
-            text = next((row[key] for key in texts if isinstance(row.get(key), str) and row[key].strip()), "")
-            if text:
-                fields = (row.get(title), text, row.get(name))
-                pages.append(Passage(*(one[:MOST_FIELD] if isinstance(one, str) else "" for one in fields)))
+    for row in rows:
+        text = next((row[key] for key in texts if isinstance(row.get(key), str) and row[key].strip()), "")
+        if text:
+            fields = (row.get(title), text, row.get(name))
+            pages.append(Passage(*(one[:MOST_FIELD] if isinstance(one, str) else "" for one in fields)))
     return pages
 
 
@@ -88,11 +93,17 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _serper_pages(answer: Mapping[str, Any]) -> list[Passage]:
-    box, graph = answer.get("answerBox"), answer.get("knowledgeGraph")
-    first = _texts([box], "title", ("answer", "snippet"), "link") + _texts(
-        [graph], "title", ("description",), "website"
-    )
+    box, graph = _dict(answer.get("answerBox")), _dict(answer.get("knowledgeGraph"))
+    first = _texts([box], "title", ("answer", "snippet"), "link")
+    first += _texts([graph], "title", ("description",), "website")
     return first + _texts(answer.get("organic"), "title", ("snippet",), "link")
+
+
+def _bocha_pages(answer: Mapping[str, Any]) -> list[Passage]:
+    """Return the results; `webPages` is null if there are none, as `images` and `videos` are."""
+    data = _dict(answer.get("data"))
+    rows = [] if data.get("webPages", "") is None else _dict(data.get("webPages")).get("value")
+    return _texts(rows, "name", ("summary", "snippet"), "url")
 
 
 def _searxng_failure(status: int, answer: Mapping[str, Any]) -> EndpointError | None:
@@ -103,17 +114,9 @@ def _searxng_failure(status: int, answer: Mapping[str, Any]) -> EndpointError | 
     return None
 
 
-def _serper_failure(status: int, answer: Mapping[str, Any]) -> EndpointError | None:
-    words = str(answer.get("message", ""))
-    return (
-        EndpointDown(f"HTTP {status}: {excerpt(words, 200)}") if status == 400 and "credit" in words.lower() else None
-    )
-
-
 def _tavily_failure(status: int, answer: Mapping[str, Any]) -> EndpointError | None:
-    words = _dict(answer.get("detail")).get("error") or answer.get("detail") or ""
     # 432 and 433: the limit of the plan, or of the payment, is reached.
-    return EndpointDown(f"HTTP {status}: {excerpt(str(words), 200)}") if status in (432, 433) else None
+    return EndpointDown(f"HTTP {status}: {_words(answer)}", hint=_EMPTY) if status in (432, 433) else None
 
 
 def _bocha_failure(status: int, answer: Mapping[str, Any]) -> EndpointError | None:
@@ -124,26 +127,36 @@ def _bocha_failure(status: int, answer: Mapping[str, Any]) -> EndpointError | No
         code = 500
     if code == 200:
         return None
-    words = f"code {code}: {excerpt(str(answer.get('message') or answer.get('msg') or ''), 200)}"
+    words = f"code {code}: {_words(answer)}"
     if code == 400:
         return RequestRefused(words)
-    return EndpointRejects(words) if code == 401 else EndpointDown(words)  # 403 = the account is empty
+    if code == 401:
+        return EndpointRejects(words, hint=_KEY)
+    return EndpointDown(words, hint=_EMPTY if code == 403 else HINTS.get(code))
 
 
-_KEY = "check the key in the environment variable that `key_env` names"
+_KEY = "check the key in the environment variable that `environment.args.key_env` names"
+_URL = "is `environment.args.url` the address of the engine?"
+_EMPTY = "the account is empty, or its plan is used up"
+HINTS: Mapping[int, str] = {
+    404: _URL,
+    405: _URL,
+    429: "the engine has too many requests: try later, or set `environment.args.per_second`",
+}
+"""HTTP status -> what to do."""
 ENGINES: Mapping[str, EngineForm] = {
     "searxng": EngineForm(
         "", "/search", "", ("", ""),
         lambda query, count: {"q": query, "format": "json"},
         lambda answer: _texts(answer.get("results"), "title", ("content",), "url"),
         _searxng_failure,
-        "let its settings.yml have `json` among search.formats, and its limiter let you in",
+        "let its settings.yml have `json` among search.formats, and its limiter or a proxy's password let you in",
         is_get=True,
     ),
     "serper": EngineForm(
         "https://google.serper.dev", "/search", "SERPER_API_KEY", ("X-API-KEY", "{key}"),
         lambda query, count: {"q": query, "num": count},
-        _serper_pages, _serper_failure, _KEY,
+        _serper_pages, lambda status, answer: None, _KEY,
     ),
     "tavily": EngineForm(
         "https://api.tavily.com", "/search", "TAVILY_API_KEY", ("Authorization", "Bearer {key}"),
@@ -154,10 +167,7 @@ ENGINES: Mapping[str, EngineForm] = {
     "bocha": EngineForm(
         "https://api.bochaai.com", "/v1/web-search", "BOCHA_API_KEY", ("Authorization", "Bearer {key}"),
         lambda query, count: {"query": query, "count": count, "summary": True},
-        lambda answer: _texts(
-            _dict(_dict(answer.get("data")).get("webPages")).get("value"), "name", ("summary", "snippet"), "url"
-        ),
-        _bocha_failure, _KEY,
+        _bocha_pages, _bocha_failure, _KEY,
     ),
 }  # fmt: skip
 
@@ -170,12 +180,17 @@ class HttpEngine:
         url: its address; "" = the engine's own.
         key_env: environment variable of the key; "" = the engine's usual one.
         seconds: longest time of a search with all attempts.
+        turn: takes the next place in the queue of requests, if it is due within so many seconds. Returns the seconds
+            until then. Raises: EndpointDown.
     Raises: EndpointError for an address that cannot be used, or when the variable of the key is not set.
     """
 
-    def __init__(self, name: str, url: str, key_env: str, seconds: float) -> None:
-        self.form, self._seconds = ENGINES[name], seconds
-        self.url = base_url(url or self.form.url)
+    def __init__(
+        self, name: str, url: str, key_env: str, seconds: float, turn: Callable[[float], float] = lambda most: 0.0
+    ) -> None:
+        self.form, self._seconds, self._turn = ENGINES[name], seconds, turn
+        address = self.form.url or "http://localhost:8888"
+        self.url = base_url(url or address, f"environment.args.url = {address!r}", "environment.args.key_env")
         variable = key_env or self.form.key_env
         self._key = read_key(variable) if variable else ""
         self._pauses, self._rng = Pauses(0.5, 4.0, seconds), random.Random()
@@ -197,7 +212,10 @@ class HttpEngine:
             raise (last[-1] if last else no_answer(self._seconds, self.url)) from None
 
     async def _repeat(self, client: Any, query: str, most: int, last: list[EndpointError]) -> list[Passage]:
+        end = time.monotonic() + self._seconds / 2
         while True:
+            # Later ones would have no time for their answer.
+            await asyncio.sleep(self._turn(max(0.0, end - time.monotonic())))
             try:
                 return await self._ask(client, query, most)
             except (EndpointDown, BrokenAnswer) as error:
@@ -216,27 +234,32 @@ class HttpEngine:
             else:
                 response = await client.post(address, json=body)
         except HTTP_ERRORS as error:
-            raise failure_of_http(error, self._clean, self.url) from None
-        status, answer = response.status_code, {}
+            failure = failure_of_http(error, self._clean, self.url)
+            if isinstance(failure, RequestRefused):  # too large
+                failure = BrokenAnswer(failure.message, where=self.url)
+            raise failure from None
+        status, answer, text = response.status_code, {}, self._clean(response.content.decode("utf-8", "replace"))
         try:
-            answer = _dict(parse_json(self._clean(response.content.decode("utf-8", "replace"))))
+            answer = _dict(parse_json(text))
         except ValueError:
             if 200 <= status < 300:
-                raise BrokenAnswer("the search engine's answer is no JSON", where=self.url) from None
-        failure = form.failure(status, answer)
+                what = "a page" if text.lstrip().startswith("<") else "not JSON"
+                raise BrokenAnswer(f"the search engine's answer is {what}", where=self.url, hint=_URL) from None
+        failure, words = form.failure(status, answer), _words(answer)
         if failure is None and not 200 <= status < 300:
-            failure = failure_of(
-                status,
-                self._clean(_words(answer)),
-                where=self.url,
-                hint=form.hint,
-                location=self._clean(response.headers.get("location", "")),
-            )
-        if failure is not None:
-            failure.where, failure.hint = self.url, failure.hint or form.hint
-            failure.retry_after = retry_seconds(response.headers.get("retry-after"), datetime.now(timezone.utc))
-            raise failure
-        return form.pages(answer)[:most]
+            place = self._clean(response.headers.get("location", ""))
+            failure = failure_of(status, words, where=self.url, hint=HINTS.get(status, form.hint), location=place)
+            failure.hint = failure.hint or HINTS.get(status)
+            if status == 402 or ("credit" in words.lower() and "credit" not in query.lower()):
+                failure = EndpointDown(f"HTTP {status}: {words}", hint=_EMPTY)
+        try:
+            if failure is not None:
+                raise failure
+            return form.pages(answer)[:most]
+        except EndpointError as error:
+            error.where = self.url
+            error.retry_after = retry_seconds(response.headers.get("retry-after"), datetime.now(timezone.utc))
+            raise
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if self._key else text

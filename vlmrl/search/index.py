@@ -23,26 +23,27 @@ import sqlite3
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, cell_text
+from vlmrl.redaction.redact import excerpt
 from vlmrl.store.checkpoints import sha256_of
-from vlmrl.untrusted import parse_json
+from vlmrl.untrusted import number_of, parse_json
 
 FTS5, TANTIVY = "fts5", "tantivy"
 KINDS = (FTS5, TANTIVY)
 TEXTS = ("text", "contents", "content", "passage", "paragraph_text", "body")
 TITLES = ("title", "name")
 NAMES = ("id", "docid", "_id", "doc_id")
-"""Names of the columns of a passage."""
+"""Names of the columns of a passage, whatever their case."""
 PARAGRAPHS, SENTENCES = ("paragraphs", "context"), ("sentences",)
 """Names of the column of a question that has its paragraphs, and of the texts of those."""
-VERSION = 1
+VERSION = 2
 K1, B = 1.2, 0.75
 """Constants of BM25: how soon a word counts no more when it is repeated, and how much the length counts."""
 MOST_TERMS = 64
@@ -81,10 +82,14 @@ class Passage:
 
 
 class Index(Protocol):
-    """Index of passages. `sha256`: of the table that it was made from; `count`: number of passages."""
+    """Index of passages. `sha256`: of the table that it was made from; `count`: number of passages.
+
+    `left_out`: number of rows and paragraphs without a text.
+    """
 
     sha256: str
     count: int
+    left_out: int
 
     def search(self, query: str, most: int) -> list[Passage]:
         """Return the best passages for a query, at most so many, the best first; [] if none has a word of it."""
@@ -114,26 +119,50 @@ def weight_of(count: int, passages: int) -> float:
     return math.log(1 + (passages - count + 0.5) / (count + 0.5))
 
 
-def read_passages(path: Path) -> Iterator[Passage]:
+def read_passages(path: Path, facts: MutableMapping[str, Any] | None = None) -> Iterator[Passage]:
     """Yield the passages of a table: JSON lines, JSON, CSV or TSV with a head, or Parquet.
 
     A row is a passage, or a question with its paragraphs, as in HotpotQA, 2WikiMultihopQA and MuSiQue. Of such rows,
-    a paragraph that comes again is left out. Raises: DataError for a table or row that cannot be read.
+    a paragraph that comes again is left out. A row or paragraph whose text is empty is left out and counted.
+
+    Args:
+        facts: gets `left_out`, their number, at the end.
+    Raises: DataError for a table or row that cannot be read, and for a table without a passage.
     """
-    seen = set[bytes]()
+    seen, count, left_out = set[bytes](), 0, 0
     try:
         for number, row in enumerate(_rows(path), 1):
-            where, values = f"{path}, row {number:,}", row if isinstance(row, dict) else {}
+            where, values = f"{path}, row {number:,}", _by_name(row)
             paragraphs = next((values[name] for name in PARAGRAPHS if values.get(name)), None)
-            if paragraphs is None:
-                yield _passage(values, where)
-            for one in () if paragraphs is None else _paragraphs(paragraphs, where):
-                key = hashlib.sha256(f"{one.title}\n{one.text}".encode()).digest()
-                if key not in seen:
-                    seen.add(key)
+            if paragraphs is None and number == 1 and not values.keys() & {*TEXTS, *PARAGRAPHS}:
+                message = f"no column with a text; the row has: {', '.join(map(str, row)) if values else 'no columns'}"
+                raise DataError(excerpt(message, 300), where=where, hint=_COLUMNS)
+            for one in [_passage(values, where)] if paragraphs is None else _paragraphs(paragraphs, where):
+                key = hashlib.sha256(f"{one.title}\n{one.text}".encode()).digest() if paragraphs else b""
+                left_out += not one.text.strip()
+                if one.text.strip() and key not in seen:
+                    seen |= {key} if key else set()
+                    count += 1
                     yield one
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        with path.open("rb") as file:
+            packed = file.read(4).startswith(_PACKED)
+        hint = f"unpack it first, as by: gunzip {path}"
+        hint = hint if packed else f"if it is in Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW{path.suffix}"
+        words = "is compressed" if packed else f"is not text in UTF-8: {error.reason}"
+        raise DataError(f"the table of passages {words}", where=str(path), hint=hint) from None
+    except (OSError, csv.Error) as error:
         raise DataError(f"the passages cannot be read: {error}", where=str(path)) from None
+    if not count:
+        rows = f"; {number_of(left_out, 'row')} without a text" if left_out else ""
+        raise DataError(f"the table has no passage{rows}", where=str(path), hint=_COLUMNS)
+    if facts is not None:
+        facts["left_out"] = left_out
+
+
+def _by_name(row: Any) -> dict[str, Any]:
+    """Return the cells of a row by the names of their columns in lower case; {} for what is no row."""
+    return {str(name).casefold().strip(): value for name, value in row.items()} if isinstance(row, dict) else {}
 
 
 def _rows(path: Path) -> Iterator[Any]:
@@ -148,12 +177,12 @@ def _rows(path: Path) -> Iterator[Any]:
         except pa.ArrowException as error:
             raise DataError(f"the passages cannot be read: {error}", where=str(path)) from None
         return
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         if kind == ".json":
             try:
                 rows = parse_json(file.read())
             except ValueError as error:
-                raise DataError(f"it is no JSON: {error}", where=str(path)) from None
+                raise DataError(f"it is not JSON: {error}", where=str(path)) from None
             yield from rows if isinstance(rows, list) else [rows]
             return
         if kind in (".csv", ".tsv"):
@@ -166,41 +195,43 @@ def _rows(path: Path) -> Iterator[Any]:
                     yield parse_json(line)
                 except ValueError as error:
                     hint = "passages are JSON lines, JSON, CSV, TSV or Parquet with a column `text`"
-                    raise DataError(f"line {number:,} is no JSON: {error}", where=str(path), hint=hint) from None
+                    raise DataError(f"line {number:,} is not JSON: {error}", where=str(path), hint=hint) from None
 
 
 def _paragraphs(value: Any, where: str) -> Iterator[Passage]:
     """Yield the paragraphs of a question: [title, sentences] each, or rows, or columns; also as a JSON text.
 
-    Raises: DataError for a paragraph without a text.
+    Raises: DataError for a paragraph of another form.
     """
     if isinstance(value, str):
         with suppress(ValueError):
             value = parse_json(value)
     if isinstance(value, dict):  # as the `datasets` library stores lists of records
         texts = next((value[name] for name in (*SENTENCES, *TEXTS) if isinstance(value.get(name), list)), [None])
-        value = list(zip_longest(value.get("title") or (), texts))
+        titles = value.get("title") or [""] * len(texts)
+        if len(titles) != len(texts):
+            raise DataError(f"{number_of(len(titles), 'title')} for {number_of(len(texts), 'paragraph')}", where=where)
+        value = list(zip(titles, texts, strict=True))
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, (list, tuple)) and len(one) == 2:
             one = {"title": one[0], "text": one[1]}
-        one = dict(one) if isinstance(one, dict) else {}
+        one = _by_name(one)
+        if not one.keys() & {*TEXTS, *SENTENCES}:
+            raise DataError("a paragraph has no text", where=where, hint="it is [title, sentences], or has a `text`")
         text = next((one[name] for name in (*TEXTS, *SENTENCES) if one.get(name)), None)
-        joined = " ".join(str(part).strip() for part in text) if isinstance(text, list) else text
+        parts = text if isinstance(text, list) else [text]
+        joined = " ".join(cell_text(part, "a paragraph", where).strip() for part in parts)
         yield _passage({"title": one.get("title"), "text": joined}, where)
 
 
 def _passage(values: Mapping[str, Any], where: str) -> Passage:
-    """Return a row as a passage. Raises: DataError if it has no text."""
+    """Return a row as a passage; its text may be empty. Raises: DataError for a cell that is no text."""
 
     def first(names: tuple[str, ...]) -> str:
-        value = next((str(values[name]) for name in names if values.get(name) is not None), "")
+        value = next((cell_text(values[n], f"`{n}`", where) for n in names if values.get(n) is not None), "")
         return value if value.isascii() else value.encode(errors="replace").decode()  # half of a surrogate pair
 
-    text = first(TEXTS)
-    if not text.strip():
-        hint = f"a passage has a text in the column {', '.join(TEXTS[:-1])} or {TEXTS[-1]}, and may have a `title`"
-        raise DataError("the row has no text", where=where, hint=hint)
-    return Passage(first(TITLES), text, first(NAMES))
+    return Passage(first(TITLES), first(TEXTS), first(NAMES))
 
 
 class Fts5Index:
@@ -215,6 +246,7 @@ class Fts5Index:
             meta = dict(self._db.execute("SELECT key, value FROM meta"))
             self.sha256, self.count = str(meta["sha256"]), int(meta["passages"])
             self._mean, self.version = float(meta["words"]) / max(1, self.count), int(meta["version"])
+            self.left_out = int(meta.get("left_out", 0))
         except (sqlite3.Error, KeyError, ValueError) as error:
             raise DataError(f"the index cannot be read: {error}", where=str(path), hint=_AGAIN) from None
 
@@ -297,6 +329,7 @@ class TantivyIndex:
         try:
             meta = parse_json((path / "vlmrl.json").read_bytes())
             self.sha256, self.count, self.version = str(meta["sha256"]), int(meta["passages"]), int(meta["version"])
+            self.left_out = int(meta.get("left_out", 0))
             self._index = tantivy.Index.open(str(path))
             self._index.config_reader("manual", 1)  # no thread watches the folder
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -348,26 +381,38 @@ def _tantivy() -> Any:
 MAKE = {FTS5: _make_fts5, TANTIVY: _make_tantivy}
 OPEN = {FTS5: Fts5Index, TANTIVY: TantivyIndex}
 _AGAIN = "delete it, and it is made again"
+_COLUMNS = (
+    f"a passage has a text in the column {', '.join(TEXTS[:-1])} or {TEXTS[-1]}, and may have a `title`; "
+    f"a question has its passages in {' or '.join(PARAGRAPHS)}"
+)
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zX", b"BZh", b"PK\x03\x04")
+"""First bytes of files of gzip, zstd, xz, bzip2 and zip."""
 
 
-def open_index(corpus: Path | str, kind: str = FTS5) -> Index:
+def open_index(corpus: Path | str, kind: str = FTS5, *, reads: bool = False) -> Index:
     """Return the index of a table of passages. It lies beside the table, and is made if it is missing or older.
 
     Args:
         corpus: the table.
         kind: "fts5" or "tantivy".
+        reads: whether the table is read, whatever its times say.
     Raises: DataError for a table that cannot be read, or a folder that cannot be written.
     """
     table = Path(corpus)
-    if not table.is_file():
-        raise DataError("there are no passages", where=str(table), hint="name a table of passages with a column `text`")
+    try:
+        with table.open("rb"):
+            pass
+    except OSError as error:
+        words = f"no file {table}" if not table.exists() else f"the file {table} cannot be read: {error.strerror}"
+        hint = f"name a table of passages with a column `text`; the current folder is {Path.cwd()}"
+        raise DataError(words, where=str(table), hint=hint) from None
     place = table.with_name(f"{table.name}.{kind}")
-    if (index := _current(place, table, kind)) is not None:
+    if (index := _current(place, table, kind, reads)) is not None:
         return index
     try:
         with place.with_name(f"{place.name}.lock").open("a") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            if (index := _current(place, table, kind)) is not None:
+            if (index := _current(place, table, kind, reads)) is not None:
                 return index
             make_index(table, place, kind)
     except OSError as error:
@@ -387,12 +432,14 @@ def is_large(corpus: Path | str, kind: str) -> bool:
     return index is None
 
 
-def _current(place: Path, table: Path, kind: str) -> Index | None:
-    """Return the index at a place, if it is that of the table as it is now."""
+def _current(place: Path, table: Path, kind: str, reads: bool = False) -> Index | None:
+    """Return the index at a place, if it is that of the table as it is now. `reads`: as for `open_index`."""
     with suppress(DataError, OSError):
         index = OPEN[kind](place)
         facts = table.stat()
-        if index.version == VERSION and place.stat().st_mtime_ns > facts.st_mtime_ns:
+        # A copy may keep the time of its content. The other one is that of the last change, also of the name.
+        changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+        if index.version == VERSION and place.stat().st_mtime_ns > changed and not reads:
             return index
         start = time.time_ns()
         if index.version == VERSION and index.sha256 == sha256_of(table):
@@ -407,7 +454,10 @@ def make_index(table: Path, place: Path, kind: str) -> None:
     """Write the index of a table: whole, or not at all. Raises: DataError, OSError."""
     _remove(new := place.with_name(f"{place.name}.new"))
     try:
-        MAKE[kind](read_passages(table), new, {"sha256": sha256_of(table), "version": VERSION})
+        start = time.time_ns()
+        facts = {"sha256": sha256_of(table), "version": VERSION}
+        MAKE[kind](read_passages(table, facts), new, facts)
+        os.utime(new, ns=(start, start))  # what changes the table meanwhile is newer
         _remove(place)
         new.rename(place)
     except sqlite3.Error as error:

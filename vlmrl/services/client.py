@@ -410,12 +410,16 @@ def no_answer(seconds: float, where: str) -> EndpointDown:
     return failure
 
 
-def base_url(text: str) -> str:
+def base_url(
+    text: str, example: str = "http://localhost:8000/v1 or https://api.openai.com/v1", key_option: str = "--key-env"
+) -> str:
     """Return the address of an endpoint without the path of chat completions.
 
+    Args:
+        example, key_option: an address, and the option that names the variable of the key, for messages.
     Raises: EndpointError unless it is an http or https address without a password, a query or a fragment.
     """
-    hint = "write it like http://localhost:8000/v1 or https://api.openai.com/v1"
+    hint = f"write it like {example}"
     try:
         parts = urlsplit(text.strip())
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -427,7 +431,7 @@ def base_url(text: str) -> str:
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise EndpointError(
             "the endpoint's address has a user, a password, a query or a fragment",
-            hint="put the key into an environment variable and name it with --key-env",
+            hint=f"put the key into an environment variable and name it with {key_option}",
         )
     return text.strip().rstrip("/").removesuffix(PATH).rstrip("/")
 
@@ -438,7 +442,8 @@ def read_key(name: str | None) -> str:
         return ""
     key = os.environ.get(name, "").strip()
     if not key:
-        raise EndpointError(f"the environment variable {name} has no key", hint=f"export {name}=...")
+        state = "has no key" if name in os.environ else "is not set"
+        raise EndpointError(f"the environment variable {name} {state}", hint=f"export {name}=...")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise EndpointError(f"the environment variable {name} holds characters that no key has", hint="set it again")
     remember([key])

@@ -272,7 +272,7 @@ def failure_of(
     elif 300 <= status < 400:
         place = excerpt(location, MOST_PLACE_CHARS) or "nowhere"
         failure = EndpointRejects(
-            f"the endpoint redirects to {place}, which is not followed: it would get the key and the images",
+            f"the endpoint redirects to {place}, which is not followed: it would get the key and the data",
             where=where,
             hint="give the final address, if you trust it",
         )

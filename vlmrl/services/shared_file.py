@@ -1,7 +1,7 @@
 """SQLite file that the processes of a run share.
 
 The file is in WAL mode, so it belongs on a local disk: several processes of one machine may use it, and a network file
-system may not hold it. A damaged file is renamed, and a new one begins.
+system may not hold it. A damaged file is renamed, and a new one begins; one that was never ours is refused.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Database:
     Args:
         kind: what the file is.
         path: the file; its folder is made if it is missing. None = in memory, for this process alone.
-        notify: called with a line for the user when a damaged file was renamed.
-    Raises: RecipeError when the path cannot be used, or is the database of another program or version.
+        notify: called with a line for the user before a damaged file is renamed; it may raise instead.
+    Raises: RecipeError when the path cannot be used, or is a file of another program or version.
     """
 
     def __init__(self, kind: FileKind, path: Path | None, *, notify: Callable[[str], Any] = lambda text: None) -> None:
@@ -139,17 +139,22 @@ class Database:
         try:
             if not self._inode:  # later, a folder that is gone was removed on purpose, such as a whole run
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not _was_ours(self.path, self.kind):
+                raise RecipeError(f"{self.kind.name} belongs to another program", where=self._name, hint=self.kind.hint)
             # Two processes that find the same damage must not rename each other's new file.
             with self.path.with_name(f"{self.path.name}.lock").open("a") as guard:
                 fcntl.flock(guard, fcntl.LOCK_EX)
                 try:
                     connection = _prepared(self.kind, str(self.path))
                 except _DamagedError as error:
-                    aside = self._rename()
+                    aside = self._aside()
                     self._notify(
                         f"{self.kind.name} {self.path} is damaged ({error}); it is now {aside.name}, and a new one "
                         f"begins: {self.kind.loss}"
                     )
+                    self.path.rename(aside)
+                    for ending in ("-wal", "-shm"):
+                        self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
                     connection = _prepared(self.kind, str(self.path))
                 self._inode = self.path.stat().st_ino
                 _CHECKED.add(self._inode)
@@ -165,16 +170,22 @@ class Database:
                 f"{self.kind.name} cannot be opened: {error}", where=str(self.path), hint=self.kind.hint
             ) from None
 
-    def _rename(self) -> Path:
-        """Rename the damaged file, and drop what SQLite keeps beside it. Return its new path."""
+    def _aside(self) -> Path:
+        """Return the new path of the damaged file."""
         assert self.path is not None
         number = int(time.time())
         while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
             number += 1
-        self.path.rename(aside)
-        for ending in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
         return aside
+
+
+def _was_ours(path: Path, kind: FileKind) -> bool:
+    """Return whether a file is missing, empty, marked as of the kind, or was opened by us: its lock lies beside it."""
+    if not path.exists() or path.with_name(f"{path.name}.lock").exists():
+        return True
+    with path.open("rb") as file:
+        head = file.read(100)
+    return not head or head[68:72] == kind.application.to_bytes(4, "big")
 
 
 def _prepared(kind: FileKind, name: str) -> sqlite3.Connection:

@@ -313,6 +313,7 @@ def check_model(
             if runs_folder is not None and not problems:
                 problems += machine.check_disk(loaded, runs_folder, facts)[0]
                 if prompts is not None:
+                    problems += check_positions(loaded, facts, prompts) if recipe.kind == "rl" else []
                     problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
                 problems += check_kernels(loaded, facts)
         problems += prompt_lengths.check_pixels(loaded, prompt_lengths.make_encoder(loaded, model_files))
@@ -556,13 +557,19 @@ def _check_machine(
     problems, disk = machine.check_disk(loaded, runs_folder, facts)
     result.problems += [] if target.is_elsewhere else problems
     result.plan["disk"] = disk
-    limit = int(facts.text.get("max_position_embeddings") or 0)
-    needed = longest.tokens + loaded.recipe.longest_response if longest else 0
-    if limit and needed > limit:
-        message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
-        where = loaded.where(("rollout", "max_new_tokens"), ("model", "path"))
-        hint = "lower rollout.max_new_tokens, or rollout.max_prompt_tokens and model.max_pixels"
-        result.problems.append(Problem(message, where, hint))
+    result.problems += check_positions(loaded, facts, longest) if longest else []
+
+
+def check_positions(loaded: LoadedRecipe, facts: ModelFacts, longest: PromptLengths) -> list[Problem]:
+    """Check that the model has positions for the longest prompt and response."""
+    limit, recipe = int(facts.text.get("max_position_embeddings") or 0), loaded.recipe
+    needed = longest.tokens + (recipe.longest_response if recipe.kind == "rl" else longest.response)
+    if not limit or needed <= limit:
+        return []
+    key = "environment.tokens" if recipe.has_episodes else "rollout.max_new_tokens"
+    message = f"prompt and response may have {needed} tokens; this model accepts {limit}"
+    hint = f"lower {key}, or rollout.max_prompt_tokens and model.max_pixels"
+    return [Problem(message, loaded.where(tuple(key.split(".")), ("model", "path")), hint)]
 
 
 def _check_spoken(

@@ -64,17 +64,18 @@ def check_environment(source: Source, where: str, rows: Sequence[Row], *, learns
     follows = learns and source.task.trace is not None
     chosen = list(firsts.values())
     chosen += [row for row in rows[:TRACES] if row not in chosen] if follows else []
-    try:
-        pool = EnvironmentPool(environment, "hermes", EnvironmentLimits.of(source.environment_settings, 1))
-    except VlmrlError as error:
-        return [Problem(error.message, error.where or where, error.hint)]
     problems: list[Problem] = []
-    with closing(pool):
-        for row in chosen:
-            problem = _episode(pool, source, row, follows)
-            pool.drop(0)
-            if problem is not None and not any(problem.message == one.message for one in problems):
-                problems.append(problem)
+    try:
+        with closing(
+            EnvironmentPool(environment, "hermes", EnvironmentLimits.of(source.environment_settings, 1))
+        ) as pool:
+            for row in chosen:
+                problem = _episode(pool, source, row, follows)
+                pool.drop(0)
+                if problem is not None and not any(problem.message == one.message for one in problems):
+                    problems.append(problem)
+    except VlmrlError as error:  # its process, which starts with the first episode, cannot load it
+        problems.append(Problem(error.message, error.where or where, error.hint))
     return problems
 
 

@@ -166,9 +166,13 @@ def _environment_change(run: Run, old: Mapping[str, Any], new: Mapping[str, Any]
         return None
     name = f"environment of {new['source']}"
     if before.get("sha256") == after["sha256"]:
-        if files := changed_files(before, after):
-            name = f"{name} ({', '.join(files)})"
-        return Change(name, _text(before), _text(after), ENVIRONMENT)
+        keys = [key for key in before | after if before.get(key) != after.get(key)]
+        words = changed_files(before, after)
+        if "contents" in keys:
+            words = [*words, f"the passages of {after['args'].get('corpus', 'it')} have changed"]
+        name = f"{name} ({', '.join(words)})" if words else name
+        pair = ({key: of.get(key) for key in keys} for of in (before, after))
+        return Change(name, *_only_differing(*pair), ENVIRONMENT)
     diff = _diff(run, "environment", name, before, after, texts)
     return Change(name, before.get("sha256"), after["sha256"], ENVIRONMENT, diff=diff)
 
@@ -239,6 +243,15 @@ def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
         key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)
     }
     return {**new, **unchanged}
+
+
+def _only_differing(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str]:
+    """Return two records as texts, without the equal fields of the tables in them."""
+    for key, table in new.items():
+        if isinstance(table, dict) and isinstance(other := old[key], dict):
+            names = [name for name in {**other, **table} if other.get(name) != table.get(name)]
+            old[key], new[key] = ({n: one[n] for n in names if n in one} for one in (other, table))
+    return _text(old), _text(new)
 
 
 def _text(value: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from vlmrl.errors import DataError, RecipeError
+from vlmrl.errors import DataError, RecipeError, unknown
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name, drawn_counts, short_source
 
 PLAIN = (int, float, str, bool, Path)
@@ -100,11 +100,13 @@ def _annotation(hint: Any, default: Any) -> tuple[Any, Option]:
     return hint, option
 
 
-def listed_names(text: str, known: Iterable[str], flag: str) -> list[str]:
+def listed_names(text: str, known: Collection[str], flag: str) -> list[str]:
     """Return the names in an option's value, separated by commas. Raises: DataError for none, or an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names or not set(names) <= set(known):
-        raise DataError(f"{flag} is {text!r}", hint=f"some of: {', '.join(known)}")
+    if not names:
+        raise DataError(f"{flag} names nothing", hint=f"some of: {', '.join(known)}")
+    if strange := next((name for name in names if name not in known), None):
+        raise unknown("name", strange, known, error=DataError, whose=f" in {flag}")
     return names
 
 

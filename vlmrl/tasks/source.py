@@ -317,6 +317,7 @@ def make_source(
     spec, weights = reward_of(data, reward, task, scored)
     settings = data.own_environment
     environment = settings and load_environment(*task.named_environment(settings.name, settings.args))
+    warnings = [one.warning for one in environment.described.values() if one.warning] if environment else []
     users = [single.user.source for single in spec.singles if single.user]
     learn(filter(None, (text, data.system, *users, environment and environment.user.code, task.own and task.own.text)))
     task = replace(task, outcome=outcome_with(task, spec))
@@ -335,7 +336,7 @@ def make_source(
         system=data.system,
         prompt_sha256=print_now,
         prompt_earlier=earlier_prints(print_now, task.name, text, data.system, task.variables),
-        notes=[*dataset.notes, *accuracy_notes(spec)],
+        notes=[*dataset.notes, *accuracy_notes(spec), *warnings],
         environment=environment,
         environment_settings=settings or Environment(),
         repeats=_repeats(data, dataset, rows) if environment else {},

@@ -23,8 +23,7 @@ from vlmrl.algo.credit import next_kl_coef
 from vlmrl.dist import world
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.model.packing import PromptTokens, TrainItem
-from vlmrl.redaction.redact import excerpt
-from vlmrl.rewards.attempts import MOST_REASON_CHARS
+from vlmrl.rewards.attempts import outage_words
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
@@ -69,8 +68,7 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     progress, run, say = journal.progress, journal.run, journal.watcher.message
     unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
     if unavailable:
-        reasons = excerpt("; ".join(dict.fromkeys(_last_line(x.score.error) for x in unavailable)), MOST_REASON_CHARS)
-        say(f"the reward was unavailable for {number_of(len(unavailable), 'sample')}, which were left out: {reasons}")
+        say(outage_words((x.score.error or "" for x in unavailable), len(unavailable), ", which were left out"))
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)

@@ -335,6 +335,16 @@ def test_modules_beside_the_file_belong_to_its_identity(tmp_path: Path) -> None:
     old, new = ({"source": "rows", "environment": record} for record in (before, after))
     change: Any = _environment_change(None, old, new, {})  # pyright: ignore[reportArgumentType]
     assert change.what == "environment of rows (own/words.py)" and change.kind == "asked"
+    assert change.old == json.dumps({"files": before["files"]}) and change.new == json.dumps({"files": after["files"]})
+    args = {**before, "args": {"a": 1, "b": 3}}, {**before, "args": {"a": 2, "b": 3}}
+    old, now = ({"source": "rows", "environment": record} for record in args)
+    other: Any = _environment_change(None, old, now, {})  # pyright: ignore[reportArgumentType]
+    assert (other.what, other.old, other.new) == ("environment of rows", '{"args": {"a": 1}}', '{"args": {"a": 2}}')
+    passages = ({**before, "args": {"corpus": "p.jsonl"}, "contents": {"": text}} for text in "xy")
+    old, now = ({"source": "rows", "environment": record} for record in passages)
+    other = _environment_change(None, old, now, {})  # pyright: ignore[reportArgumentType]
+    assert other.what == "environment of rows (the passages of p.jsonl have changed)"
+    old = {"source": "rows", "environment": before}
     earlier = {key: value for key, value in before.items() if key != "files"}
     assert changed_files(earlier, after) == []
     assert _environment_change(None, {**old, "environment": earlier}, new, {}) is None  # pyright: ignore[reportArgumentType]

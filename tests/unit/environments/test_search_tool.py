@@ -13,8 +13,9 @@ from endpoint_server import Reply, serve_endpoint
 from test_environment_processes import Place
 
 from vlmrl.environments.base import EnvironmentLimits
-from vlmrl.environments.processes import Answer, EnvironmentPool, LoadedEnvironment, Stopped, load_environment
+from vlmrl.environments.processes import PACKAGE, Answer, EnvironmentPool, LoadedEnvironment, Stopped, load_environment
 from vlmrl.errors import RewardError
+from vlmrl.search.cache import SearchCache
 
 ROWS = [
     {"title": "Velmora", "text": "Velmora lies on the\nriver Askel." + " It is old." * 200},
@@ -81,10 +82,21 @@ def test_passages_are_shown_as_a_list_and_are_a_part_of_the_identity(file: Path)
         ({}, "searches in a table of passages, and none is named"),
         ({"engine": "gogle"}, "unknown search engine `gogle`"),
         ({"engine": "searxng"}, "the engine searxng has no address of its own"),
-        ({"corpus": "nowhere.jsonl"}, "there are no passages"),
-        ({"corpus": "p.jsonl", "results": 0}, "results is 1 to 50"),
-        ({"corpora": "p.jsonl"}, "unexpected keyword argument 'corpora'"),
-        ({"engine": "serper", "key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY has no key"),
+        ({"corpus": "nowhere.jsonl"}, "no file nowhere.jsonl (`corpus` in environment.args)"),
+        ({"corpus": "."}, "the file . cannot be read: Is a directory"),
+        ({"corpus": "p.jsonl", "results": 0}, "`results` in environment.args is 0, not a whole number from 1 to 50"),
+        ({"corpus": "p.jsonl", "results": "4"}, "`results` in environment.args is '4', not a whole number"),
+        ({"corpus": "p.jsonl", "results": 2.5}, "`results` in environment.args is 2.5, not a whole number"),
+        ({"corpus": "p.jsonl", "results": True}, "`results` in environment.args is True, not a whole number"),
+        ({"corpus": "p.jsonl", "seconds": float("nan")}, "`seconds` in environment.args is nan, not a number from"),
+        ({"corpus": "p.jsonl", "per_second": -1}, "`per_second` in environment.args is -1, not a number of 0 or more"),
+        ({"corpus": ["p.jsonl"]}, "`corpus` in environment.args is ['p.jsonl'], not a text"),
+        ({"corpus": "p.jsonl", "replay": "yes"}, "`replay` in environment.args is 'yes', not true or false"),
+        ({"corpora": "p.jsonl"}, "unknown argument `corpora` in environment.args"),
+        ({"corpora": "p.jsonl"}, "did you mean `corpus`?  known: engine, corpus, url"),
+        ({"engine": "serper", "key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY is not set"),
+        ({"engine": "serper", "replay": True, "cache": "none.sqlite"}, "no file none.sqlite, and replay is true"),
+        ({"engine": "serper", "cache": "p.jsonl"}, "the file of search results belongs to another program"),
         ({"engine": "searxng", "url": "ftp://x"}, "the endpoint's address is not one of http or https"),
     ],
 )
@@ -96,6 +108,12 @@ def test_arguments_that_cannot_be_used_are_named_when_it_is_loaded(
         load(file, **args)
     assert says in str(caught.value), str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_the_recipe_is_to_blame_for_the_arguments_of_a_built_in_environment(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="no file nowhere") as caught:
+        load_environment("vlmrl/tasks/agent_search/environment.py:Search", {"corpus": "nowhere"}, PACKAGE.parent)
+    assert caught.value.where is None  # so that the place in the recipe is named
 
 
 def searxng(number: int, body: dict[str, Any]) -> Reply:
@@ -131,6 +149,39 @@ def test_an_engine_is_tried_at_the_start_asked_once_a_query_and_replayed(file: P
         assert said(place, "bad").startswith("error: searxng refuses")
         stopped = place.call("search", query="new")
         assert isinstance(stopped, Stopped) and stopped.is_outage and "replay is true" in stopped.why
+
+
+def test_a_replay_needs_results_and_repairs_nothing(file: Path) -> None:
+    args = {"engine": "serper", "cache": str(file.parent / "s.sqlite"), "replay": True}
+    SearchCache(file.parent / "s.sqlite", "serper http://other").close()
+    with pytest.raises(RewardError, match=r"s.sqlite has no results of serper, and replay is true"):
+        load(file, **args)
+    (file.parent / "s.sqlite").write_bytes(b"x" * 5000)
+    for _ in range(2):
+        with pytest.raises(RewardError, match=r"s.sqlite is damaged, and replay is true"):
+            load(file, **args)
+    assert (file.parent / "s.sqlite").read_bytes() == b"x" * 5000
+
+
+def test_a_damaged_file_of_results_is_a_warning(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", "key")
+    SearchCache(file.parent / "s.sqlite", "serper").close()
+    (file.parent / "s.sqlite").write_bytes(b"x" * 5000)
+    (described,) = load(file, engine="serper", cache=str(file.parent / "s.sqlite")).described.values()
+    assert "is damaged" in described.warning and "queries are asked again" in described.warning
+
+
+def test_a_wrong_shape_stops_at_the_start_and_is_never_kept(file: Path) -> None:
+    with serve_endpoint(
+        lambda n, _: Reply(body=json.dumps(ANSWER if n == 0 else {}).encode()), path="/search"
+    ) as server:
+        args = {"engine": "searxng", "url": server.address.removesuffix("/v1"), "cache": str(file.parent / "s")}
+        with episode(load(file, **args)) as place:
+            stopped = place.call("search", query="velmora")
+        assert isinstance(stopped, Stopped) and stopped.is_outage and "no list of results" in stopped.why
+        assert SearchCache(file.parent / "s", f"searxng {args['url']}").count() == 0
+        with pytest.raises(RewardError, match="no list of results"), episode(load(file, **args)):
+            pass
 
 
 def test_a_forbidden_form_stops_at_the_start(file: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from evaluation_builders import row
 
+from vlmrl.cli.eval import episode_words, result_fields
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import (
     blind_probe,
@@ -26,7 +27,9 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.report.evaluations import EvalColumn, eval_tables
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import read_summary, same_rows_key, shown_label
+from vlmrl.store.rollouts import turns_text
 from vlmrl.store.runs import create_run
+from vlmrl.types import Call, Media, Turn
 
 META = {"split": "test", "source": "s", "role": "test", "greedy": True, "reward": {"name": "r", "sha256": "1"}}
 
@@ -81,6 +84,31 @@ def test_a_clear_loss_is_said_with_its_share() -> None:
     more = blind_probe(evaluation(normal_rows(after)), evaluation(blank_rows(before), images="blank"))
     assert more["conclusion"][0].startswith("The accuracy is higher without the true images: 0.250 with")
     assert more["metrics"]["accuracy"]["share"]["value"] == -3
+
+
+def turns(*pictures: int) -> str:
+    """Turns of an episode whose tools returned so many pictures each."""
+    media = Media("a" * 64, 8, 6, "image")
+    tools = [Turn("tool", "x", (media,) * number, errors=1) for number in pictures]
+    call = Turn("assistant", "x", calls=(Call("search", {}),))
+    return turns_text([*(one for tool in tools for one in (call, tool)), Turn("assistant", "y")])
+
+
+def test_blank_tools_without_a_picture_change_nothing() -> None:
+    rows = [normal_rows([True] * 9, turns=turns(number, 0), ending="answer") for number in (0, 1)]
+    for normal, number in ((rows[0], 0), (rows[1], 1)):
+        probe = blind_probe(evaluation(normal), evaluation(rows[0], tools="blank"))
+        assert probe["no_pictures"] == (number == 0)
+        assert ("nothing was changed; --tools off" in probe["conclusion"][0]) == (number == 0), probe["conclusion"]
+
+
+def test_an_evaluation_of_episodes_has_a_line_about_them(tmp_path: Path) -> None:
+    rows = normal_rows([True] * 3, turns=turns(0, 1), ending="answer")
+    rows += normal_rows([False], turns=turns(0), ending="turn limit")
+    fields = result_fields(tmp_path, evaluation(rows), None)["episodes"]
+    assert fields["episode/tool_errors"] == 1.0 and fields["episode/ended/turn_limit"] == 0.25
+    assert episode_words(fields) == "episodes: turns 2.8  calls 1.8  tool errors 100%  answer 75%  turn limit 25%"
+    assert "episodes" not in result_fields(tmp_path, evaluation(normal_rows([True])), None)
 
 
 def test_without_tools_nothing_is_called_changed() -> None:

@@ -236,6 +236,6 @@ def test_a_secret_in_a_wrong_place_is_not_repeated(table: dict[str, Any]) -> Non
 )
 def test_a_missing_key_for_a_server_of_ones_own_names_the_provider_without_a_key(monkeypatch, more, is_named):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(EndpointError, match="OPENAI_API_KEY has no key") as raised:
+    with pytest.raises(EndpointError, match="OPENAI_API_KEY is not set") as raised:
         open_provider(read_settings({"provider": "openai", "model": "m", **more}))
     assert ('provider = "vllm"' in str(raised.value.hint)) is is_named

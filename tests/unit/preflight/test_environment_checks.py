@@ -14,7 +14,7 @@ from vlmrl.setup.rows import first_errors, scan_rows
 from vlmrl.tasks.source import Source, open_source
 
 TOOLS = '''
-from vlmrl.environments.base import EnvironmentUnavailable, Start
+from vlmrl.environments.base import EnvironmentUnavailable, Start, Started
 
 def price(start: Start, colour: str):
     """Say what it costs."""
@@ -41,6 +41,13 @@ class Raises(Sound):
 class Down(Sound):
     def reset(self, **row):
         raise EnvironmentUnavailable("the shop is closed")
+
+class Closed(Sound):
+    @classmethod
+    def __vlmrl_start__(cls, args, *, forks):
+        if forks:
+            raise EnvironmentUnavailable("the shop is closed")
+        return Started("a shop", warning="it smells")
 
 class Dies(Sound):
     def price(self, colour: str):
@@ -102,6 +109,13 @@ def test_a_service_that_is_down_is_a_warning(place: Path) -> None:
     source = opened("Down")
     (problem,) = check_environment(source, "here", source.rows[:], learns=False)
     assert problem.level == "warning" and "the shop is closed" in problem.message
+
+
+def test_what_fails_at_the_start_of_its_process_is_a_problem_too(place: Path) -> None:
+    source = opened("Closed")
+    assert source.notes[-1] == "it smells"  # which `check` and `train` tell as a warning
+    (problem,) = check_environment(source, "here", source.rows[:], learns=False)
+    assert "the environment cannot be loaded: the shop is closed" in problem.message and problem.where
 
 
 def test_traces_are_followed_where_they_are_learned(place: Path) -> None:

@@ -576,6 +576,18 @@ def test_a_model_folder_that_is_not_whole_is_found_by_both_parts(world, tmp_path
     assert problem == the(check_model(load_recipe("recipe.toml", overrides=["model.path=other"])), "pytorch_model.bin")
 
 
+@pytest.mark.parametrize("key", ["rollout.max_new_tokens", "environment.tokens"])
+def test_a_response_beyond_the_model_is_refused_by_check_and_by_train(world, tmp_path, key):
+    (tmp_path / "tools.py").write_text("def look():\n    'Look.'\n    return 'x'\n")
+    words = [f"{key}=60000"] + ["environment.name=tools.py:look"] * (key == "environment.tokens")
+    named = the(world(*words).problems, "tokens; this model accepts")
+    assert named.hint.startswith(f"lower {key}, or") and key in named.where
+    loaded = load_recipe("recipe.toml", overrides=words)
+    _, prompts = quick_look(loaded)
+    again = the(check_model(loaded, None, tmp_path / "runs", prompts=prompts), "tokens; this model accepts")
+    assert (again.where, again.hint, again.level) == (named.where, named.hint, "error")
+
+
 def test_with_a_broken_recipe_the_quick_part_opens_nothing(world, monkeypatch):
     from vlmrl.setup import rows as data
 

@@ -293,7 +293,7 @@ def test_it_stops_the_work_where_it_is_to_and_where_nothing_is_left(prompts) -> 
         with ScoringSession({"a": Judge(1), "b": Judge(1)}, AttemptRule(on_outage), strict=True) as session:
             for index, rollout in enumerate(rollouts):
                 submit(session, index, rollout)
-            with pytest.raises(OutageError, match="unavailable for 3 samples: the environment is unavailable: dict:80"):
+            with pytest.raises(OutageError, match="the environment was unavailable for 3 samples: dict:80"):
                 scored_groups(session, rollouts)
     with pytest.raises(RewardUnavailable, match="dict:80"):
         score_rollouts(down, {"a": Judge(1), "b": Judge(1)}, strict=True)

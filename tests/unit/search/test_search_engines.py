@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +96,15 @@ EMPTY = {"searxng": SEARXNG | {"results": [], "unresponsive_engines": []}, "serp
          "tavily": {"results": []}, "bocha": {"code": 200, "data": {"webPages": None}}}  # fmt: skip
 CASES: list[tuple[str, int, Any, type[EndpointError], str]] = [
     ("searxng", 200, SEARXNG | {"results": []}, EndpointDown, "google timeout"),
-    ("searxng", 200, b"<html>captcha</html>", BrokenAnswer, "no JSON"),
+    ("searxng", 200, b"<html>captcha</html>", BrokenAnswer, "is a page"),
+    ("searxng", 200, b"\x00", BrokenAnswer, "not JSON"),
     ("searxng", 400, {"error": "No query"}, RequestRefused, "No query"),
     ("searxng", 403, b"<h1>Forbidden</h1>", EndpointRejects, "HTTP 403"),
     ("searxng", 429, b"Too Many Requests", EndpointDown, "HTTP 429"),
     ("serper", 400, {"message": "Not enough credits", "statusCode": 400}, EndpointDown, "Not enough credits"),
     ("serper", 400, {"message": "Query not allowed", "statusCode": 400}, RequestRefused, "Query not allowed"),
+    ("serper", 402, {"message": "Pay first"}, EndpointDown, "Pay first"),
+    ("tavily", 403, {"detail": {"error": "No more credits"}}, EndpointDown, "No more credits"),
     ("serper", 403, {"message": "Unauthorized.", "statusCode": 403}, EndpointRejects, "Unauthorized"),
     ("serper", 500, b"oops", EndpointDown, "HTTP 500"),
     ("tavily", 400, {"detail": {"error": "Query is too long."}}, RequestRefused, "Query is too long"),
@@ -133,11 +138,78 @@ def test_the_body_says_whose_fault_a_failure_is(
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
-    "body", [[], None, 3, {"results": 3, "organic": {}, "data": []}, {"results": [3, {"content": {}}]}]
+    "body",
+    [[], None, 3, {}, {"results": 3, "organic": {}, "data": []}, {"code": 200, "data": None, "results": None},
+     {"results": [3, {"content": {}}], "organic": [None], "data": {"webPages": {"value": [[]]}}}],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_broken_and_not_empty(
+    name: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serve_endpoint(lambda *_: reply(200, body), path=ENGINES[name].path) as server,
+        pytest.raises(BrokenAnswer, match="no list of results") as caught,
+    ):
+        search(name, server.address.removesuffix("/v1"), monkeypatch)
+    assert caught.value.where and "`environment.args.url`" in str(caught.value)
+
+
+def test_a_row_without_a_text_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_endpoint(lambda *_: reply(200, {"results": [{"content": {}}, {"title": 3}]}), path="/search") as server:
+        assert search("tavily", server.address.removesuffix("/v1"), monkeypatch) == []
+
+
+HINTS = [
+    ("serper", 404, b"<html>", "is `environment.args.url` the address"),
+    ("searxng", 404, {}, "is `environment.args.url` the address"),
+    ("serper", 429, {}, "try later"),
+    ("serper", 402, {}, "the account is empty"),
+    ("serper", 403, {}, "check the key"),
+    ("bocha", 200, {"code": 401}, "check the key"),
+    ("bocha", 200, {"code": 403}, "the account is empty"),
+    ("searxng", 401, {}, "a proxy's password"),
+    ("searxng", 403, {}, "limiter"),
+    ("searxng", 200, b"<html>", "is `environment.args.url` the address"),
+    ("tavily", 302, b"", "give the final address"),
+]
+
+
+@pytest.mark.parametrize(("name", "status", "body", "hint"), HINTS)
+def test_the_hint_is_about_what_happened(
+    name: str, status: int, body: Any, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serve_endpoint(lambda *_: reply(status, body), path=ENGINES[name].path) as server,
+        pytest.raises(EndpointError) as caught,
+    ):
+        search(name, server.address.removesuffix("/v1"), monkeypatch)
+    assert hint in (caught.value.hint or ""), caught.value
+    assert "image" not in str(caught.value) and ("key" in str(caught.value)) <= (status in (302, 401, 403, 200))
+
+
+def test_a_query_about_credit_is_no_empty_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", KEY)
+    refused = reply(400, {"message": "Query not allowed: credit cards"})
+    with serve_endpoint(lambda *_: refused, path="/search") as server, pytest.raises(RequestRefused):
+        asyncio.run(HttpEngine("serper", server.address.removesuffix("/v1"), "KEY", 9.0).search("credit cards", 4))
+
+
+def test_an_answer_that_is_too_large_is_not_the_querys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlmrl.search.engines.MOST_BYTES", 100)
+    with (
+        serve_endpoint(lambda *_: reply(200, {"organic": ["x" * 200]}), path="/search") as server,
+        pytest.raises(BrokenAnswer, match="more than 100 bytes"),
+    ):
+        search("serper", server.address.removesuffix("/v1"), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("localhost:8888", "http://localhost:8888"), ("http://a/?key=x", "name it with environment.args.key_env")],
 )
-def test_answers_of_any_shape_are_no_crash(name: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_endpoint(lambda *_: reply(200, body), path=ENGINES[name].path) as server:
-        assert search(name, server.address.removesuffix("/v1"), monkeypatch) == []
+def test_a_wrong_address_gets_an_example_of_an_engine(url: str, says: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        HttpEngine("searxng", url, "", 1.0)
+    assert says in str(caught.value) and "openai" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -161,9 +233,12 @@ def test_the_key_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     said = reply(401, {"detail": {"error": f"bad {KEY}"}})
     with serve_endpoint(lambda *_: said, path="/search") as server, pytest.raises(EndpointRejects) as caught:
         search("tavily", server.address.removesuffix("/v1"), monkeypatch)
-    assert KEY not in str(caught.value) and "`key_env`" in str(caught.value)
-    monkeypatch.delenv("KEY")
+    assert KEY not in str(caught.value) and "key_env`" in str(caught.value)
+    monkeypatch.setenv("KEY", "")
     with pytest.raises(EndpointError, match="environment variable KEY has no key"):
+        HttpEngine("tavily", "", "KEY", 1.0)
+    monkeypatch.delenv("KEY")
+    with pytest.raises(EndpointError, match="environment variable KEY is not set"):
         HttpEngine("tavily", "", "KEY", 1.0)
 
 
@@ -182,10 +257,38 @@ def test_results_are_kept_by_engine_query_and_number(tmp_path: Path) -> None:
 def test_the_rate_is_that_of_all_processes(tmp_path: Path) -> None:
     now = 1000.0
     one, two = (SearchCache(tmp_path / "s.sqlite", "serper", 4.0, lambda: now) for _ in range(2))
-    assert [one.pause(), two.pause(), one.pause()] == pytest.approx([0.0, 0.25, 0.5])
+    assert [one.pause(0.5), two.pause(0.5), one.pause(0.5)] == pytest.approx([0.0, 0.25, 0.5])
+    for _ in range(2):  # a place that comes too late is not taken
+        with pytest.raises(EndpointDown, match="the queue of requests is longer"):
+            two.pause(0.5)
+    assert two.pause(0.8) == pytest.approx(0.75)
     now = 1010.0
-    assert two.pause() == 0.0
-    assert SearchCache(tmp_path / "s.sqlite", "serper").pause() == 0.0
+    assert two.pause(0.5) == 0.0
+    assert SearchCache(tmp_path / "s.sqlite", "serper").pause(0.0) == 0.0
+
+
+def test_no_attempt_is_faster_than_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", KEY)
+    times, cache = list[float](), SearchCache(tmp_path / "s.sqlite", "tavily", 4.0)
+
+    def fails(*_: Any) -> Reply:
+        times.append(time.monotonic())
+        return reply(503, {})
+
+    with serve_endpoint(fails, path="/search") as server:
+
+        async def burst() -> list[Any]:
+            engines = [
+                HttpEngine("tavily", server.address.removesuffix("/v1"), "KEY", 2.0, cache.pause) for _ in "abcd"
+            ]
+            for engine in engines:
+                engine._pauses = type(engine._pauses)(0.001, 0.002, 2.0)
+            return await asyncio.gather(*(one.search("q", 4) for one in engines), return_exceptions=True)
+
+        failures = asyncio.run(burst())
+    assert all(isinstance(one, EndpointDown) for one in failures), failures
+    assert 3 <= len(times) <= 5  # at most 4 a second, of those that begin within the first half of 2 s
+    assert min(b - a for a, b in pairwise(times)) > 0.2
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -195,3 +298,21 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
     Database(JUDGEMENTS, tmp_path / "judge.sqlite").close()
     with pytest.raises(VlmrlError, match="the file of search results belongs to another program"):
         SearchCache(tmp_path / "judge.sqlite", "serper")
+
+
+@pytest.mark.parametrize("text", ["my notes\n", "n" * 5000, "SQLite format 3\0" + "x" * 5000])
+def test_a_file_that_was_never_a_cache_is_refused_and_stays(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    for _ in range(2):
+        with pytest.raises(VlmrlError, match="the file of search results belongs to another program"):
+            SearchCache(tmp_path / "notes.txt", "serper")
+    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    assert (tmp_path / "notes.txt").read_text() == text
+
+
+def test_a_damaged_file_is_told_before_a_new_one_begins(tmp_path: Path) -> None:
+    path, notes = tmp_path / "s.sqlite", list[str]()
+    SearchCache(path, "serper").close()
+    path.write_bytes(b"x" * 5000)
+    SearchCache(path, "serper", notify=notes.append).close()
+    assert len(notes) == 1 and "is damaged" in notes[0] and str(path) in notes[0] and path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import multiprocessing
 import os
@@ -166,13 +167,21 @@ def test_tables_of_all_kinds_are_read(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("p.jsonl", '{"text": "a"}\n{"title": "b"}\n', "p.jsonl, row 2"),
-        ("p.jsonl", '{"text": "a"}\nnot json\n', "line 2 is no JSON"),
-        ("p.jsonl", "[" * 100_000, "no JSON"),
+        ("p.jsonl", '{"text": "a"}\n{"text": ["b"]}\n', "p.jsonl, row 2"),
+        ("p.jsonl", '{"text": {"a": 1}}', "`text` is an object, not a text"),
+        ("p.jsonl", '{"text": true}', "`text` is true or false, not a text"),
+        ("p.jsonl", '{"text": "a", "title": ["b"]}', "`title` is a list, not a text"),
+        ("p.jsonl", '{"text": "a"}\nnot json\n', "line 2 is not JSON"),
+        ("p.jsonl", "[" * 100_000, "not JSON"),
         ("p.jsonl", '["a"]', "row 1"),
-        ("p.csv", "a,b\n1,2\n", "row 1"),
+        ("p.csv", "a,b\n1,2\n", "the row has: a, b"),
+        ("p.csv", "a,b\n1,2\n", "in the column text, contents"),
         ("p.parquet", "no parquet", "cannot be read"),
-        ("p.jsonl", b"\xff\xfe{}", "cannot be read"),
+        ("p.jsonl", b"\xff\xfe{}", "is not text in UTF-8"),
+        ("p.jsonl", b"\xff\xfe{}", "iconv"),
+        ("p.jsonl.gz", gzip.compress(b'{"text": "a"}'), "gunzip"),
+        ("p.jsonl", "", "has no passage"),
+        ("p.jsonl", '{"text": ""}\n{"text": null}\n', "has no passage; 2 rows without a text"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_named_and_leaves_nothing(
@@ -211,11 +220,27 @@ def test_paragraphs_of_questions_are_passages_once(tmp_path: Path, rows: list[An
 NO_TEXT = [[["a"]], [["a", []]], ["a"], {"title": ["a"]}, {"title": ["a", "b"], "text": ["c"]}, 3, [{"title": "a"}]]
 
 
-@pytest.mark.parametrize("context", [*NO_TEXT, "text", [[1, 2, 3]]])
+@pytest.mark.parametrize("context", [*NO_TEXT, "text", [[1, 2, 3]], [["a", [["b"]]]]])
 def test_paragraphs_of_another_form_are_named(tmp_path: Path, context: Any) -> None:
     rows = [{"context": context}]
-    with pytest.raises(DataError, match="the row has no text"):
+    with pytest.raises(
+        DataError, match=r"a paragraph has no text|has no passage|a paragraph is a list|2 titles for 1 p"
+    ):
         list(read_passages(table(tmp_path, rows)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_a_text_are_left_out_and_counted(tmp_path: Path, kind: str) -> None:
+    rows = [{"text": " "}, *ROWS, {"title": "none"}, {"text": float("nan")}, {"context": [["a", []], ["b", ["c"]]]}]
+    index = open_index(table(tmp_path, rows), kind)
+    assert (index.count, index.left_out) == (4, 4)
+    assert open_index(tmp_path / "passages.jsonl", kind).left_out == 4
+
+
+@pytest.mark.parametrize(("name", "text"), [("p.jsonl", '{"TEXT": 5, "Title": "T"}\n'), ("p.csv", "Title,Text\nT,5\n")])
+def test_a_mark_at_the_begin_and_the_case_of_names_do_not_count(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert list(read_passages(tmp_path / name)) == [Passage("T", "5")]
 
 
 def test_a_large_table_without_an_index_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +256,30 @@ def test_the_command_makes_the_index(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = table(tmp_path, ROWS)
     shown = CliRunner().invoke(app, ["prep", "passages", str(path), "--json"])
     facts = json.loads(shown.stdout)
-    assert facts == {"path": f"{path}.fts5", "passages": 3, "sha256": open_index(path).sha256}
+    assert facts == {"path": f"{path}.fts5", "passages": 3, "left_out": 0, "sha256": open_index(path).sha256}
+    table(tmp_path, [{"text": "new"}, {"text": ""}])
+    os.utime(f"{path}.fts5", ns=(2**62, 2**62))  # it looks newer, as with a clock that is wrong
+    shown = CliRunner().invoke(app, ["prep", "passages", str(path)])
+    assert "1 passage; 1 row without a text left out" in shown.output
     refused = CliRunner().invoke(app, ["prep", "passages", str(path), "--kind", "lucene"])
     assert isinstance(refused.exception, VlmrlError)
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there are no passages"):
+    with pytest.raises(DataError, match=r"no file .*p\.jsonl") as caught:
         open_index(tmp_path / "p.jsonl")
+    assert str(Path.cwd()) in str(caught.value)
+    with pytest.raises(DataError, match=f"the file {tmp_path} cannot be read: Is a directory"):
+        open_index(tmp_path)
+
+
+def test_another_table_with_the_time_of_the_first_is_seen(tmp_path: Path) -> None:
+    path = table(tmp_path, ROWS)
+    first, facts = open_index(path).sha256, path.stat()
+    table(tmp_path, [{"text": "x" * len(json.dumps(ROWS))}], "other.jsonl")
+    os.utime(tmp_path / "other.jsonl", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    (tmp_path / "other.jsonl").rename(path)
+    assert open_index(path).sha256 != first
 
 
 def test_a_surrogate_in_a_row_is_replaced(tmp_path: Path) -> None:
@@ -285,7 +326,11 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, kind: str) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path, ROWS)
 
-    def refused(self: Path, mode: str = "r", **_: Any) -> Any:
+    opened = Path.open
+
+    def refused(self: Path, mode: str = "r", **options: Any) -> Any:
+        if mode == "rb":
+            return opened(self, mode, **options)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refused)

@@ -268,5 +268,5 @@ def test_labels_are_read_from_any_text(text, labels):
 
 
 def test_a_wrong_option_of_the_drawing_is_told(tmp_path):
-    with pytest.raises(DataError, match="--damages is 'dust'"):
+    with pytest.raises(DataError, match="unknown name `dust` in --damages"):
         prepare("agent_code", tmp_path, synthetic=4, damages="dust")

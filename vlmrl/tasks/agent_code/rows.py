@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.table_values import IMAGES, show
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, cell_text
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.tasks.drawing import COLOURS, GAP, KINDS, PAPERS, Drawn, Look, Scene, Shape, paint
 from vlmrl.tasks.prompt import IMAGE
@@ -187,8 +187,8 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
         raise DataError(f"the type is {show(kind, 40)}, not one of {', '.join(STEPS)}")
     if step != ANSWER and not stepwise:
         raise DataError(f"a row of the type {kind} asks for a step of a chain", hint="--stepwise keeps such rows")
-    question = " ".join(str(cells.get("question") or "").replace(IMAGE, " ").split())
-    solution, truth = str(cells.get("solution") or ""), dict[str, Any]()
+    question = " ".join(cell_text(cells.get("question"), "the question").replace(IMAGE, " ").split())
+    solution, truth = cell_text(cells.get("solution"), "the solution"), dict[str, Any]()
     if not 0 < len(question) <= MOST_CHARS or len(solution) > MOST_CHARS:
         raise DataError(f"the question is {show(question, 60)}, not a text of up to {MOST_CHARS:,} characters")
     pieces = {tag: re.findall(f"<{tag}>(.*?)</{tag}>", solution, re.DOTALL) for tag in STEPS.values()}
@@ -205,19 +205,26 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
     columns: dict[str, Any] = {"question": question}
     if stepwise:
         truth["step"] = step
-        columns["context"] = str(cells.get("context") or "").replace(IMAGE, " ").strip()
+        columns["context"] = cell_text(cells.get("context"), "the context").replace(IMAGE, " ").strip()
     if cells.get("level"):
         truth["level"] = str(cells["level"])
     return truth, columns
 
 
 def read_answers(cell: Any) -> list[str]:
-    """Return the accepted answers: a text, a list, or a list as JSON text."""
-    if isinstance(cell, str) and cell.strip().startswith("["):
+    """Return the accepted answers: a text, a list, TriviaQA's {value, aliases}, or one of these as JSON text.
+
+    Raises: DataError for another value.
+    """
+    if isinstance(cell, str) and cell.strip().startswith(("[", "{")):
         with suppress(ValueError):
-            cell = parse_json(cell)
-    values = cell if isinstance(cell, (list, tuple)) else [] if cell is None else [cell]
-    return [str(value).strip() for value in values if str(value).strip()]
+            value = parse_json(cell)
+            cell = value if isinstance(value, list) or "value" in value else cell
+    if isinstance(cell, dict) and "value" in cell:
+        aliases = cell.get("aliases")
+        cell = [cell["value"], *(aliases if isinstance(aliases, list) else [])]
+    texts = (cell_text(value, "the answer").strip() for value in (cell if isinstance(cell, (list, tuple)) else [cell]))
+    return [text for text in texts if text]
 
 
 def row_form(stepwise: bool) -> RowForm:

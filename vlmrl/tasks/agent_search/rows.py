@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from vlmrl.data.table_values import IMAGES, show
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, cell_text
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.tasks.agent_code.rows import read_answers
 from vlmrl.tasks.base import NewRow
@@ -194,7 +194,10 @@ def read_row(stepwise: bool, cells: Mapping[str, Any], size: Size) -> tuple[dict
         stepwise: whether rows ask for one step; else the rows that ask for the answer are questions of whole episodes.
     Raises: DataError for a row that cannot be used.
     """
-    problem, solution = str(cells.get("question") or "").replace(IMAGE, " "), str(cells.get("solution") or "")
+    if cells.get("answerable") is False:
+        raise DataError("the row says that its paragraphs do not answer the question")
+    problem = cell_text(cells.get("question"), "the question").replace(IMAGE, " ")
+    solution = cell_text(cells.get("solution"), "the solution")
     _, is_tagged, text = problem.partition("<query>")
     text, _, chain = text.partition("</query>")
     if not is_tagged:
@@ -237,6 +240,7 @@ def row_form(stepwise: bool) -> RowForm:
             "solution": ("solution",),
             "answer": ("answers", "golden_answers", "gt", "answer", "Answer", "label"),
             "aliases": ("answer_aliases",),
+            "answerable": ("answerable",),
             "level": ("level", "difficulty", "type"),
         },
         (("question",), ("answer", "solution")),
