@@ -490,7 +490,7 @@ MUTANTS: list[Mutant] = [
     (STEP_BATCH, "(use or k >= len(group.samples))", "use", SHOWN),
     (SAMPLE, "s.masked or whole.is_dead", "s.masked", SHOWN),
     (SAMPLE, "1.0 if x else -1.0", "1.0 if x else 0.0", SHOWN),
-    (SAMPLE, "_signed(g, [0.0] * len(g.samples)) if g.demonstrations else g", "g", SHOWN),
+    (SAMPLE, "_without_samples(g) if g.demonstrations else g", "g", SHOWN),
     ("vlmrl/train/demonstrations.py", "> algorithm.most_solved", "< algorithm.most_solved", SHOWN_RUNS),
     ("vlmrl/train/demonstrations.py", "score > best[prompt_id][0]", "score < best[prompt_id][0]", SHOWN_RUNS),
     (

@@ -284,8 +284,8 @@ def add_credit(
     elif algorithm.demonstrations != "mixed":
         kept = [replace(g, demonstrations=tuple(replace(s, masked=False) for s in g.demonstrations)) for g in groups]
         credited = add_advantages(kept, algorithm, **options)
-        if algorithm.demonstrations == "failed":  # the demonstration stands in their place
-            credited = [_signed(g, [0.0] * len(g.samples)) if g.demonstrations else g for g in credited]
+        if algorithm.demonstrations == "failed":  # it stands in the place of the samples, which count nowhere
+            credited = [_without_samples(g) if g.demonstrations else g for g in credited]
     else:
         credited = []
         joined = [replace(g, samples=g.everything, demonstrations=()) for g in groups]
@@ -298,6 +298,12 @@ def add_credit(
     if algorithm.weighs_by_entropy:
         credited = [_signed(g, [1.0 if x else -1.0 for x in own]) for g, own in zip(credited, is_solved, strict=True)]
     return credited
+
+
+def _without_samples(group: Group) -> Group:
+    """Return a group whose samples are not trained on."""
+    samples = (replace(s, advantage=0.0, token_advantages=None, masked=True) for s in group.samples)
+    return replace(group, samples=tuple(samples))
 
 
 def _signed(group: Group, advantages: Sequence[float]) -> Group:
