@@ -40,10 +40,21 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "rloo": {"advantage": "leave_one_out", "surrogate": "clip", **KL_REWARD},
     "clip_cov": {"surrogate": "clip_cov", "clip_low": 1.0, "clip_high": 1.0, "cov_share": 2e-4, "dual_clip": None},
     "kl_cov": {"surrogate": "kl_cov", "cov_share": 2e-3, **FREE},
-    "uft": {"advantage": "group_mean", "surrogate": "clip", "aggregation": "constant", **FREE},
+    "uft_published": {"advantage": "group_mean", "surrogate": "clip", "aggregation": "constant", **FREE},
 }
 """Recipe -> the cells that its script sets (examples/algorithms of TinyLoopX/RLLaVA at 4753d4a)."""
-BASES = ("grpo.toml", "math_online.toml", "agent_code_agentic.toml")
+FUSED: dict[str, tuple[str, str, int, int]] = {
+    "luffy_text_math": ("luffy", "text_math", 7, 8),
+    "luffy_counting": ("luffy", "counting", 4, 1),
+    "luffy_we_math": ("luffy", "we_math", 4, 8),
+    "srft_text_math": ("srft", "text_math", 7, 1),
+    "srft_we_math": ("srft", "we_math", 4, 1),
+    "hpt": ("hpt", "text_math", 8, 8),
+    "uft": ("uft", "text_math", 8, 8),
+    "chord": ("chord", "text_math", 8, 8),
+}
+"""Recipe with demonstrations -> algorithm, task, samples beside the demonstration, updates."""
+BASES = ("grpo.toml", "math_online.toml", "agent_code_agentic.toml", "luffy_text_math.toml", "luffy_we_math.toml")
 """Recipes of the folder that others extend."""
 AGENTS: dict[str, tuple[Any, ...]] = {
     "agent_code_agentic": ("Qwen/Qwen2.5-VL-7B-Instruct", 8, 8, 4, 0.0, 15, 2048, 4096, ":Python", 5, 5 * 3072),
@@ -62,16 +73,28 @@ def test_a_recipe_has_the_cells_of_its_script(name: str) -> None:
     expected = DEFAULT | SCRIPTS[name]
     assert {cell: getattr(algorithm, cell) for cell in expected} == expected
     assert recipe.optim.lr == (3e-6 if name.startswith("reinforce") or name == "remax" else 1e-6)
-    assert recipe.rollout.samples_per_prompt == (8 if name == "uft" else 5)
-    assert recipe.train.updates_per_step == (1 if name in ON_POLICY else 8 if name == "uft" else 4)
+    assert recipe.rollout.samples_per_prompt == (8 if name == "uft_published" else 5)
+    assert recipe.train.updates_per_step == (1 if name in ON_POLICY else 8 if name == "uft_published" else 4)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_recipe_with_demonstrations_has_the_numbers_of_its_script(name: str) -> None:
+    recipe = load_recipe(f"rllava/{name}").recipe
+    row, (data,) = algorithm_of(recipe.algo), recipe.data
+    assert (row.name, data.task, recipe.rollout.samples_per_prompt, recipe.train.updates_per_step) == FUSED[name]
+    assert row.demonstrations != "none" and data.demonstrations == "rows" and row.kl_coef == 0
+    assert {cell: getattr(row, cell) for cell in FREE} == FREE or name == "chord"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_recipe_changes_few_keys_of_another(path: Path) -> None:
     raw = parse_toml(path.read_text("utf-8"))
-    assert raw.pop("extends") in ("../math_3b.toml", "../text_math_2b.toml", "../crop_7b.toml", *BASES)
+    assert raw.pop("extends") in (
+        *("../math_3b.toml", "../text_math_2b.toml", "../crop_7b.toml", "../counting_2b.toml", "../wemath_2b.toml"),
+        *BASES,
+    )
     assert sum(len(table) for table in raw.values() if isinstance(table, dict)) <= (13 if "environment" in raw else 7)
-    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online", "deepeyes", *AGENTS)
+    assert path.stem in SCRIPTS or path.stem in ("ppo", "math_online", "deepeyes", *AGENTS, *FUSED)
 
 
 def test_deepeyes_has_the_lengths_and_the_reward_of_its_script() -> None:
@@ -114,4 +137,4 @@ def test_the_page_names_every_recipe_and_no_other() -> None:
 
 def test_every_script_has_a_recipe_or_a_reason() -> None:
     without = [row for row in ROWS if row[1].strip() == "none"]
-    assert len(without) == 9 and all(len(row[2].strip()) > 5 for row in without)
+    assert len(without) == 1 and all(len(row[2].strip()) > 5 for row in without)

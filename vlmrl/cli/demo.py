@@ -45,7 +45,7 @@ def demo(
     task: str | None = typer.Option(
         None,
         "--task",
-        help="Task to learn: digits or geometry or boxes or counting or crop or figures; default: the first.",
+        help="Task to learn: digits or geometry or boxes or counting or crop or python or figures; default: the first.",
         show_default=False,
     ),
     model_only: Path | None = typer.Option(
