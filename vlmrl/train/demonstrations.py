@@ -182,7 +182,8 @@ def add_demonstrations(
     """
     if algorithm.demonstrations != "hint":
         rollouts: dict[int, Rollout] = {}
-        collected.solved = solved(collected.groups, accuracies(collected.groups, feed.sources))
+        if algorithm.demonstrations == "failed" or algorithm.weighs_by_entropy:  # others need no accuracy here
+            collected.solved = solved(collected.groups, accuracies(collected.groups, feed.sources))
         for i, prompt in collected.sampled():
             if algorithm.demonstrations == "failed" and sum(collected.solved[i]) > algorithm.most_solved:
                 continue

@@ -245,7 +245,7 @@ class Objective(Protocol):
 
     @property
     def one_mean(self) -> bool:
-        """Whether demonstrated tokens are in the mean of `loss`; else only `loss_beside` trains on them."""
+        """Return whether demonstrated tokens are in the mean of `loss`; else only `loss_beside` trains on them."""
         ...
 
     def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> Objective:
@@ -575,7 +575,8 @@ def _token_data(
         return torch.cat(parts).to(device)
 
     chosen = join(selected)
-    demonstrated = [flag for i in items for flag in batch.demonstrated_of(i)]
+    has_shown = any(batch.counts_of(i)[1] for i in items)
+    demonstrated = [flag for i in items for flag in batch.demonstrated_of(i)] if has_shown else []
 
     return TokenData(
         advantage=advantage,
@@ -588,7 +589,7 @@ def _token_data(
         selected=None if chosen is None else chosen.bool(),
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
-        demonstrated=upload(torch.tensor(demonstrated), device) if any(demonstrated) else None,
+        demonstrated=upload(torch.tensor(demonstrated), device) if has_shown else None,
     )
 
 
