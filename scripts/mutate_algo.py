@@ -402,12 +402,12 @@ MUTANTS: list[Mutant] = [
     (STEP_FILE, "value_target=join(batch.value_target)", "value_target=join(batch.old_value)", CRITIC_STEP),
     (
         STEP_FILE,
-        "stats = policy(row, batch.reference_of(items, policy))\n            data",
+        "stats = policy(row, batch.reference_of(items, policy.device))\n            data",
         "stats = policy(row, None)\n            data",
         CRITIC_STEP,
     ),
     (OBJECTIVE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
-    (STEP_BATCH, "torch.cat(hidden).to(policy.device)", "torch.cat(hidden[::-1]).to(policy.device)", CRITIC_STEP),
+    (STEP_BATCH, "torch.cat(hidden).to(device)", "torch.cat(hidden[::-1]).to(policy.device)", CRITIC_STEP),
     (
         PASSES,
         "{i.trajectory: x for i, x in zip(items, pieces, strict=True)",

@@ -302,7 +302,7 @@ def test_the_full_kl_to_the_own_model_with_other_adapter_weights(tiny_model, ite
 def test_the_full_kl_keeps_no_logits_for_its_backward(frozen_tiny_model, items, monkeypatch):
     policy, batch = Policy(frozen_tiny_model), batch_of(items, [0.0] * len(items))
     fill_reference(policy, batch, WHOLE)
-    row, reference = make_row(items), batch.reference_of(items, policy)
+    row, reference = make_row(items), batch.reference_of(items, policy.device)
     tokens, text = len(row.target_K), frozen_tiny_model.config.get_text_config()
     kept, policy.cheap = [], []  # `saved_bytes` counts what an outer hook sees
     for positions in (3, tokens):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, WithJsonSchema, create_model, model_validator
 
 from vlmrl import key_facts
-from vlmrl.algo.algo_keys import CELLS, KL, Cell
+from vlmrl.algo.algo_keys import CELLS, KL
 from vlmrl.algo.algorithms import ALGORITHMS, value_in_row
+from vlmrl.algo.cells import Cell
 from vlmrl.key_facts import OnResume, Range
 from vlmrl.recipe.toml_lines import Key
 

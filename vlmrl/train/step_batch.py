@@ -51,7 +51,7 @@ class StepBatch:
         ref_hidden: trajectory -> hidden states of the reference that predict its trained tokens, [tokens, D] on the CPU
             in the model's dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
             Filled by `fill_reference`, for the full KL only.
-        ref_head: makes logits of these hidden states, one chunk at a time.
+        reference: the model of these hidden states; its head makes their logits, one chunk at a time.
         token_advantages: trajectory -> one advantage per trained token, instead of that of `advantage_S`.
         value_target: trajectory -> target of the critic's value before each trained token.
         dead_tokens: group -> number of trained tokens of each response, for groups that are left out but count in the
@@ -72,7 +72,7 @@ class StepBatch:
     ref_logp: dict[int, Tensor] = field(default_factory=dict)
     old_value: dict[int, Tensor] = field(default_factory=dict)
     ref_hidden: dict[int, Tensor] = field(default_factory=dict)
-    ref_head: Callable[[Tensor], Tensor] | None = None
+    reference: Policy | ReferencePolicy | None = None
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -141,18 +141,29 @@ class StepBatch:
         own = [i for i in items if i.trajectory != FILLER]
         return asking_for(partial(row_load, own, self.names_S), device)
 
-    def reference_of(self, items: Sequence[TrainItem], policy: Policy | ReferencePolicy) -> RowReference | None:
+    def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
         """Return the reference's part of the full KL for a packed row of these items; None without a full KL."""
-        if self.ref_head is None:
+        if (reference := self.reference) is None:
             return None
-        # [tokens, D] per trajectory -> [K, D] of the packed row; a filler has zeros.
+        # [tokens, D'] per trajectory -> [K, D'] of the packed row; a filler has zeros.
         hidden = [
-            torch.zeros(self.num_trained(i), policy.hidden_size, dtype=policy.dtype)
+            torch.zeros(self.num_trained(i), reference.hidden_size, dtype=reference.dtype)
             if i.trajectory == FILLER
             else self.ref_hidden[i.trajectory]
             for i in items
         ]
-        return RowReference(torch.cat(hidden).to(policy.device), self.ref_head)
+        return RowReference(torch.cat(hidden).to(device), reference.head)
+
+    def behind(self, prompt_of: Callable[[int], PromptTokens], filler: TrainItem | None = None) -> StepBatch:
+        """Return the batch with the same responses behind other prompts: for a pass, not for an update.
+
+        Args:
+            prompt_of: index of a group -> the prompt that stands in the place of its own.
+            filler: trajectory without loss of the model that makes the pass; None = the batch's own.
+        """
+        prompts = {index: prompt_of(index) for index in dict.fromkeys(item.group for item in self.items)}
+        items = [replace(item, prompt=prompts[item.group]) for item in self.items]
+        return replace(self, items=items, filler=filler or self.filler)
 
 
 def _pictured(items: Sequence[TrainItem], sharing: str) -> tuple[bool, ...]:

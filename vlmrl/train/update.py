@@ -186,15 +186,15 @@ def fill_stats(
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
-            stats = policy(row, batch.reference_of(items, policy) if "kl" in into else None)
+            stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
         for name, values_by_trajectory in into.items():
             values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
 
 
 @torch.no_grad()
 def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
-    """Store in the batch what its full KL needs: the reference's hidden states and its head."""
-    batch.ref_head = reference.head
+    """Store in the batch what its full KL needs: the reference and its hidden states."""
+    batch.reference = reference
     for items, passes in batch.rows(tokens_per_row, reference.sharing):
         with batch.naming(items, reference.device):
             row = make_row(items, reference.device, passes, batch.filler)
@@ -512,7 +512,7 @@ def add_gradients(
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
-            stats = policy(row, batch.reference_of(items, policy))
+            stats = policy(row, batch.reference_of(items, policy.device))
             data = _token_data(items, batch, selected, policy.device, one_mean=objective.one_mean)
             loss_K, token_metrics = objective.loss(stats, data)
             beside_K = objective.loss_beside(stats) if data.demonstrated is not None else None
