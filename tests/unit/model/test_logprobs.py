@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vlmrl.model import logprobs
-from vlmrl.model.logprobs import Divergence, banned_mask, divergence, policy_logits, token_logprobs
+from vlmrl.algo.divergence import Divergence
+from vlmrl.model import policy
 from vlmrl.model.memory import HeadChunks, head_chunks
+from vlmrl.model.policy import banned_mask, divergence, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
@@ -64,7 +65,7 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient
         return torch.stack([logp, entropy]).detach(), hidden.grad
 
     values, gradient = run()
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     chunked_values, chunked_gradient = run()
     assert torch.allclose(chunked_values, values, rtol=1e-6, atol=0)
     assert torch.allclose(chunked_gradient, gradient, rtol=1e-6, atol=1e-7)
@@ -143,7 +144,7 @@ class Memory(TorchDispatchMode):
 def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entropy_gradient):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
     hidden = torch.randn(4 * positions, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     target = torch.zeros(4 * positions, dtype=torch.long)
@@ -160,7 +161,7 @@ def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entro
 def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
     hidden, other = (torch.randn(4 * positions, width, requires_grad=i == 0) for i in (0, 1))
     weight = torch.randn(vocabulary, width, requires_grad=True)
     head = lambda h: h @ weight.T  # noqa: E731
