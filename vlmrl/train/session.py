@@ -434,7 +434,9 @@ def _load_teacher(
     require_same_tokenizer(feed.encoder.tokenizer, processor.tokenizer, settings.path)
     temperature = settings.temperature or recipe.rollout.temperature
     policy = make_policy(model_settings, model.requires_grad_(False), processor, temperature)
-    policy.banned_ids = learner.policy.banned_ids
+    # What the policy never samples, and the rows that pad the teacher's larger embedding.
+    mine, theirs = (m.get_input_embeddings().weight.shape[0] for m in (learner.policy.model, model))
+    policy.banned_ids = (*learner.policy.banned_ids, *range(mine, theirs))
     if is_sharded(recipe, world.size):
         shard_policy(policy, own, world)
     encoder = make_encoder(model_settings, processor)
