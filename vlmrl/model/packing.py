@@ -87,12 +87,14 @@ class TokenStats:
         entropy: without gradient, unless the policy has `entropy_gradient`.
         value: score that the value head predicts before each trained token, with gradient; None without a value head.
         kl: KL(policy || reference) over the whole vocabulary, with gradient; None without a reference.
+        energy: squared size of d logp / d logits, without gradient or unit; None unless it was requested.
     """
 
     logp: Tensor
     entropy: Tensor
     value: Tensor | None = None
     kl: Tensor | None = None
+    energy: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

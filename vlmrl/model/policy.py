@@ -173,6 +173,44 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
+@torch.no_grad()
+def gradient_energy(
+    hidden_KD: Tensor,
+    target_K: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float,
+    banned_ids: Sequence[int] = (),
+) -> Tensor:
+    """Return the squared size of d log pi(target) / d logits at each position, for logits divided by the temperature.
+
+    With pi = softmax(logits) it is (1 - pi_target)^2 plus the sum of all other pi_j^2.
+
+    Args:
+        hidden_KD, target_K, head, temperature, banned_ids: see `token_logprobs`.
+    Returns: [K] float32, between 0 and 2, without gradient.
+    Source: the logit-gradient proxy of arXiv:2602.07078.
+    Example: pi = (0.5, 0.25, 0.25): 0.25 + 0.0625 + 0.0625 = 0.375 for the first token.
+    """
+
+    def chunk(hidden: Tensor, target: Tensor) -> Tensor:
+        logits = head(hidden)
+        energy = torch.empty(len(logits), device=logits.device)
+        for rows in _blocks(logits):
+            at = target[rows, None]
+            logp = policy_logits(logits[rows], temperature, banned).log_softmax(-1)
+            # expm1: near pi = 1, 1 - 2 pi + the sum of squares would lose all digits.
+            energy[rows] = logp.exp().scatter_(-1, at, logp.gather(-1, at).expm1()).square_().sum(-1)
+        return energy
+
+    if len(target_K) == 0:
+        return hidden_KD.sum(-1).float()
+    vocabulary = head(hidden_KD[:1]).shape[-1]
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)
+    size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary)
+    return torch.cat(_in_chunks(chunk, size, hidden_KD, target_K))
+
+
 def full_kl(
     hidden_KD: Tensor,
     ref_hidden_KD: Tensor,
@@ -385,7 +423,7 @@ class Policy(nn.Module):
         return f"padded: `{self.model.config.model_type}` runs each response behind its own copy of the prompt"
 
     def forward(
-        self, row: PackedRow, reference: RowReference | None = None, *, states_only: bool = False
+        self, row: PackedRow, reference: RowReference | None = None, *, states_only: bool = False, energy: bool = False
     ) -> TokenStats | Tensor:
         """Return the token statistics of the row's trained tokens, in the row's order, from one pass over it.
 
@@ -393,6 +431,7 @@ class Policy(nn.Module):
             reference: the reference model's data for the same row. If it is given, the statistics include the full KL
                 to the reference.
             states_only: whether to return only the hidden states; used by `states`.
+            energy: whether the statistics include the energy of each token; the head then runs twice.
         """
         hidden_KD = self._states(row)
         if states_only:
@@ -405,7 +444,8 @@ class Policy(nn.Module):
         kl_K = None
         if reference is not None:
             kl_K = full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, **shared)
-        return TokenStats(logp_K, entropy_K, value_K, kl_K)
+        energy_K = gradient_energy(hidden_KD, row.target_K, self.head, **shared) if energy else None
+        return TokenStats(logp_K, entropy_K, value_K, kl_K, energy_K)
 
     def states(self, row: PackedRow) -> Tensor:
         """Return the last hidden states that predict the row's trained tokens: [K, D], with gradient.

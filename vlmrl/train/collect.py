@@ -491,18 +491,20 @@ class Before:
         logp: log-probs of the policy in nats, float32 [trained tokens].
         value: values of the critic, float32 [trained tokens].
         kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
+        energy: squared sizes of the gradients of the log-probs by the logits, float32 [trained tokens].
     """
 
     logp: dict[int, torch.Tensor] = field(default_factory=dict)
     value: dict[int, torch.Tensor] = field(default_factory=dict)
     kl: dict[int, torch.Tensor] = field(default_factory=dict)
+    energy: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def joined(self, world: World) -> Before:
         """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
         if world.size == 1:
             return self
-        parts = world.gather([on_cpu(of_each) for of_each in (self.logp, self.value, self.kl)])
-        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(3)))
+        parts = world.gather([on_cpu(of_each) for of_each in (self.logp, self.value, self.kl, self.energy)])
+        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(4)))
 
 
 def assign_credit(
@@ -524,8 +526,8 @@ def assign_credit(
         weights: source -> weights of the parts of its reward.
     Returns: the token statistics from before the first update.
     """
-    before, penalties, values = Before(), None, None
-    if kl_coef > 0 or algorithm.needs_critic:
+    before, penalties, values, energies = Before(), None, None, None
+    if kl_coef > 0 or algorithm.needs_critic or algorithm.needs_energy:
         with clock("update"):
             before = _run_models(learner, collected, algorithm, with_kl=kl_coef > 0)
         if kl_coef > 0:
@@ -534,6 +536,8 @@ def assign_credit(
             collected.metrics |= {"policy/kl_in_reward": float(_concatenated(before.kl).mean())} if before.kl else {}
         if algorithm.needs_critic:
             values = by_sample(collected.groups, before.value)
+        if algorithm.needs_energy:
+            energies = by_sample(collected.groups, before.energy)
     collected.groups = add_credit(
         collected.groups,
         algorithm,
@@ -543,6 +547,7 @@ def assign_credit(
         greedy=collected.greedy,
         penalties=penalties,
         values=values,
+        energies=energies,
     )
     if algorithm.needs_critic:
         collected.metrics |= critic_metrics(collected.groups, before.value)
@@ -601,6 +606,7 @@ def _statistics(
     """Return the token statistics of all trajectories in the batches, merged over all ranks."""
     policy, reference, before = learner.policy, learner.reference, Before()
     into = {"logp": before.logp} | ({"value": before.value} if algorithm.needs_critic else {})
+    into |= {"energy": before.energy} if algorithm.needs_energy else {}
     for batch in batches:
         if not with_kl:
             fill_stats(policy, batch, into, tokens_per_row)

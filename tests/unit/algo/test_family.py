@@ -8,7 +8,7 @@ import pytest
 
 from vlmrl.algo import advantages, losses
 from vlmrl.algo.algo_keys import AGGREGATIONS, CELLS, CHOICES, ESTIMATORS, SURROGATES, Algorithm
-from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of, resolve, stand_in, value_in_row, without_greedy
+from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of, resolve, stand_in, value_in_row, without_model
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.schema import Algo
 
@@ -34,9 +34,9 @@ def test_a_recipe_that_only_names_a_row_gets_the_row(name):
 def test_a_recipe_overrides_single_cells():
     found = algorithm_of(Algo(name="maye", kl_coef=0.0, gamma=0.9, truncated="mask"))
     assert found == replace(ALGORITHMS["maye"], kl_coef=0.0, gamma=0.9, truncated="mask")
-    assert without_greedy(ALGORITHMS["remax"]).advantage == "group_mean"
-    assert without_greedy(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
-    assert without_greedy(ALGORITHMS["ppo"]) == ALGORITHMS["ppo"]
+    assert without_model(ALGORITHMS["remax"]).advantage == "group_mean"
+    assert without_model(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
+    assert without_model(ALGORITHMS["ppo"]) == ALGORITHMS["ppo"]
     with pytest.raises(TypeError, match="colour"):
         resolve("grpo", colour="red")
 
