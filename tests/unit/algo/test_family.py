@@ -35,6 +35,7 @@ def test_a_recipe_overrides_single_cells():
     found = algorithm_of(Algo(name="maye", kl_coef=0.0, gamma=0.9, truncated="mask"))
     assert found == replace(ALGORITHMS["maye"], kl_coef=0.0, gamma=0.9, truncated="mask")
     assert without_model(ALGORITHMS["remax"]).advantage == "group_mean"
+    assert without_model(ALGORITHMS["otb"]) == replace(ALGORITHMS["otb"], advantage="group_mean")
     assert without_model(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
     assert without_model(ALGORITHMS["ppo"]) == ALGORITHMS["ppo"]
     with pytest.raises(TypeError, match="colour"):
@@ -48,7 +49,7 @@ def test_groups_of_equal_scores_count_in_every_row_but_under_a_filter():
 
 def test_what_needs_a_model_says_what_stands_in_without_one():
     told = {name: stand_in(row) for name, row in ALGORITHMS.items()}
-    assert "critic" in told.pop("ppo") and "group mean" in told.pop("remax")
+    assert "critic" in told.pop("ppo") and "group mean" in told.pop("remax") and "group mean" in told.pop("otb")
     assert set(told.values()) == {""}
 
 
@@ -61,9 +62,9 @@ def test_which_rows_limit_their_ratio():
     without = {"kl_cov", "rloo", "opo", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft"}
     assert set(ALGORITHMS) - limited == without
     limiting = {name for name in SURROGATES if replace(ALGORITHMS["grpo"], surrogate=name).limits_ratio}
-    assert limiting == {"clip", "clip_cov", "cispo", "gmpo", "sapo"}
+    assert limiting == {"clip", "clip_cov", "cispo", "gmpo", "sapo", "vespo"}
     without_bound = {name for name in SURROGATES if replace(ALGORITHMS["rloo"], surrogate=name).limits_ratio}
-    assert without_bound == {"sapo"}
+    assert without_bound == {"sapo", "vespo"}
 
 
 class _Spied:
@@ -124,6 +125,7 @@ def test_what_the_correction_for_the_engine_comes_to():
         "remax",
         "gspo",
         "gspo_token",
+        "luspo",
         "luffy",
         "srft",
         "hpt",

@@ -92,7 +92,8 @@ def test_a_group_is_dead_when_what_counts_is_equal(name):
         group(*(sample(k, math.nan, error="x") for k in range(3))),
     ]
     live = group(sample(0, 0.1), sample(1, 0.9))
-    found = advantages([*dead, live], made, greedy=[0.2] * 4)
+    energies = [[[1.0] * 3] * len(g.samples) for g in (*dead, live)] if made.needs_energy else None
+    found = advantages([*dead, live], made, greedy=[0.2] * 4, energies=energies)
     assert [g.is_dead for g in found] == [True, True, True, False]
     assert advantages([lone], made, greedy=[0.5])[0].is_dead == (name not in ("reinforce", "remax"))
     cut = group(sample(0, 0.1), sample(1, 0.9, "length"))
