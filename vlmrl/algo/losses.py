@@ -300,7 +300,7 @@ def vespo(a: Algorithm, x: Tokens) -> Loss:
     Example: ratios 2 and 0.75, advantage 1: W = 1.5 -> 1.5^2 exp(3 (1 - 1.5)) = 0.502; gradient -0.502 on both tokens.
     """
     change = log_ratio(x.logp.detach(), x.old_logp, x.response, "token")
-    log_w = _response_sum(change, x.response).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_w = _response_sum(change, x.response)
     is_good = x.advantage >= 0
     power = torch.full_like(log_w, a.power_negative).masked_fill(is_good, a.power_positive)
     decay = torch.full_like(log_w, a.decay_negative).masked_fill(is_good, a.decay_positive)

@@ -347,7 +347,7 @@ BROKEN = [
         "one sample for a baseline of tokens",
         '[algo]\nname = "otb"\n[rollout]\nsamples_per_prompt = 1\n',
         "`otb` compares the samples of one prompt",
-        13,
+        12,
         "2 or more",
     ),
     ("k1 in the loss", '[algo]\nkl = "k1"\nkl_coef = 0.1\n', "expected gradient is zero", 10, "reward"),
