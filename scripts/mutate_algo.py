@@ -29,7 +29,7 @@ STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/model/packing.py", "vl
 STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "learner", "update"))
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
 OBJECTIVE, PASSES = "vlmrl/train/update.py", "vlmrl/train/update.py"
-LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
+LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
@@ -83,8 +83,8 @@ MUTANTS: list[Mutant] = [
     (ADVANTAGES, "total_T = energy_GT.sum(0)", "total_T = energy_GT.sum(0) * 0 + energy_GT.sum()", GOLDEN),
     (ADVANTAGES, "where=total_T > 0)", "where=total_T > -1)", GOLDEN),
     (ADVANTAGES, "if not len(kept.group.energies):", "if False:", GOLDEN),
-    (POLICY, "logp.gather(-1, at).expm1()", "logp.gather(-1, at).exp()", LOGS),
-    (POLICY, ".expm1()).square_().sum(-1)", ".expm1()).abs_().sum(-1)", LOGS),
+    (LOGPROBS, "logp.gather(-1, at).expm1()", "logp.gather(-1, at).exp()", LOGS),
+    (LOGPROBS, ".expm1()).square_().sum(-1)", ".expm1()).abs_().sum(-1)", LOGS),
     (CREDIT, "by_sample(collected.groups, before.energy)", "by_sample(collected.groups, before.logp)", RUNS),
     (CREDIT, "energies=energies,\n", "energies=None,\n", RUNS),
     (
@@ -355,9 +355,25 @@ MUTANTS: list[Mutant] = [
         RUNS,
     ),
     (STEP_BATCH, "if count_dead and not use", "if not use", STEP_OF_RL),
-    (LOGPROBS, "(logp.exp() * difference).sum(-1)", "(ref.exp() * difference).sum(-1)", GOLDEN),
-    (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
-    (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
+    (LOGPROBS, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
+    (LOGPROBS, "return value, -d - value[:, None]", "return value, -d", GOLDEN),
+    (LOGPROBS, "d = (ref - logp).nan_to_num", "d = (logp - ref).nan_to_num", GOLDEN),
+    (LOGPROBS, ".nan_to_num(0.0, 0.0, 0.0)", "", GOLDEN),
+    (LOGPROBS, "(ref.exp() * d).sum(-1), d", "(logp.exp() * d).sum(-1), d", GOLDEN),
+    (LOGPROBS, "p - (logp + pull).exp() if", "(logp + pull).exp() - p if", GOLDEN),
+    (LOGPROBS, "(w - 1) * m", "w * m", GOLDEN),
+    (LOGPROBS, "w * (q * (d - m)).sum(-1)", "(1 - w) * (q * (d - m)).sum(-1)", GOLDEN),
+    (LOGPROBS, "torch.where(d <= 0, ", "torch.where(d <= 200, ", GOLDEN),
+    (LOGPROBS, "logp.scatter(-1, ids, -math.inf).logsumexp", "logp.logsumexp", GOLDEN),
+    (LOGPROBS, "ids = ref.topk", "ids = logp.topk", GOLDEN),
+    (LOGPROBS, "grad[rows] = pull.div_(temperature)", "grad[rows] = pull", GOLDEN),
+    (LOGPROBS, "settings.temperature or temperature", "temperature", GOLDEN),
+    (
+        LOGPROBS,
+        "x[..., :vocabulary] for x in (logits, theirs)",
+        "x[..., -vocabulary:] for x in (logits, theirs)",
+        GOLDEN,
+    ),
     (
         STEP_BATCH,
         "if _is_trained(s) and (use or k >= len(group.samples))",
@@ -446,11 +462,11 @@ MUTANTS: list[Mutant] = [
     (POLICY, "        nn.init.zeros_(parameter)", "        pass", CRITIC_STEP),
     (
         POLICY,
-        "full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, ",
-        "full_kl(reference.hidden_KD, hidden_KD, reference.head, self.head, ",
+        "divergence(hidden_KD, x.hidden_KD, self.head, x.head, ",
+        "divergence(x.hidden_KD, hidden_KD, x.head, self.head, ",
         CRITIC_STEP,
     ),
-    (POLICY, "self.head, reference.head, **shared", "self.head, self.head, **shared", CRITIC_STEP),
+    (POLICY, "self.head, x.head, x.divergence", "self.head, self.head, x.divergence", CRITIC_STEP),
     (REFERENCE, "if not has_adapted_head(self.policy.model):", "if True:", CRITIC_STEP),
     (
         REFERENCE,

@@ -80,7 +80,7 @@ KL_ESTIMATORS = {
     "abs": "",
     "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
 }
-"""Name of a KL estimator in kl.py -> remark for users. The estimator "full" is in model/policy.py."""
+"""Name of a KL estimator in kl.py -> remark for users. The estimator "full" is in model/logprobs.py."""
 SCALES = {
     "none": "",
     "group": "standard deviation of the group's scores",

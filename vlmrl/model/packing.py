@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vlmrl.errors import Load
 from vlmrl.model.device_memory import upload
+from vlmrl.model.logprobs import Divergence
 from vlmrl.types import Segment
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class TokenStats:
         entropy: without gradient, unless the policy has `entropy_gradient`.
         value: score that the value head predicts before each trained token, with gradient; None without a value head.
         kl: KL(policy || reference) over the whole vocabulary, with gradient; None without a reference.
+        teacher: divergence from the teacher, with gradient; None without a teacher.
         energy: squared size of d logp / d logits, without gradient or unit; None unless it was requested.
     """
 
@@ -94,20 +96,23 @@ class TokenStats:
     entropy: Tensor
     value: Tensor | None = None
     kl: Tensor | None = None
+    teacher: Tensor | None = None
     energy: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowReference:
-    """Reference model's outputs that are needed for the KL divergence over the whole vocabulary, for one row.
+    """Another model's outputs that are needed for the policy's divergence from it, for one row.
 
     Args:
-        hidden_KD: hidden states that predict the row's trained tokens, without gradient.
+        hidden_KD: hidden states that predict the row's trained tokens, without gradient; D is the other model's.
         head: hidden states -> logits [.., V].
+        divergence: the divergence.
     """
 
     hidden_KD: Tensor
     head: Callable[[Tensor], Tensor]
+    divergence: Divergence = field(default_factory=Divergence)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vlmrl.model import policy
+from vlmrl.model import logprobs
+from vlmrl.model.logprobs import Divergence, banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
 from vlmrl.model.memory import HeadChunks, head_chunks
-from vlmrl.model.policy import banned_mask, full_kl, gradient_energy, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
@@ -54,7 +54,7 @@ def test_the_energy_is_the_squared_gradient_of_the_log_prob_in_chunks_too(monkey
     options: Any = {"temperature": 0.7, "banned_ids": [6]}
     whole = gradient_energy(hidden, target, lambda h: h @ weight.T, **options)
     assert torch.allclose(whole, wanted, rtol=1e-5, atol=0) and not whole.requires_grad
-    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     assert torch.allclose(gradient_energy(hidden, target, lambda h: h @ weight.T, **options), wanted, rtol=1e-5, atol=0)
     assert gradient_energy(hidden[:0], target[:0], lambda h: h @ weight.T, **options).shape == (0,)
 
@@ -96,7 +96,7 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient
         return torch.stack([logp, entropy]).detach(), hidden.grad
 
     values, gradient = run()
-    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     chunked_values, chunked_gradient = run()
     assert torch.allclose(chunked_values, values, rtol=1e-6, atol=0)
     assert torch.allclose(chunked_gradient, gradient, rtol=1e-6, atol=1e-7)
@@ -175,7 +175,7 @@ class Memory(TorchDispatchMode):
 def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entropy_gradient):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
     hidden = torch.randn(4 * positions, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     target = torch.zeros(4 * positions, dtype=torch.long)
@@ -192,12 +192,12 @@ def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entro
 def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
     hidden, other = (torch.randn(4 * positions, width, requires_grad=i == 0) for i in (0, 1))
     weight = torch.randn(vocabulary, width, requires_grad=True)
     head = lambda h: h @ weight.T  # noqa: E731
     with Memory() as memory:
-        full_kl(hidden, other, head, head, temperature=0.7, banned_ids=[1]).sum().backward()
+        divergence(hidden, other, head, head, Divergence(), temperature=0.7, banned_ids=[1]).sum().backward()
     assert memory.peak < 1.05 * sizes.peak_bytes(4 * positions, vocabulary)
 
 
