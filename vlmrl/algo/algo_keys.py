@@ -68,7 +68,7 @@ RATIOS = {
 AGGREGATIONS = {
     "token_mean": "all tokens count the same",
     "sequence_mean": "all responses count the same",
-    "sequence_sum": "a response counts by the sum over its tokens; the sum over responses",
+    "sequence_sum": "the mean over responses of the sum over their tokens",
     "constant": "the sum over responses x rollout.max_new_tokens",
 }
 """Name of an aggregation in losses.py -> remark for users."""
