@@ -29,7 +29,8 @@ STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/model/packing.py", "vl
 STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "learner", "update"))
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
 OBJECTIVE, PASSES = "vlmrl/train/update.py", "vlmrl/train/update.py"
-LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
+DIVERGENCE = "vlmrl/algo/divergence.py"
+LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
@@ -355,17 +356,17 @@ MUTANTS: list[Mutant] = [
         RUNS,
     ),
     (STEP_BATCH, "if count_dead and not use", "if not use", STEP_OF_RL),
-    (LOGPROBS, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
-    (LOGPROBS, "return value, -d - value[:, None]", "return value, -d", GOLDEN),
-    (LOGPROBS, "d = (ref - logp).nan_to_num", "d = (logp - ref).nan_to_num", GOLDEN),
-    (LOGPROBS, ".nan_to_num(0.0, 0.0, 0.0)", "", GOLDEN),
-    (LOGPROBS, "(ref.exp() * d).sum(-1), d", "(logp.exp() * d).sum(-1), d", GOLDEN),
-    (LOGPROBS, "p - (logp + pull).exp() if", "(logp + pull).exp() - p if", GOLDEN),
-    (LOGPROBS, "(w - 1) * m", "w * m", GOLDEN),
-    (LOGPROBS, "w * (q * (d - m)).sum(-1)", "(1 - w) * (q * (d - m)).sum(-1)", GOLDEN),
-    (LOGPROBS, "torch.where(d <= 0, ", "torch.where(d <= 200, ", GOLDEN),
-    (LOGPROBS, "logp.scatter(-1, ids, -math.inf).logsumexp", "logp.logsumexp", GOLDEN),
-    (LOGPROBS, "ids = ref.topk", "ids = logp.topk", GOLDEN),
+    (DIVERGENCE, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
+    (DIVERGENCE, "return value, -d - value[:, None]", "return value, -d", GOLDEN),
+    (DIVERGENCE, "d = (ref - logp).nan_to_num", "d = (logp - ref).nan_to_num", GOLDEN),
+    (DIVERGENCE, ".nan_to_num(0.0, 0.0, 0.0)", "", GOLDEN),
+    (DIVERGENCE, "(ref.exp() * d).sum(-1), d", "(logp.exp() * d).sum(-1), d", GOLDEN),
+    (DIVERGENCE, "p - (logp + pull).exp() if", "(logp + pull).exp() - p if", GOLDEN),
+    (DIVERGENCE, "(w - 1) * m", "w * m", GOLDEN),
+    (DIVERGENCE, "w * (q * (d - m)).sum(-1)", "(1 - w) * (q * (d - m)).sum(-1)", GOLDEN),
+    (DIVERGENCE, "torch.where(d <= 0, ", "torch.where(d <= 200, ", GOLDEN),
+    (DIVERGENCE, "logp.scatter(-1, ids, -math.inf).logsumexp", "logp.logsumexp", GOLDEN),
+    (DIVERGENCE, "ids = ref.topk", "ids = logp.topk", GOLDEN),
     (LOGPROBS, "grad[rows] = pull.div_(temperature)", "grad[rows] = pull", GOLDEN),
     (LOGPROBS, "settings.temperature or temperature", "temperature", GOLDEN),
     (
@@ -445,8 +446,8 @@ MUTANTS: list[Mutant] = [
     (STEP_FILE, "value_target=join(batch.value_target)", "value_target=join(batch.old_value)", CRITIC_STEP),
     (
         STEP_FILE,
-        "stats = policy(row, batch.reference_of(items, policy.device))\n            data",
-        "stats = policy(row, None)\n            data",
+        "for x in (batch.reference, batch.teacher))\n            stats",
+        "for x in (None, batch.teacher))\n            stats",
         CRITIC_STEP,
     ),
     (OBJECTIVE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),

@@ -220,6 +220,11 @@ def no_baseline(kept: _Kept) -> list[Array]:
     return kept.returns
 
 
+def nothing(kept: _Kept) -> list[Array]:
+    """Return 0 for each sample: the policy learns from something else."""
+    return _column(np.zeros(len(kept.index)))
+
+
 def greedy_baseline(kept: _Kept) -> list[Array]:
     """Return the discounted return of each token minus the score of the prompt's greedy answer.
 
@@ -328,6 +333,7 @@ BASELINES: dict[str, Callable[[_Kept], list[Array]]] = {
     "part_by_part": part_by_part,
     "greedy": greedy_baseline,
     "none": no_baseline,
+    "zero": nothing,
     "gae": generalised,
     "optimal_token": optimal_token,
 }

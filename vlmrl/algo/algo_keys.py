@@ -80,7 +80,7 @@ KL_ESTIMATORS = {
     "abs": "",
     "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
 }
-"""Name of a KL estimator in kl.py -> remark for users. The estimator "full" is in model/logprobs.py."""
+"""Name of a KL estimator in kl.py -> remark for users. "full" is in algo/divergence.py."""
 SCALES = {
     "none": "",
     "group": "standard deviation of the group's scores",
@@ -113,6 +113,20 @@ DEMONSTRATION_LOSSES = {
 """Loss of a demonstration's tokens of probability p -> remark for users."""
 
 
+TEACHING = {
+    "none": "",
+    "loss": "the divergence from it is a term of the loss",
+    "reward": "log q - log p of each sampled token is added to its advantage",
+}
+"""Use of the teacher's distribution q, where p is the policy's -> remark for users."""
+DIVERGENCES = {
+    "reverse": "KL(p || q)",
+    "forward": "KL(q || p)",
+    "jsd": "generalised Jensen-Shannon divergence, see jsd_weight",
+}
+"""Divergence of the policy p from the teacher q (algo/divergence.py) -> remark for users."""
+
+
 @dataclass(frozen=True)
 class Estimator:
     """Facts about an estimator of the advantage. Its baseline is a function in advantages.py.
@@ -141,6 +155,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "part_by_part": Estimator("samples", remark="each reward part on its own"),
     "greedy": Estimator(needs_group=False, remark="score of one greedy answer per prompt"),
     "none": Estimator(needs_group=False),
+    "zero": Estimator(needs_group=False, remark="the reward is measured and teaches nothing"),
     "gae": Estimator(needs_group=False, critic=True, remark="a critic"),
     "optimal_token": Estimator(energy=True, remark="a baseline for each token position, weighted by gradient sizes"),
 }
@@ -170,6 +185,7 @@ _KL_TARGET = When("kl_target", otherwise="without `algo.kl_target` the coefficie
 _FILTER = When("filter", ("spread",))
 _WITH_DEMONSTRATIONS = When("demonstrations", tuple(DEMONSTRATIONS)[1:], "`algo.demonstrations` is `none`", "remove it")
 _HINT = When("demonstrations", ("hint",))
+_TEACHER_LOSS = When("teacher", ("loss",))
 _OWN_MEAN = When("demonstration_loss", ("nll", "unsure", "both"))
 
 
@@ -473,6 +489,27 @@ class Algorithm:
     )
     hint_steps: int = cell(
         100, "Steps in which that share falls to 0, as half a cosine.", range=POSITIVE_INT, used_when=(_HINT,)
+    )
+
+    teacher: str = cell(
+        "none", "What the policy learns from the teacher (`[teacher]`), beside its reward.", choices=TEACHING
+    )
+    teacher_coef: float = cell(
+        1.0, "Weight of what is learned from it.", range=NOT_NEGATIVE, used_when=(When("teacher", ("loss", "reward")),)
+    )
+    divergence: str = cell("reverse", "Divergence from the teacher.", choices=DIVERGENCES, used_when=(_TEACHER_LOSS,))
+    jsd_weight: float = cell(
+        0.5,
+        "Weight w of jsd, w KL(q || m) + (1 - w) KL(p || m) with m = w q + (1 - w) p. Its ends are the two KLs.",
+        range=Range(gt=0, lt=1),
+        used_when=(_TEACHER_LOSS, When("divergence", ("jsd",))),
+    )
+    teacher_top_k: int = cell(
+        0,
+        "Number of the teacher's most likely tokens that are compared one by one; all others count as one. 0 = the "
+        "whole vocabulary, one by one.",
+        range=COUNT,
+        used_when=(_TEACHER_LOSS,),
     )
 
     @cached_property

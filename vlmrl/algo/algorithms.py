@@ -224,6 +224,29 @@ ALGORITHMS: dict[str, Algorithm] = {
             summary="(1 - mu) GRPO + mu SFT on unsure tokens, mu from 0 to 0.5 and down to 0.02 (arXiv:2508.11408)",
         ),
         Algorithm(
+            name="opd",
+            advantage="zero",
+            surrogate="reinforce",
+            teacher="loss",
+            summary="on-policy distillation: KL(policy || teacher) on the policy's responses (arXiv:2306.13649)",
+        ),
+        Algorithm(
+            name="opd_reward",
+            advantage="zero",
+            teacher="reward",
+            summary="the same by sampled tokens alone: their log-ratio to the teacher is the advantage "
+            "(arXiv:2306.08543)",
+        ),
+        Algorithm(
+            name="opsd",
+            advantage="zero",
+            surrogate="reinforce",
+            teacher="loss",
+            divergence="jsd",
+            summary="self-distillation: the teacher is the start of the run and reads more (`teacher.reveal`), half "
+            "forward, half reverse (cf. arXiv:2601.18734)",
+        ),
+        Algorithm(
             name="easyr1",
             clip_low=0.2,
             clip_high=0.3,

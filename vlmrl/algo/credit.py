@@ -307,6 +307,27 @@ def add_credit(
     return credited
 
 
+def add_gains(groups: Sequence[Group], gains: Sequence[Sequence[Array]]) -> list[Group]:
+    """Return the groups with a number added to the advantage of each trained token of their samples.
+
+    Masked samples stay as they are.
+
+    Args:
+        gains: group -> sample -> [trained tokens].
+    """
+
+    def gained(sample: ScoredSample, gain: Array) -> ScoredSample:
+        if sample.masked:
+            return sample
+        own = sample.advantage if sample.token_advantages is None else np.asarray(sample.token_advantages)
+        return replace(sample, token_advantages=tuple((own + gain).tolist()))
+
+    return [
+        replace(g, samples=tuple(gained(s, x) for s, x in zip(g.samples, of_group, strict=True)))
+        for g, of_group in zip(groups, gains, strict=True)
+    ]
+
+
 def _without_samples(group: Group) -> Group:
     """Return a group whose samples are not trained on."""
     samples = (replace(s, advantage=0.0, token_advantages=None, masked=True) for s in group.samples)

@@ -3,7 +3,7 @@
 Letters: K trained tokens, flat over all responses of a microbatch; S responses of the whole update. float32, log-probs
 in nats. On policy, the gradient of every surrogate with respect to a token's log-prob is -advantage, except for tokens
 that "clip_cov" picked. The denominator is fixed before the first backward, so the gradient does not depend on how an
-update is split into microbatches. The KL estimator "full" needs hidden states: see `model/logprobs.py`.
+update is split into microbatches. The KL estimator "full" needs hidden states: see algo/divergence.py.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vlmrl.algo.divergence import Divergence
 from vlmrl.errors import Load
 from vlmrl.model.device_memory import upload
-from vlmrl.model.logprobs import Divergence
 from vlmrl.types import Segment
 
 if TYPE_CHECKING:

@@ -361,6 +361,8 @@ def learn(
     batch.meanwhile = meanwhile
     # If all groups of the step are dead, the batch is empty; the proof then takes its trajectories from them.
     items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
+    if learner.teacher is not None and objective.algorithm.teacher == "loss" and batch.updates:
+        learner.in_rows(partial(learner.teacher.read, batch, collected.groups.__getitem__))
     return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]
 
 
@@ -375,6 +377,7 @@ def _batch_to_learn(
     # Groups that a filter refused stay out in any case.
     acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
     acts_on_all |= algorithm.demonstrations == "hint"  # whose tokens are in the samples
+    acts_on_all |= algorithm.teacher == "loss"
     keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
         learner,

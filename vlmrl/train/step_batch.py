@@ -15,6 +15,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from vlmrl.algo.divergence import Divergence
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.caches import common_passes, passes_of
 from vlmrl.model.device_memory import asking_for
@@ -39,6 +40,22 @@ def nothing() -> None:
     """Do nothing."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Hidden states of another model for the responses of a batch; its head makes logits of them, chunk by chunk.
+
+    Args:
+        model: the other model; its hidden states may have another width D than the policy's.
+        divergence: the policy's divergence from it.
+        hidden: trajectory -> hidden states that predict its trained tokens, [tokens, D] on the CPU in the model's
+            dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
+    """
+
+    model: Policy | ReferencePolicy
+    divergence: Divergence = field(default_factory=Divergence)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
 @dataclass
 class StepBatch:
     """Everything that one step trains on, or one update of it.
@@ -48,10 +65,7 @@ class StepBatch:
         advantage_S: one advantage per trajectory.
         names_S: names of the trajectories in errors ("digits row 17 sample 3").
         old_logp, ref_logp, old_value: trajectory -> [trained tokens]; filled by `fill_stats` when needed.
-        ref_hidden: trajectory -> hidden states of the reference that predict its trained tokens, [tokens, D] on the CPU
-            in the model's dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
-            Filled by `fill_reference`, for the full KL only.
-        reference: the model of these hidden states; its head makes their logits, one chunk at a time.
+        reference, teacher: what `fill_reference` kept of the reference, for the full KL, and of the teacher.
         token_advantages: trajectory -> one advantage per trained token, instead of that of `advantage_S`.
         value_target: trajectory -> target of the critic's value before each trained token.
         dead_tokens: group -> number of trained tokens of each response, for groups that are left out but count in the
@@ -71,8 +85,8 @@ class StepBatch:
     old_logp: dict[int, Tensor] = field(default_factory=dict)
     ref_logp: dict[int, Tensor] = field(default_factory=dict)
     old_value: dict[int, Tensor] = field(default_factory=dict)
-    ref_hidden: dict[int, Tensor] = field(default_factory=dict)
-    reference: Policy | ReferencePolicy | None = None
+    reference: Beside | None = None
+    teacher: Beside | None = None
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -141,18 +155,20 @@ class StepBatch:
         own = [i for i in items if i.trajectory != FILLER]
         return asking_for(partial(row_load, own, self.names_S), device)
 
-    def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
-        """Return the reference's part of the full KL for a packed row of these items; None without a full KL."""
-        if (reference := self.reference) is None:
+    def outputs_of(
+        self, beside: Beside | None, items: Sequence[TrainItem], device: torch.device
+    ) -> RowReference | None:
+        """Return another model's outputs for a packed row of these items; None without one."""
+        if beside is None:
             return None
-        # [tokens, D'] per trajectory -> [K, D'] of the packed row; a filler has zeros.
+        # [tokens, D] per trajectory -> [K, D] of the packed row; a filler has zeros.
         hidden = [
-            torch.zeros(self.num_trained(i), reference.hidden_size, dtype=reference.dtype)
+            torch.zeros(self.num_trained(i), beside.model.hidden_size, dtype=beside.model.dtype)
             if i.trajectory == FILLER
-            else self.ref_hidden[i.trajectory]
+            else beside.hidden[i.trajectory]
             for i in items
         ]
-        return RowReference(torch.cat(hidden).to(device), reference.head)
+        return RowReference(torch.cat(hidden).to(device), beside.model.head, beside.divergence)
 
     def behind(self, prompt_of: Callable[[int], PromptTokens], filler: TrainItem | None = None) -> StepBatch:
         """Return the batch with the same responses behind other prompts: for a pass, not for an update.

@@ -11,9 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vlmrl.model import logprobs
-from vlmrl.model.logprobs import Divergence, banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
+from vlmrl.algo.divergence import Divergence
+from vlmrl.model import policy
 from vlmrl.model.memory import HeadChunks, head_chunks
+from vlmrl.model.policy import banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
@@ -31,13 +32,13 @@ def test_log_prob_and_entropy_by_hand():
 def test_the_energy_of_a_token_by_hand():
     # pi = 1/2, 1/4, 1/4: of the first token 0.25 + 0.0625 + 0.0625; of the second 0.5625 + 0.25 + 0.0625
     hidden = torch.tensor([[2.0, 1.0, 1.0]] * 2).log() * 0.7
-    found = gradient_energy(hidden, torch.tensor([0, 1]), lambda h: h, temperature=0.7)
+    found = gradient_energy(hidden, torch.tensor([0, 1]), lambda h: h, temperature=0.7, banned_ids=[])
     assert found.tolist() == pytest.approx([0.375, 0.875], rel=1e-6)
     # with the first banned: 1/2 and 1/2, so 0.25 + 0.25
     found = gradient_energy(hidden[:1], torch.tensor([2]), lambda h: h, temperature=0.7, banned_ids=[0])
     assert found.tolist() == pytest.approx([0.5], rel=1e-6)
     # nearly certain: (1 - pi)^2 + the other's pi^2 = 2 e^-40 (nearly), where 1 - 2 pi + the sum of squares is 0
-    sure = gradient_energy(torch.tensor([[20.0, 0.0]]), torch.tensor([0]), lambda h: h, temperature=1.0)
+    sure = gradient_energy(torch.tensor([[20.0, 0.0]]), torch.tensor([0]), lambda h: h, temperature=1.0, banned_ids=[])
     assert sure.item() == pytest.approx(2 * math.exp(-40), rel=1e-5)
 
 
@@ -54,7 +55,7 @@ def test_the_energy_is_the_squared_gradient_of_the_log_prob_in_chunks_too(monkey
     options: Any = {"temperature": 0.7, "banned_ids": [6]}
     whole = gradient_energy(hidden, target, lambda h: h @ weight.T, **options)
     assert torch.allclose(whole, wanted, rtol=1e-5, atol=0) and not whole.requires_grad
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     assert torch.allclose(gradient_energy(hidden, target, lambda h: h @ weight.T, **options), wanted, rtol=1e-5, atol=0)
     assert gradient_energy(hidden[:0], target[:0], lambda h: h @ weight.T, **options).shape == (0,)
 
@@ -96,7 +97,7 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient
         return torch.stack([logp, entropy]).detach(), hidden.grad
 
     values, gradient = run()
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     chunked_values, chunked_gradient = run()
     assert torch.allclose(chunked_values, values, rtol=1e-6, atol=0)
     assert torch.allclose(chunked_gradient, gradient, rtol=1e-6, atol=1e-7)
@@ -175,7 +176,7 @@ class Memory(TorchDispatchMode):
 def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entropy_gradient):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
     hidden = torch.randn(4 * positions, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     target = torch.zeros(4 * positions, dtype=torch.long)
@@ -192,7 +193,7 @@ def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entro
 def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
     hidden, other = (torch.randn(4 * positions, width, requires_grad=i == 0) for i in (0, 1))
     weight = torch.randn(vocabulary, width, requires_grad=True)
     head = lambda h: h @ weight.T  # noqa: E731

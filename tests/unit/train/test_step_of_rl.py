@@ -172,13 +172,13 @@ def test_a_step_in_which_nothing_is_trained_on_says_nothing_of_its_critic():
 
 def test_the_statistics_of_all_ranks_are_joined_each_with_its_own_kind():
     def of(trajectory: int) -> Before:
-        return Before(*({trajectory: torch.tensor([kind + trajectory])} for kind in (0.1, 0.2, 0.3, 0.4)))
+        return Before(*({trajectory: torch.tensor([kind + trajectory])} for kind in (0.1, 0.2, 0.3, 0.4, 0.5)))
 
     def gather(own):
-        return [own, [{5: torch.tensor([kind + 5])} for kind in (0.1, 0.2, 0.3, 0.4)]]
+        return [own, [{5: torch.tensor([kind + 5])} for kind in (0.1, 0.2, 0.3, 0.4, 0.5)]]
 
     joined = of(2).joined(SimpleNamespace(size=2, gather=gather))  # type: ignore[arg-type]
-    for name, kind in (("logp", 0.1), ("value", 0.2), ("kl", 0.3), ("energy", 0.4)):
+    for name, kind in (("logp", 0.1), ("value", 0.2), ("kl", 0.3), ("teacher", 0.4), ("energy", 0.5)):
         found = {i: x.item() for i, x in getattr(joined, name).items()}
         assert found == pytest.approx({2: kind + 2, 5: kind + 5}), name
 
