@@ -55,6 +55,7 @@ SURROGATES: dict[str, Surrogate] = {
         ("ratio", "clip_low", "clip_high", "dual_clip", "cov_share", "cov_low", "cov_high"), selects=True
     ),
     "kl_cov": Surrogate(("ratio", "cov_share", "cov_kl_coef"), selects=True),
+    "vespo": Surrogate(("power_positive", "decay_positive", "power_negative", "decay_negative"), gate=True),
 }
 """Name of a surrogate in losses.py -> facts. losses.py is not imported, because it needs torch; a test compares the
 two."""
@@ -67,6 +68,7 @@ RATIOS = {
 AGGREGATIONS = {
     "token_mean": "all tokens count the same",
     "sequence_mean": "all responses count the same",
+    "sequence_sum": "the mean over responses of the sum over their tokens",
     "constant": "the sum over responses x rollout.max_new_tokens",
 }
 """Name of an aggregation in losses.py -> remark for users."""
@@ -133,12 +135,14 @@ class Estimator:
         scale: the default scale, one of `SCALES`.
         needs_group: whether the estimator compares the samples of a prompt, so that one sample is not enough.
         critic: whether the estimator uses the values of a critic; then no group is dead.
+        energy: whether the estimator uses the squared size of each token's gradient by the logits.
         remark: a few words for users.
     """
 
     scale: str = "none"
     needs_group: bool = True
     critic: bool = False
+    energy: bool = False
     remark: str = ""
 
 
@@ -153,6 +157,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "none": Estimator(needs_group=False),
     "zero": Estimator(needs_group=False, remark="the reward is measured and teaches nothing"),
     "gae": Estimator(needs_group=False, critic=True, remark="a critic"),
+    "optimal_token": Estimator(energy=True, remark="a baseline for each token position, weighted by gradient sizes"),
 }
 
 
@@ -165,9 +170,9 @@ def _by_surrogate(
 
 _WHOLE_SCORES = When(
     "advantage",
-    tuple(name for name, e in ESTIMATORS.items() if not e.needs_group),
+    tuple(name for name, e in ESTIMATORS.items() if not e.needs_group or e.energy),
     "the advantage `{value}` compares whole scores",
-    "remove it, or use reinforce++, remax or ppo",
+    "remove it, or use reinforce++, remax, ppo or otb",
 )
 _CRITIC = When(
     "advantage",
@@ -266,6 +271,30 @@ class Algorithm:
         range=POSITIVE,
         used_when=_by_surrogate("tau_negative"),
     )
+    power_positive: float = cell(
+        2.0,
+        "Power k in the weight W^k exp(d (1 - W)) of a positive advantage, where W is the response's ratio.",
+        range=NOT_NEGATIVE,
+        used_when=_by_surrogate("power_positive"),
+    )
+    decay_positive: float = cell(
+        3.0,
+        "Decay d in the weight W^k exp(d (1 - W)) of a positive advantage; larger = faster beyond W = k / d.",
+        range=POSITIVE,
+        used_when=_by_surrogate("decay_positive"),
+    )
+    power_negative: float = cell(
+        3.0,
+        "Power k in the weight of a negative advantage; see power_positive.",
+        range=NOT_NEGATIVE,
+        used_when=_by_surrogate("power_negative"),
+    )
+    decay_negative: float = cell(
+        2.0,
+        "Decay d in the weight of a negative advantage; see decay_positive.",
+        range=POSITIVE,
+        used_when=_by_surrogate("decay_negative"),
+    )
     cov_share: float = cell(
         2e-4,
         "Share of an update's tokens that the surrogate picks (at least one token).",
@@ -292,8 +321,9 @@ class Algorithm:
     )
     aggregation: str = cell(
         "token_mean",
-        "Reduction of the token losses to one number. verl calls token_mean, sequence_mean and constant "
-        "token-mean, seq-mean-token-mean and seq-mean-token-sum-norm; TRL dapo, grpo and dr_grpo.",
+        "Reduction of the token losses to one number. verl calls token_mean, sequence_mean, sequence_sum and constant "
+        "token-mean, seq-mean-token-mean, seq-mean-token-sum and seq-mean-token-sum-norm; TRL dapo, grpo, luspo and "
+        "dr_grpo.",
         choices=AGGREGATIONS,
         open_list=True,
     )
@@ -523,6 +553,16 @@ class Algorithm:
     def needs_critic(self) -> bool:
         """Return whether the policy gets a value head, which predicts the score before every token."""
         return ESTIMATORS[self.advantage].critic
+
+    @cached_property
+    def needs_energy(self) -> bool:
+        """Return whether the estimator uses the squared size of each token's gradient, from a pass of the policy."""
+        return ESTIMATORS[self.advantage].energy
+
+    @cached_property
+    def joins_tokens(self) -> bool:
+        """Return whether the surrogate weighs each token by what all tokens of its response have."""
+        return self.surrogate in ("gmpo", "vespo")
 
     @cached_property
     def limits_ratio(self) -> bool:

@@ -89,6 +89,7 @@ class TokenStats:
         value: score that the value head predicts before each trained token, with gradient; None without a value head.
         kl: KL(policy || reference) over the whole vocabulary, with gradient; None without a reference.
         teacher: divergence from the teacher, with gradient; None without a teacher.
+        energy: squared size of d logp / d logits, without gradient or unit; None unless it was requested.
     """
 
     logp: Tensor
@@ -96,6 +97,7 @@ class TokenStats:
     value: Tensor | None = None
     kl: Tensor | None = None
     teacher: Tensor | None = None
+    energy: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

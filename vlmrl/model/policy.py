@@ -174,6 +174,36 @@ def _blocks(logits: Tensor, parts: int = 1) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
+@torch.no_grad()
+def gradient_energy(
+    hidden_KD: Tensor, target_K: Tensor, head: Callable[[Tensor], Tensor], temperature: float, banned_ids: Sequence[int]
+) -> Tensor:
+    """Return the squared size of d log pi(target) / d logits, for logits divided by the temperature. [K], in 0 to 2.
+
+    With pi = softmax(logits) it is (1 - pi_target)^2 plus the sum of all other pi_j^2. Arguments: see `token_logprobs`.
+
+    Source: the logit-gradient proxy of arXiv:2602.07078.
+    Example: pi = (0.5, 0.25, 0.25): 0.25 + 0.0625 + 0.0625 = 0.375 for the first token.
+    """
+
+    def chunk(hidden: Tensor, target: Tensor) -> Tensor:
+        logits = head(hidden)
+        energy = torch.empty(len(logits), device=logits.device)
+        for rows in _blocks(logits):
+            at = target[rows, None]
+            logp = policy_logits(logits[rows], temperature, banned).log_softmax(-1)
+            # expm1: near pi = 1, 1 - 2 pi + the sum of squares would lose all digits.
+            energy[rows] = logp.exp().scatter_(-1, at, logp.gather(-1, at).expm1()).square_().sum(-1)
+        return energy
+
+    if len(target_K) == 0:
+        return hidden_KD.sum(-1).float()
+    vocabulary = head(hidden_KD[:1]).shape[-1]
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)
+    size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary)
+    return torch.cat(_in_chunks(chunk, size, hidden_KD, target_K))
+
+
 class _DivergenceOfLogits(torch.autograd.Function):
     """Function from logits [C, V] of two models to their divergence [C], with a gradient for the first alone."""
 
@@ -415,6 +445,7 @@ class Policy(nn.Module):
         teacher: RowReference | None = None,
         *,
         states_only: bool = False,
+        energy: bool = False,
     ) -> TokenStats | Tensor:
         """Return the token statistics of the row's trained tokens, in the row's order, from one pass over it.
 
@@ -422,6 +453,7 @@ class Policy(nn.Module):
             reference, teacher: other models' outputs for the same row. If they are given, the statistics include the
                 divergence from them.
             states_only: whether to return only the hidden states; used by `states`.
+            energy: whether the statistics include the energy of each token; the head then runs twice.
         """
         hidden_KD = self._states(row)
         if states_only:
@@ -435,7 +467,8 @@ class Policy(nn.Module):
             None if x is None else divergence(hidden_KD, x.hidden_KD, self.head, x.head, x.divergence, **shared)
             for x in (reference, teacher)
         )
-        return TokenStats(logp_K, entropy_K, value_K, kl_K, teacher_K)
+        energy_K = gradient_energy(hidden_KD, row.target_K, self.head, **shared) if energy else None
+        return TokenStats(logp_K, entropy_K, value_K, kl_K, teacher_K, energy_K)
 
     def states(self, row: PackedRow) -> Tensor:
         """Return the last hidden states that predict the row's trained tokens: [K, D], with gradient.

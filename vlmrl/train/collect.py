@@ -492,19 +492,22 @@ class Before:
         value: values of the critic, float32 [trained tokens].
         kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
         teacher: log-probs of the teacher in nats, float32 [trained tokens].
+        energy: squared sizes of the gradients of the log-probs by the logits, float32 [trained tokens].
     """
 
     logp: dict[int, torch.Tensor] = field(default_factory=dict)
     value: dict[int, torch.Tensor] = field(default_factory=dict)
     kl: dict[int, torch.Tensor] = field(default_factory=dict)
     teacher: dict[int, torch.Tensor] = field(default_factory=dict)
+    energy: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def joined(self, world: World) -> Before:
         """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
         if world.size == 1:
             return self
-        parts = world.gather([on_cpu(of_each) for of_each in (self.logp, self.value, self.kl, self.teacher)])
-        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(4)))
+        own = (self.logp, self.value, self.kl, self.teacher, self.energy)
+        parts = world.gather([on_cpu(of_each) for of_each in own])
+        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(len(own))))
 
 
 def assign_credit(
@@ -526,8 +529,8 @@ def assign_credit(
         weights: source -> weights of the parts of its reward.
     Returns: the token statistics from before the first update.
     """
-    before, penalties, values = Before(), None, None
-    if kl_coef > 0 or algorithm.needs_critic or algorithm.teacher == "reward":
+    before, penalties, values, energies = Before(), None, None, None
+    if kl_coef > 0 or algorithm.needs_critic or algorithm.needs_energy or algorithm.teacher == "reward":
         with clock("update"):
             before = _run_models(learner, collected, algorithm, with_kl=kl_coef > 0)
         if kl_coef > 0:
@@ -536,6 +539,8 @@ def assign_credit(
             collected.metrics |= {"policy/kl_in_reward": float(_concatenated(before.kl).mean())} if before.kl else {}
         if algorithm.needs_critic:
             values = by_sample(collected.groups, before.value)
+        if algorithm.needs_energy:
+            energies = by_sample(collected.groups, before.energy)
     collected.groups = add_credit(
         collected.groups,
         algorithm,
@@ -545,6 +550,7 @@ def assign_credit(
         greedy=collected.greedy,
         penalties=penalties,
         values=values,
+        energies=energies,
     )
     if algorithm.teacher == "reward":
         ratios = {i: logp - before.logp[i] for i, logp in before.teacher.items()}
@@ -612,6 +618,7 @@ def _statistics(
     """Return the token statistics of all trajectories in the batches, merged over all ranks."""
     policy, reference, before = learner.policy, learner.reference, Before()
     into = {"logp": before.logp} | ({"value": before.value} if algorithm.needs_critic else {})
+    into |= {"energy": before.energy} if algorithm.needs_energy else {}
     for batch in batches:
         if algorithm.teacher == "reward" and learner.teacher is not None:
             before.teacher |= learner.teacher.logps(batch, group_of, tokens_per_row)

@@ -363,6 +363,8 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
             learner.teacher.rehearse(batch, budget)
         if algorithm is not None and algorithm.needs_critic:
             into["value"] = batch.old_value
+        if algorithm is not None and algorithm.needs_energy:
+            into["energy"] = {}
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1:
             fill_stats(policy, batch, into, budget)
         batch.value_target = batch.old_value  # any target will do: the gradients are not used

@@ -183,10 +183,12 @@ def fill_stats(
     Args:
         into: field of TokenStats -> trajectory -> receives its values, [trained tokens].
     """
+    extra = {"energy": True} if "energy" in into else {}
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
-            stats = policy(row, batch.outputs_of(batch.reference, items, policy.device) if "kl" in into else None)
+            reference = batch.outputs_of(batch.reference, items, policy.device) if "kl" in into else None
+            stats = policy(row, reference, **extra)
         for name, values_by_trajectory in into.items():
             values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
 

@@ -84,9 +84,10 @@ def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         "several turns of an environment": loaded.recipe.has_episodes,
         "a critic": row.needs_critic,
         "the KL in the reward": row.kl_coef > 0 and row.kl_in == "reward",
-        f"the surrogate {row.surrogate}, which picks or joins tokens": row.selects or row.surrogate == "gmpo",
+        f"the surrogate {row.surrogate}, which picks or joins tokens": row.selects or row.joins_tokens,
         "a ratio of whole responses": row.ratio != "token",
         "a greedy baseline": row.advantage == "greedy",
+        "a baseline for each token": row.needs_energy,
         "a filter of prompts": row.filter != "none",
     }
     if row.demonstrations == "mixed":
