@@ -107,7 +107,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "maye": settings_of("dapo", "ppo", PLAIN_KL, beta=0.001),
 }
 """Row -> the TRL settings whose loss is the same."""
-WITHOUT = ("clip_cov", "kl_cov", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft", "chord", "opd", "opd_reward", "opsd")
+WITHOUT = ("clip_cov", "kl_cov", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft", "chord")
+WITHOUT += ("opd", "opd_reward", "opsd")
 """Rows whose surrogate, demonstrations or teacher TRL's GRPO does not have."""
 WIDE = {"clip_low": 0.1, "clip_high": 0.5}
 CELLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
