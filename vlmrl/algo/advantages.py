@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -470,6 +471,37 @@ def _parts(kept: _Kept) -> tuple[Array, Array]:
         return kept.totals_G[:, None], np.ones(1)  # [G] -> [G, 1]: the score is the only part
     rows = [[np.nan if v is None else float(v) for v in kept.group.parts[i]] for i in kept.index]
     return np.array(rows, dtype=np.float64), np.array(kept.group.weights, dtype=np.float64)
+
+
+def visual_weights(gains: Sequence[Array], *, share: float, weight: float, temperature: float) -> list[Array]:
+    """Return the weight of each token of a prompt's responses, from what the images' details gain it.
+
+    Responses are weighed by the softmax of their mean gains, in standard deviations of the prompt's responses. Within a
+    response of n tokens, the ceil(share * n) tokens of the largest gains have `weight` together, and the others the
+    rest. The weights are factors for a mean of each response first: over all responses, the means of their weights are 1
+    on average.
+
+    Args:
+        gains: [G][T], the teacher's log-prob of each token minus that without details, in nats; negative ones count 0.
+        share: in (0, 1].
+        weight: in [0, 1]; in a response whose tokens are all among the largest, they have the whole weight.
+        temperature: of the softmax, > 0.
+    Source: VA-OPD, arXiv:2605.21924 eq. 2-6.
+    Example: one response, gains [2, 0, -1, 0, 0], share 0.2, weight 0.5 -> [2.5, 0.625, 0.625, 0.625, 0.625].
+    """
+    kept = [np.maximum(gain, 0.0) for gain in gains]
+    means = np.array([gain.mean() if len(gain) else 0.0 for gain in kept])
+    scaled = (means - means.mean()) / (means.std() + STD_EPSILON) / temperature
+    shares = np.exp(scaled - scaled.max())
+    weights: list[Array] = []
+    for gain, factor in zip(kept, len(kept) * shares / shares.sum(), strict=True):
+        count = ceil(share * len(gain))
+        visual = np.argsort(-gain, kind="stable")[:count]
+        others = len(gain) - count
+        own = np.full(len(gain), (1.0 - weight) / others if others else 0.0)
+        own[visual] = (weight if others else 1.0) / max(1, count)
+        weights.append(factor * len(gain) * own)
+    return weights
 
 
 def _column(values_G: Array) -> list[Array]:

@@ -125,6 +125,11 @@ DIVERGENCES = {
     "jsd": "generalised Jensen-Shannon divergence, see jsd_weight",
 }
 """Divergence of the policy p from the teacher q (algo/divergence.py) -> remark for users."""
+TEACHER_WEIGHTS = {
+    "equal": "all tokens count the same",
+    "visual": "more where the teacher needs the details of the images: see visual_share",
+}
+"""Weights of the tokens in the divergence from the teacher -> remark for users."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +191,7 @@ _FILTER = When("filter", ("spread",))
 _WITH_DEMONSTRATIONS = When("demonstrations", tuple(DEMONSTRATIONS)[1:], "`algo.demonstrations` is `none`", "remove it")
 _HINT = When("demonstrations", ("hint",))
 _TEACHER_LOSS = When("teacher", ("loss",))
+_VISUAL = When("teacher_weights", ("visual",))
 _OWN_MEAN = When("demonstration_loss", ("nll", "unsure", "both"))
 
 
@@ -510,6 +516,38 @@ class Algorithm:
         "whole vocabulary, one by one.",
         range=COUNT,
         used_when=(_TEACHER_LOSS,),
+    )
+
+    teacher_weights: str = cell(
+        "equal",
+        "Weights of the tokens in the divergence from the teacher.",
+        choices=TEACHER_WEIGHTS,
+        used_when=(_TEACHER_LOSS,),
+    )
+    visual_share: float = cell(
+        0.2,
+        "Share of a response's tokens that count as visual: those that lose most of their probability under the "
+        "teacher when the images lose their details.",
+        range=POSITIVE_FRACTION,
+        used_when=(_TEACHER_LOSS, _VISUAL),
+    )
+    visual_weight: float = cell(
+        0.5,
+        "Weight of the visual tokens of a response together; the others have the rest.",
+        range=FRACTION,
+        used_when=(_TEACHER_LOSS, _VISUAL),
+    )
+    visual_temperature: float = cell(
+        1.0,
+        "Temperature of the weights of a prompt's responses: the higher, the more equal.",
+        range=POSITIVE,
+        used_when=(_TEACHER_LOSS, _VISUAL),
+    )
+    image_scale: float = cell(
+        0.1,
+        "Scale at which images lose their details, in width and height.",
+        range=POSITIVE_FRACTION,
+        used_when=(_TEACHER_LOSS, _VISUAL),
     )
 
     @cached_property

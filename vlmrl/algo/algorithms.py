@@ -238,6 +238,16 @@ ALGORITHMS: dict[str, Algorithm] = {
             "(arXiv:2306.08543)",
         ),
         Algorithm(
+            name="va_opd",
+            advantage="zero",
+            surrogate="reinforce",
+            aggregation="sequence_mean",
+            teacher="loss",
+            teacher_weights="visual",
+            summary="opd with more weight on tokens and responses for which the teacher needs the images' details "
+            "(arXiv:2605.21924)",
+        ),
+        Algorithm(
             name="opsd",
             advantage="zero",
             surrogate="reinforce",
