@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from small_runs import TWO_STEPS, Ears, assert_same_run, begin, make_place, train, train_in_parts
+from small_runs import TWO_STEPS, Ears, assert_same_run, begin, go_on, make_place, train, train_in_parts
 
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, StoreError
 from vlmrl.recipe.checks import Catalogs, check_recipe
 from vlmrl.recipe.load import load_recipe
+from vlmrl.store.prune import RolloutRule, Rules, prune_run
 from vlmrl.store.rollouts import read_rollouts
 from vlmrl.store.verify import verify_run
 
@@ -99,6 +100,14 @@ def test_responses_of_a_file_and_of_a_run_are_demonstrations(place, tmp_path):
         assert kept.keys() == best.keys() - ({lines[-1]["prompt_id"]} if where == str(file) else set())
         assert all(kept[name].text == best[name].text for name in kept)
     assert any(lines[-1]["prompt_id"] in text and "its demonstration has" in text for text in ears.heard)
+    assert len(json.loads((run.dir / "manifest.json").read_text())["datasets"][0]["demonstrations_sha256"]) == 64
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
+    with pytest.raises(StoreError, match="demonstrations of digits"):
+        go_on(run, "train.steps=2")
+    go_on(run, "train.steps=2", accept=True)
+    assert (run.dir / "demonstrations" / "000001.parquet").exists()
+    prune_run(run.dir, Rules(rollouts=RolloutRule(1, 0)))
+    assert not (run.dir / "demonstrations" / "000001.parquet").exists() and list(run.rollout_files()) == [1]
     file.write_text(json.dumps(lines[0] | {"prompt_id": "another"}) + "\n")
     with pytest.raises(DataError, match="none of its 1 responses is to a prompt of digits"):
         begin(place, tmp_path, *fused("chord", f'data.0.demonstrations="{file}"'))

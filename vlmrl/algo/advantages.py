@@ -478,8 +478,7 @@ def visual_weights(gains: Sequence[Array], *, share: float, weight: float, tempe
 
     Responses are weighed by the softmax of their mean gains, in standard deviations of the prompt's responses. Within a
     response of n tokens, the ceil(share * n) tokens of the largest gains have `weight` together, and the others the
-    rest. The weights are factors for a mean of each response first: over all responses, the means of their weights are 1
-    on average.
+    rest. The weights are factors for a mean of each response first: the means over the responses are 1 on average.
 
     Args:
         gains: [G][T], the teacher's log-prob of each token minus that without details, in nats; negative ones count 0.

@@ -78,7 +78,8 @@ def largest_row(loaded: LoadedRecipe, prompts: PromptLengths, sharing: str) -> L
     """Return the largest packed row that `train.tokens_per_row` allows."""
     recipe = loaded.recipe
     is_rl = recipe.kind == "rl"
-    samples = recipe.rollout.samples_per_prompt if is_rl else 1
+    shown = is_rl and algorithm_of(recipe.algo).demonstrations in ("mixed", "beside")
+    samples = recipe.rollout.samples_per_prompt + shown if is_rl else 1
     most = recipe.rollout.prompts_per_step if is_rl else recipe.train.rows_per_step
     group = prompts.tokens + samples * prompts.response
     budget = max(recipe.train.tokens_per_row, prompts.longest)

@@ -71,6 +71,7 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
         "rows": len(source.rows),
         "fingerprint": source.dataset.fingerprint,
         **({"task_sha256": source.task.own.sha256} if source.task.own else {}),
+        **({"demonstrations_sha256": source.demonstrations_sha256} if source.demonstrations_sha256 else {}),
     }
 
 
@@ -117,6 +118,9 @@ def content_changes(run: Run, now: Records, texts: Texts, recipe: Sequence[Chang
     for old, new in trained + _pairs(manifest.datasets[before:], now["datasets"][after:], "name"):
         if old.get("fingerprint") != new["fingerprint"]:
             changes.append(Change(f"rows of {new['name']}", old, new, ROWS))
+        shown = [record.get("demonstrations_sha256") for record in (old, new)]
+        if None not in shown and shown[0] != shown[1]:
+            changes.append(Change(f"demonstrations of {new['name']}", shown[0], shown[1], ROWS))
         hashes = {"sha256": old.get("task_sha256")}, {"sha256": new.get("task_sha256")}
         if hashes[0] != hashes[1] and not _same_code(run, "task", new["task"], *hashes, texts):
             name = f"task {new['task']}"

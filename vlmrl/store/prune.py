@@ -103,7 +103,10 @@ def rollout_steps(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
-    """Record the steps as pruned, then delete the files. In this order, a kill leaves no files that seem to be lost."""
+    """Record the steps as pruned, then delete the files and the demonstrations of their steps.
+
+    In this order, a kill leaves no files that seem to be lost.
+    """
     steps = {parsed[0] for path in files if (parsed := layout.parse_rollout_name(path.name)) is not None}
     if not steps:
         return
@@ -111,6 +114,7 @@ def delete_rollouts(run_dir: Path, files: Sequence[Path]) -> None:
     record = {"schema": 1, "steps": [[r.start, r.stop - 1] for r in _joined(ranges)]}
     write_json(run_dir / layout.ROLLOUTS / layout.PRUNED, record)
     for path in files:
+        (run_dir / layout.DEMONSTRATIONS / path.name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
 
