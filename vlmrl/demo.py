@@ -166,16 +166,19 @@ class Paths:
         return self.out / f"report-{self.seed}.html"
 
 
-def make_model(data: Path, out: Path, *, seed: int, task: str = "table", rows: Path | None = None) -> int:
+def make_model(
+    data: Path, out: Path, *, seed: int, task: str = "table", rows: Path | None = None, width: int = 128
+) -> int:
     """Write a tiny Qwen2.5-VL to `out`, with a tokenizer trained on the prompts and answers of some rows.
 
     Args:
         data: a dataset made by `vlmrl prep`, a table, or a recipe (.toml), whose columns and prompts are then used.
         task: the task, for a dataset that does not name one.
         rows: dataset in place of the recipe's first one.
+        width: hidden width; models of other widths have the same tokenizer, so one can teach the other.
     Returns: the number of parameters.
     Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when the recipe cannot be read,
-        CheckpointError when `out` is not empty.
+        CheckpointError when `out` is not empty, or for a width that is no multiple of 32.
     """
     from vlmrl.model.tiny import build_tiny
     from vlmrl.recipe.load import load_recipe
@@ -191,7 +194,7 @@ def make_model(data: Path, out: Path, *, seed: int, task: str = "table", rows: P
             raise
         also = "a recipe can name the columns: --data RECIPE.toml"
         raise DataError(error.message, where=error.where, hint="; ".join(filter(None, (error.hint, also)))) from error
-    build_tiny(out, texts, seed=seed, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    build_tiny(out, texts, seed=seed, hidden=width, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
     return sum(_tensor_sizes(out))
 
 

@@ -54,6 +54,9 @@ def demo(
     data: Path = typer.Option(
         Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`, a table, or a recipe."
     ),
+    width: int = typer.Option(
+        128, "--width", min=64, max=2048, help="With --model-only: hidden width, a multiple of 32; 192 = 3 million."
+    ),
     as_json: options.Json = False,
 ) -> None:
     """Run all steps of a project on this machine in minutes: no download, no GPU.
@@ -76,7 +79,7 @@ def demo(
 
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     if model_only is not None:
-        parameters = make_model(data, model_only, seed=seed)
+        parameters = make_model(data, model_only, seed=seed, width=width)
         emit({"model": str(model_only), "parameters": parameters}, as_json)
         say(f"{model_only}: a tiny Qwen2.5-VL of {parameters:,} parameters, random weights")
         recipe = str(data) if data.suffix == ".toml" else "RECIPE.toml"
