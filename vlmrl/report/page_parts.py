@@ -258,7 +258,7 @@ def shown_pictures(evaluation: Evaluation, images: RunImages) -> Resolver:
         own, key = places()[media.sha256]
         try:
             change = ImageChange.parse(text)
-            original = decode_image(images.read(own)) if change.kind == "low" else None
+            original = decode_image(images.read(own)) if change.kind in ("low", "masked") else None
         except VlmrlError:
             return None
         if change.kind == "shuffled":
