@@ -519,11 +519,13 @@ class Before:
         logp: log-probs of the policy in nats, float32 [trained tokens].
         value: values of the critic, float32 [trained tokens].
         kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
+        masked: log-probs of the policy behind masked images, as `logp`; those of this rank's trajectories.
     """
 
     logp: dict[int, torch.Tensor] = field(default_factory=dict)
     value: dict[int, torch.Tensor] = field(default_factory=dict)
     kl: dict[int, torch.Tensor] = field(default_factory=dict)
+    masked: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def joined(self, world: World) -> Before:
         """Merge the statistics of all ranks. With several ranks the result is on the CPU."""

@@ -56,6 +56,9 @@ class StepBatch:
         value_target: trajectory -> target of the critic's value before each trained token.
         dead_tokens: group -> number of trained tokens of each response, for groups that are left out but count in the
             denominator. On all ranks the same.
+        masked_logp: trajectory -> log-probs of its trained tokens behind masked images, in nats.
+        masked_prompt: returns the prompt of a group with masked images, for a gradient through it; None = none.
+        token_weight: trajectory -> factor of the loss of each trained token; {} = there is none.
         updates: the groups of each update, in order. On all ranks the same.
         seed: seed of the surrogate's random choices.
         world: the ranks that share the step, each with its own items, in whole groups.
@@ -76,6 +79,9 @@ class StepBatch:
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
+    masked_logp: dict[int, Tensor] = field(default_factory=dict)
+    masked_prompt: Callable[[int], PromptTokens] | None = None
+    token_weight: dict[int, Tensor] = field(default_factory=dict)
     updates: list[list[int]] = field(default_factory=list)
     seed: int = 0
     world: World = ALONE
