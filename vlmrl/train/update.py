@@ -324,8 +324,8 @@ class PolicyGradient:
         return (acts_on_all or self.algorithm.perceives_all) and self.algorithm.filter == "none"
 
     def masked_loss(self, stats: TokenStats, data: TokenData) -> Tensor:
-        assert data.masked_logp is not None
-        return masked_perception_loss(self.algorithm, data.masked_logp, stats.logp, stats.entropy)
+        logp = stats.logp.detach() if data.masked_logp is None else data.masked_logp  # None: a rank with fillers alone
+        return masked_perception_loss(self.algorithm, logp, stats.logp, stats.entropy)
 
     def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> PolicyGradient:
         """Measure the policy's mean entropy, with one more forward pass, if the algorithm weighs losses by it."""
