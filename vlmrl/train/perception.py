@@ -1,4 +1,4 @@
-"""How much the tokens of a step's responses depend on the images: the pass behind masked images before the updates.
+"""The pass behind masked images before the updates of a step, and how much its tokens depend on the images.
 
 The dependency of a token is the estimate k3 of KL(policy || policy behind masked images), at most 10 nats. The masks
 are random black patches, drawn anew each time a row is.
@@ -53,12 +53,9 @@ def measure_dependency(
     All ranks call it together. The packed rows are those of the updates, so that a pass behind images that are not
     masked at all has exactly the policy's log-probs.
 
-    Returns: `before` with the log-probs of this rank's trajectories behind their images and behind masked ones; as it
-        is if the algorithm does not mask.
+    Returns: `before` with the log-probs of this rank's trajectories behind their images and behind masked ones.
     """
     algorithm, policy = objective.algorithm, learner.policy
-    if algorithm.perception == "none":
-        return before
     prompts, updates = masked_prompts(collected, algorithm), learner.recipe.train.updates_per_step
     logp: dict[int, Tensor] = {}
     masked: dict[int, Tensor] = {}

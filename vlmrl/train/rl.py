@@ -236,7 +236,8 @@ def train_rl(session: Session) -> str:
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
             before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
             objective = replace(objective, kl_coef=in_loss, mu=algorithm.mu_at(step) if algorithm.mu_peak else None)
-            before = measure_dependency(learner, collected, objective, before, clock)
+            if algorithm.perception != "none":
+                before = measure_dependency(learner, collected, objective, before, clock)
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
             if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
