@@ -494,6 +494,11 @@ class Algorithm:
     )
 
     @cached_property
+    def masks(self) -> bool:
+        """Return whether responses are read behind masked images, too."""
+        return self.perception != "none"
+
+    @cached_property
     def masks_both(self) -> bool:
         """Return whether the pass behind masked images gets a gradient."""
         return self.perception == "loss" and self.perception_gradient == "both"
@@ -501,7 +506,7 @@ class Algorithm:
     @cached_property
     def perceives_all(self) -> bool:
         """Return whether the perception terms of the loss act on groups of equal scores, too."""
-        penalty = self.perception != "none" and self.perception_entropy > 0
+        penalty = self.masks and self.perception_entropy > 0
         return penalty or (self.perception == "loss" and self.perception_coef > 0)
 
     @cached_property

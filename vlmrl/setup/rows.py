@@ -249,7 +249,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
 def check_pictured(loaded: LoadedRecipe, source: Source, scan: RowScan, where: str) -> list[Problem]:
     """Return an error if the recipe's algorithm masks images and training rows of a scan have none."""
     algorithm = overridden_row(loaded)
-    if algorithm is None or algorithm.perception == "none" or not scan.bare:
+    if algorithm is None or not algorithm.masks or not scan.bare:
         return []
     what = "no row" if len(scan.bare) == scan.seen else f"{len(scan.bare):,} of {scan.seen:,} rows"
     have = "has" if what == "no row" else "have no"

@@ -364,7 +364,7 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
             fill_logps(reference, batch, batch.ref_logp, budget)
         if algorithm is not None and algorithm.needs_critic:
             into["value"] = batch.old_value
-        masks = algorithm is not None and algorithm.perception != "none"
+        masks = algorithm is not None and algorithm.masks
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1 or masks:
             fill_stats(policy, batch, into, budget)
         batch.value_target = batch.old_value  # any target will do: the gradients are not used

@@ -236,8 +236,7 @@ def train_rl(session: Session) -> str:
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
             before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
             objective = replace(objective, kl_coef=in_loss, mu=algorithm.mu_at(step) if algorithm.mu_peak else None)
-            if algorithm.perception != "none":
-                before = measure_dependency(learner, collected, objective, before, clock)
+            before = measure_dependency(learner, collected, objective, before, clock) if algorithm.masks else before
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
             if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
@@ -385,7 +384,7 @@ def _batch_to_learn(
     if algorithm.perception == "select":
         for part in split_updates(batch):
             batch.token_weight |= token_weights(algorithm, part, before)
-    if algorithm.perception != "none":
+    if algorithm.masks:
         batch.masked_logp |= before.masked
     if algorithm.masks_both:
         batch.masked_prompt = masked_prompts(collected, algorithm)
@@ -413,7 +412,7 @@ def _update_all(
             in_rows(partial(fill_logps, reference, batch, batch.ref_logp))
     minibatches = split_updates(batch)
     # A single update needs no old log-probs: they are its own, detached.
-    if len(minibatches) > 1 and (algorithm.needs_critic or algorithm.perception != "none"):
+    if len(minibatches) > 1 and (algorithm.needs_critic or algorithm.masks):
         batch.old_logp |= before.logp
     elif len(minibatches) > 1 and not (objective.importance == "ratio" and batch.all_sampled):
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.

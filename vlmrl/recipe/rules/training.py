@@ -102,7 +102,7 @@ def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
 
 def _perception(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     """Refuse what has no meaning with a second pass behind masked images."""
-    if row.perception == "none":
+    if not row.masks:
         return
     where = loaded.where(("algo", "perception"), ("algo", "name"))
     selects = row.perception == "select"
