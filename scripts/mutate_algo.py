@@ -29,11 +29,13 @@ STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/model/packing.py", "vl
 STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "learner", "update"))
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
 OBJECTIVE, PASSES = "vlmrl/train/update.py", "vlmrl/train/update.py"
+DIVERGENCE = "vlmrl/algo/divergence.py"
 LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
 RUNS = ["tests/e2e/test_every_algorithm.py"]
+LOGS = ["tests/unit/model/test_logprobs.py"]
 SEVERAL = ["tests/golden/test_several_rewards_golden.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
 STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
@@ -77,6 +79,17 @@ MUTANTS: list[Mutant] = [
         "(kept.lengths_G * kept.totals_G).sum() / len(kept.index)",
         GOLDEN,
     ),
+    (ADVANTAGES, "= np.cumsum(energy)", "= energy", GOLDEN),
+    (ADVANTAGES, "energy_GT * (own_T - returns_GT)", "energy_GT * (returns_GT - own_T)", GOLDEN),
+    (ADVANTAGES, "energy_GT * (own_T - returns_GT)", "energy_GT.max() * (own_T - returns_GT)", GOLDEN),
+    (ADVANTAGES, "total_T = energy_GT.sum(0)", "total_T = energy_GT.mean(0)", GOLDEN),
+    (ADVANTAGES, "total_T = energy_GT.sum(0)", "total_T = energy_GT.sum(0) * 0 + energy_GT.sum()", GOLDEN),
+    (ADVANTAGES, "where=total_T > 0)", "where=total_T > -1)", GOLDEN),
+    (ADVANTAGES, "if not len(kept.group.energies):", "if False:", GOLDEN),
+    (LOGPROBS, "logp.gather(-1, at).expm1()", "logp.gather(-1, at).exp()", LOGS),
+    (LOGPROBS, ".expm1()).square_().sum(-1)", ".expm1()).abs_().sum(-1)", LOGS),
+    (CREDIT, "by_sample(collected.groups, before.energy)", "by_sample(collected.groups, before.logp)", RUNS),
+    (CREDIT, "energies=energies,\n", "energies=None,\n", RUNS),
     (
         ADVANTAGES,
         "kept.totals_G[order[-1]] - kept.totals_G[order[-2]]",
@@ -167,7 +180,7 @@ MUTANTS: list[Mutant] = [
         "_response_mean(old_logp_K - logp_K, sequence_K)",
         GOLDEN,
     ),
-    (LOSSES, "(total_S / length_S.clamp(min=1.0))[response_K]", "total_S[response_K]", GOLDEN),
+    (LOSSES, " / _response_sum(torch.ones_like(values_K), response_K)", "", GOLDEN),
     (LOSSES, "mean_K.detach() + (logp_K - logp_K.detach())", "mean_K.detach() - (logp_K - logp_K.detach())", GOLDEN),
     (LOSSES, "torch.where(advantage_K < 0, torch.minimum", "torch.where(advantage_K > 0, torch.minimum", GOLDEN),
     (LOSSES, "torch.minimum(loss_K, -advantage_K * limit)", "torch.minimum(loss_K, advantage_K * limit)", GOLDEN),
@@ -180,8 +193,8 @@ MUTANTS: list[Mutant] = [
     (LOSSES, "torch.nan_to_num(old_logp_K - sampler_logp_K, nan=0.0)", "old_logp_K - sampler_logp_K", GOLDEN),
     (
         LOSSES,
-        "torch.zeros_like(change_K).index_add(0, response_K, change_K)[response_K]",
-        "change_K.sum().expand(len(change_K))",
+        "change_K = _response_sum(change_K, response_K)",
+        "change_K = change_K.sum().expand(len(change_K))",
         GOLDEN,
     ),
     (LOSSES, "return weight_K.clamp(max=cap)", "return weight_K.clamp(min=cap)", GOLDEN),
@@ -192,7 +205,15 @@ MUTANTS: list[Mutant] = [
     (LOSSES, "(limited != ratio).to(", "(limited > 1e9).to(", GOLDEN),
     (LOSSES, 'if algorithm.surrogate != "gmpo":', "if True:", GOLDEN),
     (LOSSES, "(weight_K + WEIGHT_FLOOR).log(), response_K).exp()", "weight_K, response_K)", GOLDEN),
-    (LOSSES, "log_ratio(x.logp.detach(), x.old_logp", "log_ratio(x.logp, x.old_logp", GOLDEN),
+    (LOSSES, "ratio = log_ratio(x.logp.detach(), x.old_logp", "ratio = log_ratio(x.logp, x.old_logp", GOLDEN),
+    (LOSSES, "change = log_ratio(x.logp.detach(), x.old_logp", "change = log_ratio(x.logp, x.old_logp", GOLDEN),
+    (LOSSES, "-weight * x.advantage * x.logp", "weight * x.advantage * x.logp", GOLDEN),
+    (LOSSES, "log_w = _response_sum(change", "log_w = _response_mean(change", GOLDEN),
+    (LOSSES, "log_w = _response_sum(change, x.response)", "log_w = change", GOLDEN),
+    (LOSSES, "power * log_w + decay * (1.0 - log_w.exp())", "power * log_w - decay * (1.0 - log_w.exp())", GOLDEN),
+    (LOSSES, "power * log_w + decay * (1.0 - log_w.exp())", "log_w + decay * (1.0 - log_w.exp())", GOLDEN),
+    (LOSSES, "power * log_w + decay * (1.0 - log_w.exp())", "power * log_w - decay * log_w.exp()", GOLDEN),
+    (LOSSES, "is_good = x.advantage >= 0", "is_good = x.advantage < 0", GOLDEN),
     (
         LOSSES,
         "torch.where(x.advantage >= 0, torch.minimum(change, limited)",
@@ -243,6 +264,13 @@ MUTANTS: list[Mutant] = [
     (AGGREGATE, "total.num_tokens - total.num_dead_tokens", "total.num_tokens", GOLDEN),
     (AGGREGATE, "return loss_K.sum() / max(1, total.num_tokens)", "return loss_K.mean()", GOLDEN),
     (AGGREGATE, "(loss_K / sequence_tokens_K.to(loss_K.dtype)).sum()", "loss_K.sum()", GOLDEN),
+    (AGGREGATE, "return loss_K.sum() / max(1, total.num_sequences)\n", "return loss_K.sum()\n", GOLDEN),
+    (
+        AGGREGATE,
+        "return loss_K.sum() / max(1, total.num_sequences)\n",
+        "return loss_K.sum() / max(1, total.num_tokens)\n",
+        GOLDEN,
+    ),
     (AGGREGATE, "/ max(1, total.num_sequences * total.max_tokens)", "/ max(1, total.max_tokens)", GOLDEN),
     (OPTIM, "settings.lr * (step + 1) / settings.warmup_steps", "settings.lr * step / settings.warmup_steps", GOLDEN),
     (OPTIM, "total_steps - 1 - settings.warmup_steps", "total_steps - settings.warmup_steps", GOLDEN),
@@ -335,9 +363,25 @@ MUTANTS: list[Mutant] = [
         RUNS,
     ),
     (STEP_BATCH, "if count_dead and not use", "if not use", STEP_OF_RL),
-    (LOGPROBS, "(logp.exp() * difference).sum(-1)", "(ref.exp() * difference).sum(-1)", GOLDEN),
-    (LOGPROBS, "difference = logp - ref if", "difference = ref - logp if", GOLDEN),
-    (LOGPROBS, "(logp - ref).masked_fill(banned, 0.0)", "(logp - ref)", GOLDEN),
+    (DIVERGENCE, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
+    (DIVERGENCE, "return value, -d - value[:, None]", "return value, -d", GOLDEN),
+    (DIVERGENCE, "d = (ref - logp).nan_to_num", "d = (logp - ref).nan_to_num", GOLDEN),
+    (DIVERGENCE, ".nan_to_num(0.0, 0.0, 0.0)", "", GOLDEN),
+    (DIVERGENCE, "(ref.exp() * d).sum(-1), d", "(logp.exp() * d).sum(-1), d", GOLDEN),
+    (DIVERGENCE, "p - (logp + pull).exp() if", "(logp + pull).exp() - p if", GOLDEN),
+    (DIVERGENCE, "(w - 1) * m", "w * m", GOLDEN),
+    (DIVERGENCE, "w * (q * (d - m)).sum(-1)", "(1 - w) * (q * (d - m)).sum(-1)", GOLDEN),
+    (DIVERGENCE, "torch.where(d <= 0, ", "torch.where(d <= 200, ", GOLDEN),
+    (DIVERGENCE, "logp.scatter(-1, ids, -math.inf).logsumexp", "logp.logsumexp", GOLDEN),
+    (DIVERGENCE, "ids = ref.topk", "ids = logp.topk", GOLDEN),
+    (LOGPROBS, "grad[rows] = pull.div_(temperature)", "grad[rows] = pull", GOLDEN),
+    (LOGPROBS, "settings.temperature or temperature", "temperature", GOLDEN),
+    (
+        LOGPROBS,
+        "x[..., :vocabulary] for x in (logits, theirs)",
+        "x[..., -vocabulary:] for x in (logits, theirs)",
+        GOLDEN,
+    ),
     (
         STEP_BATCH,
         "if _is_trained(s) and (use or k >= len(group.samples))",
@@ -409,8 +453,8 @@ MUTANTS: list[Mutant] = [
     (STEP_FILE, "value_target=join(batch.value_target)", "value_target=join(batch.old_value)", CRITIC_STEP),
     (
         STEP_FILE,
-        "stats = policy(row, batch.reference_of(items, policy.device))\n            logps",
-        "stats = policy(row, None)\n            logps",
+        "for x in (batch.reference, batch.teacher))\n            stats",
+        "for x in (None, batch.teacher))\n            stats",
         CRITIC_STEP,
     ),
     (OBJECTIVE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
@@ -426,11 +470,11 @@ MUTANTS: list[Mutant] = [
     (POLICY, "        nn.init.zeros_(parameter)", "        pass", CRITIC_STEP),
     (
         POLICY,
-        "full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, ",
-        "full_kl(reference.hidden_KD, hidden_KD, reference.head, self.head, ",
+        "divergence(hidden_KD, x.hidden_KD, self.head, x.head, ",
+        "divergence(x.hidden_KD, hidden_KD, x.head, self.head, ",
         CRITIC_STEP,
     ),
-    (POLICY, "self.head, reference.head, **shared", "self.head, self.head, **shared", CRITIC_STEP),
+    (POLICY, "self.head, x.head, x.divergence", "self.head, self.head, x.divergence", CRITIC_STEP),
     (REFERENCE, "if not has_adapted_head(self.policy.model):", "if True:", CRITIC_STEP),
     (
         REFERENCE,

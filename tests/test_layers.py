@@ -41,6 +41,7 @@ FENCES = {
     "torch": (
         "model/",
         "algo/losses.py",
+        "algo/divergence.py",
         "data/encode.py",
         "dist/",
         "rollout/",

@@ -111,6 +111,8 @@ def test_what_does_not_go_with_demonstrations_is_refused_in_words(place, tmp_pat
 
     assert "a critic" in problems('algo.name="chord"', 'algo.advantage="gae"')
     assert "a ratio of whole responses" in problems('algo.name="chord"', 'algo.ratio="sequence"')
+    assert "picks or joins tokens" in problems('algo.name="chord"', 'algo.surrogate="vespo"')
+    assert "a baseline for each token" in problems('algo.name="luffy"', 'algo.advantage="optimal_token"')
     assert "the KL in the reward" in problems('algo.name="chord"', 'algo.kl_in="reward"', "algo.kl_coef=0.1")
     assert "unless they are mixed" in problems('algo.name="chord"', 'algo.demonstration_loss="shaped"')
     assert "no source has any" in problems('algo.name="luffy"', 'data.0.demonstrations="none"')

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import finite, make_place, paying, train
 
 from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.model import policy
 from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.train import rl
 
@@ -56,6 +58,29 @@ def test_every_row_trains(place, tmp_path, name):
     assert last["optim/updates"] == 2 and finite(last)
     # Nearly all responses of this model are cut: under MAYE's rule their scores are equal.
     assert last["optim/grad_norm"] > 0 or ALGORITHMS[name].truncated_score is not None
+
+
+def test_otb_takes_each_tokens_baseline_from_the_policys_own_energies(place, tmp_path, monkeypatch):
+    """With an energy of 1 for each token, a baseline is the plain mean of the samples that reach the position."""
+
+    def ones(hidden, target, head, **_):
+        return torch.ones(len(target))
+
+    monkeypatch.setattr(policy, "gradient_energy", ones)
+    for cells in ([], ["algo.kl_coef=0.1", 'algo.kl_in="reward"', "algo.kl_target=0.1"]):
+        run = train(place, tmp_path, 'algo.name="otb"', "train.steps=1", "rollout.samples_per_prompt=4", *cells)
+        groups = [g for g in run.read_rollouts(0) if not g.is_dead]
+        assert groups and run.metrics("train")[0]["optim/updates"] == 1
+        for group in groups:
+            scores = [s.score.value for s in group.samples]
+            lengths = [s.trajectory.num_trained_tokens for s in group.samples]
+            for sample, score, length in zip(group.samples, scores, lengths, strict=True):
+                means = [
+                    sum(x for x, n in zip(scores, lengths, strict=True) if n > t) / sum(n > t for n in lengths)
+                    for t in range(length)
+                ]
+                found = sample.token_advantages or (sample.advantage,) * length
+                assert list(found) == pytest.approx([score - m for m in means], abs=1e-4)  # the KL of step 0 is 0
 
 
 def test_remax_samples_a_greedy_answer_that_is_not_trained_on(place, tmp_path):

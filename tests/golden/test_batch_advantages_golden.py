@@ -48,6 +48,58 @@ def test_the_best_of_a_group_gets_what_it_adds_over_the_second():
     near(numbers(step_advantages([group(0.2, 1.0, 0.6)], ALGORITHMS["pass_at_k"])), [[0.0, 0.4 / 0.400001, 0.0]])
 
 
+def energies(*lists: list[float]) -> list[np.ndarray]:
+    return [np.array(x) for x in lists]
+
+
+def test_the_optimal_token_baseline():
+    # first tokens: weights 0.5, 1.5, 2: baseline (0.5 x 1 + 1.5 x 0 + 2 x 0.5) / 4 = 0.375
+    # second: paths 0.5 + 0.5 = 1 and 2 + 1 = 3; the second sample has ended: (1 x 1 + 3 x 0.5) / 4 = 0.625
+    # third: the third sample alone: 0
+    made = group(1.0, 0.0, 0.5, lengths=[2, 1, 3], energies=energies([0.5, 0.5], [1.5], [2.0, 1.0, 9.0]))
+    near(batch_advantages([made], "optimal_token")[0], [[0.625, 0.375], [-0.375], [0.125, -0.125, 0.0]])
+    (row,) = step_advantages([made], ALGORITHMS["otb"])
+    near(row, [[0.625, 0.375], [-0.375], [0.125, -0.125, 0.0]])
+
+
+def test_the_optimal_token_baseline_takes_the_rewards_from_each_token_on():
+    # penalties 0.5, 0.25 of the first sample: returns 1 - 0.75 = 0.25, then 1 - 0.25 = 0.75; the second: 0, 0
+    # energies 1 each: weights 1, 1 then 2, 2: baselines 0.125 and 0.375
+    made = group(1.0, 0.0, lengths=[2, 2], energies=energies([1.0, 1.0], [1.0, 1.0]),
+                 penalties=[np.array([0.5, 0.25]), np.zeros(2)])  # fmt: skip
+    near(batch_advantages([made], "optimal_token")[0], [[0.125, 0.375], [-0.125, -0.375]])
+    # gamma 0.5: returns 0.5 - 0.5 x 0.25 = ... of the first: t2 = 0.75, t1 = -0.5 + 0.375 = -0.125
+    near(batch_advantages([made], "optimal_token", gamma=0.5)[0], [[-0.0625, 0.375], [0.0625, -0.375]])
+
+
+def test_the_optimal_token_baseline_leaves_out_what_is_not_included_and_needs_energies():
+    made = ScoredGroup([1.0, math.nan, 0.0], [True, False, True], [1, 1, 1], energies=energies([1.0], [50.0], [3.0]))
+    near(batch_advantages([made], "optimal_token")[0], [[0.75], [0.0], [-0.25]])
+    with pytest.raises(ValueError, match="energy"):
+        batch_advantages([group(1.0, 0.0)], "optimal_token")
+    # a sample without tokens, and tokens of which all samples were certain: 0, not NaN
+    made = group(1.0, 0.0, lengths=[0, 2], energies=energies([], [0.0, 2.0]))
+    near(batch_advantages([made], "optimal_token")[0], [[0.0], [0.0, 0.0]])
+
+
+@given(data=st.data())
+def test_the_optimal_token_baseline_of_a_position_is_a_weighted_mean(data):
+    """So the advantages, times the energies of the paths, add up to 0 at each position; and equal scores give 0."""
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+    numbers_ = st.floats(0.01, 2.0)
+    own = [np.array(data.draw(st.lists(numbers_, min_size=n, max_size=n))) for n in sizes]
+    scores = data.draw(st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=len(sizes), max_size=len(sizes)))
+    found = batch_advantages([group(*scores, lengths=sizes, energies=own)], "optimal_token")[0]
+    if len(set(scores)) == 1:
+        assert all(not a.any() for a in found)
+        return
+    for t in range(max(sizes)):
+        reach = [i for i, n in enumerate(sizes) if n > t]
+        assert sum(found[i][t] * own[i][: t + 1].sum() for i in reach) == pytest.approx(0.0, abs=1e-12)
+        for i in reach:
+            assert found[i][t] - found[reach[0]][t] == pytest.approx(scores[i] - scores[reach[0]], abs=1e-12)
+
+
 def test_the_greedy_baseline():
     near(numbers(batch_advantages([group(1.0, 0.0, greedy=0.25)], "greedy")), [[0.75, -0.25]])
     # one sample a prompt is enough

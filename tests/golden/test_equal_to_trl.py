@@ -4,10 +4,10 @@ TRL's own functions run here, unbound, on a stand-in for its trainer that return
 `_generate_and_score_completions` of GRPOTrainer and RLOOTrainer, and `_compute_loss` of the experimental GMPOTrainer.
 Values and gradients are compared, on ragged masks with holes, in float64, to 1e-7 (TRL's counts are float32).
 
-Equal: the surrogates "clip" (with either or no bound, dual clip, at level "token" and "sequence"), "cispo", "sapo" and
-"gmpo"; all three aggregations; k3 (and low_var_kl below its limit) in the loss; the four importance corrections; the
-entropy bonus of a token mean; the share of clipped tokens; the baselines "group_mean" (scales "none", "group", "batch")
-and "leave_one_out" (with k1 in the reward too), and "part_by_part".
+Equal: the surrogates "clip" (with either or no bound, dual clip, at level "token" and "sequence"), "cispo", "sapo",
+"vespo" and "gmpo"; all four aggregations; k3 (and low_var_kl below its limit) in the loss; the four importance
+corrections; the entropy bonus of a token mean; the share of clipped tokens; the baselines "group_mean" (scales "none",
+"group", "batch") and "leave_one_out" (with k1 in the reward too), and "part_by_part".
 
 Different, and tested as the relation that is named:
 - TRL's epsilon_high of CISPO is the bound itself (5), `clip_high` what it adds to 1 (4).
@@ -21,14 +21,15 @@ Different, and tested as the relation that is named:
 - The loss that TRL's delta limits is at least (1 + epsilon_high) * |advantage|; the dual clip may lie below.
 - Log-ratios are limited to +-20 here, not in TRL.
 - TRL adds 1e-4 to a standard deviation, here 1e-6.
-- TRL's "luspo" is "gspo" with aggregation "constant", times max_tokens.
+- Importance weights multiply the loss of "vespo"; in TRL their product over a response is in its ratio, as here with
+  importance "ratio", where no weight is limited.
 - TRL has no ratio level "sequence_token"; with one advantage a response its value and gradient are those of "sequence".
 - TRL's RLOO has one ratio a response, the product of its tokens'; here a ratio a token: the same gradient on policy.
 
 No counterpart in TRL: "clip_cov", "kl_cov", "reinforce" (off policy), k1, k2, "abs" and "full" in the loss; baselines
 "length_weighted", "best_of_group", "greedy", "none", "gae" (TRL 1.16 has no PPO: of the row "ppo" the policy's loss is
 compared); scales "alive" and "tokens"; a part of the reward that is None (its weight goes to the others here, in TRL it
-is lost). In TRL alone: "vespo", off_policy_mask_threshold, top_entropy_quantile, adaptive entropy.
+is lost); the baseline "optimal_token". In TRL alone: off_policy_mask_threshold, top_entropy_quantile, adaptive entropy.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ EPSILONS = {
         ("ppo", 0.2, 0.2),
         ("higher", 0.2, 0.28),
         ("gspo", 3e-4, 4e-4),
+        ("luspo", 2e-3, 2.5e-3),
         ("wide", 0.1, 0.5),
         ("none", math.inf, math.inf),
     )
@@ -89,9 +91,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "gdpo": settings_of("dapo", "higher"),
     "gspo": settings_of("grpo", "gspo", SEQUENCE),
     "gspo_token": settings_of("grpo", "gspo", SEQUENCE),
+    "luspo": settings_of("luspo", "luspo", SEQUENCE),
     "gmpo": GMPO,
     "cispo": CISPO,
     "sapo": settings_of("sapo"),
+    "vespo": settings_of("vespo"),
+    "otb": settings_of("dapo"),
     "rloo": settings_of("dapo", "none"),
     "opo": settings_of("dapo", "none"),
     "pass_at_k": settings_of("dapo", "higher"),
@@ -125,6 +130,13 @@ CELLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"tau_positive": 0.5, "tau_negative": 3.0},
         settings_of("sapo", sapo_temperature_pos=0.5, sapo_temperature_neg=3.0),
     ),
+    (
+        "vespo",
+        {"power_positive": 0.5, "decay_positive": 1.5, "power_negative": 1.0, "decay_negative": 0.25},
+        settings_of("vespo", vespo_k_pos=0.5, vespo_lambda_pos=1.5, vespo_k_neg=1.0, vespo_lambda_neg=0.25),
+    ),
+    ("luspo", WIDE, settings_of("luspo", "wide", SEQUENCE)),
+    ("grpo", WIDE | {"aggregation": "sequence_sum"}, settings_of("luspo", "wide")),
 ]
 """(row, its overrides, the TRL settings whose loss is the same)."""
 
@@ -218,6 +230,7 @@ def theirs(
         settings | {"max_completion_length": MAX_TOKENS, "steps_per_generation": parts * steps},
         current_gradient_accumulation_steps=parts,
         _get_per_token_logps_and_entropies=lambda *_, **__: (x.logp, x.entropy, None),
+        get_gamma_weights=trl.grpo.get_gamma_weights,
     )
     everything = torch.ones_like(x.mask)
     inputs = {
@@ -291,7 +304,9 @@ def test_on_policy_the_plain_policy_gradient_is_cispo(trl, name):
     check(ours(x, ALGORITHMS[name], off_policy=False)[0], theirs(trl, x, ROWS["cispo"], off_policy=False)[0], x)
 
 
-@pytest.mark.parametrize("name", ["grpo", "easyr1", "cispo", "grpo_paper", "dr_grpo", "gspo", "sapo", "gmpo"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "easyr1", "cispo", "grpo_paper", "dr_grpo", "gspo", "sapo", "gmpo", "luspo", "vespo"]
+)
 def test_trls_microbatches_add_up_to_the_step(trl, name):
     """Those of "dr_grpo" and of the sequence means do so when all microbatches have as many responses."""
     x = numbers(5)
@@ -330,10 +345,23 @@ def test_a_response_without_trained_tokens_counts_in_trls_means_over_responses(t
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_luspo_is_gspo_with_a_constant_denominator(trl, seed):
+def test_luspo_is_gspo_with_each_response_times_its_length(trl, seed):
+    """And so "constant" times max_tokens."""
     x = numbers(seed, 0.4)
-    found = ours(x, resolve("gspo", **WIDE, aggregation="constant"))[0]
-    check(found * MAX_TOKENS, theirs(trl, x, settings_of("luspo", "wide", SEQUENCE))[0], x)
+    wanted = theirs(trl, x, settings_of("luspo", "wide", SEQUENCE))[0]
+    check(ours(x, resolve("gspo", **WIDE, aggregation="constant"))[0] * MAX_TOKENS, wanted, x)
+    lengths = x.mask.sum(1).tolist()
+    alone = [ours(x.rows(i, i + 1), resolve("gspo", **WIDE))[0] * n for i, n in enumerate(lengths)]
+    check(torch.stack(alone).mean(), wanted, x)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_ratio_of_vespo_over_the_policy_that_sampled(trl, seed):
+    x = numbers(seed, 0.4)
+    weight = torch.where(x.mask.bool(), (x.old - x.sampler).exp(), 1.0)
+    wanted = theirs(trl, x, ROWS["vespo"], weight=weight)[0]
+    check(ours(x, ALGORITHMS["vespo"], importance="ratio")[0], wanted, x)
+    assert not torch.isclose(ours(x, ALGORITHMS["vespo"])[0], wanted, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["grpo", "cispo", "sapo"])
@@ -434,7 +462,7 @@ def trl_weight(trl: SimpleNamespace, x: Numbers, mode: str, level: str, high: fl
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["grpo", "grpo_paper", "cispo", "sapo", "gspo", "maye"])
+@pytest.mark.parametrize("name", ["grpo", "grpo_paper", "cispo", "sapo", "gspo", "luspo", "maye"])
 @pytest.mark.parametrize(("mode", "level"), MODES)
 def test_the_importance_correction(trl, mode, level, name, seed):
     """The weight of each token, and the loss with it: it multiplies the policy loss and not the KL."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vlmrl.algo.algo_keys import AGGREGATIONS
 from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.algo.losses import (
     Denominator,
@@ -131,6 +132,8 @@ LENGTHS = torch.tensor([3, 3, 3, 1])
         ("token_mean", 4.0, [1 / 4] * 4),
         # ((1 + 2 + 3) / 3 + 10 / 1) / 2 responses
         ("sequence_mean", 6.0, [1 / 6, 1 / 6, 1 / 6, 1 / 2]),
+        # ((1 + 2 + 3) + 10) / 2 responses
+        ("sequence_sum", 8.0, [1 / 2] * 4),
         # 16 / (2 responses x 8 tokens)
         ("constant", 1.0, [1 / 16] * 4),
     ],
@@ -144,7 +147,7 @@ def test_every_aggregation_by_hand(aggregation: str, expected: float, weights: l
     assert loss.grad.tolist() == pytest.approx(weights, rel=1e-12)
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_shares_of_microbatches_add_up_to_the_whole(aggregation: str):
     total = Denominator.of(aggregation, [3, 1], max_tokens=8)
     parts = aggregate(LOSS[:3], LENGTHS[:3], total) + aggregate(LOSS[3:], LENGTHS[3:], total)
@@ -199,7 +202,7 @@ def test_the_kl_term_raises_the_loss():
 ON_POLICY = {
     # value of each loss at ratio 1, advantage 1.5, log-probs -1, -2, -0.5; without an entry: -1.5 x ratio = -1.5
     "gpg": [1.5, 3.0, 0.75], "reinforce": [1.5, 3.0, 0.75], "remax": [1.5, 3.0, 0.75],  # -1.5 x logp
-    "cispo": [1.5, 3.0, 0.75],  # -1 x 1.5 x logp
+    "cispo": [1.5, 3.0, 0.75], "vespo": [1.5, 3.0, 0.75],  # -1 x 1.5 x logp
     "sapo": [-3.0, -3.0, -3.0],  # -1.5 x 4 x sigmoid(0)
 }  # fmt: skip
 

@@ -113,6 +113,55 @@ def test_sapo_gates_smoothly():
     assert found == pytest.approx(4 / 1.05 / (1 + math.exp(-1.05)))
 
 
+def test_vespo_weighs_a_response_by_its_whole_ratio():
+    # response 0, A = 1: W = 2 x 0.75 = 1.5: 1.5^2 e^(3 (1 - 1.5)) = 2.25 e^-1.5 = 0.502043, on both tokens
+    # response 1, A = -2: W = 0.5: 0.5^3 e^(2 (1 - 0.5)) = 0.125 e = 0.339785; loss 2 x 0.339785 x ln(0.05)
+    # response 2: W = 1, so the weight is 1; p = 0.1 throughout but for the ratio
+    x = tokens([2.0, 0.75, 0.5, 1.0], [1.0, 1.0, -2.0, -1.0], [0, 0, 1, 2])
+    a, b = 2.25 * math.exp(-1.5), 0.125 * math.e
+    loss = [-a * math.log(0.2), -a * math.log(0.075), 2 * b * math.log(0.05), math.log(0.1)]
+    check(ALGORITHMS["vespo"], x, loss, [-a, -a, 2 * b, 1.0], [0, 0, 0, 0])
+    # other powers and decays, W = 4: 4 e^(0.5 (1 - 4)) = 4 e^-1.5, and 4^0.5 e^(1 - 4) = 2 e^-3
+    row = resolve("vespo", power_positive=1.0, decay_positive=0.5, power_negative=0.5, decay_negative=1.0)
+    good, bad = 4 * math.exp(-1.5), 2 * math.exp(-3)
+    found = policy_loss(row, tokens([4.0, 4.0], [1.0, -1.0], [0, 1]))[0].tolist()
+    assert found == pytest.approx([-good * math.log(0.4), bad * math.log(0.4)], rel=1e-9)
+
+
+def test_vespo_has_no_weight_far_away_from_the_old_policy():
+    # W beyond e^20 and below e^-20, token by token and as a product of tokens: weights e^-1e9 and e^-37 e^3, no NaN
+    for signs in (1.0, -1.0):
+        old = numbers(-60.0, -0.1, -11.0, -11.0, -1.0, -1.0)
+        logp = numbers(-1.0, -60.0, -0.1, -0.1, -15.0, -15.0).requires_grad_()
+        x = Tokens(logp, old, torch.full_like(old, signs), torch.tensor([0, 1, 2, 2, 3, 3]))
+        policy_loss(ALGORITHMS["vespo"], x)[0].sum().backward()
+        assert logp.grad is not None and logp.grad.abs().max() < 1e-14
+
+
+def test_a_weight_of_vespo_is_largest_where_the_ratio_is_power_over_decay():
+    weights = {}
+    for w in (0.6, 2 / 3, 0.73, 1.45, 1.5, 1.55):
+        x = tokens([w, w], [1.0, -1.0], [0, 1])
+        policy_loss(ALGORITHMS["vespo"], x)[0].sum().backward()
+        weights[w] = x.logp.grad.abs().tolist()
+    assert weights[2 / 3][0] > max(weights[0.6][0], weights[0.73][0])  # 2 / 3
+    assert weights[1.5][1] > max(weights[1.45][1], weights[1.55][1])  # 3 / 2
+
+
+def test_luspo_adds_up_what_gspo_takes_the_mean_of():
+    # response 0, A = 1, ratios 1.001 and 1.002: mean log-ratio s = (ln 1.001 + ln 1.002) / 2: -e^s a token, over two
+    # tokens 2 x -e^s; gradient of a token: (-e^s / 2 + -e^s / 2) = -e^s. Response 1: ratio 1.01 over 1.0025: clipped
+    s = (math.log(1.001) + math.log(1.002)) / 2
+    x = tokens([1.001, 1.002, 1.01], [1.0, 1.0, 1.0], [0, 0, 1])
+    loss, clipped = policy_loss(ALGORITHMS["luspo"], x)
+    total = Denominator.of(ALGORITHMS["luspo"].aggregation, [2, 1], 100)
+    value = aggregate(loss, torch.tensor([2, 2, 1]), total)
+    assert value.item() == pytest.approx((-2 * math.exp(s) - 1.0025) / 2, rel=1e-12)
+    value.backward()
+    assert x.logp.grad.tolist() == pytest.approx([-math.exp(s) / 2, -math.exp(s) / 2, 0.0], rel=1e-12)
+    assert clipped.tolist() == [0, 0, 1]
+
+
 def test_gspo_token_has_the_response_ratio_and_each_tokens_own_gradient():
     new, old = numbers(-1.0, -2.0, -1.0).requires_grad_(), numbers(-1.1, -2.3, -1.5)
     found = log_ratio(new, old, torch.tensor([0, 0, 1]), "sequence_token")

@@ -251,7 +251,7 @@ def test_the_full_kl_and_its_gradient_equal_the_dense_computation(
     monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(2 * chunk, chunk))
     fill_reference(reference, batch, WHOLE)
     for item in items:
-        kept = batch.ref_hidden[item.trajectory]
+        kept = batch.reference.hidden[item.trajectory]
         assert kept.shape == (batch.num_trained(item), 64) and kept.device.type == "cpu" and not kept.requires_grad
         assert kept.dtype == torch.float32
     (found,) = stats_of(policy, items, "kl", tokens_per_row=tokens_per_row, batch=batch)
@@ -302,7 +302,7 @@ def test_the_full_kl_to_the_own_model_with_other_adapter_weights(tiny_model, ite
 def test_the_full_kl_keeps_no_logits_for_its_backward(frozen_tiny_model, items, monkeypatch):
     policy, batch = Policy(frozen_tiny_model), batch_of(items, [0.0] * len(items))
     fill_reference(policy, batch, WHOLE)
-    row, reference = make_row(items), batch.reference_of(items, policy.device)
+    row, reference = make_row(items), batch.outputs_of(batch.reference, items, policy.device)
     tokens, text = len(row.target_K), frozen_tiny_model.config.get_text_config()
     kept, policy.cheap = [], []  # `saved_bytes` counts what an outer hook sees
     for positions in (3, tokens):

@@ -30,7 +30,7 @@ from vlmrl.model.packing import TrainItem, make_row, pack
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Model
 from vlmrl.train.step_batch import StepBatch
-from vlmrl.train.update import CrossEntropy, PolicyGradient, fill_logps, update
+from vlmrl.train.update import CrossEntropy, PolicyGradient, fill_logps, fill_stats, update
 from vlmrl.types import Segment
 
 MAX_TOKENS = 16
@@ -116,6 +116,7 @@ def reference_loss(logps, items, advantages, algorithm: Algorithm, old, max_toke
             weight = {
                 "token_mean": 1 / tokens,
                 "sequence_mean": 1 / (n * len(counted)),
+                "sequence_sum": 1 / len(counted),
                 "constant": 1 / (len(counted) * max_tokens),
             }[algorithm.aggregation]
             loss = loss + weight * term
@@ -138,6 +139,10 @@ def reference_term(logp, changes, k: int, advantage: float, a: Algorithm, is_pic
     if a.surrogate == "sapo":
         tau = a.tau_positive if advantage > 0 else a.tau_negative
         return -advantage * 4 / tau / (1 + torch.exp(-tau * (ratio - 1)))
+    if a.surrogate == "vespo":
+        power, decay = (a.power_positive, a.decay_positive) if advantage >= 0 else (a.power_negative, a.decay_negative)
+        w = math.exp(sum(c.item() for c in changes))
+        return -(w**power) * math.exp(decay * (1 - w)) * advantage * logp[k]
     if a.surrogate == "gmpo":
         limited = []
         for c in changes:
@@ -194,6 +199,11 @@ def distinct_losses() -> dict[str, Algorithm]:
 ROWS = distinct_losses()
 
 
+def spread_of(row: Algorithm) -> float:
+    """How far new and old log-probs lie apart, nats, so that a clip acts on some tokens or responses."""
+    return 0.3 if row.ratio == "token" or row.clip_low is None else 10 * row.clip_low
+
+
 @pytest.fixture(scope="module")
 def prompts(tiny_encoder):
     return mixed_prompts(tiny_encoder)
@@ -248,6 +258,29 @@ def test_padded_path_equals_the_same_reference(frozen_tiny_model, eager_model, w
         assert_close(found[index], expected[index], f"trajectory {index}")
 
 
+@pytest.mark.parametrize("tokens_per_row", [64, WHOLE])
+def test_packed_energies_equal_those_of_a_plain_forward_of_each_response(
+    policy, eager_model, world, tiny_banned, tokens_per_row
+):
+    """1 - 2 pi + the sum of pi^2, from plain logits."""
+    items = [i for i in world[0] if len(i.segments) == 1]
+    energies: dict[int, torch.Tensor] = {}
+    logps: dict[int, torch.Tensor] = {}
+    batch = batch_of(items, [0.0] * len(world[0]))
+    fill_stats(policy, batch, {"energy": energies, "logp": logps}, tokens_per_row)
+    assert energies.keys() == logps.keys() == {i.trajectory for i in items}
+    for item in items:
+        ids = [*item.prompt.ids, *item.segments[0].ids]
+        kinds = torch.tensor([[*item.prompt.kinds, *[0] * item.num_tokens]], dtype=torch.int)
+        with torch.no_grad():
+            whole = eager_model(input_ids=torch.tensor([ids]), mm_token_type_ids=kinds, **item.prompt.images)
+        logits = whole.logits[0, len(item.prompt.ids) - 1 : -1].double() / TEMPERATURE
+        logits[:, list(tiny_banned)] = -math.inf
+        p = logits.softmax(-1)
+        own = p[torch.arange(len(p)), torch.tensor(item.segments[0].ids)]
+        assert_close(energies[item.trajectory], 1 - 2 * own + p.square().sum(-1), f"trajectory {item.trajectory}")
+
+
 def test_entropy_is_that_of_the_policy_without_banned_ids(policy, eager_model, world, tiny_banned):
     item = world[0][0]
     stats = policy(make_row([item]))
@@ -271,7 +304,7 @@ def test_the_step_gradient_of_every_algorithm_equals_the_hand_made_loop(
     logps = reference_logps(eager_model, items, TEMPERATURE, tiny_banned)
     old = {k: v.detach() for k, v in logps.items()}
     if not on_policy:
-        spread = {"token": 1.5 if algorithm.dual_clip else 0.3}.get(algorithm.ratio, 3e-3)
+        spread = 1.5 if algorithm.dual_clip else spread_of(algorithm)
         generator = torch.Generator().manual_seed(1)
         old = {k: v + spread * torch.randn(len(v), generator=generator) for k, v in old.items()}
     loss = reference_loss(logps, items, advantages, algorithm, old, MAX_TOKENS)
@@ -359,7 +392,7 @@ def test_no_surrogate_depends_on_packing_splitting_or_order(policy, world, row, 
     order = data.draw(st.permutations(items))
     budget = data.draw(st.integers(1, 300))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
-    spread = 0.3 if ROWS[row].ratio == "token" else 3e-3
+    spread = spread_of(ROWS[row])
     logps = logps_of(policy, items)
     old, ref, said = (
         {k: v + spread * torch.randn(len(v), generator=generator) for k, v in logps.items()} for _ in range(3)

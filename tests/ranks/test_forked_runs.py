@@ -10,6 +10,7 @@ from run_rank import job, run_jobs
 from small_runs import TWO_STEPS, answers, assert_close_history, assert_same_run, make_place, weights
 from tinyfamilies import build
 from tinyprocessors import PROCESSORS
+from transformers import AutoProcessor
 
 from vlmrl.store import layout
 from vlmrl.store.runs import open_run
@@ -17,6 +18,7 @@ from vlmrl.store.runs import open_run
 RECOMPUTED = "model.gradient_checkpointing=true"
 CASES = {
     "full kl": ["algo.kl_coef=0.1", "algo.kl=full", RECOMPUTED],
+    "teacher": ["algo.name=opd", "algo.divergence=forward", "teacher.path=teacher"],
     "critic": ["algo.name=ppo", "train.updates_per_step=2"],
     "adapter": ["lora.rank=4", "algo.kl_coef=0.1"],
     "one prompt for two": ["rollout.prompts_per_step=1", "train.steps=4"],
@@ -34,12 +36,24 @@ def runs(tmp_path_factory) -> Path:
     policy.save_pretrained(model)
     processor.save_pretrained(model)
     place = make_place(tmp_path_factory.mktemp("forked-runs"), model, TWO_STEPS)
-    cases = {size: [job(place, f"{size}/{name}", *more) for name, more in CASES.items()] for size in (1, 2)}
+    # A teacher of another family, whose packed rows need one pass each, with a larger embedding.
+    teacher, reader = build("qwen3_vl").model, PROCESSORS["qwen3_vl"]()
+    teacher.resize_token_embeddings(len(processor.tokenizer) + 11)
+    teacher.save_pretrained(place / "teacher")
+    reader.tokenizer = AutoProcessor.from_pretrained(model).tokenizer
+    reader.save_pretrained(place / "teacher")
+    cases = {
+        size: [job(place, f"{size}/{name}", *placed(place, more)) for name, more in CASES.items()] for size in (1, 2)
+    }
     stopped = [job(place, name, *LONG, stop_at=2) for name in ("stopped", "wandering")]
     run_jobs(2, [*cases[2], job(place, "whole", *LONG), *stopped, job(place, "stopped", resume=True)], place)
     offloaded = job(place, "offloaded", *CASES["full kl"], "parallel.offload=true")
     run_jobs(1, [*cases[1], offloaded, job(place, "1/whole", *LONG), job(place, "wandering", resume=True)], place)
     return place
+
+
+def placed(place: Path, overrides: list[str]) -> list[str]:
+    return [f"teacher.path={place}/teacher" if o == "teacher.path=teacher" else o for o in overrides]
 
 
 def assert_close_runs(runs: Path, one: str, other: str) -> None:

@@ -120,6 +120,7 @@ class ScoredGroup:
         greedy: score of the greedy answer to the prompt; None = there is none.
         penalties: [G][T], numbers subtracted from each token's reward (the KL in the reward); () = none.
         values: [G][T], the critic's value before each token, for included samples; () = there is no critic.
+        energies: [G][T], squared size of d log pi / d logits of each token; () = not known.
     """
 
     scores: Sequence[float]
@@ -131,6 +132,7 @@ class ScoredGroup:
     greedy: float | None = None
     penalties: Sequence[Array] = ()
     values: Sequence[Array] = ()
+    energies: Sequence[Array] = field(default=(), kw_only=True)
 
     def token_rewards(self, index: int) -> Array:
         """Return each token's reward in a sample, [T]: minus the token's penalty; the last token adds the score."""
@@ -218,6 +220,11 @@ def no_baseline(kept: _Kept) -> list[Array]:
     return kept.returns
 
 
+def nothing(kept: _Kept) -> list[Array]:
+    """Return 0 for each sample: the policy learns from something else."""
+    return _column(np.zeros(len(kept.index)))
+
+
 def greedy_baseline(kept: _Kept) -> list[Array]:
     """Return the discounted return of each token minus the score of the prompt's greedy answer.
 
@@ -290,6 +297,33 @@ def _generalised(group: ScoredGroup, index: list[int], gamma: float, lam: float)
     return [gae(group.token_rewards(i), group.values[i], gamma=gamma, lam=lam) for i in index]
 
 
+def optimal_token(kept: _Kept) -> list[Array]:
+    """Return each token's return minus the baseline of its position: the mean return, weighted by the path's energy.
+
+    The mean is over the samples that reach the position. The energy of a path is the sum of its tokens' energies so
+    far. Of all baselines per position, this one has the least variance. The last tokens of the longest sample have no
+    other to be compared with: 0.
+
+    Raises: ValueError when the group has no energies.
+    Source: optimal token baseline, arXiv:2602.07078, with its logit-gradient proxy of the energy.
+    Example: scores [1, 0], energies [0.5, 1] and [1.5] -> baseline (0.5 * 1 + 1.5 * 0) / 2 = 0.25 at the first position
+        -> [0.75, 0] and [-0.25].
+    """
+    if not len(kept.group.energies):
+        raise ValueError("the optimal token baseline needs the energy of every token")
+    energies = [kept.group.energies[i] for i in kept.index]
+    lengths = [max(1, len(e)) for e in energies]
+    energy_GT, returns_GT = np.zeros((2, len(energies), max(lengths)))
+    for g, (energy, returns) in enumerate(zip(energies, kept.returns, strict=True)):
+        energy_GT[g, : len(energy)] = np.cumsum(energy)
+        returns_GT[g, : lengths[g]] = returns
+    total_T = energy_GT.sum(0)
+    # sum_j W_j (G_i - G_j) / sum_j W_j is G_i - baseline, and exactly 0 where all G_j with a weight are equal.
+    leads = [(energy_GT * (own_T - returns_GT)).sum(0) for own_T in returns_GT]
+    advantages = [np.divide(lead, total_T, out=np.zeros_like(lead), where=total_T > 0) for lead in leads]
+    return [a[:n] for a, n in zip(advantages, lengths, strict=True)]
+
+
 BASELINES: dict[str, Callable[[_Kept], list[Array]]] = {
     "group_mean": group_mean,
     "group_mean_std": group_mean,
@@ -299,7 +333,9 @@ BASELINES: dict[str, Callable[[_Kept], list[Array]]] = {
     "part_by_part": part_by_part,
     "greedy": greedy_baseline,
     "none": no_baseline,
+    "zero": nothing,
     "gae": generalised,
+    "optimal_token": optimal_token,
 }
 """Estimator -> function of the included samples that returns score (or return) minus baseline.
 
@@ -321,13 +357,14 @@ def batch_advantages(
         groups: ALL groups of the step (of all ranks), because some scales are computed over the batch.
         estimator: key of `ESTIMATORS`.
         scale: one of `SCALES`; None = the default of the estimator.
-        gamma: discount of the token returns; for estimators without a group baseline ("none", "greedy", "gae").
+        gamma: discount of the token returns; for estimators that have one return per token ("none", "greedy", "gae",
+            "optimal_token").
         lam: lambda of "gae", in [0, 1]: 0 = one token's reward counts, then the critic's value; 1 = the rewards of all
             tokens to the end of the response count.
     Returns: one list per group, with one array per sample: [1] = the same for all its tokens, or [T] (with penalties,
-        gamma < 1, or a critic). Advantages are exactly 0 for samples that are not included and for dead groups. A group
-        is dead if its scores (minus penalties; for "part_by_part": the values of every part) are all equal, or if it
-        has a single score and the estimator compares samples. With "gae" no group is dead.
+        gamma < 1, a critic, or "optimal_token"). Advantages are exactly 0 for samples that are not included and for
+        dead groups. A group is dead if its scores (minus penalties; for "part_by_part": the values of every part) are
+        all equal, or if it has a single score and the estimator compares samples. With "gae" no group is dead.
     Raises: KeyError for an unknown estimator; ValueError when a score is not finite, for an unknown scale, and when
         "gae" is combined with a scale that is not in `CRITIC_SCALES`.
     """

@@ -55,6 +55,7 @@ SURROGATES: dict[str, Surrogate] = {
         ("ratio", "clip_low", "clip_high", "dual_clip", "cov_share", "cov_low", "cov_high"), selects=True
     ),
     "kl_cov": Surrogate(("ratio", "cov_share", "cov_kl_coef"), selects=True),
+    "vespo": Surrogate(("power_positive", "decay_positive", "power_negative", "decay_negative"), gate=True),
 }
 """Name of a surrogate in losses.py -> facts. losses.py is not imported, because it needs torch; a test compares the
 two."""
@@ -67,6 +68,7 @@ RATIOS = {
 AGGREGATIONS = {
     "token_mean": "all tokens count the same",
     "sequence_mean": "all responses count the same",
+    "sequence_sum": "the mean over responses of the sum over their tokens",
     "constant": "the sum over responses x rollout.max_new_tokens",
 }
 """Name of an aggregation in losses.py -> remark for users."""
@@ -78,7 +80,7 @@ KL_ESTIMATORS = {
     "abs": "",
     "full": "exact: the sum over the vocabulary; keeps the reference's hidden states of a step in main memory",
 }
-"""Name of a KL estimator in kl.py -> remark for users. The estimator "full" is in model/policy.py."""
+"""Name of a KL estimator in kl.py -> remark for users. "full" is in algo/divergence.py."""
 SCALES = {
     "none": "",
     "group": "standard deviation of the group's scores",
@@ -117,6 +119,20 @@ PERCEPTIONS = {
 """Use of a second pass behind masked images -> remark for users."""
 
 
+TEACHING = {
+    "none": "",
+    "loss": "the divergence from it is a term of the loss",
+    "reward": "log q - log p of each sampled token is added to its advantage",
+}
+"""Use of the teacher's distribution q, where p is the policy's -> remark for users."""
+DIVERGENCES = {
+    "reverse": "KL(p || q)",
+    "forward": "KL(q || p)",
+    "jsd": "generalised Jensen-Shannon divergence, see jsd_weight",
+}
+"""Divergence of the policy p from the teacher q (algo/divergence.py) -> remark for users."""
+
+
 @dataclass(frozen=True)
 class Estimator:
     """Facts about an estimator of the advantage. Its baseline is a function in advantages.py.
@@ -125,12 +141,14 @@ class Estimator:
         scale: the default scale, one of `SCALES`.
         needs_group: whether the estimator compares the samples of a prompt, so that one sample is not enough.
         critic: whether the estimator uses the values of a critic; then no group is dead.
+        energy: whether the estimator uses the squared size of each token's gradient by the logits.
         remark: a few words for users.
     """
 
     scale: str = "none"
     needs_group: bool = True
     critic: bool = False
+    energy: bool = False
     remark: str = ""
 
 
@@ -143,7 +161,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "part_by_part": Estimator("samples", remark="each reward part on its own"),
     "greedy": Estimator(needs_group=False, remark="score of one greedy answer per prompt"),
     "none": Estimator(needs_group=False),
+    "zero": Estimator(needs_group=False, remark="the reward is measured and teaches nothing"),
     "gae": Estimator(needs_group=False, critic=True, remark="a critic"),
+    "optimal_token": Estimator(energy=True, remark="a baseline for each token position, weighted by gradient sizes"),
 }
 
 
@@ -156,9 +176,9 @@ def _by_surrogate(
 
 _WHOLE_SCORES = When(
     "advantage",
-    tuple(name for name, e in ESTIMATORS.items() if not e.needs_group),
+    tuple(name for name, e in ESTIMATORS.items() if not e.needs_group or e.energy),
     "the advantage `{value}` compares whole scores",
-    "remove it, or use reinforce++, remax or ppo",
+    "remove it, or use reinforce++, remax, ppo or otb",
 )
 _CRITIC = When(
     "advantage",
@@ -171,6 +191,7 @@ _KL_TARGET = When("kl_target", otherwise="without `algo.kl_target` the coefficie
 _FILTER = When("filter", ("spread",))
 _WITH_DEMONSTRATIONS = When("demonstrations", tuple(DEMONSTRATIONS)[1:], "`algo.demonstrations` is `none`", "remove it")
 _HINT = When("demonstrations", ("hint",))
+_TEACHER_LOSS = When("teacher", ("loss",))
 _OWN_MEAN = When("demonstration_loss", ("nll", "unsure", "both"))
 _MASKED = When("perception", ("loss", "select"), "`algo.perception` is `none`", "remove it, or use papo or vppo")
 _MASKED_LOSS, _SELECT = When("perception", ("loss",)), When("perception", ("select",))
@@ -258,6 +279,30 @@ class Algorithm:
         range=POSITIVE,
         used_when=_by_surrogate("tau_negative"),
     )
+    power_positive: float = cell(
+        2.0,
+        "Power k in the weight W^k exp(d (1 - W)) of a positive advantage, where W is the response's ratio.",
+        range=NOT_NEGATIVE,
+        used_when=_by_surrogate("power_positive"),
+    )
+    decay_positive: float = cell(
+        3.0,
+        "Decay d in the weight W^k exp(d (1 - W)) of a positive advantage; larger = faster beyond W = k / d.",
+        range=POSITIVE,
+        used_when=_by_surrogate("decay_positive"),
+    )
+    power_negative: float = cell(
+        3.0,
+        "Power k in the weight of a negative advantage; see power_positive.",
+        range=NOT_NEGATIVE,
+        used_when=_by_surrogate("power_negative"),
+    )
+    decay_negative: float = cell(
+        2.0,
+        "Decay d in the weight of a negative advantage; see decay_positive.",
+        range=POSITIVE,
+        used_when=_by_surrogate("decay_negative"),
+    )
     cov_share: float = cell(
         2e-4,
         "Share of an update's tokens that the surrogate picks (at least one token).",
@@ -284,8 +329,9 @@ class Algorithm:
     )
     aggregation: str = cell(
         "token_mean",
-        "Reduction of the token losses to one number. verl calls token_mean, sequence_mean and constant "
-        "token-mean, seq-mean-token-mean and seq-mean-token-sum-norm; TRL dapo, grpo and dr_grpo.",
+        "Reduction of the token losses to one number. verl calls token_mean, sequence_mean, sequence_sum and constant "
+        "token-mean, seq-mean-token-mean, seq-mean-token-sum and seq-mean-token-sum-norm; TRL dapo, grpo, luspo and "
+        "dr_grpo.",
         choices=AGGREGATIONS,
         open_list=True,
     )
@@ -493,6 +539,27 @@ class Algorithm:
         14, "Side of a patch in pixels of the stored image.", range=POSITIVE_INT, used_when=(_MASKED,)
     )
 
+    teacher: str = cell(
+        "none", "What the policy learns from the teacher (`[teacher]`), beside its reward.", choices=TEACHING
+    )
+    teacher_coef: float = cell(
+        1.0, "Weight of what is learned from it.", range=NOT_NEGATIVE, used_when=(When("teacher", ("loss", "reward")),)
+    )
+    divergence: str = cell("reverse", "Divergence from the teacher.", choices=DIVERGENCES, used_when=(_TEACHER_LOSS,))
+    jsd_weight: float = cell(
+        0.5,
+        "Weight w of jsd, w KL(q || m) + (1 - w) KL(p || m) with m = w q + (1 - w) p. Its ends are the two KLs.",
+        range=Range(gt=0, lt=1),
+        used_when=(_TEACHER_LOSS, When("divergence", ("jsd",))),
+    )
+    teacher_top_k: int = cell(
+        0,
+        "Number of the teacher's most likely tokens that are compared one by one; all others count as one. 0 = the "
+        "whole vocabulary, one by one.",
+        range=COUNT,
+        used_when=(_TEACHER_LOSS,),
+    )
+
     @cached_property
     def masks(self) -> bool:
         """Return whether responses are read behind masked images, too."""
@@ -550,6 +617,16 @@ class Algorithm:
     def needs_critic(self) -> bool:
         """Return whether the policy gets a value head, which predicts the score before every token."""
         return ESTIMATORS[self.advantage].critic
+
+    @cached_property
+    def needs_energy(self) -> bool:
+        """Return whether the estimator uses the squared size of each token's gradient, from a pass of the policy."""
+        return ESTIMATORS[self.advantage].energy
+
+    @cached_property
+    def joins_tokens(self) -> bool:
+        """Return whether the surrogate weighs each token by what all tokens of its response have."""
+        return self.surrogate in ("gmpo", "vespo")
 
     @cached_property
     def limits_ratio(self) -> bool:

@@ -69,6 +69,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             summary="the response's ratio with each token's own gradient (arXiv:2507.18071 eq. 13)",
         ),
         Algorithm(
+            name="luspo",
+            ratio="sequence",
+            clip_low=2e-3,
+            clip_high=2.5e-3,
+            aggregation="sequence_sum",
+            summary="GSPO with each response's loss times its length, clip 2e-3/2.5e-3 (arXiv:2602.05261)",
+        ),
+        Algorithm(
             name="gmpo",
             surrogate="gmpo",
             clip_low=0.4,
@@ -89,6 +97,12 @@ ALGORITHMS: dict[str, Algorithm] = {
             summary="a smooth gate instead of the clip, temperatures 1 and 1.05 (arXiv:2511.20347)",
         ),
         Algorithm(
+            name="vespo",
+            surrogate="vespo",
+            summary="a smooth weight of the whole response's ratio, neither clipped nor divided by the length "
+            "(arXiv:2602.10693)",
+        ),
+        Algorithm(
             name="clip_cov",
             surrogate="clip_cov",
             clip_low=1.0,
@@ -107,6 +121,12 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="opo",
             advantage="length_weighted",
             summary="baseline weighted by length, no clip: meant for one update per step (arXiv:2505.23585)",
+        ),
+        Algorithm(
+            name="otb",
+            advantage="optimal_token",
+            **PPO,
+            summary="a baseline for each token position, weighted by gradient sizes, clip 0.2 (arXiv:2602.07078)",
         ),
         Algorithm(
             name="gpg",
@@ -228,6 +248,29 @@ ALGORITHMS: dict[str, Algorithm] = {
             summary="the 20% of the tokens that depend most on the images are trained on (arXiv:2510.09285)",
         ),
         Algorithm(
+            name="opd",
+            advantage="zero",
+            surrogate="reinforce",
+            teacher="loss",
+            summary="on-policy distillation: KL(policy || teacher) on the policy's responses (arXiv:2306.13649)",
+        ),
+        Algorithm(
+            name="opd_reward",
+            advantage="zero",
+            teacher="reward",
+            summary="the same by sampled tokens alone: their log-ratio to the teacher is the advantage "
+            "(arXiv:2306.08543)",
+        ),
+        Algorithm(
+            name="opsd",
+            advantage="zero",
+            surrogate="reinforce",
+            teacher="loss",
+            divergence="jsd",
+            summary="self-distillation: the teacher is the start of the run and reads more (`teacher.reveal`), half "
+            "forward, half reverse (cf. arXiv:2601.18734)",
+        ),
+        Algorithm(
             name="easyr1",
             clip_low=0.2,
             clip_high=0.3,
@@ -291,9 +334,10 @@ def value_in_row(name: str, cell: str) -> Any:
     return ESTIMATORS[row.advantage].scale if cell == "scale" and value is None else value
 
 
-def without_greedy(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm with the group mean instead of a greedy answer's score (saved rollouts, `vlmrl try`)."""
-    return replace(algorithm, advantage="group_mean") if algorithm.advantage == "greedy" else algorithm
+def without_model(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with the group mean instead of a baseline from the model (saved rollouts, `vlmrl try`)."""
+    needs_model = algorithm.advantage == "greedy" or algorithm.needs_energy
+    return replace(algorithm, advantage="group_mean") if needs_model else algorithm
 
 
 def stand_in(algorithm: Algorithm) -> str:
@@ -303,6 +347,8 @@ def stand_in(algorithm: Algorithm) -> str:
     """
     if algorithm.advantage == "greedy":
         return "the group mean replaces the score of the greedy answer"
+    if algorithm.needs_energy:
+        return "the group mean replaces the baseline of each token"
     if algorithm.needs_critic:
         return "an untrained critic, with the value 0 everywhere, replaces the policy's: advantages before any learning"
     return ""
@@ -334,6 +380,11 @@ OF_ROWS: dict[str, str] = {
     f' scale = "tokens". {_DUAL}',
     "gspo": "The mean of the importance weights over a response counts, as in TRL. In verl's gspo every token keeps its"
     " own weight. As verl: gspo_token.",
+    "vespo": "Importance weights multiply the loss. In VESPO's code and in TRL, their product over a response is a"
+    ' factor of its ratio. As there, but without a limit of the weights: importance = "ratio".',
+    "otb": "Energies are not multiplied by squared importance weights; verl's are, where it has weights. With several"
+    " turns, positions count trained tokens; verl has another estimator for them. Where all samples were certain of all"
+    f" their tokens, the advantage is 0; verl's is the return. {_DUAL}",
     "gmpo": "policy/clip_share counts the tokens that a bound changes, as in TRL. verl counts all tokens outside the"
     " bounds.",
     "cispo": "No lower bound, as in the paper and in TRL. As verl: clip_low = 0.2, clip_high = 0.2.",

@@ -132,6 +132,7 @@ def scored_group(
     greedy: float | None = None,
     penalties: Sequence[Array] = (),
     values: Sequence[Array] = (),
+    energies: Sequence[Array] = (),
 ) -> ScoredGroup:
     """Return a group for the estimators: samples with failed rewards are excluded, length rules are applied.
 
@@ -147,6 +148,7 @@ def scored_group(
             included.
         penalties: [G][T], numbers subtracted from each token's reward.
         values: [G][T], the critic's value before each token.
+        energies: [G][T], the energy of each token; see `ScoredGroup`.
     """
     # A critic compares no samples, so a masked response must not count in the advantages of others. Estimators that
     # compare samples keep the score of a masked response in the baseline; only "drop" removes it from there.
@@ -179,7 +181,9 @@ def scored_group(
     else:
         parts, shares = _of_several(scores, weights)
         part_weights = ()
-    return ScoredGroup(shaped, included, lengths, parts, part_weights, greedy, penalties, values, shares=shares)
+    return ScoredGroup(
+        shaped, included, lengths, parts, part_weights, greedy, penalties, values, shares=shares, energies=energies
+    )
 
 
 def passes_filter(group: ScoredGroup, algorithm: Algorithm) -> bool:
@@ -216,6 +220,7 @@ def add_advantages(
     greedy: Sequence[float | None] | None = None,
     penalties: Sequence[Sequence[Any]] | None = None,
     values: Sequence[Sequence[Any]] | None = None,
+    energies: Sequence[Sequence[Any]] | None = None,
 ) -> list[Group]:
     """Return the groups of a step with their advantages and a critic's targets; mask what is not trained on.
 
@@ -231,6 +236,7 @@ def add_advantages(
         penalties: per sample of each group the penalty of its tokens, float64 [tokens] (the KL in the reward).
         values: per sample of each group the critic's values before its tokens, float64 [tokens]. Where the algorithm
             has a critic, they are required for the samples that are trained on.
+        energies: per sample of each group the energy of its tokens, float64 [tokens]; required by "optimal_token".
     """
     inputs = [
         _scored(
@@ -241,6 +247,7 @@ def add_advantages(
             greedy=greedy[i] if greedy else None,
             penalties=penalties[i] if penalties else (),
             values=values[i] if values else (),
+            energies=energies[i] if energies else (),
         )
         for i, g in enumerate(groups)
     ]
@@ -298,6 +305,27 @@ def add_credit(
     if algorithm.weighs_by_entropy:
         credited = [_signed(g, [1.0 if x else -1.0 for x in own]) for g, own in zip(credited, is_solved, strict=True)]
     return credited
+
+
+def add_gains(groups: Sequence[Group], gains: Sequence[Sequence[Array]]) -> list[Group]:
+    """Return the groups with a number added to the advantage of each trained token of their samples.
+
+    Masked samples stay as they are.
+
+    Args:
+        gains: group -> sample -> [trained tokens].
+    """
+
+    def gained(sample: ScoredSample, gain: Array) -> ScoredSample:
+        if sample.masked:
+            return sample
+        own = sample.advantage if sample.token_advantages is None else np.asarray(sample.token_advantages)
+        return replace(sample, token_advantages=tuple((own + gain).tolist()))
+
+    return [
+        replace(g, samples=tuple(gained(s, x) for s, x in zip(g.samples, of_group, strict=True)))
+        for g, of_group in zip(groups, gains, strict=True)
+    ]
 
 
 def _without_samples(group: Group) -> Group:

@@ -3,7 +3,7 @@
 Letters: K trained tokens, flat over all responses of a microbatch; S responses of the whole update. float32, log-probs
 in nats. On policy, the gradient of every surrogate with respect to a token's log-prob is -advantage, except for tokens
 that "clip_cov" picked. The denominator is fixed before the first backward, so the gradient does not depend on how an
-update is split into microbatches. The KL estimator "full" needs hidden states: it is in `model/policy.py`.
+update is split into microbatches. The KL estimator "full" needs hidden states: see algo/divergence.py.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ def _response_mean(values_K: Tensor, response_K: Tensor) -> Tensor:
         response_K: index of each token's response, 0-based and dense, like `Tokens.response`.
     Returns: [K].
     """
-    # K entries are used, because S <= K: reading the true S would make the CPU wait for the GPU. [K] -> [S]
-    total_S = torch.zeros_like(values_K).index_add(0, response_K, values_K)
-    length_S = torch.zeros_like(values_K).index_add(0, response_K, torch.ones_like(values_K))
-    return (total_S / length_S.clamp(min=1.0))[response_K]  # [S] -> [K]; entries without a response have length 0
+    return _response_sum(values_K, response_K) / _response_sum(torch.ones_like(values_K), response_K)
+
+
+def _response_sum(values_K: Tensor, response_K: Tensor) -> Tensor:
+    """Return, for each token, the sum of the values over its response. [K]."""
+    # K entries are used, because S <= K: reading the true S would make the CPU wait for the GPU. [K] -> [S] -> [K]
+    return torch.zeros_like(values_K).index_add(0, response_K, values_K)[response_K]
 
 
 def clipped_surrogate(
@@ -132,8 +135,7 @@ def importance_weight(
     """
     change_K = torch.nan_to_num(old_logp_K - sampler_logp_K, nan=0.0)
     if level == "sequence":
-        # [K] -> [S] -> [K]: the log of the product is the sum over the response.
-        change_K = torch.zeros_like(change_K).index_add(0, response_K, change_K)[response_K]
+        change_K = _response_sum(change_K, response_K)  # the log of the product
     elif level != "token":
         raise ValueError(f"unknown importance level {level!r}")
     weight_K = change_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -288,6 +290,24 @@ def kl_cov(a: Algorithm, x: Tokens) -> Loss:
     return loss, torch.zeros_like(x.advantage)
 
 
+def vespo(a: Algorithm, x: Tokens) -> Loss:
+    """Return -W^k exp(d (1 - W)) * advantage * log-prob, where W is the ratio of the whole response.
+
+    W is the product of the token ratios, without a mean over the length. The factor in front is detached. It is 1 on
+    policy, largest at W = k / d, and falls to 0 on both sides. Power k and decay d depend on the sign of the advantage.
+
+    Source: VESPO, arXiv:2602.10693 (its kernel W^c1 exp(c2 (1 - W))); k and d: the authors' code.
+    Example: ratios 2 and 0.75, advantage 1: W = 1.5 -> 1.5^2 exp(3 (1 - 1.5)) = 0.502; gradient -0.502 on both tokens.
+    """
+    change = log_ratio(x.logp.detach(), x.old_logp, x.response, "token")
+    log_w = _response_sum(change, x.response)
+    is_good = x.advantage >= 0
+    power = torch.full_like(log_w, a.power_negative).masked_fill(is_good, a.power_positive)
+    decay = torch.full_like(log_w, a.decay_negative).masked_fill(is_good, a.decay_positive)
+    weight = (power * log_w + decay * (1.0 - log_w.exp())).exp()
+    return -weight * x.advantage * x.logp, torch.zeros_like(x.advantage)
+
+
 SURROGATE_LOSSES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
     "clip": clip,
     "reinforce": reinforce,
@@ -296,6 +316,7 @@ SURROGATE_LOSSES: dict[str, Callable[[Algorithm, Tokens], Loss]] = {
     "sapo": sapo,
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
+    "vespo": vespo,
 }
 """Name in the algorithm table -> surrogate function. choices.py lists the names that a recipe may use, with facts."""
 
@@ -417,8 +438,8 @@ class Denominator:
 
     Args:
         aggregation: "token_mean" (all trained tokens count the same), "sequence_mean" (all responses count the
-            same), or "constant" (responses x `max_tokens`: a token's weight does not depend on the length of its
-            response).
+            same), "sequence_sum" (responses: a response counts by its length), or "constant" (responses x
+            `max_tokens`). In the last two, a token's weight does not depend on the length of its response.
         num_tokens: number of trained tokens in the whole update.
         num_sequences: number of responses with at least one trained token in the whole update.
         max_tokens: token limit of a response; used by "constant".
@@ -455,8 +476,9 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
         sequence_tokens_K: number of trained tokens in the response of each token.
     Returns: a scalar.
     Raises: ValueError for an unknown aggregation.
+    Source of "sequence_sum": LUSPO, arXiv:2602.05261, which multiplies the loss of a response by its length.
     Example: responses with losses [1, 1, 1] and [4]: token_mean (3 + 4) / 4 = 1.75; sequence_mean (1 + 4) / 2 = 2.5;
-        constant with max_tokens 10: 7 / 20 = 0.35.
+        sequence_sum (3 + 4) / 2 = 3.5; constant with max_tokens 10: 7 / 20 = 0.35.
     """
     # max(1, ...): an update without a trained token has the loss 0, not NaN.
     if total.aggregation == "token_mean":
@@ -464,6 +486,8 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
     if total.aggregation == "sequence_mean":
         # Each token is weighted with 1 / (length of its response), so a response's sum is its mean. [K] -> scalar
         return (loss_K / sequence_tokens_K.to(loss_K.dtype)).sum() / max(1, total.num_sequences)
+    if total.aggregation == "sequence_sum":
+        return loss_K.sum() / max(1, total.num_sequences)
     if total.aggregation == "constant":
         return loss_K.sum() / max(1, total.num_sequences * total.max_tokens)
     raise ValueError(f"unknown aggregation {total.aggregation!r}")

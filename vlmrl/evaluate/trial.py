@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlmrl.algo.algorithms import algorithm_of, stand_in, without_greedy
+from vlmrl.algo.algorithms import algorithm_of, stand_in, without_model
 from vlmrl.algo.credit import add_advantages, untrained_values
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.dataset_writer import building
@@ -427,7 +427,7 @@ def run_trial(
     params = sampling_params(recipe, policy, processor.tokenizer)
     engine = make_generator(recipe, policy, encoder, sources=sources, engine="torch")
     chosen_algorithm = algorithm_of(recipe.algo)
-    algorithm = without_greedy(chosen_algorithm)
+    algorithm = without_model(chosen_algorithm)
     chosen = choose_rows(sources, recipe.train.seed, prompts)
     trial, size = Trial(stand_in=stand_in(chosen_algorithm)), max(1, recipe.rollout.prompts_per_step)
     count = counted(progress, len(chosen) * samples)

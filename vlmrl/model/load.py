@@ -289,6 +289,22 @@ def refuse_unknown_ids(tokenizer: Any, num_embeddings: int, source: str) -> None
         raise CheckpointError(message, where=source, hint=hint)
 
 
+def require_same_tokenizer(own: Any, theirs: Any, path: str) -> None:
+    """Raise a CheckpointError unless every token of the policy has the same id in the teacher's tokenizer.
+
+    Args:
+        own, theirs: the tokenizers.
+        path: the teacher's path, for the message.
+    """
+    ours, others = own.get_vocab(), theirs.get_vocab()
+    if unlike := sorted((i, token) for token, i in ours.items() if others.get(token) != i):
+        id_, token = unlike[0]
+        place = "which it does not have" if token not in others else f"which has the id {others[token]:,} there"
+        message = f"the teacher {path} has another tokenizer: {len(unlike):,} of {len(ours):,} tokens differ, such as"
+        hint = "the two models are compared token by token: choose a teacher with the model's tokenizer"
+        raise CheckpointError(f"{message} {token!r} with the id {id_:,}, {place}", where="teacher.path", hint=hint)
+
+
 def stop_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that end a response: the end tokens of the generation config, and the tokenizer's end token."""
     configured = getattr(model.generation_config, "eos_token_id", None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vlmrl.algo.divergence import Divergence
 from vlmrl.errors import Load
 from vlmrl.model.device_memory import upload
 from vlmrl.types import Segment
@@ -87,25 +88,31 @@ class TokenStats:
         entropy: without gradient, unless the policy has `entropy_gradient`.
         value: score that the value head predicts before each trained token, with gradient; None without a value head.
         kl: KL(policy || reference) over the whole vocabulary, with gradient; None without a reference.
+        teacher: divergence from the teacher, with gradient; None without a teacher.
+        energy: squared size of d logp / d logits, without gradient or unit; None unless it was requested.
     """
 
     logp: Tensor
     entropy: Tensor
     value: Tensor | None = None
     kl: Tensor | None = None
+    teacher: Tensor | None = None
+    energy: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowReference:
-    """Reference model's outputs that are needed for the KL divergence over the whole vocabulary, for one row.
+    """Another model's outputs that are needed for the policy's divergence from it, for one row.
 
     Args:
-        hidden_KD: hidden states that predict the row's trained tokens, without gradient.
+        hidden_KD: hidden states that predict the row's trained tokens, without gradient; D is the other model's.
         head: hidden states -> logits [.., V].
+        divergence: the divergence.
     """
 
     hidden_KD: Tensor
     head: Callable[[Tensor], Tensor]
+    divergence: Divergence = field(default_factory=Divergence)
 
 
 @dataclass(frozen=True)

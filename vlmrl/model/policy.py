@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vlmrl.algo.divergence import Divergence
 from vlmrl.model.attention import choose_backend, fork_plan, no_mask, vision_layout
 from vlmrl.model.caches import MIN_TOKENS, ContinuedCache, Pass, RecordedPrompt, passes_of, run_with_cache, with_fillers
 from vlmrl.model.device_memory import free_bytes, upload
@@ -168,45 +169,98 @@ def _p_logp(p: Tensor, logp: Tensor) -> Tensor:
     return logp.masked_fill_(p == 0, 0.0).mul_(p)
 
 
-def _blocks(logits: Tensor) -> Iterator[slice]:
-    size = max(1, chunks_for(logits.device).block // logits.shape[-1])
+def _blocks(logits: Tensor, parts: int = 1) -> Iterator[slice]:
+    size = max(1, chunks_for(logits.device).block // logits.shape[-1] // parts)
     return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
-def full_kl(
+@torch.no_grad()
+def gradient_energy(
+    hidden_KD: Tensor, target_K: Tensor, head: Callable[[Tensor], Tensor], temperature: float, banned_ids: Sequence[int]
+) -> Tensor:
+    """Return the squared size of d log pi(target) / d logits, for logits divided by the temperature. [K], in 0 to 2.
+
+    With pi = softmax(logits) it is (1 - pi_target)^2 plus the sum of all other pi_j^2. Arguments: see `token_logprobs`.
+
+    Source: the logit-gradient proxy of arXiv:2602.07078.
+    Example: pi = (0.5, 0.25, 0.25): 0.25 + 0.0625 + 0.0625 = 0.375 for the first token.
+    """
+
+    def chunk(hidden: Tensor, target: Tensor) -> Tensor:
+        logits = head(hidden)
+        energy = torch.empty(len(logits), device=logits.device)
+        for rows in _blocks(logits):
+            at = target[rows, None]
+            logp = policy_logits(logits[rows], temperature, banned).log_softmax(-1)
+            # expm1: near pi = 1, 1 - 2 pi + the sum of squares would lose all digits.
+            energy[rows] = logp.exp().scatter_(-1, at, logp.gather(-1, at).expm1()).square_().sum(-1)
+        return energy
+
+    if len(target_K) == 0:
+        return hidden_KD.sum(-1).float()
+    vocabulary = head(hidden_KD[:1]).shape[-1]
+    banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)
+    size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary)
+    return torch.cat(_in_chunks(chunk, size, hidden_KD, target_K))
+
+
+class _DivergenceOfLogits(torch.autograd.Function):
+    """Function from logits [C, V] of two models to their divergence [C], with a gradient for the first alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, theirs: Tensor, settings: Divergence, temperature: float, banned: Tensor | None
+    ) -> Tensor:
+        value, grad = torch.empty(len(logits), device=logits.device), torch.empty_like(logits)
+        for rows in _blocks(logits, 4):  # `of` holds several arrays at once
+            own = policy_logits(logits[rows], temperature, banned).log_softmax(-1)
+            ref = policy_logits(theirs[rows], settings.temperature or temperature, banned).log_softmax(-1)
+            value[rows], pull = settings.of(own, ref)
+            grad[rows] = pull.div_(temperature)
+        ctx.save_for_backward(grad)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, value_grad: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return grad * value_grad[:, None].to(grad.dtype), None, None, None, None
+
+
+def divergence(
     hidden_KD: Tensor,
     ref_hidden_KD: Tensor,
     head: Callable[[Tensor], Tensor],
     ref_head: Callable[[Tensor], Tensor],
+    settings: Divergence,
     *,
     temperature: float,
     banned_ids: Sequence[int] = (),
 ) -> Tensor:
-    """Return KL(policy || reference) at each position, summed over the whole vocabulary, chunk by chunk.
+    """Return the divergence of the policy from another model at each position, chunk by chunk.
 
-    Letters: K positions, D hidden width (the reference may have another), V vocabulary.
+    Letters: K positions, D hidden width (the other model may have another), V vocabulary. If the two heads have numbers
+    of logits that differ, those that only one of them has do not count: no token belongs to them.
 
     Args:
-        hidden_KD, ref_hidden_KD: last hidden states of the policy and of the reference at the same positions; those of
-            the reference get no gradient.
+        hidden_KD, ref_hidden_KD: last hidden states of the policy and of the other model at the same positions; those
+            of the other model get no gradient.
         head, ref_head: functions from hidden states to logits [.., V].
-        temperature, banned_ids: the policy's; they apply to both distributions.
+        settings: the divergence, with the other model's temperature.
+        temperature, banned_ids: the policy's; the ids are banned in both distributions.
     Returns: [K] with gradient to `hidden_KD` and `head`, float32, in nats, never negative except for rounding.
-    Example: policy (0.5, 0.5), reference (0.25, 0.75): 0.5 ln 2 + 0.5 ln (2 / 3) = 0.1438.
     """
 
     def chunk(hidden: Tensor, ref_hidden: Tensor) -> Tensor:
         logits = head(hidden)
-        logp = torch.log_softmax(policy_logits(logits, temperature, banned), dim=-1)
         with torch.no_grad():
-            ref = torch.log_softmax(policy_logits(ref_head(ref_hidden), temperature, banned), dim=-1)
-        # A banned id has probability 0 in both distributions: its term is set to 0 instead of 0 * (inf - inf) = NaN.
-        difference = logp - ref if banned is None else (logp - ref).masked_fill(banned, 0.0)
-        return (logp.exp() * difference).sum(-1)
+            theirs = ref_head(ref_hidden)
+        own, ref = (x if x.shape[-1] == vocabulary else x[..., :vocabulary] for x in (logits, theirs))
+        return _DivergenceOfLogits.apply(own, ref, settings, temperature, banned)
 
     if len(hidden_KD) == 0:
         return hidden_KD.sum(-1).float()
-    vocabulary = head(hidden_KD[:1].detach()).shape[-1]
+    with torch.no_grad():
+        vocabulary = min(f(x[:1]).shape[-1] for f, x in ((head, hidden_KD), (ref_head, ref_hidden_KD)))
     banned = banned_mask(banned_ids, vocabulary, hidden_KD.device)  # built once: each build makes a GPU wait
     size = max(1, chunks_for(hidden_KD.device).chunk // vocabulary // 2)  # two distributions are held at once
     return torch.cat(_in_chunks(chunk, size, hidden_KD, ref_hidden_KD))
@@ -385,14 +439,21 @@ class Policy(nn.Module):
         return f"padded: `{self.model.config.model_type}` runs each response behind its own copy of the prompt"
 
     def forward(
-        self, row: PackedRow, reference: RowReference | None = None, *, states_only: bool = False
+        self,
+        row: PackedRow,
+        reference: RowReference | None = None,
+        teacher: RowReference | None = None,
+        *,
+        states_only: bool = False,
+        energy: bool = False,
     ) -> TokenStats | Tensor:
         """Return the token statistics of the row's trained tokens, in the row's order, from one pass over it.
 
         Args:
-            reference: the reference model's data for the same row. If it is given, the statistics include the full KL
-                to the reference.
+            reference, teacher: other models' outputs for the same row. If they are given, the statistics include the
+                divergence from them.
             states_only: whether to return only the hidden states; used by `states`.
+            energy: whether the statistics include the energy of each token; the head then runs twice.
         """
         hidden_KD = self._states(row)
         if states_only:
@@ -402,10 +463,12 @@ class Policy(nn.Module):
             hidden_KD, row.target_K, self.head, entropy_gradient=self.entropy_gradient, **shared
         )
         value_K = None if self.value_head is None else self.value_head(hidden_KD.float())[:, 0]  # [K, D] -> [K]
-        kl_K = None
-        if reference is not None:
-            kl_K = full_kl(hidden_KD, reference.hidden_KD, self.head, reference.head, **shared)
-        return TokenStats(logp_K, entropy_K, value_K, kl_K)
+        kl_K, teacher_K = (
+            None if x is None else divergence(hidden_KD, x.hidden_KD, self.head, x.head, x.divergence, **shared)
+            for x in (reference, teacher)
+        )
+        energy_K = gradient_energy(hidden_KD, row.target_K, self.head, **shared) if energy else None
+        return TokenStats(logp_K, entropy_K, value_K, kl_K, teacher_K, energy_K)
 
     def states(self, row: PackedRow) -> Tensor:
         """Return the last hidden states that predict the row's trained tokens: [K, D], with gradient.

@@ -24,6 +24,7 @@ OPEN: Mapping[str, Callable[[Recipe], bool]] = {
     "optim.warmup_steps": lambda recipe: recipe.optim.warmup_ratio is not None and recipe.optim.warmup_steps == 0,
     "model.dtype": lambda recipe: recipe.model.dtype == "auto",
     "rollout.engine": lambda recipe: recipe.rollout.engine == "auto",
+    "teacher.checkpoint": lambda recipe: recipe.teacher is not None and recipe.teacher.checkpoint == AUTO,
     "model.gradient_checkpointing": lambda recipe: recipe.model.gradient_checkpointing == "auto",
 }
 """Key -> function that returns whether a recipe leaves it open. Values are chosen in this order, because a later choice

@@ -13,6 +13,7 @@ from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.key_facts import MOST
 from vlmrl.recipe.tables import (
     ADAPTER,
+    AUTO,
     CADENCE,
     ENDING,
     ENVIRONMENT,
@@ -32,6 +33,7 @@ from vlmrl.recipe.tables import (
     SFT_ONLY,
     SOURCES,
     SPEED,
+    TEACHING,
     TRAINED_PARTS,
     UPDATE,
     WEIGHT_TYPE,
@@ -116,6 +118,42 @@ class Lora(RecipeTable):
     """Rank-stabilised scaling, alpha / sqrt(rank) (arXiv:2312.03732)."""
     dora: Annotated[bool, ADAPTER] = False
     """Weight-decomposed adapter, DoRA (arXiv:2402.09353): one trained magnitude per row of a weight; slower."""
+
+
+class Teacher(RecipeTable):
+    """Frozen model that the policy learns from (`algo.teacher`), on responses of the policy."""
+
+    path: Annotated[str, TEACHING, FILE, RL_ONLY] = Field(min_length=1)
+    """A local Hugging Face folder, a hub name, or a run: of any size and family that has the model's tokenizer. It
+    reads the rows through its own processor and chat template. start = the weights that this run began with, which
+    teach something only if they read more: see `reveal`."""
+    checkpoint: Annotated[str, TEACHING] = AUTO
+    """Checkpoint that `path` means if it is a run; auto = its best or last one, chosen when a run begins, and kept on
+    resume."""
+    revision: Annotated[str | None, TEACHING] = None
+    """Hub revision (branch, tag or commit) when `path` is a hub name."""
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], TEACHING] = "auto"
+    """Type of its arithmetic and weights; auto = that of the model."""
+    min_pixels: Annotated[Pixels | None, TEACHING] = None
+    """Smallest image area for the teacher, in pixels; default: `model.min_pixels`."""
+    max_pixels: Annotated[Pixels | None, TEACHING] = None
+    """Largest image area for the teacher, in pixels; default: `model.max_pixels`."""
+    thinking: Annotated[Literal["off", "on", "template"] | None, TEACHING] = None
+    """Value of `enable_thinking` for the teacher's chat template, as in `model.thinking`; default: the model's."""
+    temperature: Annotated[Positive | None, TEACHING] = None
+    """Divisor of the teacher's logits; default: `rollout.temperature`, by which the policy samples and is trained."""
+    reveal: Annotated[str | None, TEACHING] = None
+    """Text that the teacher alone reads, behind the prompt's last message: a Jinja template whose variables are the
+    row's columns and `truth`, such as "The right answer is {{ truth.answer }}."."""
+    control: Annotated[bool, TEACHING] = False
+    """Show the text of `reveal` with every value hidden: the control, which tells what the values are worth."""
+    trust_remote_code: Annotated[bool, LIMIT] = False
+    """Run Python code that the teacher's repository ships. Only for repositories you trust."""
+
+    @property
+    def is_start(self) -> bool:
+        """Return whether the teacher is the policy as the run began."""
+        return self.path == "start"
 
 
 class Data(RecipeTable):
@@ -413,6 +451,7 @@ class Recipe(RecipeTable):
     """Kind of run: `vlmrl train` (rl) or `vlmrl sft` (sft)."""
     model: Model
     lora: Lora | None = None
+    teacher: Teacher | None = None
     data: Annotated[list[Data], SOURCES] = Field(min_length=1)
     reward: Reward = Reward()
     algo: Algo = Algo()
@@ -435,6 +474,18 @@ class Recipe(RecipeTable):
     def has_episodes(self) -> bool:
         """Return whether the responses to a source are episodes of several turns."""
         return any(source.own_environment for source in self.data)
+
+    @property
+    def teacher_model(self) -> Model | None:
+        """Return the teacher's `[model]` table; None without a teacher, or if it is the policy as the run began."""
+        if (teacher := self.teacher) is None or teacher.is_start:
+            return None
+        given = {"min_pixels": teacher.min_pixels, "max_pixels": teacher.max_pixels, "thinking": teacher.thinking}
+        given |= {"dtype": None if teacher.dtype == "auto" else teacher.dtype}
+        own = {"path": teacher.path if teacher.checkpoint == AUTO else teacher.checkpoint}
+        own |= {"revision": teacher.revision, "trust_remote_code": teacher.trust_remote_code}
+        own |= {"freeze": [], "quantize": None, "gradient_checkpointing": False}
+        return self.model.model_copy(update=own | {key: value for key, value in given.items() if value is not None})
 
     @property
     def longest_response(self) -> int:

@@ -38,6 +38,7 @@ SAMPLING = OnResume("asked", "the sampling")
 ENDING = OnResume("asked", "the end of sampled and validated responses", ("best",))
 UPDATE = OnResume("asked", "the update")
 RUN_KIND = OnResume("refused", "sft and rl are different runs: start a new one from the weights, --set model.path=RUN")
+TEACHING = OnResume("asked", "the teacher")
 WEIGHTS = OnResume("refused", "the weights are the checkpoint's: start a new run from the other model")
 WEIGHT_TYPE = OnResume(
     "refused", "the saved weights and moments are of this type: start a new run from the weights, --set model.path=RUN"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.algo.algorithms import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_greedy
+from vlmrl.algo.algorithms import ALGORITHMS, Algorithm, algorithm_of, stand_in, without_model
 from vlmrl.algo.credit import RewardWeights, Weights, scored_group, step_advantages, untrained_values
 from vlmrl.errors import RewardError, StoreError
 from vlmrl.redaction.redact import hidden_keys
@@ -240,7 +240,7 @@ def estimate_of(saved: SavedResponses) -> Estimate:
     if saved.recipe is None:
         return Estimate(ALGORITHMS["grpo"], 0)
     own_algorithm = algorithm_of(saved.recipe.algo)
-    return Estimate(without_greedy(own_algorithm), saved.recipe.longest_response, stand_in(own_algorithm))
+    return Estimate(without_model(own_algorithm), saved.recipe.longest_response, stand_in(own_algorithm))
 
 
 def advantages_of(saved: SavedResponses, facts: ResponseColumns, scores: Scores, estimate: Estimate) -> Floats:

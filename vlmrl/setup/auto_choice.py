@@ -170,7 +170,17 @@ def fill_for_run(
         return find_model(model.path, root).files
 
     model, where = loaded.recipe.model, loaded.where(("rollout", "engine"), ("model", "path"))
-    layers = {RECOMPUTATION: recomputation(loaded, files, target, prompts)}
+
+    def teacher(recipe: Recipe) -> Choice:
+        from vlmrl.setup.model_origin import find_model
+
+        path = recipe.teacher.path if recipe.teacher is not None else ""
+        origin = find_model(path, root) if recipe.teacher_model is not None else None
+        if origin is None or origin.checkpoint is None or origin.parent is None:
+            return Choice("teacher.checkpoint", path, "it is no run")
+        return Choice("teacher.checkpoint", str(origin.checkpoint), f"{origin.parent['why']} of {path}")
+
+    layers = {RECOMPUTATION: recomputation(loaded, files, target, prompts), "teacher.checkpoint": teacher}
     choices = choose(loaded.recipe, {**layers, **choosers(model, files, where, target)})
     return fill_open_keys(loaded, choices), [c.problem for c in choices if c.problem is not None]
 
@@ -187,6 +197,7 @@ def fill_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]
         "train.steps": 1,
         "optim.warmup_steps": 1,
         RECOMPUTATION: False,
+        "teacher.checkpoint": "",
     }
     untrained = {key: _without_effect(key, value) for key, value in values.items()}
     choices = choose(recipe, {**choosers(recipe.model, lambda: files, "rollout.engine"), **untrained})

@@ -225,6 +225,29 @@ def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list
     return []
 
 
+def check_teacher(loaded: LoadedRecipe, model_files: str | None, runs_folder: Path | None) -> list[Problem]:
+    """Return a problem if the teacher does not exist, or does not have the model's tokenizer. No weights are read.
+
+    Args:
+        runs_folder: folder of the runs, one of which may be the teacher; None = the working folder.
+    """
+    if (settings := loaded.recipe.teacher_model) is None:
+        return []
+    from vlmrl.model.load import load_processor, require_same_tokenizer
+    from vlmrl.model.model_facts import model_facts
+    from vlmrl.setup.model_origin import find_model
+
+    try:
+        files = find_model(settings.path, runs_folder or Path()).files
+        own, theirs = (load_processor(m, path=f) for m, f in ((loaded.recipe.model, model_files), (settings, files)))
+        require_same_tokenizer(own.tokenizer, theirs.tokenizer, settings.path)
+        model_facts(settings, path=files)
+    except VlmrlError as error:
+        at = loaded.where(("teacher", "path"))
+        return [Problem(p.message, at, p.hint) for p in rows.problems_in(error)]
+    return []
+
+
 QUICK_PROMPTS = 4
 
 
@@ -318,6 +341,7 @@ def check_model(
                     problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
                 problems += check_kernels(loaded, facts)
         problems += prompt_lengths.check_pixels(loaded, prompt_lengths.make_encoder(loaded, model_files))
+        problems += check_teacher(loaded, model_files, runs_folder)
     except VlmrlError as error:
         problems += rows.problems_in(error, loaded.where(("model", "path")))
     return problems
@@ -371,6 +395,7 @@ def preflight(
     if has_model:
         _check_machine(result, loaded, runs_folder, model_files, longest, target)
         _check_spoken(result, loaded, opened.entries, model_files)
+        result.add(check_teacher(loaded, model_files, runs_folder))
     return result
 
 

@@ -235,6 +235,7 @@ class _Planner:
         if self.offload:
             return {}
         states = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
+        states |= {"teacher": s.teacher}
         return states | ({"gradients": s.gradients} if gradients else {})
 
     def _resting(self) -> dict[str, int]:
@@ -374,7 +375,7 @@ class _Planner:
         host_phases = [Phase("load", "trainer", loading)]
         running: dict[str, int] = {}
         if self.offload:
-            each = s.weights + s.masters + s.moments + s.gradients + s.reference
+            each = s.weights + s.masters + s.moments + s.gradients + s.reference + s.teacher
             running["states between uses"] = self.trainers * each
         if self.recipe.checkpoint.asynchronous is not False:
             copies = s.weights + s.moments + s.masters

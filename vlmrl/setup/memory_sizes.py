@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmrl.algo.algorithms import algorithm_of
-from vlmrl.errors import RecipeError
+from vlmrl.errors import RecipeError, VlmrlError
 from vlmrl.model.memory import (
     LayerSize,
     Recomputed,
@@ -149,6 +150,24 @@ class Sizes:
         """Size of the reference model for the KL divergence; 0 with an adapter, as the base model is the reference."""
         needed = self.recipe.kind == "rl" and self.recipe.lora is None and algorithm_of(self.recipe.algo).kl_coef > 0
         return self.facts.total * self.size // self.shards if needed else 0
+
+    @cached_property
+    def teacher(self) -> int:
+        """Size of the weights of a teacher that is a model of its own; 0 if there is none, or if it cannot be read."""
+        from vlmrl.model.model_facts import model_facts
+        from vlmrl.setup.model_origin import find_model
+
+        settings = self.recipe.teacher_model
+        if self.recipe.teacher is not None and settings is None:  # the start of the run, as for a KL
+            is_shared = self.recipe.lora is not None or self.reference > 0
+            return 0 if is_shared else self.facts.total * self.size // self.shards
+        if settings is None or algorithm_of(self.recipe.algo).teacher == "none":
+            return 0
+        try:
+            facts = model_facts(settings, path=find_model(settings.path, Path()).files)
+        except VlmrlError:  # the check of the teacher reports it
+            return 0
+        return facts.total * (4 if settings.dtype == "float32" else 2) // self.shards
 
     # -- gathered units of a sharded model, and gradients that are being reduced to their shards
 

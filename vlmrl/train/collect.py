@@ -21,7 +21,7 @@ import torch
 
 from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
-from vlmrl.algo.credit import Weights, add_credit, has_spread, mark_masked
+from vlmrl.algo.credit import Weights, add_credit, add_gains, has_spread, mark_masked
 from vlmrl.algo.losses import KL_LOSSES
 from vlmrl.data.blinded_images import BlindedDataset, ImageChange, changed_row
 from vlmrl.data.encode import Encoder
@@ -49,8 +49,8 @@ from vlmrl.setup.sources import EvalSet
 from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.journal import Clock
 from vlmrl.train.learner import Learner
-from vlmrl.train.step_batch import StepBatch, Tail, split_updates, step_batch
-from vlmrl.train.update import fill_logps, fill_reference, fill_stats, on_cpu
+from vlmrl.train.step_batch import Before, StepBatch, Tail, on_cpu, split_updates, step_batch
+from vlmrl.train.update import fill_logps, fill_reference, fill_stats
 from vlmrl.types import Group, Row, Sample, SamplingParams, ScoredSample, hash64
 
 Drawn = tuple[Source, Row, int]
@@ -511,30 +511,6 @@ def _greedy_scores(
     return [score_of_group[i] for i in range(len(collected.groups))]
 
 
-@dataclass
-class Before:
-    """Token statistics of the step's trajectories before its first update, by trajectory; {} = not computed.
-
-    Args:
-        logp: log-probs of the policy in nats, float32 [trained tokens].
-        value: values of the critic, float32 [trained tokens].
-        kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
-        masked: log-probs of the policy behind masked images, as `logp`; those of this rank's trajectories.
-    """
-
-    logp: dict[int, torch.Tensor] = field(default_factory=dict)
-    value: dict[int, torch.Tensor] = field(default_factory=dict)
-    kl: dict[int, torch.Tensor] = field(default_factory=dict)
-    masked: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def joined(self, world: World) -> Before:
-        """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
-        if world.size == 1:
-            return self
-        parts = world.gather([on_cpu(of_each) for of_each in (self.logp, self.value, self.kl)])
-        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(3)))
-
-
 def assign_credit(
     learner: Learner,
     collected: Collected,
@@ -554,8 +530,8 @@ def assign_credit(
         weights: source -> weights of the parts of its reward.
     Returns: the token statistics from before the first update.
     """
-    before, penalties, values = Before(), None, None
-    if kl_coef > 0 or algorithm.needs_critic:
+    before, penalties, values, energies = Before(), None, None, None
+    if kl_coef > 0 or algorithm.needs_critic or algorithm.needs_energy or algorithm.teacher == "reward":
         with clock("update"):
             before = _run_models(learner, collected, algorithm, with_kl=kl_coef > 0)
         if kl_coef > 0:
@@ -564,6 +540,8 @@ def assign_credit(
             collected.metrics |= {"policy/kl_in_reward": float(_concatenated(before.kl).mean())} if before.kl else {}
         if algorithm.needs_critic:
             values = by_sample(collected.groups, before.value)
+        if algorithm.needs_energy:
+            energies = by_sample(collected.groups, before.energy)
     collected.groups = add_credit(
         collected.groups,
         algorithm,
@@ -573,7 +551,12 @@ def assign_credit(
         greedy=collected.greedy,
         penalties=penalties,
         values=values,
+        energies=energies,
     )
+    if algorithm.teacher == "reward":
+        ratios = {i: logp - before.logp[i] for i, logp in before.teacher.items()}
+        collected.groups = add_gains(collected.groups, by_sample(collected.groups, ratios, algorithm.teacher_coef))
+        collected.metrics |= {"policy/teacher_ratio": float(_concatenated(ratios).mean())} if ratios else {}
     if algorithm.needs_critic:
         collected.metrics |= critic_metrics(collected.groups, before.value)
     return before
@@ -620,18 +603,26 @@ def _run_models(learner: Learner, collected: Collected, algorithm: Algorithm, *,
 
     def passes(tokens_per_row: int) -> Before:
         batches = split_updates(batch_of(learner, collected, groups, keep_dead=True, updates=updates))
-        return _statistics(learner, batches, algorithm, with_kl, tokens_per_row)
+        return _statistics(learner, batches, algorithm, with_kl, groups.__getitem__, tokens_per_row)
 
     return learner.in_rows(passes)
 
 
 def _statistics(
-    learner: Learner, batches: Sequence[StepBatch], algorithm: Algorithm, with_kl: bool, tokens_per_row: int
+    learner: Learner,
+    batches: Sequence[StepBatch],
+    algorithm: Algorithm,
+    with_kl: bool,
+    group_of: Callable[[int], Group],
+    tokens_per_row: int,
 ) -> Before:
     """Return the token statistics of all trajectories in the batches, merged over all ranks."""
     policy, reference, before = learner.policy, learner.reference, Before()
     into = {"logp": before.logp} | ({"value": before.value} if algorithm.needs_critic else {})
+    into |= {"energy": before.energy} if algorithm.needs_energy else {}
     for batch in batches:
+        if algorithm.teacher == "reward" and learner.teacher is not None:
+            before.teacher |= learner.teacher.logps(batch, group_of, tokens_per_row)
         if not with_kl:
             fill_stats(policy, batch, into, tokens_per_row)
             continue
@@ -639,7 +630,7 @@ def _statistics(
         if algorithm.kl == "full":
             fill_reference(reference, batch, tokens_per_row)
             fill_stats(policy, batch, into | {"kl": before.kl}, tokens_per_row)
-            batch.ref_hidden.clear()  # large: [tokens, D] per trajectory
+            batch.reference = None  # large: [tokens, D] per trajectory
         else:
             fill_stats(policy, batch, into, tokens_per_row)
             fill_logps(reference, batch, batch.ref_logp, tokens_per_row)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from vlmrl.model.packing import PackedRow, RowReference, TokenStats, TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.torch_engine import TorchEngine
+from vlmrl.types import Group
 
 if TYPE_CHECKING:  # a GPU machine without pydantic measures with the optimizer of this module
     from vlmrl.recipe.schema import Optim, Recipe
@@ -513,6 +514,18 @@ def _in_recipe(recipe: Recipe, key: str) -> int:
 T = TypeVar("T")
 
 
+class FrozenTeacher(Protocol):
+    """Frozen model that the policy learns from; see `train/teacher.py`. A batch is a `StepBatch`."""
+
+    policy: Policy | ReferencePolicy
+
+    def read(self, batch: Any, group_of: Callable[[int], Group], tokens_per_row: int) -> None: ...
+
+    def logps(self, batch: Any, group_of: Callable[[int], Group], tokens_per_row: int) -> dict[int, Tensor]: ...
+
+    def rehearse(self, batch: Any, tokens_per_row: int) -> None: ...
+
+
 @dataclass
 class Learner:
     """Policy in training, with its optimizer, reference and token budgets.
@@ -523,6 +536,7 @@ class Learner:
         optimizer: the optimizer of its weights.
         budgets: the token budgets; one is halved when memory runs out.
         reference: the policy that a KL term compares with; None = there is no KL term.
+        teacher: the frozen model that the policy learns from; None = none.
         world: the ranks that share each update.
         filler: trajectory without loss (see `StepBatch`); None with a single rank.
     """
@@ -532,6 +546,7 @@ class Learner:
     optimizer: Optimizer
     budgets: TokenBudgets
     reference: Policy | ReferencePolicy | None = None
+    teacher: FrozenTeacher | None = None
     world: World = ALONE
     filler: TrainItem | None = None
 
@@ -547,7 +562,8 @@ class Learner:
 
     def start_over(self) -> None:
         """Clear everything that a pass has left, if it failed or not: gradients, gathered weights, unused memory."""
-        for policy in (self.policy, self.reference) if self.may_repeat else ():
+        others = (self.reference, None if self.teacher is None else self.teacher.policy)
+        for policy in (self.policy, *others) if self.may_repeat else ():
             if isinstance(policy, Policy):
                 end_failed_pass(policy)
         self.optimizer.clear()

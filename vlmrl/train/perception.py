@@ -20,11 +20,11 @@ from vlmrl.algo.losses import low_var_kl, most_dependent, response_weights
 from vlmrl.data.blinded_images import ImageChange
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens
-from vlmrl.train.collect import Before, Collected, batch_of
+from vlmrl.train.collect import Collected, batch_of
 from vlmrl.train.journal import Clock
 from vlmrl.train.learner import Learner
-from vlmrl.train.step_batch import StepBatch, split_updates
-from vlmrl.train.update import PolicyGradient, fill_logps, on_cpu
+from vlmrl.train.step_batch import Before, StepBatch, on_cpu, split_updates
+from vlmrl.train.update import PolicyGradient, fill_logps
 from vlmrl.types import Group
 
 

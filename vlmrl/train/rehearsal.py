@@ -362,8 +362,12 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
             into["kl"] = {}
         elif reference is not None:
             fill_logps(reference, batch, batch.ref_logp, budget)
+        if algorithm is not None and algorithm.teacher == "loss" and learner.teacher is not None:
+            learner.teacher.rehearse(batch, budget)
         if algorithm is not None and algorithm.needs_critic:
             into["value"] = batch.old_value
+        if algorithm is not None and algorithm.needs_energy:
+            into["energy"] = {}
         masks = algorithm is not None and algorithm.masks
         if len(into) > 1 or learner.recipe.train.updates_per_step > 1 or masks:
             fill_stats(policy, batch, into, budget)

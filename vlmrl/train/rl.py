@@ -30,7 +30,7 @@ from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import make_generator
 from vlmrl.tasks.source import Source, accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.checkpointing import save
-from vlmrl.train.collect import Before, Collected, PromptFeed, assign_credit, batch_of, collect, look_ahead
+from vlmrl.train.collect import Collected, PromptFeed, assign_credit, batch_of, collect, look_ahead
 from vlmrl.train.journal import (
     Clock,
     Health,
@@ -46,7 +46,7 @@ from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, st
 from vlmrl.train.perception import masked_prompts, measure_dependency, token_weights
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
-from vlmrl.train.step_batch import StepBatch, nothing, split_updates
+from vlmrl.train.step_batch import Before, StepBatch, nothing, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
 from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
 from vlmrl.untrusted import number_of
@@ -363,6 +363,8 @@ def learn(
     batch.meanwhile = meanwhile
     # If all groups of the step are dead, the batch is empty; the proof then takes its trajectories from them.
     items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
+    if learner.teacher is not None and objective.algorithm.teacher == "loss" and batch.updates:
+        learner.in_rows(partial(learner.teacher.read, batch, collected.groups.__getitem__))
     return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]
 
 

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vlmrl.algo.algo_keys import Algorithm
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.checkpoint import io
 from vlmrl.checkpoint.io import check_files
@@ -28,7 +29,7 @@ from vlmrl.dist.fsdp import HostCopies, allocate, own_part, own_rows, shard
 from vlmrl.dist.world import ALONE, World, group_of_one
 from vlmrl.errors import LaunchError
 from vlmrl.model.families import sharded_units
-from vlmrl.model.load import DTYPES, pick_device, stop_ids_of
+from vlmrl.model.load import DTYPES, pick_device, require_same_tokenizer, stop_ids_of
 from vlmrl.model.lora import read_adapter, trained_parts
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
@@ -37,6 +38,7 @@ from vlmrl.model.stored_weights import StoredWeight, stored_weight, why_loaded_w
 from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.schema import Teacher as TeacherSettings
 from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.scoring import Scorer
@@ -49,7 +51,7 @@ from vlmrl.setup.model import (
     set_allocator,
     setting_params,
 )
-from vlmrl.setup.model_origin import ModelOrigin, origin_of
+from vlmrl.setup.model_origin import ModelOrigin, find_model, origin_of
 from vlmrl.setup.sources import EvalSet, label_of, make_scorer, open_eval_sets, open_training
 from vlmrl.store.checkpoints import ADAPTER
 from vlmrl.store.provenance import usable_threads
@@ -61,6 +63,7 @@ from vlmrl.train.demonstrations import Demonstrator, add_demonstrations, read_bo
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
 from vlmrl.train.step_batch import FILLER
+from vlmrl.train.teacher import Teacher, divergence_of, require_reveal
 from vlmrl.types import Media, Message, Row, Segment, hash64
 
 FILLER_SIDE = 56
@@ -352,13 +355,8 @@ def open_session(
         rule=AttemptRule(recipe.reward.outage, recipe.reward.outage_minutes),
         ranks=ranks_of(world, watcher.message),
     )
-    if algorithm is not None and algorithm.demonstrations != "none":
-        books = {s.name: read_book(s, d, run.dir.parent) for s, d in zip(sources, recipe.data, strict=True)}
-        demonstrator = Demonstrator(books, encoder, feed.sampling, recipe.train.seed, watcher.message)
-        feed.hint = partial(demonstrator.hinted, algorithm)
-        feed.demonstrate = partial(add_demonstrations, feed, demonstrator, algorithm)
-    if algorithm is not None and algorithm.kl_coef > 0:
-        learner.reference = _load_reference(recipe, policy, origin, world)
+    if algorithm is not None:
+        _add_others(recipe, algorithm, learner, feed, journal, origin)
     if world.size > 1:
         # One seed until here: adapters and value heads start equal on all ranks. From here each has its own dropout.
         torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
@@ -392,6 +390,60 @@ def _load(recipe: Recipe, origin: ModelOrigin, world: World) -> tuple[Any, Any, 
     if is_sharded(recipe, world.size):
         return load_for_training(on_cpu(recipe), origin, world)
     return load_for_training(recipe, origin)
+
+
+def _add_others(
+    recipe: Recipe, algorithm: Algorithm, learner: Learner, feed: PromptFeed, journal: Journal, origin: ModelOrigin
+) -> None:
+    """Add what an algorithm learns from beside its samples: demonstrations, a reference, a teacher."""
+    say, world = journal.watcher.message, learner.world
+    if algorithm.demonstrations != "none":
+        runs = journal.run.dir.parent
+        books = {s.name: read_book(s, d, runs) for s, d in zip(feed.sources, recipe.data, strict=True)}
+        demonstrator = Demonstrator(books, feed.encoder, feed.sampling, recipe.train.seed, say)
+        feed.hint = partial(demonstrator.hinted, algorithm)
+        feed.demonstrate = partial(add_demonstrations, feed, demonstrator, algorithm)
+    if algorithm.kl_coef > 0:
+        learner.reference = _load_reference(recipe, learner.policy, origin, world)
+    if algorithm.teacher != "none" and recipe.teacher is not None:
+        learner.teacher = _load_teacher(recipe, recipe.teacher, algorithm, learner, feed, origin)
+        path = recipe.teacher.path if recipe.teacher.is_start else recipe.teacher.checkpoint
+        say(f"teacher: {'the policy as the run began' if recipe.teacher.is_start else path}")
+        journal.run.event(journal.progress.step, "teacher", path=path)
+
+
+def _load_teacher(
+    recipe: Recipe,
+    settings: TeacherSettings,
+    algorithm: Algorithm,
+    learner: Learner,
+    feed: PromptFeed,
+    origin: ModelOrigin,
+) -> Teacher:
+    """Return the frozen teacher of a recipe, sharded like the policy.
+
+    Raises: the errors of the model; RecipeError when it has another tokenizer, or for an invalid `teacher.reveal`.
+    """
+    require_reveal(settings)
+    sources = {source.name: source for source in feed.sources}
+    divergence, world = divergence_of(algorithm, settings.temperature), learner.world
+    if (model_settings := recipe.teacher_model) is None:
+        policy = learner.reference or _load_reference(recipe, learner.policy, origin, world)
+        return Teacher(policy, feed.encoder, sources, divergence, settings, learner.filler)
+    own = recipe.model_copy(update={"model": model_settings, "lora": None})
+    model, processor, _ = _load(own, find_model(model_settings.path, Path()), world)
+    require_same_tokenizer(feed.encoder.tokenizer, processor.tokenizer, settings.path)
+    temperature = settings.temperature or recipe.rollout.temperature
+    policy = make_policy(model_settings, model.requires_grad_(False), processor, temperature)
+    # What the policy never samples, and the rows that pad the teacher's larger embedding.
+    mine, theirs = (m.get_input_embeddings().weight.shape[0] for m in (learner.policy.model, model))
+    policy.banned_ids = (*learner.policy.banned_ids, *range(mine, theirs))
+    if is_sharded(recipe, world.size):
+        shard_policy(policy, own, world)
+    encoder = make_encoder(model_settings, processor)
+    encoder.require_template()
+    filler = None if learner.filler is None else make_filler(encoder, feed.sampling.stop_ids[0])
+    return Teacher(policy, encoder, sources, divergence, settings, filler)
 
 
 def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:

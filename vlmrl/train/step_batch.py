@@ -15,6 +15,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from vlmrl.algo.divergence import Divergence
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.caches import common_passes, passes_of
 from vlmrl.model.device_memory import asking_for
@@ -39,6 +40,22 @@ def nothing() -> None:
     """Do nothing."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Hidden states of another model for the responses of a batch; its head makes logits of them, chunk by chunk.
+
+    Args:
+        model: the other model; its hidden states may have another width D than the policy's.
+        divergence: the policy's divergence from it.
+        hidden: trajectory -> hidden states that predict its trained tokens, [tokens, D] on the CPU in the model's
+            dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
+    """
+
+    model: Policy | ReferencePolicy
+    divergence: Divergence = field(default_factory=Divergence)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
 @dataclass
 class StepBatch:
     """Everything that one step trains on, or one update of it.
@@ -48,10 +65,7 @@ class StepBatch:
         advantage_S: one advantage per trajectory.
         names_S: names of the trajectories in errors ("digits row 17 sample 3").
         old_logp, ref_logp, old_value: trajectory -> [trained tokens]; filled by `fill_stats` when needed.
-        ref_hidden: trajectory -> hidden states of the reference that predict its trained tokens, [tokens, D] on the CPU
-            in the model's dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
-            Filled by `fill_reference`, for the full KL only.
-        reference: the model of these hidden states; its head makes their logits, one chunk at a time.
+        reference, teacher: what `fill_reference` kept of the reference, for the full KL, and of the teacher.
         token_advantages: trajectory -> one advantage per trained token, instead of that of `advantage_S`.
         value_target: trajectory -> target of the critic's value before each trained token.
         dead_tokens: group -> number of trained tokens of each response, for groups that are left out but count in the
@@ -74,8 +88,8 @@ class StepBatch:
     old_logp: dict[int, Tensor] = field(default_factory=dict)
     ref_logp: dict[int, Tensor] = field(default_factory=dict)
     old_value: dict[int, Tensor] = field(default_factory=dict)
-    ref_hidden: dict[int, Tensor] = field(default_factory=dict)
-    reference: Policy | ReferencePolicy | None = None
+    reference: Beside | None = None
+    teacher: Beside | None = None
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -147,18 +161,20 @@ class StepBatch:
         own = [i for i in items if i.trajectory != FILLER]
         return asking_for(partial(row_load, own, self.names_S), device)
 
-    def reference_of(self, items: Sequence[TrainItem], device: torch.device) -> RowReference | None:
-        """Return the reference's part of the full KL for a packed row of these items; None without a full KL."""
-        if (reference := self.reference) is None:
+    def outputs_of(
+        self, beside: Beside | None, items: Sequence[TrainItem], device: torch.device
+    ) -> RowReference | None:
+        """Return another model's outputs for a packed row of these items; None without one."""
+        if beside is None:
             return None
-        # [tokens, D'] per trajectory -> [K, D'] of the packed row; a filler has zeros.
+        # [tokens, D] per trajectory -> [K, D] of the packed row; a filler has zeros.
         hidden = [
-            torch.zeros(self.num_trained(i), reference.hidden_size, dtype=reference.dtype)
+            torch.zeros(self.num_trained(i), beside.model.hidden_size, dtype=beside.model.dtype)
             if i.trajectory == FILLER
-            else self.ref_hidden[i.trajectory]
+            else beside.hidden[i.trajectory]
             for i in items
         ]
-        return RowReference(torch.cat(hidden).to(device), reference.head)
+        return RowReference(torch.cat(hidden).to(device), beside.model.head, beside.divergence)
 
     def behind(self, prompt_of: Callable[[int], PromptTokens], filler: TrainItem | None = None) -> StepBatch:
         """Return the batch with the same responses behind other prompts: for a pass, not for an update.
@@ -307,3 +323,40 @@ def split_updates(batch: StepBatch) -> list[StepBatch]:
         )
         for k, part in enumerate(batch.updates)
     ]
+
+
+def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return tensors of one device and dtype, [tokens] each, on the CPU, with one copy for all of them."""
+    if not by:
+        return {}
+    lengths = [len(x) for x in by.values()]
+    return dict(zip(by, torch.cat(list(by.values())).cpu().split(lengths), strict=True))
+
+
+@dataclass
+class Before:
+    """Token statistics of the step's trajectories before its first update, by trajectory; {} = not computed.
+
+    Args:
+        logp: log-probs of the policy in nats, float32 [trained tokens].
+        value: values of the critic, float32 [trained tokens].
+        kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
+        teacher: log-probs of the teacher in nats, float32 [trained tokens].
+        energy: squared sizes of the gradients of the log-probs by the logits, float32 [trained tokens].
+        masked: log-probs of the policy behind masked images, as `logp`; those of this rank's trajectories.
+    """
+
+    logp: dict[int, Tensor] = field(default_factory=dict)
+    value: dict[int, Tensor] = field(default_factory=dict)
+    kl: dict[int, Tensor] = field(default_factory=dict)
+    teacher: dict[int, Tensor] = field(default_factory=dict)
+    energy: dict[int, Tensor] = field(default_factory=dict)
+    masked: dict[int, Tensor] = field(default_factory=dict)
+
+    def joined(self, world: World) -> Before:
+        """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
+        if world.size == 1:
+            return self
+        own = (self.logp, self.value, self.kl, self.teacher, self.energy)
+        parts = world.gather([on_cpu(of_each) for of_each in own])
+        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(len(own))))

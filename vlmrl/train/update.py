@@ -41,7 +41,7 @@ from vlmrl.model.packing import TokenStats, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.learner import Optimizer, ReferencePolicy
-from vlmrl.train.step_batch import FILLER, StepBatch
+from vlmrl.train.step_batch import FILLER, Beside, StepBatch, on_cpu
 from vlmrl.untrusted import number_of
 
 PREFIX = "mismatch/"
@@ -69,14 +69,6 @@ class Tally:
         """Return all sums, then all maxima, in the order in which they began, with one copy from the device."""
         numbers = self._sums | self._most
         return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True)) if numbers else {}
-
-
-def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return tensors of one device and dtype, [tokens] each, on the CPU, with one copy for all of them."""
-    if not by:
-        return {}
-    lengths = [len(x) for x in by.values()]
-    return dict(zip(by, torch.cat(list(by.values())).cpu().split(lengths), strict=True))
 
 
 @torch.no_grad()
@@ -185,10 +177,12 @@ def fill_stats(
     Args:
         into: field of TokenStats -> trajectory -> receives its values, [trained tokens].
     """
+    extra = {"energy": True} if "energy" in into else {}
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
-            stats = policy(row, batch.reference_of(items, policy.device) if "kl" in into else None)
+            reference = batch.outputs_of(batch.reference, items, policy.device) if "kl" in into else None
+            stats = policy(row, reference, **extra)
         for name, values_by_trajectory in into.items():
             values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
 
@@ -196,12 +190,19 @@ def fill_stats(
 @torch.no_grad()
 def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
     """Store in the batch what its full KL needs: the reference and its hidden states."""
-    batch.reference = reference
-    for items, passes in batch.rows(tokens_per_row, reference.sharing):
-        with batch.naming(items, reference.device):
-            row = make_row(items, reference.device, passes, batch.filler)
+    batch.reference = Beside(reference, hidden=hidden_states(reference, batch, tokens_per_row))
+
+
+@torch.no_grad()
+def hidden_states(model: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
+    """Return the hidden states of a model that predict each trajectory's trained tokens, [tokens, D] on the CPU."""
+    hidden: dict[int, Tensor] = {}
+    for items, passes in batch.rows(tokens_per_row, model.sharing):
+        with batch.naming(items, model.device):
+            row = make_row(items, model.device, passes, batch.filler)
             # [K, D] -> [trained tokens, D] per trajectory, in main memory.
-            batch.ref_hidden |= _by_trajectory(items, batch, reference.states(row).cpu())
+            hidden |= _by_trajectory(items, batch, model.states(row).cpu())
+    return hidden
 
 
 def _by_trajectory(items: Sequence[TrainItem], batch: StepBatch, values_K: Tensor) -> dict[int, Tensor]:
@@ -321,6 +322,7 @@ class PolicyGradient:
         """
         acts_on_all = self.algorithm.needs_critic or bool(self.kl_coef or self.entropy_coef)
         acts_on_all |= self.algorithm.demonstrations == "hint"  # whose tokens are in the samples
+        acts_on_all |= self.algorithm.teacher == "loss"
         return (acts_on_all or self.algorithm.perceives_all) and self.algorithm.filter == "none"
 
     def masked_loss(self, stats: TokenStats, data: TokenData) -> Tensor:
@@ -413,6 +415,9 @@ class PolicyGradient:
             kl = self._kl(stats, data)
             loss = loss + self.kl_coef * kl * own
             metrics["loss/kl"] = kl.detach()
+        if stats.teacher is not None:
+            loss = loss + self.algorithm.teacher_coef * stats.teacher * own
+            metrics["loss/teacher"] = stats.teacher.detach()
         if self.algorithm.needs_critic:
             assert stats.value is not None and data.old_value is not None and data.value_target is not None
             value = clipped_value_loss(
@@ -546,7 +551,8 @@ def add_gradients(
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
-            stats = policy(row, batch.reference_of(items, policy.device))
+            others = (batch.outputs_of(x, items, policy.device) for x in (batch.reference, batch.teacher))
+            stats = policy(row, *others)
             logps |= _by_trajectory(items, batch, stats.logp.detach()) if batch.masked_prompt is not None else {}
             data = _token_data(items, batch, selected, policy.device, one_mean=objective.one_mean)
             loss_K, token_metrics = objective.loss(stats, data)

@@ -8,7 +8,7 @@ import pytest
 
 from vlmrl.algo import advantages, losses
 from vlmrl.algo.algo_keys import AGGREGATIONS, CELLS, CHOICES, ESTIMATORS, SURROGATES, Algorithm
-from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of, resolve, stand_in, value_in_row, without_greedy
+from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of, resolve, stand_in, value_in_row, without_model
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.schema import Algo
 
@@ -34,9 +34,10 @@ def test_a_recipe_that_only_names_a_row_gets_the_row(name):
 def test_a_recipe_overrides_single_cells():
     found = algorithm_of(Algo(name="maye", kl_coef=0.0, gamma=0.9, truncated="mask"))
     assert found == replace(ALGORITHMS["maye"], kl_coef=0.0, gamma=0.9, truncated="mask")
-    assert without_greedy(ALGORITHMS["remax"]).advantage == "group_mean"
-    assert without_greedy(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
-    assert without_greedy(ALGORITHMS["ppo"]) == ALGORITHMS["ppo"]
+    assert without_model(ALGORITHMS["remax"]).advantage == "group_mean"
+    assert without_model(ALGORITHMS["otb"]) == replace(ALGORITHMS["otb"], advantage="group_mean")
+    assert without_model(ALGORITHMS["opo"]) == ALGORITHMS["opo"]
+    assert without_model(ALGORITHMS["ppo"]) == ALGORITHMS["ppo"]
     with pytest.raises(TypeError, match="colour"):
         resolve("grpo", colour="red")
 
@@ -48,7 +49,7 @@ def test_groups_of_equal_scores_count_in_every_row_but_under_a_filter():
 
 def test_what_needs_a_model_says_what_stands_in_without_one():
     told = {name: stand_in(row) for name, row in ALGORITHMS.items()}
-    assert "critic" in told.pop("ppo") and "group mean" in told.pop("remax")
+    assert "critic" in told.pop("ppo") and "group mean" in told.pop("remax") and "group mean" in told.pop("otb")
     assert set(told.values()) == {""}
 
 
@@ -59,11 +60,12 @@ def test_every_estimator_has_a_baseline():
 def test_which_rows_limit_their_ratio():
     limited = {name for name, row in ALGORITHMS.items() if row.limits_ratio}
     without = {"kl_cov", "rloo", "opo", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft"}
+    without |= {"opd", "opd_reward", "opsd"}  # they learn from a teacher alone, on policy
     assert set(ALGORITHMS) - limited == without
     limiting = {name for name in SURROGATES if replace(ALGORITHMS["grpo"], surrogate=name).limits_ratio}
-    assert limiting == {"clip", "clip_cov", "cispo", "gmpo", "sapo"}
+    assert limiting == {"clip", "clip_cov", "cispo", "gmpo", "sapo", "vespo"}
     without_bound = {name for name in SURROGATES if replace(ALGORITHMS["rloo"], surrogate=name).limits_ratio}
-    assert without_bound == {"sapo"}
+    assert without_bound == {"sapo", "vespo"}
 
 
 class _Spied:
@@ -124,10 +126,14 @@ def test_what_the_correction_for_the_engine_comes_to():
         "remax",
         "gspo",
         "gspo_token",
+        "luspo",
         "luffy",
         "srft",
         "hpt",
         "uft",
+        "opd",
+        "opd_reward",
+        "opsd",
     }
     assert set(stale.values()) == {"mask", "ratio"}
     assert of(resolve("grpo", importance="truncate"), stale=True) == "truncate"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vlmrl.algo.divergence import Divergence
 from vlmrl.model import policy
 from vlmrl.model.memory import HeadChunks, head_chunks
-from vlmrl.model.policy import banned_mask, full_kl, policy_logits, token_logprobs
+from vlmrl.model.policy import banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
@@ -25,6 +27,37 @@ def test_log_prob_and_entropy_by_hand():
     logp, entropy = token_logprobs(hidden, torch.tensor([2]), lambda h: h, temperature=2.0, banned_ids=[0])
     assert logp.item() == pytest.approx(math.log(0.5), rel=1e-6)
     assert entropy.item() == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_the_energy_of_a_token_by_hand():
+    # pi = 1/2, 1/4, 1/4: of the first token 0.25 + 0.0625 + 0.0625; of the second 0.5625 + 0.25 + 0.0625
+    hidden = torch.tensor([[2.0, 1.0, 1.0]] * 2).log() * 0.7
+    found = gradient_energy(hidden, torch.tensor([0, 1]), lambda h: h, temperature=0.7, banned_ids=[])
+    assert found.tolist() == pytest.approx([0.375, 0.875], rel=1e-6)
+    # with the first banned: 1/2 and 1/2, so 0.25 + 0.25
+    found = gradient_energy(hidden[:1], torch.tensor([2]), lambda h: h, temperature=0.7, banned_ids=[0])
+    assert found.tolist() == pytest.approx([0.5], rel=1e-6)
+    # nearly certain: (1 - pi)^2 + the other's pi^2 = 2 e^-40 (nearly), where 1 - 2 pi + the sum of squares is 0
+    sure = gradient_energy(torch.tensor([[20.0, 0.0]]), torch.tensor([0]), lambda h: h, temperature=1.0, banned_ids=[])
+    assert sure.item() == pytest.approx(2 * math.exp(-40), rel=1e-5)
+
+
+def test_the_energy_is_the_squared_gradient_of_the_log_prob_in_chunks_too(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    weight, hidden = torch.randn(7, 4, generator=generator), torch.randn(10, 4, generator=generator)
+    target = torch.randint(0, 6, (10,), generator=generator)
+    logits = (hidden @ weight.T).double().requires_grad_()
+    scaled = (logits / 0.7).detach().requires_grad_()
+    banned = scaled.masked_fill(torch.arange(7) == 6, -math.inf)
+    banned.log_softmax(-1)[torch.arange(10), target].sum().backward()
+    assert scaled.grad is not None
+    wanted = scaled.grad.square().sum(-1).float()
+    options: Any = {"temperature": 0.7, "banned_ids": [6]}
+    whole = gradient_energy(hidden, target, lambda h: h @ weight.T, **options)
+    assert torch.allclose(whole, wanted, rtol=1e-5, atol=0) and not whole.requires_grad
+    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    assert torch.allclose(gradient_energy(hidden, target, lambda h: h @ weight.T, **options), wanted, rtol=1e-5, atol=0)
+    assert gradient_energy(hidden[:0], target[:0], lambda h: h @ weight.T, **options).shape == (0,)
 
 
 def test_a_banned_target_has_log_prob_minus_infinity():
@@ -165,7 +198,7 @@ def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
     weight = torch.randn(vocabulary, width, requires_grad=True)
     head = lambda h: h @ weight.T  # noqa: E731
     with Memory() as memory:
-        full_kl(hidden, other, head, head, temperature=0.7, banned_ids=[1]).sum().backward()
+        divergence(hidden, other, head, head, Divergence(), temperature=0.7, banned_ids=[1]).sum().backward()
     assert memory.peak < 1.05 * sizes.peak_bytes(4 * positions, vocabulary)
 
 

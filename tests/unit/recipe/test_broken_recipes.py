@@ -341,6 +341,15 @@ BROKEN = [
     ("a clip of values without a critic", "[algo]\nvalue_clip = 0.1\n", "`algo.value_clip` does nothing", 10, "ppo"),
     ("a lambda without a critic", '[algo]\nname = "maye"\ngae_lambda = 0.9\n', "has no critic", 11, "ppo"),
     ("a scale of groups for a critic", '[algo]\nname = "ppo"\nscale = "group"\n', "`algo.scale` group", 11, "tokens"),
+    ("a power without VESPO", "[algo]\npower_positive = 1.0\n", "`algo.power_positive` does nothing", 10, "vespo"),
+    ("a discount of whole scores", "[algo]\ngamma = 0.9\n", "compares whole scores", 10, "otb"),
+    (
+        "one sample for a baseline of tokens",
+        '[algo]\nname = "otb"\n[rollout]\nsamples_per_prompt = 1\n',
+        "`otb` compares the samples of one prompt",
+        12,
+        "2 or more",
+    ),
     ("k1 in the loss", '[algo]\nkl = "k1"\nkl_coef = 0.1\n', "expected gradient is zero", 10, "reward"),
     (
         "a KL in parts",

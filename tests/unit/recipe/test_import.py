@@ -488,6 +488,8 @@ VERL_SETTINGS = [
             "algo.clip_high": 4e-4,
         },
     ),
+    ("algorithm.adv_estimator=optimal_token_baseline", {"algo.advantage": "optimal_token"}),
+    (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum", {"algo.aggregation": "sequence_sum"}),
     (f"{ACTOR}.policy_loss.loss_mode=geo_mean", {"algo.surrogate": "gmpo", "algo.aggregation": "sequence_mean"}),
     (
         f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.1",
@@ -586,6 +588,14 @@ TRL_SETTINGS = [
     ("{warmup_steps: 7, max_steps: 50}", {"optim.warmup_steps": 7}),
     ("{warmup_ratio: 0.1, max_steps: 50}", {"optim.warmup_steps": 5}),
     ("{chat_template_kwargs: {enable_thinking: true}}", {"model.thinking": "on"}),
+    (
+        "{loss_type: luspo, importance_sampling_level: sequence}",
+        {"algo.ratio": "sequence", "algo.aggregation": "sequence_sum"},
+    ),
+    (
+        "{loss_type: vespo, vespo_k_neg: 4.0}",
+        {"algo.surrogate": "vespo", "algo.power_positive": 2.0, "algo.decay_positive": 3.0, "algo.power_negative": 4.0},
+    ),
     ("{loss_type: sapo}", {"algo.tau_positive": 1.0, "algo.tau_negative": 1.05, "algo.aggregation": "sequence_mean"}),
 ]
 
@@ -620,7 +630,7 @@ def test_verls_one_clip_ratio_does_nothing_there(tmp_path):
         f"{ACTOR}.optim.optimizer=SGD",
         f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean",
         f"{ACTOR}.policy_loss.loss_mode=dro",
-        "algorithm.adv_estimator=optimal_token_baseline",
+        "algorithm.adv_estimator=tir_optimal_token_baseline",
     ],
 )
 def test_a_choice_of_verl_without_counterpart_is_left_out(tmp_path, setting):

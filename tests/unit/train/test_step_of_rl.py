@@ -26,7 +26,7 @@ from vlmrl.tasks import make_task
 from vlmrl.tasks.base import PooledMetrics, Task
 from vlmrl.tasks.reflection import RATIOS
 from vlmrl.tasks.source import pooled_metrics
-from vlmrl.train.collect import by_sample, critic_metrics
+from vlmrl.train.collect import Before, by_sample, critic_metrics
 from vlmrl.train.journal import Progress, group_metrics
 from vlmrl.train.rl import count_failures
 from vlmrl.train.step_batch import StepBatch, balance, split_updates, step_batch
@@ -92,7 +92,8 @@ def test_a_group_is_dead_when_what_counts_is_equal(name):
         group(*(sample(k, math.nan, error="x") for k in range(3))),
     ]
     live = group(sample(0, 0.1), sample(1, 0.9))
-    found = advantages([*dead, live], made, greedy=[0.2] * 4)
+    energies = [[[1.0] * 3] * len(g.samples) for g in (*dead, live)] if made.needs_energy else None
+    found = advantages([*dead, live], made, greedy=[0.2] * 4, energies=energies)
     assert [g.is_dead for g in found] == [True, True, True, False]
     assert advantages([lone], made, greedy=[0.5])[0].is_dead == (name not in ("reinforce", "remax"))
     cut = group(sample(0, 0.1), sample(1, 0.9, "length"))
@@ -167,6 +168,19 @@ def test_a_step_in_which_nothing_is_trained_on_says_nothing_of_its_critic():
     nothing = mark_masked([group(sample(0, 1.0, "length"))], replace(CRITIC, truncated="drop"))
     made = advantages(nothing, replace(CRITIC, truncated="drop"), values=by_sample(nothing, {}))
     assert critic_metrics(made, {}) == {}
+
+
+def test_the_statistics_of_all_ranks_are_joined_each_with_its_own_kind():
+    def of(trajectory: int) -> Before:
+        return Before(*({trajectory: torch.tensor([kind + trajectory])} for kind in (0.1, 0.2, 0.3, 0.4, 0.5)))
+
+    def gather(own):
+        return [own, [{5: torch.tensor([kind + 5])} for kind in (0.1, 0.2, 0.3, 0.4, 0.5)]]
+
+    joined = of(2).joined(SimpleNamespace(size=2, gather=gather))  # type: ignore[arg-type]
+    for name, kind in (("logp", 0.1), ("value", 0.2), ("kl", 0.3), ("teacher", 0.4), ("energy", 0.5)):
+        found = {i: x.item() for i, x in getattr(joined, name).items()}
+        assert found == pytest.approx({2: kind + 2, 5: kind + 5}), name
 
 
 def test_groups_are_dealt_whole_and_evenly_into_updates():

@@ -41,6 +41,10 @@ DEFAULTS: dict[str, Any] = {
     "lora_alpha": 32,
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
     "vllm_importance_sampling_correction": True,
     "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
@@ -87,7 +91,19 @@ LOSSES = {
     "dr_grpo": ({"algo.aggregation": "constant"}, ""),
     "cispo": ({"algo.surrogate": "cispo", "algo.aggregation": "token_mean"}, ""),
     "sapo": ({"algo.surrogate": "sapo", "algo.aggregation": "sequence_mean"}, ""),
+    "luspo": ({"algo.aggregation": "sequence_sum"}, ""),
+    "vespo": (
+        {"algo.surrogate": "vespo", "algo.aggregation": "token_mean"},
+        "importance weights multiply the loss; there the ratio",
+    ),
 }
+VESPO = {
+    "vespo_k_pos": "power_positive",
+    "vespo_lambda_pos": "decay_positive",
+    "vespo_k_neg": "power_negative",
+    "vespo_lambda_neg": "decay_negative",
+}
+"""Argument of TRL's loss "vespo" -> cell of `[algo]`."""
 IMPORTANCE = {
     "token_truncate": ("truncate", "token"),
     "token_mask": ("mask", "token"),
@@ -284,6 +300,9 @@ def _algorithm(draft: Draft) -> None:
     if loss == "sapo":
         draft.put("algo.tau_positive", float(draft.get("sapo_temperature_pos")), "sapo_temperature_pos")
         draft.put("algo.tau_negative", float(draft.get("sapo_temperature_neg")), "sapo_temperature_neg")
+    if loss == "vespo":
+        for key, name in VESPO.items():
+            draft.put(f"algo.{name}", float(draft.get(key)), key)
     draft.put("algo.clip_low", low, "epsilon")
     bound = low if high is None else float(high)
     if loss == "cispo" and high is not None:  # in TRL this is the bound of the ratio itself, not of ratio - 1

@@ -95,6 +95,7 @@ ADVANTAGES = {
     "gdpo": {"algo.advantage": "part_by_part", "algo.scale": "tokens"},
     "grpo_vectorized": {},
     "rloo_vectorized": {"algo.advantage": "leave_one_out"},
+    "optimal_token_baseline": {"algo.advantage": "optimal_token"},
 }
 _BY_RESPONSE = {"algo.aggregation": "sequence_mean"}
 LOSSES = {
@@ -122,10 +123,7 @@ AGGREGATIONS = {
     "token-mean": ("token_mean", ""),
     "seq-mean-token-mean": ("sequence_mean", ""),
     "seq-mean-token-sum-norm": ("constant", "sums divided by rollout.max_new_tokens, as in Dr. GRPO"),
-    "seq-mean-token-sum": (
-        "constant",
-        "sums divided by a constant, rollout.max_new_tokens: the same up to a factor of lr",
-    ),
+    "seq-mean-token-sum": ("sequence_sum", ""),
 }
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
 CALLS = {"hermes": "hermes", "qwen3_coder": "qwen_xml"}

@@ -260,8 +260,12 @@ def _args_problem(
 
 def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
     """Find a local model folder that is missing or has no model. `vlmrl check` looks up hub names and runs."""
-    key: Key = ("model", "path")
-    value = loaded.recipe.model.path
+    teacher = loaded.recipe.teacher_model
+    yield from _model_at(loaded, ("model", "path"), loaded.recipe.model.path)
+    yield from () if teacher is None else _model_at(loaded, ("teacher", "path"), teacher.path)
+
+
+def _model_at(loaded: LoadedRecipe, key: Key, value: str) -> Iterator[Problem]:
     path = Path(value).expanduser()
     first = Path(value).parts[0] if Path(value).parts else ""
     if path.is_dir():
@@ -274,11 +278,11 @@ def _model(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield _missing(loaded, key, value, f"make it first: `vlmrl demo --model-only {value} --data {data}`")
     elif path.is_file():
         hint = f'path = "{path.parent}"' if path.parent.name else None
-        yield Problem(f"`model.path` is the file {path}; it must be a folder", loaded.where(key), hint)
+        yield Problem(f"`{dotted(key)}` is the file {path}; it must be a folder", loaded.where(key), hint)
     elif value.count("/") > 1 or value.startswith((".", "/", "~")) or ("/" in value and Path(first).is_dir()):
         yield _missing(loaded, key, value)
     elif "/" in value and not _HUB_NAME.fullmatch(value):
-        yield Problem(f"`model.path` is `{value}`: neither a folder here nor a hub name", loaded.where(key))
+        yield Problem(f"`{dotted(key)}` is `{value}`: neither a folder here nor a hub name", loaded.where(key))
 
 
 def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None, what: str = "") -> Problem:

@@ -17,6 +17,8 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model
 from vlmrl.recipe.validation_messages import literal_choices
 
+IMAGE_MARK = "<image>"
+
 
 def overridden_row(loaded: LoadedRecipe) -> Algorithm | None:
     """Return the row of the algorithm table with the recipe's overrides, whose values are not checked.
@@ -82,9 +84,10 @@ def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         "several turns of an environment": loaded.recipe.has_episodes,
         "a critic": row.needs_critic,
         "the KL in the reward": row.kl_coef > 0 and row.kl_in == "reward",
-        f"the surrogate {row.surrogate}, which picks or joins tokens": row.selects or row.surrogate == "gmpo",
+        f"the surrogate {row.surrogate}, which picks or joins tokens": row.selects or row.joins_tokens,
         "a ratio of whole responses": row.ratio != "token",
         "a greedy baseline": row.advantage == "greedy",
+        "a baseline for each token": row.needs_energy,
         "a filter of prompts": row.filter != "none",
     }
     if row.demonstrations == "mixed":
@@ -119,6 +122,46 @@ def _perception(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     if row.mask_share == 0:
         message = "`algo.mask_share` is 0: no patch is black, so no token depends on the images"
         yield Problem(message, loaded.where(("algo", "mask_share")), "0.6 is usual", "warning")
+
+
+def _teacher(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
+    """Refuse a teacher without a use, a use without a teacher, and what has no meaning with one."""
+    settings, where = loaded.recipe.teacher, loaded.where(("algo", "teacher"), ("algo", "name"))
+    if row.teacher == "none":
+        if settings is not None:
+            hint = 'set algo.teacher = "loss" or "reward", or algo.name = "opd"; or remove the table'
+            message = f"[teacher] does nothing: {loaded.recipe.algo.name} learns from no teacher"
+            yield Problem(message, loaded.where(("teacher", "path")), hint, "warning")
+        return
+    if settings is None:
+        message = f"{loaded.recipe.algo.name} learns from a teacher, and the recipe has none"
+        yield Problem(message, where, 'add a table: [teacher], path = "..."')
+        return
+    in_reward = row.teacher == "reward"
+    unfit = {
+        "several turns of an environment": loaded.recipe.has_episodes,
+        "a critic": in_reward and row.needs_critic,
+        f"the surrogate {row.surrogate}, which joins tokens": in_reward and row.surrogate == "gmpo",
+        "a ratio of whole responses": in_reward and row.ratio == "sequence",
+        "demonstrations": in_reward and row.demonstrations != "none",
+        "a teacher.temperature of its own, if it is the start of the run and its log-probs are the reward": in_reward
+        and settings.is_start
+        and settings.temperature not in (None, loaded.recipe.rollout.temperature),
+    }
+    for what, is_so in unfit.items():
+        if is_so:
+            message = f"learning from a teacher (`algo.teacher` = {row.teacher}) does not go with {what}"
+            yield Problem(message, where, "change one of the two")
+    at = loaded.where(("teacher", "reveal"), ("teacher", "path"))
+    if settings.is_start and settings.reveal is None:
+        message = "the teacher is the policy as the run began, and reads the same prompt: it has nothing to teach"
+        yield Problem(message, at, "give `teacher.reveal`, the text that it alone reads; or name another model")
+    if settings.reveal is not None and IMAGE_MARK in settings.reveal:
+        message = f"`teacher.reveal` has the mark {IMAGE_MARK}, but it shows no image"
+        yield Problem(message, at, "take it out")
+    if settings.control and settings.reveal is None:
+        message = "`teacher.control` does nothing: there is no `teacher.reveal` whose values it would hide"
+        yield Problem(message, loaded.where(("teacher", "control")), "remove it", "warning")
 
 
 def _length_key(loaded: LoadedRecipe) -> str:
@@ -215,6 +258,7 @@ RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
     _parts,
     _demonstrations,
     _perception,
+    _teacher,
     _lengths,
     _filter,
     _importance,
