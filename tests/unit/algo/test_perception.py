@@ -39,7 +39,7 @@ class Table(torch.nn.Module):
         numbers = torch.rand(2, 2, 200, generator=torch.Generator().manual_seed(3))
         self.logp, self.entropy = torch.nn.Parameter(-0.05 - 2 * numbers[0]), torch.nn.Parameter(numbers[1])
 
-    def forward(self, row: PackedRow, reference: object = None) -> TokenStats:
+    def forward(self, row: PackedRow, reference: object = None, teacher: object = None) -> TokenStats:
         ends = {s.group: int(row.input_ids_N[s.end - 1]) for s in row.layout if s.response < 0}
         hidden = torch.tensor([int(ends[row.layout[s].group] == 4) for s in row.span_K.tolist()])
         return TokenStats(self.logp[hidden, row.target_K], self.entropy[hidden, row.target_K])
