@@ -82,7 +82,7 @@ def test_a_failed_reward_is_masked_and_leaves_the_baseline_of_the_others_alone(t
     assert advantages_and_masks(made) == ([0.5, -0.5, 0.0], [False, False, True])
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.needs_critic])
+@pytest.mark.parametrize("name", [n for n, r in ALGORITHMS.items() if not r.needs_critic and r.advantage != "zero"])
 def test_a_group_is_dead_when_what_counts_is_equal(name):
     made = replace(ALGORITHMS[name], kl_coef=0.0)
     lone = group(sample(0, 3.0))
