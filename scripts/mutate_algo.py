@@ -40,6 +40,8 @@ SEVERAL = ["tests/golden/test_several_rewards_golden.py"]
 CRITIC, CRITIC_STEP = ["tests/golden/test_critic_golden.py"], ["tests/property/test_critic_property.py"]
 STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
+LOOKS, LOOKING_RUNS = ["tests/unit/algo/test_perception.py"], ["tests/e2e/test_perception_runs.py"]
+MASKS = ["tests/unit/data/test_blinded.py", "tests/unit/train/test_changed_prompts.py"]
 SHOWN, SHOWN_RUNS = ["tests/unit/algo/test_demonstrations.py"], ["tests/e2e/test_demonstration_runs.py"]
 
 
@@ -313,7 +315,12 @@ MUTANTS: list[Mutant] = [
         "response_tokens=torch.full_like(response_tokens, len(response)),",
         STEP,
     ),
-    (STEP_FILE, "        loss.backward()", "        policy.model.zero_grad(); loss.backward()", STEP),
+    (
+        STEP_FILE,
+        'tally.add("loss/demonstrations", term)\n            loss.backward()',
+        'tally.add("loss/demonstrations", term)\n            policy.model.zero_grad(); loss.backward()',
+        STEP,
+    ),
     (STEP_FILE, "if numbers.pop(NOT_FINITE, 0.0) else []", "if numbers.pop(NOT_FINITE, 0.0) > 1e9 else []", UPDATE),
     (STEP_FILE, '    if not norm < float("inf"):', '    if norm == float("inf"):', UPDATE),
     (STEP_FILE, "        optimizer.clear()\n        raise", "        raise", UPDATE),
@@ -494,7 +501,7 @@ MUTANTS: list[Mutant] = [
         "explained_variance(_concatenated(targets), estimates)",
         STEP_OF_RL,
     ),
-    (LOOP, "acts_on_all = algorithm.needs_critic or bool", "acts_on_all = bool", CRITIC_RUNS),
+    (OBJECTIVE, "acts_on_all = self.algorithm.needs_critic or bool", "acts_on_all = bool", CRITIC_RUNS),
     (LOOP, "batch.old_logp |= before.logp", "batch.old_logp |= before.value", CRITIC_RUNS),
     (LOOP, "batch.old_value = before.value", "batch.old_value = before.logp", CRITIC_RUNS),
     (STEP_BATCH, "if sample.value_targets is not None:", "if False:", CRITIC_RUNS),
@@ -543,6 +550,34 @@ MUTANTS: list[Mutant] = [
         "SamplingRequest(p.encoded, num_samples,",
         SHOWN_RUNS,
     ),
+    (LOSSES, "-a.perception_coef * kl_K if", "a.perception_coef * kl_K if", LOOKS),
+    (LOSSES, "-a.perception_coef * (kl_K", "a.perception_coef * (kl_K", LOOKS),
+    (LOSSES, "low_var_kl(logp_K, masked_logp_K.detach())", "low_var_kl(logp_K, masked_logp_K)", LOOKS),
+    (LOSSES, "low_var_kl(logp_K.detach(), masked_logp_K)", "low_var_kl(logp_K, masked_logp_K)", LOOKS),
+    (LOSSES, "low_var_kl(logp_K.detach(), masked_logp_K)", "low_var_kl(masked_logp_K, logp_K.detach())", LOOKS),
+    (LOSSES, "(kl_K - kl_K.detach())", "kl_K", LOOKS),
+    (LOSSES, "penalty_K - masked_logp_K.detach()", "penalty_K - masked_logp_K", LOOKS),
+    (LOSSES, "loss_K + a.perception_entropy * penalty_K", "loss_K - a.perception_entropy * penalty_K", LOOKS),
+    (LOSSES, "math.ceil(share * len(dependency_T) - 1e-9)", "math.floor(share * len(dependency_T))", LOOKS),
+    (LOSSES, "math.ceil(share * len(dependency_T) - 1e-9)", "math.ceil(share * len(dependency_T))", LOOKS),
+    (LOSSES, "argsort(dependency_T, descending=True", "argsort(dependency_T, descending=False", LOOKS),
+    (LOSSES, "[(mean - low) / (high - low)", "[(high - mean) / (high - low)", LOOKS),
+    (LOSSES, "(1.0 - floor) * len(normal) / math.fsum(normal)", "1.0 - floor", LOOKS),
+    (OBJECTIVE, "loss = loss * data.weight", "loss = loss * (data.weight > 0)", LOOKS),
+    (OBJECTIVE, "(acts_on_all or self.algorithm.perceives_all)", "acts_on_all", LOOKS),
+    (STEP_FILE, "masked_logp=logps)", "masked_logp=batch.masked_logp)", LOOKS),
+    (STEP_FILE, "masked_logp=join(batch.masked_logp)", "masked_logp=join(batch.old_logp)", LOOKS),
+    (
+        "vlmrl/train/perception.py",
+        "batch.world.gather({i: fmean(x.tolist()) for i, x in own.items()})",
+        "[{i: fmean(x.tolist()) for i, x in own.items()}]",
+        LOOKS,
+    ),
+    ("vlmrl/train/perception.py", "first += len(group.everything)", "first += len(group.samples)", LOOKS),
+    ("vlmrl/train/perception.py", "part.behind(prompts), masked)", "part, masked)", LOOKING_RUNS),
+    (LOOP, "if updates and minibatch.masked_prompt is not None:", "if False:", LOOKING_RUNS),
+    (COLLECT, '"changed images", occurrence)', '"changed images")', MASKS),
+    ("vlmrl/data/blinded_images.py", "255 * (n < change.share", "255 * (n > change.share", MASKS),
 ]
 
 

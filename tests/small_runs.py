@@ -207,7 +207,7 @@ def rollouts(run: Run, steps: Sequence[int] | None = None) -> dict[int, list[str
     """Step -> its groups with all there is in them, NaN made comparable, in steps of a run (all of them)."""
 
     def plain(group: Group) -> str:
-        samples = [(s.trajectory, s.text, repr(s.score), s.advantage, s.masked) for s in group.samples]
+        samples = [(s.trajectory, s.text, repr(s.score), s.advantage, s.masked, s.dependency) for s in group.samples]
         return repr((group.row, group.prompt_text, samples))
 
     return {s: [plain(g) for g in run.read_rollouts(s)] for s in (run.rollout_files() if steps is None else steps)}

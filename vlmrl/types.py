@@ -462,6 +462,7 @@ class ScoredSample:
         turns: the turns of the response as people read them; () = a single turn.
         files: sha256 -> image file, for images within the response; empty after they are stored.
         ending, measured: of an episode, as in `Sample`.
+        dependency: for each trained token, how much it depends on the images, in nats; None if it is not measured.
     """
 
     trajectory: Trajectory
@@ -477,6 +478,7 @@ class ScoredSample:
     files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
     ending: EpisodeEnd | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
+    dependency: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 """Row -> the TRL settings whose loss is the same."""
 WITHOUT = ("clip_cov", "kl_cov", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft", "chord")
-WITHOUT += ("opd", "opd_reward", "opsd")
-"""Rows whose surrogate, demonstrations or teacher TRL's GRPO does not have."""
+WITHOUT += ("opd", "opd_reward", "opsd", "papo", "papo_published", "vppo")
+"""Rows whose surrogate, demonstrations, teacher or masked images TRL's GRPO does not have."""
 WIDE = {"clip_low": 0.1, "clip_high": 0.5}
 CELLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *((n, {"kl_coef": 0.3}, s | PLAIN_KL | {"beta": 0.3}) for n, s in ROWS.items() if ALGORITHMS[n].kl == "k3"),

@@ -85,7 +85,9 @@ def cases_of(*rows: str) -> list[dict[str, Any]]:
 
 def test_every_row_is_compared_by_its_own_loss_or_by_one_that_is():
     # verl's functions are of samples alone
-    sampled = {name for name, row in ALGORITHMS.items() if row.demonstrations == row.teacher == "none"}
+    sampled = {
+        name for name, row in ALGORITHMS.items() if row.demonstrations == row.teacher == row.perception == "none"
+    }
     assert {case["row"] for case in VERL["losses"]} | BY_SAME_LOSS | RELATED == sampled
     assert set(OF_ROWS) <= set(ALGORITHMS)
 

@@ -87,7 +87,8 @@ def groups(draw) -> Group:
         )
         numbers = draw(floats), draw(st.booleans()), draw(seconds), draw(seconds)
         spoken = tuple(draw(st.lists(turns, max_size=2)))
-        samples.append(ScoredSample(trajectory, draw(texts), score, *numbers, turns=spoken))
+        dependency = draw(st.none() | st.lists(st.floats(0, 10, width=32), max_size=3).map(tuple))
+        samples.append(ScoredSample(trajectory, draw(texts), score, *numbers, turns=spoken, dependency=dependency))
     return Group(row, draw(texts), tuple(samples))
 
 

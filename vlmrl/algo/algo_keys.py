@@ -111,6 +111,12 @@ DEMONSTRATION_LOSSES = {
     "both": "shaped, and exp(-H) nll, where H is the policy's mean entropy; see entropy_gain",
 }
 """Loss of a demonstration's tokens of probability p -> remark for users."""
+PERCEPTIONS = {
+    "none": "",
+    "loss": "the loss falls as the KL to the policy behind masked images grows",
+    "select": "only the tokens that depend most on the images are trained on, and responses are weighed by this",
+}
+"""Use of a second pass behind masked images -> remark for users."""
 
 
 TEACHING = {
@@ -193,6 +199,8 @@ _HINT = When("demonstrations", ("hint",))
 _TEACHER_LOSS = When("teacher", ("loss",))
 _VISUAL = When("teacher_weights", ("visual",))
 _OWN_MEAN = When("demonstration_loss", ("nll", "unsure", "both"))
+_MASKED = When("perception", ("loss", "select"), "`algo.perception` is `none`", "remove it, or use papo or vppo")
+_MASKED_LOSS, _SELECT = When("perception", ("loss",)), When("perception", ("select",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,6 +505,46 @@ class Algorithm:
         100, "Steps in which that share falls to 0, as half a cosine.", range=POSITIVE_INT, used_when=(_HINT,)
     )
 
+    perception: str = cell(
+        "none",
+        "Use of how much the tokens of a response depend on the images: the KL (k3, at most 10 nats) of a token to the "
+        "policy behind the same images with random black patches.",
+        choices=PERCEPTIONS,
+    )
+    perception_coef: float = cell(
+        0.01, "Weight of that KL, which is taken off the loss.", range=NOT_NEGATIVE, used_when=(_MASKED_LOSS,)
+    )
+    perception_gradient: str = cell(
+        "policy",
+        "Passes that get a gradient. policy: the one behind the images; the other one is made once, before the updates "
+        "of a step. both: the one behind masked images too, with the current weights.",
+        choices=("policy", "both"),
+        used_when=(_MASKED_LOSS,),
+    )
+    perception_entropy: float = cell(
+        0.0,
+        "Weight of an entropy penalty, which is added to the loss. With perception_gradient both it is the entropy of "
+        "both passes, else -log p of the policy's own tokens.",
+        range=NOT_NEGATIVE,
+        used_when=(_MASKED,),
+    )
+    perception_share: float = cell(
+        0.2,
+        "Share of the tokens of a response that are trained on (rounded up).",
+        range=POSITIVE_FRACTION,
+        used_when=(_SELECT,),
+    )
+    perception_floor: float = cell(
+        0.9,
+        "Weight of the response of an update that depends least on the images; their mean weight is 1.",
+        range=POSITIVE_FRACTION,
+        used_when=(_SELECT,),
+    )
+    mask_share: float = cell(0.6, "Probability of a patch to be black.", range=FRACTION, used_when=(_MASKED,))
+    mask_patch: int = cell(
+        14, "Side of a patch in pixels of the stored image.", range=POSITIVE_INT, used_when=(_MASKED,)
+    )
+
     teacher: str = cell(
         "none", "What the policy learns from the teacher (`[teacher]`), beside its reward.", choices=TEACHING
     )
@@ -549,6 +597,22 @@ class Algorithm:
         range=POSITIVE_FRACTION,
         used_when=(_TEACHER_LOSS, _VISUAL),
     )
+
+    @cached_property
+    def masks(self) -> bool:
+        """Return whether responses are read behind masked images, too."""
+        return self.perception != "none"
+
+    @cached_property
+    def masks_both(self) -> bool:
+        """Return whether the pass behind masked images gets a gradient."""
+        return self.perception == "loss" and self.perception_gradient == "both"
+
+    @cached_property
+    def perceives_all(self) -> bool:
+        """Return whether the perception terms of the loss act on groups of equal scores, too."""
+        penalty = self.masks and self.perception_entropy > 0
+        return penalty or (self.perception == "loss" and self.perception_coef > 0)
 
     @cached_property
     def one_mean(self) -> bool:

@@ -16,6 +16,7 @@ from vlmrl.errors import unknown
 
 PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
 HIGHER: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
+PERCEPTION: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 3.0, "perception_entropy": 0.03}
 
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
@@ -224,6 +225,29 @@ ALGORITHMS: dict[str, Algorithm] = {
             summary="(1 - mu) GRPO + mu SFT on unsure tokens, mu from 0 to 0.5 and down to 0.02 (arXiv:2508.11408)",
         ),
         Algorithm(
+            name="papo",
+            **PERCEPTION,
+            perception="loss",
+            perception_gradient="both",
+            summary="the KL to the policy behind masked images is raised, with both gradients (arXiv:2507.06448)",
+        ),
+        Algorithm(
+            name="papo_published",
+            **PERCEPTION,
+            perception="loss",
+            summary="PAPO as its code runs it: no gradient through the masked images (arXiv:2507.06448)",
+        ),
+        Algorithm(
+            name="vppo",
+            **HIGHER,
+            dual_clip=3.0,
+            filter="spread",
+            perception="select",
+            perception_entropy=0.06,
+            mask_share=0.5,
+            summary="the 20% of the tokens that depend most on the images are trained on (arXiv:2510.09285)",
+        ),
+        Algorithm(
             name="opd",
             advantage="zero",
             surrogate="reinforce",
@@ -386,6 +410,15 @@ OF_ROWS: dict[str, str] = {
     "pass_at_k": _DUAL,
     "reinforce++": _DUAL,
     "reinforce++-baseline": _DUAL,
+    "papo": "The masked pass has a gradient, as in the paper's objective, and is made again with the weights of each"
+    " update. The entropies are exact, those of the masked pass too. In its published code the masked log-probs come"
+    " from the batch and are constants, and an entropy is the mean of -log p over the sampled tokens. As that code:"
+    " papo_published.",
+    "papo_published": "The numbers are those of its scripts without a reference. As its scripts with one:"
+    ' perception_coef = 0.02, perception_entropy = 0, kl = "low_var_kl", kl_coef = 0.01.',
+    "vppo": "Smallest, largest and mean dependency are those of the whole update on all ranks. In its published code"
+    " the smallest and largest are those of a rank, and the mean that of a microbatch. As its scripts:"
+    " perception_share = 0.4, for 8B perception_entropy = 0.12. Their filter compares accuracies.",
     "ppo": f"The critic is a head on the policy. verl's is a separate model. {_DUAL} As verl's other defaults:"
     " gae_lambda = 1, value_clip = 0.5.",
     "maye": "Whitening is over the whole batch. MAYE's code whitens on each rank alone.",

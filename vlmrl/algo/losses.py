@@ -570,3 +570,69 @@ KL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "abs": absolute,
 }
 """Name in the algorithm table -> function (policy log-probs [K], reference log-probs [K]) -> KL estimates [K]."""
+
+
+def perception_loss(a: Algorithm, logp_K: Tensor, masked_logp_K: Tensor, entropy_K: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the perception terms of the pass behind the images, and the KL to the policy behind masked images.
+
+    The terms are -perception_coef * KL + perception_entropy * entropy. The entropy is the exact one if both passes get
+    a gradient, else -log p, to which "loss" adds the constant of the masked pass.
+
+    Args:
+        masked_logp_K: log-probs of the same tokens behind masked images; never with gradient here.
+        entropy_K: entropies, with gradient if both passes get one.
+    Returns: ([K] not reduced, [K] nats, without gradient).
+    Source: PAPO, arXiv:2507.06448; k3 of its code, at most 10.
+    Example: p 0.5, masked 0.25: k3 = 0.5 + 0.6931 - 1 = 0.1931; with the coefficient 0.01 the term is -0.00193.
+    """
+    kl_K = low_var_kl(logp_K, masked_logp_K.detach())
+    loss_K = -a.perception_coef * kl_K if a.perception == "loss" else torch.zeros_like(kl_K)
+    if a.perception_entropy:
+        penalty_K = entropy_K if a.masks_both else -logp_K
+        if a.perception == "loss" and not a.masks_both:
+            penalty_K = penalty_K - masked_logp_K.detach()
+        loss_K = loss_K + a.perception_entropy * penalty_K
+    return loss_K, kl_K.detach()
+
+
+def masked_perception_loss(a: Algorithm, logp_K: Tensor, masked_logp_K: Tensor, entropy_K: Tensor) -> Tensor:
+    """Return the perception terms of the pass behind masked images, for a gradient of its own.
+
+    The value of the KL is already in `perception_loss`, so here it is 0; its gradient is that through this pass.
+
+    Args:
+        logp_K: log-probs behind the images; never with gradient here.
+        masked_logp_K, entropy_K: of the pass behind masked images, with gradient.
+    Returns: [K], not reduced.
+    Source: PAPO, arXiv:2507.06448.
+    Example: p 0.5, masked 0.25: d k3 / d log(masked) = 0.5 - 1 = -0.5; with the coefficient 0.01 the gradient is 0.005.
+    """
+    kl_K = low_var_kl(logp_K.detach(), masked_logp_K)
+    loss_K = -a.perception_coef * (kl_K - kl_K.detach())
+    return loss_K + a.perception_entropy * entropy_K if a.perception_entropy else loss_K
+
+
+def most_dependent(dependency_T: Tensor, share: float) -> Tensor:
+    """Return which tokens of a response have the highest dependency: ceil(share * T), of equal ones the first.
+
+    Returns: bool [T].
+    Source: VPPO, arXiv:2510.09285. Example: five tokens, share 0.2 -> one.
+    """
+    count = math.ceil(share * len(dependency_T) - 1e-9)  # 0.07 * 100 is above 7
+    chosen = torch.zeros_like(dependency_T, dtype=torch.bool)
+    chosen[torch.argsort(dependency_T, descending=True, stable=True)[: max(1, count)]] = True
+    return chosen
+
+
+def response_weights(means: Sequence[float], floor: float) -> list[float]:
+    """Return a weight of each response of an update: its mean dependency, from `floor` for the least, with the mean 1.
+
+    Source: VPPO, arXiv:2510.09285, and its code: all have 1 if they differ by no more than 1e-6.
+    Example: 0.1, 0.3, 0.5 and the floor 0.9 -> 0.9, 1, 1.1.
+    """
+    low, high = min(means), max(means)
+    if high - low <= 1e-6:
+        return [1.0] * len(means)
+    normal = [(mean - low) / (high - low) for mean in means]
+    slope = (1.0 - floor) * len(normal) / math.fsum(normal)
+    return [floor + slope * x for x in normal]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
+import struct
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
@@ -150,15 +152,18 @@ def _size(media: Media) -> tuple[int, int]:
     return media.width, media.height
 
 
-ChangeKind = Literal["blank", "shuffled", "noise", "low"]
+ChangeKind = Literal["blank", "shuffled", "noise", "low", "masked"]
 KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
 LOW_SIDE = 32
 """Longer side in pixels that `low` scales an image down to, if no other is given."""
+MASK_PATCH, MASK_SHARE = 14, 0.6
+"""Side in pixels of the patches that `masked` blackens, and their share, if no others are given."""
 DESCRIPTIONS: Mapping[ChangeKind, str] = {
     "blank": "grey images of the same size",
     "shuffled": "the images of another row",
     "noise": "random pixels of the same size",
     "low": "images scaled down to {side} pixels on the longer side, and up again to their size",
+    "masked": "images with a share of {share:g} of their patches of {side} pixels blackened",
 }
 SHOWN_BYTES = 2**28
 """Maximum size in bytes of the cache of drawn pictures."""
@@ -169,23 +174,29 @@ class ImageChange:
     """Change of the images that a model sees.
 
     Args:
-        side: for `low`: longer side of the small image, in pixels; else 0.
+        side: for `low`: longer side of the small image, for `masked`: side of a patch, in pixels; else 0.
+        share: for `masked`: probability of each patch to be black; else 0.
     """
 
     kind: ChangeKind
     side: int = 0
+    share: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> ImageChange:
-        """Return the change for `blank`, `shuffled`, `noise`, `low` or `low:64`. Raises: RecipeError for other texts.
+        """Return the change for `blank`, `shuffled`, `noise`, `low`, `low:64`, `masked` or `masked:14:0.6`.
 
         `str` of a change gives a text that is parsed to the same change.
+
+        Raises: RecipeError for other texts.
         """
         name, colon, number = text.strip().partition(":")
         if name not in KINDS:
             hint = listed(name, list(KINDS), "choices")
             raise RecipeError(f"--images cannot be `{text}`", hint=hint)
         kind = KINDS[KINDS.index(name)]
+        if kind == "masked":
+            return cls._masked(text, number) if colon else cls(kind, MASK_PATCH, MASK_SHARE)
         if not colon:
             return cls(kind, LOW_SIDE if kind == "low" else 0)
         if kind != "low" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 4096:
@@ -194,13 +205,24 @@ class ImageChange:
             )
         return cls(kind, int(number))
 
+    @classmethod
+    def _masked(cls, text: str, numbers: str) -> ImageChange:
+        patch, _, share = numbers.partition(":")
+        if numbers.isascii() and re.fullmatch(r"[0-9]{1,4}", patch) and re.fullmatch(r"0|1|0?\.[0-9]{1,4}", share):
+            change = cls("masked", int(patch), float(share))
+            if 1 <= change.side <= 4096 and change.share:
+                return change
+        hint = "masked:N:S has the side of a patch in pixels and the share of black patches: masked:14:0.6"
+        raise RecipeError(f"--images cannot be `{text}`", hint=hint)
+
     def __str__(self) -> str:
-        return f"{self.kind}:{self.side}" if self.side else self.kind
+        share = f":{self.share:g}" if self.kind == "masked" else ""
+        return f"{self.kind}:{self.side}{share}" if self.side else self.kind
 
     @property
     def described(self) -> str:
         """The change in words."""
-        return DESCRIPTIONS[self.kind].format(side=self.side)
+        return DESCRIPTIONS[self.kind].format(side=self.side, share=self.share)
 
 
 def parse_changes(text: str | None) -> tuple[ImageChange, ...]:
@@ -231,7 +253,9 @@ def noise_key(seed: int, prompt_id: str, position: int) -> str:
 
 
 def leaves_as_it_is(change: ImageChange, media: Media) -> bool:
-    """Return whether the model sees an image unchanged: one that is not larger than `low` would make it."""
+    """Return whether the model sees an image unchanged: it is not larger than `low` would make it, or has no mask."""
+    if change.kind == "masked":
+        return change.share == 0
     return change.kind == "low" and max(media.width, media.height) <= change.side
 
 
@@ -239,7 +263,7 @@ def draw_picture(change: ImageChange, original: PILImage | None, size: tuple[int
     """Return the picture that is shown in the place of an image. RGB, of the same size.
 
     Args:
-        original: the image, for `low`; None is enough for the others.
+        original: the image, for `low` and `masked`; None is enough for the others.
         size: width and height of the image, in pixels.
         key: of `noise_key`.
     """
@@ -251,10 +275,28 @@ def draw_picture(change: ImageChange, original: PILImage | None, size: tuple[int
     if change.kind == "noise":
         pixels = hashlib.shake_128(key.encode("utf-8", "surrogatepass")).digest(3 * width * height)
         return Image.frombytes("RGB", size, pixels)
-    assert change.kind == "low" and original is not None
+    assert original is not None
+    if change.kind == "masked":
+        return _masked(original, change, key)
+    assert change.kind == "low"
     scale = change.side / max(size)
     small = (max(1, round(width * scale)), max(1, round(height * scale)))
     return original.resize(small, Image.Resampling.BOX).resize(size, Image.Resampling.BILINEAR)
+
+
+def _masked(original: PILImage, change: ImageChange, key: str) -> PILImage:
+    """Return an image with black patches. The patches begin at its upper left corner; each is drawn by itself."""
+    from PIL import Image
+
+    columns, rows = (-(-length // change.side) for length in original.size)
+    digest = hashlib.shake_128(key.encode("utf-8", "surrogatepass")).digest(4 * columns * rows)
+    numbers = struct.unpack(f"<{columns * rows}I", digest)
+    is_black = bytes(255 * (n < change.share * 2**32) for n in numbers)
+    mask = Image.frombytes("L", (columns, rows), is_black)
+    mask = mask.resize((columns * change.side, rows * change.side), Image.Resampling.NEAREST)
+    picture = original.copy()
+    picture.paste((0, 0, 0), mask=mask.crop((0, 0, *original.size)))
+    return picture
 
 
 def picture_file(image: PILImage) -> bytes:
@@ -291,7 +333,8 @@ class BlindedDataset(WrappedDataset):
         return media
 
     def _draw(self, media: ShownMedia) -> PILImage:
-        original = self.dataset.image(media.original) if media.change.kind == "low" else None
+        needed = media.change.kind in ("low", "masked")
+        original = self.dataset.image(media.original) if needed else None
         return draw_picture(media.change, original, (media.width, media.height), media.key)
 
 
@@ -322,8 +365,12 @@ class Blinding:
         """
         if self.change.kind == "shuffled":
             return replace(row, media=tuple(self._rows[n].media[position] for n, position in self._swaps[number]))
-        media = (
-            self.dataset.shown(self.change, one, noise_key(self._seed, row.prompt_id, position))
-            for position, one in enumerate(row.media)
-        )
-        return replace(row, media=tuple(media))
+        return changed_row(self.dataset, self.change, row, self._seed)
+
+
+def changed_row(dataset: BlindedDataset, change: ImageChange, row: Row, seed: int) -> Row:
+    """Return a row whose images are changed, for any change but `shuffled`. `seed`: of random pixels and patches."""
+    media = (
+        dataset.shown(change, one, noise_key(seed, row.prompt_id, position)) for position, one in enumerate(row.media)
+    )
+    return replace(row, media=tuple(media))

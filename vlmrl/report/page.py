@@ -24,6 +24,7 @@ from vlmrl.report.curves import LEADING, Changes, RunCurves, validated_ends
 from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step_notes, validation_changes, view_epochs
 from vlmrl.report.page_parts import legend, number, render, shown_pictures, write_page
 from vlmrl.report.rollout_examples import Album, GroupView, Moves, StepView, answer_views, example_steps, view_moves
+from vlmrl.report.token_colours import colour_legend
 from vlmrl.rewards.identity import identity_of
 from vlmrl.services.calls import spent_in
 from vlmrl.store import layout
@@ -219,6 +220,7 @@ def render_report(runs: Sequence[Run], damage: Mapping[str, list[str]] | None = 
         evaluations=eval_tables(columns),
         step_notes=[note for run, view in zip(runs, views, strict=True) for note in step_notes(run, view.label)],
         differing=recipe_differences(views),
+        colours=colour_legend(),
         samples=[sample for group in groups for sample in group.samples],
         legend=legend(group.truth for group in groups if any(sample.artifacts for sample in group.samples)),
         moves_word="Drawings" if any(m.drawn for view in views for m in view.moves) else "Boxes",

@@ -47,15 +47,16 @@ TAG = re.compile(r"&lt;/?[A-Za-z][\w-]{0,40}&gt;")
 def marked_text(text: str) -> Markup:
     """Return a text of a model or dataset, escaped, with visible control characters and tags in bold; cut if long."""
     body = Markup(TAG.sub(lambda m: f"<b>{m[0]}</b>", str(escape(visible(text[:MAX_TEXT])))))
-    return body + _rest(len(text) - MAX_TEXT)
+    return body + cut_note(len(text) - MAX_TEXT)
 
 
 def whole_text(text: str) -> Markup:
     """Return a text for a folded place, escaped: all of it up to MAX_WHOLE characters, and no markup but the cut."""
-    return escape(visible(text[:MAX_WHOLE])) + _rest(len(text) - MAX_WHOLE)
+    return escape(visible(text[:MAX_WHOLE])) + cut_note(len(text) - MAX_WHOLE)
 
 
-def _rest(cut: int) -> Markup:
+def cut_note(cut: int) -> Markup:
+    """Return the note behind a text that was cut by so many characters; "" if it was not."""
     return Markup('<span class="note"> ... {:,} more characters</span>').format(cut) if cut > 0 else Markup("")
 
 
@@ -258,7 +259,7 @@ def shown_pictures(evaluation: Evaluation, images: RunImages) -> Resolver:
         own, key = places()[media.sha256]
         try:
             change = ImageChange.parse(text)
-            original = decode_image(images.read(own)) if change.kind == "low" else None
+            original = decode_image(images.read(own)) if change.kind in ("low", "masked") else None
         except VlmrlError:
             return None
         if change.kind == "shuffled":

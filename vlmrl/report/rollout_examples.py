@@ -36,6 +36,7 @@ from vlmrl.report.page_parts import (
     render_name,
     views_of,
 )
+from vlmrl.report.token_colours import TokenTexts
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import SHOWN_IMAGES, read_summary, without_step
 from vlmrl.store.media import RunImages
@@ -123,7 +124,13 @@ class Album:
 
 @dataclass(frozen=True)
 class SampleView:
-    """Data of one response for the page. `folded`: the line below which the text is folded; "" = it is not."""
+    """Data of one response for the page.
+
+    Args:
+        folded: the line below which the text is folded; "" = it is not.
+        dependency: mean dependency of its tokens on the images, in nats; None if it was not measured.
+        coloured: whether the tokens of the text are coloured by it.
+    """
 
     number: int
     text: Markup
@@ -142,6 +149,8 @@ class SampleView:
     detail: str = ""
     folded: str = ""
     ending: str = ""
+    dependency: float | None = None
+    coloured: bool = False
 
     @property
     def filters(self) -> str:
@@ -206,14 +215,14 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
 
     If the rollout file of a step is damaged, the step has a `problem` instead of groups.
     """
-    files, views = run.rollout_files(), []
+    files, views, texts = run.rollout_files(), [], TokenTexts(run)
     for step in reversed(_spread_steps(list(files), max_steps)):
         try:
             groups = run.read_rollouts(step)
         except StoreError as error:
             views.append(StepView(counted(step), files[step].name, (), error.message))
             continue
-        group_views = [view_group(g, why, images, album) for why, g in choose_groups(groups, seed=step)]
+        group_views = [view_group(g, why, images, album, texts) for why, g in choose_groups(groups, seed=step)]
         views.append(StepView(counted(step), files[step].name, group_views))
     return views
 
@@ -248,11 +257,15 @@ def choose_groups(groups: Sequence[Group], *, seed: int) -> list[tuple[str, Grou
     return picks
 
 
-def view_group(group: Group, why: str, images: RunImages, album: Album) -> GroupView:
-    """Return the data of a group for the page, with its samples from the best to the worst."""
+def view_group(group: Group, why: str, images: RunImages, album: Album, texts: TokenTexts | None = None) -> GroupView:
+    """Return the data of a group for the page, with its samples from the best to the worst.
+
+    Args:
+        texts: of the tokens, to colour them; None = they have no colours.
+    """
     ordered = sorted(group.samples, key=lambda s: -s.score.value if math.isfinite(s.score.value) else math.inf)
     shown = ordered if len(ordered) <= MAX_SAMPLES else [*ordered[: MAX_SAMPLES - 2], *ordered[-2:]]
-    samples = [_view_sample(group.row, s, images, album) for s in shown]
+    samples = [_view_sample(group.row, s, images, album, texts) for s in shown]
     scores = _scores(group)
     return GroupView(
         why,
@@ -268,15 +281,18 @@ def view_group(group: Group, why: str, images: RunImages, album: Album) -> Group
     )
 
 
-def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> SampleView:
-    score = s.score
+def _view_sample(
+    row: Row, s: ScoredSample, images: RunImages, album: Album, texts: TokenTexts | None = None
+) -> SampleView:
+    score, folded = s.score, fold_words(row.truth, s.text)
+    coloured = texts.coloured(s) if texts is not None and not folded else None
     turns = s.turns
     if not turns and (pictured := [Turn(part.role, "", part.media) for part in s.trajectory.segments if part.media]):
         turns = [Turn("assistant", s.text), *pictured]
     return SampleView(
         number=s.trajectory.sample,
-        text=answer_text(row.truth, s.text),
-        folded=fold_words(row.truth, s.text),
+        text=answer_text(row.truth, s.text) if coloured is None else coloured,
+        folded=folded,
         score=score.value,
         advantage=s.advantage,
         parts=score.parts,
@@ -291,6 +307,8 @@ def _view_sample(row: Row, s: ScoredSample, images: RunImages, album: Album) -> 
         artifacts=compared(row.truth, score.artifacts, row.media, lambda m: album.add(m, images)),
         overlays=overlays_of(row.truth, score.detail, len(row.media), lambda i: album.add(row.media[i], images)),
         detail=detail_text(score.detail),
+        dependency=fmean(s.dependency) if s.dependency else None,
+        coloured=coloured is not None,
     )
 
 

@@ -291,7 +291,8 @@ def quick_look(loaded: LoadedRecipe, services_in: Path | None = None) -> tuple[l
     opened = rows.open_sources(loaded)
     problems += opened.problems
     for where, source in ((entry.where, entry.train) for entry in opened.entries):
-        problems += rows.scan_rows(source, where, limit=rows.QUICK_ROWS, prompts=PromptScan(source)).problems
+        scan = rows.scan_rows(source, where, limit=rows.QUICK_ROWS, prompts=PromptScan(source))
+        problems += scan.problems + rows.check_pictured(loaded, source, scan, where)
         problems += rows.check_images(source, where, rows=QUICK_PROMPTS)
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
@@ -426,7 +427,7 @@ def _check_entry(
     learns = loaded.recipe.kind == "sft"
     prompts = PromptScan(source, encoder, learns)
     scan = rows.scan_rows(source, where, prompts=prompts)
-    result.problems += scan.problems
+    result.problems += scan.problems + rows.check_pictured(loaded, source, scan, where)
     others = {split: source.with_split(split) for split in source.dataset.splits if split != source.split}
     for name, other in (("validation", entry.validation), *((one.split, one) for one in entry.others)):
         # A split of the same dataset is there already, unless it is the training split itself.

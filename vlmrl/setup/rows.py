@@ -27,6 +27,7 @@ from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.eval import wrong_goal
 from vlmrl.recipe.rules.files import blames_reward, is_file_reward
+from vlmrl.recipe.rules.training import overridden_row
 from vlmrl.recipe.schema import Data, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, is_test_split
 from vlmrl.rewards.base import NO_PLACE, NO_REWARD, ServicePlace, accuracy_part, earned_on_timeout, with_accuracy
@@ -101,6 +102,7 @@ class RowScan:
         contents: `row_content` of each row that was read -> id of the first row with this content.
         images: content hashes of the images of these rows.
         repeated: number of rows whose content equals that of an earlier row.
+        bare: places of the rows without images.
     """
 
     rows: int
@@ -108,6 +110,7 @@ class RowScan:
     contents: dict[bytes, str] = field(default_factory=dict)
     images: set[str] = field(default_factory=set)
     repeated: int = 0
+    bare: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -219,6 +222,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         scan.repeated += content in scan.contents
         scan.contents.setdefault(content, row.prompt_id)
         scan.images.update(media.sha256 for media in row.media)
+        scan.bare += [] if row.media else [row.place]
         truths.look(row)
         bad += [(row.place, words) for words in source.task.validate(row.truth)]
         if source.environment is not None:
@@ -240,6 +244,18 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
         message = f"{scan.repeated:,} rows of `{source.name}` ({source.split}) repeat an earlier row exactly"
         scan.problems.append(Problem(message, where, "they count twice in every epoch", "warning"))
     return scan
+
+
+def check_pictured(loaded: LoadedRecipe, source: Source, scan: RowScan, where: str) -> list[Problem]:
+    """Return an error if the recipe's algorithm masks images and training rows of a scan have none."""
+    algorithm = overridden_row(loaded)
+    if algorithm is None or not algorithm.masks or not scan.bare:
+        return []
+    what = "no row" if len(scan.bare) == scan.seen else f"{len(scan.bare):,} of {scan.seen:,} rows"
+    have = "has" if what == "no row" else "have no"
+    message = f"{what} of `{source.name}` ({source.split}) {have} an image, and {algorithm.name} masks images"
+    hint = f"{examples([(place, 'no image') for place in scan.bare])}; leave them out, or use another algo.name"
+    return [Problem(message, where, hint)]
 
 
 def row_content(row: Row) -> bytes:

@@ -15,9 +15,12 @@ are images that the reward made. `turns` is JSON, null if the response is a sing
 
 `ending` is the reason why an episode ended, `measured` JSON of what its environment measured; null for one turn.
 
-Schema 2 lacks these two. Schema 1 lacks also `status`, `detail`, `artifacts`, `turns`, the authors, versions and images
-of segments, and the seen sizes. Readers return defaults for them: sampled tokens are the policy's, other tokens the
-environment's.
+`dependency` has a number for each trained token: how much it depends on the images, in nats; null if it was not
+measured.
+
+Schema 3 lacks `dependency`. Schema 2 lacks also `ending` and `measured`. Schema 1 lacks also `status`, `detail`,
+`artifacts`, `turns`, the authors, versions and images of segments, and the seen sizes. Readers return defaults for
+them: sampled tokens are the policy's, other tokens the environment's.
 """
 
 from __future__ import annotations
@@ -99,6 +102,7 @@ def sample_columns(row: Row, scored: ScoredSample) -> dict[str, Any]:
         "turns": turns_text(scored.turns) if scored.turns else None,
         "ending": scored.ending,
         "measured": _json(scored.measured) if scored.measured else None,
+        "dependency": scored.dependency,
     }
 
 
@@ -264,6 +268,7 @@ def sample_of(row: dict[str, Any]) -> ScoredSample:
         turns=read_turns(row["turns"]),
         ending=row["ending"],
         measured={} if row["measured"] is None else parse_json(row["measured"]),
+        dependency=None if row["dependency"] is None else tuple(row["dependency"]),
     )
 
 
@@ -294,10 +299,11 @@ def _remark(text: str) -> str:
     return encodable(redact_text(text))
 
 
-SCHEMA = 3
+SCHEMA = 4
 ADDED = {
     2: {"status": "ok", "detail": None, "artifacts": (), "turns": None},
     3: {"ending": None, "measured": None},
+    4: {"dependency": None},
 }
 """Schema -> columns that it added, with their values for files of an older one."""
 REQUIRED = (
@@ -307,7 +313,7 @@ REQUIRED = (
     "advantage:float64 masked:bool images:images num_row_images:int32 generate_seconds:float64 reward_seconds:float64 "
     "status:string artifacts:artifacts"
 )
-OPTIONAL = "error:string detail:string turns:string ending:string measured:string"
+OPTIONAL = "error:string detail:string turns:string ending:string measured:string dependency:[float32]"
 """Columns of a rollout file (`arrow_fields`): those without a null, and the others."""
 
 

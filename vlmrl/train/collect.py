@@ -23,6 +23,7 @@ from vlmrl.algo.advantages import Array, explained_variance
 from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.credit import Weights, add_credit, add_gains, has_spread, mark_masked
 from vlmrl.algo.losses import KL_LOSSES
+from vlmrl.data.blinded_images import BlindedDataset, ImageChange, changed_row
 from vlmrl.data.encode import Encoder
 from vlmrl.data.turns import ROLES, TurnEncoder, encode_tail
 from vlmrl.dist.world import ALONE, World
@@ -48,9 +49,9 @@ from vlmrl.setup.sources import EvalSet
 from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.journal import Clock
 from vlmrl.train.learner import Learner
-from vlmrl.train.step_batch import StepBatch, Tail, split_updates, step_batch
-from vlmrl.train.update import fill_logps, fill_reference, fill_stats, on_cpu
-from vlmrl.types import Group, Row, Sample, SamplingParams, ScoredSample
+from vlmrl.train.step_batch import Before, StepBatch, Tail, on_cpu, split_updates, step_batch
+from vlmrl.train.update import fill_logps, fill_reference, fill_stats
+from vlmrl.types import Group, Row, Sample, SamplingParams, ScoredSample, hash64
 
 Drawn = tuple[Source, Row, int]
 """Drawn dataset row: its source, the row, its occurrence (number of earlier draws)."""
@@ -77,6 +78,7 @@ class PromptFeed:
         meter: counts of the services on this rank.
         service_counts: (attribute) metric -> number of all ranks so far.
         turn_encoders: (attribute) (whether there are tools, role of a message) -> its encoder.
+        changed_images: (attribute) name of a source -> its dataset with changed images.
         hint: gives a prompt of a step the beginning of its responses.
         demonstrate: adds the demonstrations of a step to what was collected; None = the algorithm takes none.
     """
@@ -96,6 +98,7 @@ class PromptFeed:
     meter: ServiceMeter = field(default_factory=ServiceMeter)
     service_counts: dict[str, float] = field(default_factory=dict)
     turn_encoders: dict[tuple[bool, str], TurnEncoder] = field(default_factory=dict)
+    changed_images: dict[str, BlindedDataset] = field(default_factory=dict)
     hint: Callable[[Prompt, int], Prompt] = field(default=lambda prompt, step: prompt)
     demonstrate: Callable[[Collected, int, bool], None] | None = None
 
@@ -174,6 +177,16 @@ class PromptFeed:
         """Encode a prompt that another rank has sampled: ranks exchange rows, but not pixels."""
         return self.encode(next(x for x in self.sources if x.name == row.source), row, occurrence)
 
+    def encode_changed(self, row: Row, occurrence: int, change: ImageChange) -> Prompt:
+        """Encode the prompt of a row with its images changed. Random changes are drawn anew each time a row is.
+
+        They depend on the run's seed, the row, its occurrence, and the position of the image, not on the rank.
+        """
+        source = next(x for x in self.sources if x.name == row.source)
+        dataset = self.changed_images.setdefault(source.name, BlindedDataset(source.dataset))
+        shown = changed_row(dataset, change, row, hash64(self.recipe.train.seed, "changed images", occurrence))
+        return self.encode(replace(source, dataset=dataset), shown, occurrence)
+
     def encode_tail(self, sample: ScoredSample, files: Mapping[str, bytes]) -> Tail:
         """Encode the images within a response (those of tools' answers), from their files by sha256."""
         segments = sample.trajectory.segments
@@ -199,6 +212,7 @@ class Collected:
     Args:
         encode: encodes the prompt of a row (with its occurrence) that another rank has sampled.
         encode_tail: encodes the images within a response, from their files.
+        encode_changed: encodes the prompt of a row with its images changed.
         groups: the groups of the step, with their advantages once these are known.
         prompts: the prompt of each group; None = only another rank has encoded it.
         owners: the rank to which each prompt was dealt.
@@ -207,10 +221,12 @@ class Collected:
         seconds: duration of sampling, in seconds.
         files: sha256 -> image file, of tools in groups that this rank trains and another rank sampled.
         solved: whether each sample of each group solves its prompt; [] where no algorithm asks for it.
+        changed: prompts with changed images that this rank has encoded.
     """
 
     encode: Callable[[Row, int], Prompt]
     encode_tail: Callable[[ScoredSample, Mapping[str, bytes]], Tail]
+    encode_changed: Callable[[Row, int, ImageChange], Prompt]
     groups: list[Group] = field(default_factory=list)
     prompts: list[Prompt | None] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
@@ -219,6 +235,7 @@ class Collected:
     seconds: float = 0.0
     files: dict[str, bytes] = field(default_factory=dict)
     solved: list[list[bool]] = field(default_factory=list)
+    changed: dict[tuple[int, ImageChange], PromptTokens] = field(default_factory=dict)
 
     def add_wait(self, session: ScoringSession) -> None:
         """Count the seconds for which a session waited for a service."""
@@ -237,6 +254,17 @@ class Collected:
             group = self.groups[index]
             prompt = self.prompts[index] = self.encode(group.row, group.trajectories[0].occurrence)
         return PromptTokens.of(prompt.encoded)
+
+    def prompt_behind(self, index: int, change: ImageChange) -> PromptTokens:
+        """Return the prompt of a group with its images changed, encoded now if it has not been; see `StepBatch.behind`.
+
+        It has as many tokens as the group's own prompt. Images within responses are not changed.
+        """
+        if (index, change) not in self.changed:
+            group = self.groups[index]
+            prompt = self.encode_changed(group.row, group.trajectories[0].occurrence, change)
+            self.changed[index, change] = PromptTokens.of(prompt.encoded)
+        return self.changed[index, change]
 
     def tail_of(self, sample: ScoredSample) -> Tail:
         """Return the images within a response of a group that this rank trains."""
@@ -361,7 +389,7 @@ def collect(
     count, limit, max_open = rollout.prompts_per_step, feed.longest_response, generator.max_open
     # A rank alone hands everything to its engine at once.
     room = None if max_open is None or feed.world.size == 1 else max(1, max_open // rollout.samples_per_prompt)
-    collected = Collected(feed.encode_again, feed.encode_tail)
+    collected = Collected(feed.encode_again, feed.encode_tail, feed.encode_changed)
     draws = passed = 0
     # One draw without a filter. With one, each further draw has as many prompts as are still missing.
     while passed < count and draws < (algorithm.filter_tries if algorithm.filter != "none" else 1):
@@ -481,33 +509,6 @@ def _greedy_scores(
         # {group: score} of this rank -> of all ranks
         score_of_group = {i: value for of_rank in feed.world.gather(own_scores) for i, value in of_rank.items()}
     return [score_of_group[i] for i in range(len(collected.groups))]
-
-
-@dataclass
-class Before:
-    """Token statistics of the step's trajectories before its first update, by trajectory; {} = not computed.
-
-    Args:
-        logp: log-probs of the policy in nats, float32 [trained tokens].
-        value: values of the critic, float32 [trained tokens].
-        kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
-        teacher: log-probs of the teacher in nats, float32 [trained tokens].
-        energy: squared sizes of the gradients of the log-probs by the logits, float32 [trained tokens].
-    """
-
-    logp: dict[int, torch.Tensor] = field(default_factory=dict)
-    value: dict[int, torch.Tensor] = field(default_factory=dict)
-    kl: dict[int, torch.Tensor] = field(default_factory=dict)
-    teacher: dict[int, torch.Tensor] = field(default_factory=dict)
-    energy: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def joined(self, world: World) -> Before:
-        """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
-        if world.size == 1:
-            return self
-        own = (self.logp, self.value, self.kl, self.teacher, self.energy)
-        parts = world.gather([on_cpu(of_each) for of_each in own])
-        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(len(own))))
 
 
 def assign_credit(

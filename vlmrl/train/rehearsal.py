@@ -140,6 +140,9 @@ class _Finite:
         loss, metrics = self.objective.loss(stats, data)
         return torch.nan_to_num(loss, 0.0, 0.0, 0.0), metrics
 
+    def masked_loss(self, stats: TokenStats, data: TokenData) -> Tensor:
+        return torch.nan_to_num(self.objective.masked_loss(stats, data), 0.0, 0.0, 0.0)
+
 
 def rehearse(
     learner: Learner,
@@ -365,9 +368,14 @@ def _run(learner: Learner, objective: Objective, batch: StepBatch, budget: int) 
             into["value"] = batch.old_value
         if algorithm is not None and algorithm.needs_energy:
             into["energy"] = {}
-        if len(into) > 1 or learner.recipe.train.updates_per_step > 1:
+        masks = algorithm is not None and algorithm.masks
+        if len(into) > 1 or learner.recipe.train.updates_per_step > 1 or masks:
             fill_stats(policy, batch, into, budget)
         batch.value_target = batch.old_value  # any target will do: the gradients are not used
+        if algorithm is not None and masks:  # masked images take as much memory
+            batch.masked_logp = batch.old_logp
+            prompts = {item.group: item.prompt for item in batch.items}
+            batch.masked_prompt = prompts.__getitem__ if algorithm.masks_both else None
         max_tokens = learner.longest_response
         add_gradients(policy, optimizer, batch, _Finite(objective), tokens_per_row=budget, max_tokens=max_tokens)
         optimizer.clip()

@@ -30,7 +30,7 @@ from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import make_generator
 from vlmrl.tasks.source import Source, accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.checkpointing import save
-from vlmrl.train.collect import Before, Collected, PromptFeed, assign_credit, batch_of, collect, look_ahead
+from vlmrl.train.collect import Collected, PromptFeed, assign_credit, batch_of, collect, look_ahead
 from vlmrl.train.journal import (
     Clock,
     Health,
@@ -43,9 +43,10 @@ from vlmrl.train.journal import (
 )
 from vlmrl.train.learner import Learner, keep_batches, learning_rate
 from vlmrl.train.loop import after_step, catch_interrupt, end, leaving_steps, stop_reason, validate_at_start
+from vlmrl.train.perception import masked_prompts, measure_dependency, token_weights
 from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
-from vlmrl.train.step_batch import StepBatch, nothing, split_updates
+from vlmrl.train.step_batch import Before, StepBatch, nothing, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
 from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
 from vlmrl.untrusted import number_of
@@ -234,6 +235,8 @@ def train_rl(session: Session) -> str:
             collected = collect(feed, generator, algorithm, clock, step=step, strict=strict, ahead=ahead, show=show)
             # `before`: old log-probs, values and KL of all trajectories; empty if the algorithm does not need them now.
             before = assign_credit(learner, collected, algorithm, in_reward, clock, weights)
+            objective = replace(objective, kl_coef=in_loss, mu=algorithm.mu_at(step) if algorithm.mu_peak else None)
+            before = measure_dependency(learner, collected, objective, before, clock) if algorithm.masks else before
             ahead, feed.cursor = None, None  # used up: a checkpoint saves the stream's own position again
             journal.rollouts.write(step, collected.groups)
             if step == first_step and (note := accuracy_text(collected.groups, feed.sources)):
@@ -247,7 +250,6 @@ def train_rl(session: Session) -> str:
             # The updates of the step make a new policy version.
             updates_before = optimizer.updates
             with clock("update"):
-                objective = replace(objective, kl_coef=in_loss, mu=algorithm.mu_at(step) if algorithm.mu_peak else None)
                 meanwhile = nothing if ahead is None else ahead.go_on
                 stats, session.saver.proof_items = learn(learner, collected, objective, before, step, meanwhile)
             if ahead is not None:
@@ -369,26 +371,25 @@ def learn(
 def _batch_to_learn(
     learner: Learner, collected: Collected, objective: PolicyGradient, before: Before, step: int
 ) -> StepBatch:
-    """Return the batch of a step's updates, without dead groups.
-
-    Dead groups stay in where a KL or entropy term acts on them, or where a critic learns from them.
-    """
+    """Return the batch of a step's updates, without dead groups unless `PolicyGradient.keeps_dead`."""
     recipe, algorithm = learner.recipe, objective.algorithm
-    # Groups that a filter refused stay out in any case.
-    acts_on_all = algorithm.needs_critic or bool(objective.kl_coef or objective.entropy_coef)
-    acts_on_all |= algorithm.demonstrations == "hint"  # whose tokens are in the samples
-    acts_on_all |= algorithm.teacher == "loss"
-    keep_dead = acts_on_all and algorithm.filter == "none"
     batch = batch_of(
         learner,
         collected,
         collected.groups,
-        keep_dead=keep_dead,
+        keep_dead=objective.keeps_dead,
         count_dead=algorithm.counts_dead,
         updates=recipe.train.updates_per_step,
     )
     batch.seed = hash64(recipe.train.seed, step, "tokens")
     batch.old_value = before.value
+    if algorithm.perception == "select":
+        for part in split_updates(batch):
+            batch.token_weight |= token_weights(algorithm, part, before)
+    if algorithm.masks:
+        batch.masked_logp |= before.masked
+    if algorithm.masks_both:
+        batch.masked_prompt = masked_prompts(collected, algorithm)
     return batch
 
 
@@ -413,14 +414,18 @@ def _update_all(
             in_rows(partial(fill_logps, reference, batch, batch.ref_logp))
     minibatches = split_updates(batch)
     # A single update needs no old log-probs: they are its own, detached.
-    if len(minibatches) > 1 and algorithm.needs_critic:
+    if len(minibatches) > 1 and (algorithm.needs_critic or algorithm.masks):
         batch.old_logp |= before.logp
     elif len(minibatches) > 1 and not (objective.importance == "ratio" and batch.all_sampled):
         # Packed as `update` will pack them: the first update then has ratios of exactly 1, in bfloat16 too.
         for minibatch in minibatches:
             in_rows(partial(fill_logps, policy, minibatch, batch.old_logp))
     options = {"lr": lr, "max_tokens": learner.longest_response}
-    updates = [in_rows(partial(update, policy, optimizer, m, objective, **options)) for m in minibatches]
+    updates: list[dict[str, float]] = []
+    for minibatch in minibatches:
+        if updates and minibatch.masked_prompt is not None:  # the weights have changed since `before`
+            in_rows(partial(fill_logps, policy, minibatch.behind(minibatch.masked_prompt), batch.masked_logp))
+        updates.append(in_rows(partial(update, policy, optimizer, minibatch, objective, **options)))
     names = dict.fromkeys(name for m in updates for name in m)
     stats = {name: fmean(m[name] for m in updates if name in m) for name in names}
     # The difference to the engine is the first update's: only there the policy has the weights that sampled.

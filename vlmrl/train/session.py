@@ -307,7 +307,8 @@ def open_session(
     algorithm = algorithm_of(recipe.algo) if recipe.kind == "rl" else None
     temperature = recipe.rollout.temperature if recipe.kind == "rl" else 1.0
     critic = algorithm is not None and algorithm.needs_critic
-    policy = make_policy(recipe.model, model, processor, temperature, recipe.algo.entropy_coef != 0, critic)
+    entropy = recipe.algo.entropy_coef != 0 or (algorithm is not None and algorithm.masks_both)
+    policy = make_policy(recipe.model, model, processor, temperature, entropy, critic)
     if resume is not None and policy.value_head is not None:
         policy.value_head.load_state_dict(io.load_value_head(resume))
     parts = trained_parts(model)

@@ -70,6 +70,9 @@ class StepBatch:
         value_target: trajectory -> target of the critic's value before each trained token.
         dead_tokens: group -> number of trained tokens of each response, for groups that are left out but count in the
             denominator. On all ranks the same.
+        masked_logp: trajectory -> log-probs of its trained tokens behind masked images, in nats.
+        masked_prompt: returns the prompt of a group with masked images, for a gradient through it; None = none.
+        token_weight: trajectory -> factor of the loss of each trained token; {} = there is none.
         updates: the groups of each update, in order. On all ranks the same.
         seed: seed of the surrogate's random choices.
         world: the ranks that share the step, each with its own items, in whole groups.
@@ -90,6 +93,9 @@ class StepBatch:
     token_advantages: dict[int, Tensor] = field(default_factory=dict)
     value_target: dict[int, Tensor] = field(default_factory=dict)
     dead_tokens: dict[int, list[int]] = field(default_factory=dict)
+    masked_logp: dict[int, Tensor] = field(default_factory=dict)
+    masked_prompt: Callable[[int], PromptTokens] | None = None
+    token_weight: dict[int, Tensor] = field(default_factory=dict)
     updates: list[list[int]] = field(default_factory=list)
     seed: int = 0
     world: World = ALONE
@@ -317,3 +323,40 @@ def split_updates(batch: StepBatch) -> list[StepBatch]:
         )
         for k, part in enumerate(batch.updates)
     ]
+
+
+def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return tensors of one device and dtype, [tokens] each, on the CPU, with one copy for all of them."""
+    if not by:
+        return {}
+    lengths = [len(x) for x in by.values()]
+    return dict(zip(by, torch.cat(list(by.values())).cpu().split(lengths), strict=True))
+
+
+@dataclass
+class Before:
+    """Token statistics of the step's trajectories before its first update, by trajectory; {} = not computed.
+
+    Args:
+        logp: log-probs of the policy in nats, float32 [trained tokens].
+        value: values of the critic, float32 [trained tokens].
+        kl: the policy's KL to the reference in nats, by the algorithm's estimator, [trained tokens].
+        teacher: log-probs of the teacher in nats, float32 [trained tokens].
+        energy: squared sizes of the gradients of the log-probs by the logits, float32 [trained tokens].
+        masked: log-probs of the policy behind masked images, as `logp`; those of this rank's trajectories.
+    """
+
+    logp: dict[int, Tensor] = field(default_factory=dict)
+    value: dict[int, Tensor] = field(default_factory=dict)
+    kl: dict[int, Tensor] = field(default_factory=dict)
+    teacher: dict[int, Tensor] = field(default_factory=dict)
+    energy: dict[int, Tensor] = field(default_factory=dict)
+    masked: dict[int, Tensor] = field(default_factory=dict)
+
+    def joined(self, world: World) -> Before:
+        """Merge the statistics of all ranks. With several ranks the result is on the CPU."""
+        if world.size == 1:
+            return self
+        own = (self.logp, self.value, self.kl, self.teacher, self.energy)
+        parts = world.gather([on_cpu(of_each) for of_each in own])
+        return Before(*({i: part[k][i] for part in parts for i in part[k]} for k in range(len(own))))

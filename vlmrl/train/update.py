@@ -28,7 +28,9 @@ from vlmrl.algo.losses import (
     global_mean,
     importance_weight,
     k3,
+    masked_perception_loss,
     own_demonstration_loss,
+    perception_loss,
     policy_loss,
     select_tokens,
 )
@@ -39,7 +41,7 @@ from vlmrl.model.packing import TokenStats, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.learner import Optimizer, ReferencePolicy
-from vlmrl.train.step_batch import FILLER, Beside, StepBatch
+from vlmrl.train.step_batch import FILLER, Beside, StepBatch, on_cpu
 from vlmrl.untrusted import number_of
 
 PREFIX = "mismatch/"
@@ -67,14 +69,6 @@ class Tally:
         """Return all sums, then all maxima, in the order in which they began, with one copy from the device."""
         numbers = self._sums | self._most
         return dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True)) if numbers else {}
-
-
-def on_cpu(by: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return tensors of one device and dtype, [tokens] each, on the CPU, with one copy for all of them."""
-    if not by:
-        return {}
-    lengths = [len(x) for x in by.values()]
-    return dict(zip(by, torch.cat(list(by.values())).cpu().split(lengths), strict=True))
 
 
 @torch.no_grad()
@@ -231,6 +225,8 @@ class TokenData:
         selected: bool, tokens that the surrogate treats differently; None = none.
         old_value, value_target: the critic's value before the updates, and its target; None without a critic.
         demonstrated: bool, tokens that a demonstration wrote; None = none.
+        masked_logp: log-probs behind masked images, in nats; in the pass behind these, those of the other pass.
+        weight: factor of the policy's loss; None = 1.
     """
 
     advantage: Tensor
@@ -244,6 +240,8 @@ class TokenData:
     old_value: Tensor | None = None
     value_target: Tensor | None = None
     demonstrated: Tensor | None = None
+    masked_logp: Tensor | None = None
+    weight: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -279,6 +277,10 @@ class Objective(Protocol):
         """Return the loss of demonstrated tokens that has a mean of its own, for all tokens [K]; None without one."""
         ...
 
+    def masked_loss(self, stats: TokenStats, data: TokenData) -> Tensor:
+        """Return the loss of the pass behind masked images [K]; called if the batch has a `masked_prompt`."""
+        ...
+
 
 @dataclass(frozen=True)
 class PolicyGradient:
@@ -311,6 +313,21 @@ class PolicyGradient:
     @property
     def one_mean(self) -> bool:
         return self.algorithm.one_mean
+
+    @property
+    def keeps_dead(self) -> bool:
+        """Return whether dead groups are trained on: a term of the loss acts on them, or a critic learns from them.
+
+        Groups that a filter refused stay out in any case.
+        """
+        acts_on_all = self.algorithm.needs_critic or bool(self.kl_coef or self.entropy_coef)
+        acts_on_all |= self.algorithm.demonstrations == "hint"  # whose tokens are in the samples
+        acts_on_all |= self.algorithm.teacher == "loss"
+        return (acts_on_all or self.algorithm.perceives_all) and self.algorithm.filter == "none"
+
+    def masked_loss(self, stats: TokenStats, data: TokenData) -> Tensor:
+        logp = stats.logp.detach() if data.masked_logp is None else data.masked_logp  # None: a rank with fillers alone
+        return masked_perception_loss(self.algorithm, logp, stats.logp, stats.entropy)
 
     def prepared(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> PolicyGradient:
         """Measure the policy's mean entropy, with one more forward pass, if the algorithm weighs losses by it."""
@@ -383,7 +400,14 @@ class PolicyGradient:
             weight = applied_weight(self.algorithm, weight, data.response)
             loss = loss * weight  # the weight has no gradient
             metrics["policy/importance_weight"] = weight
+        if data.weight is not None:
+            loss = loss * data.weight
+            metrics["perception/selected_share"] = (data.weight > 0).float()
         metrics["loss/policy"] = loss.detach()
+        if data.masked_logp is not None:
+            term, kl = perception_loss(self.algorithm, stats.logp, data.masked_logp, stats.entropy)
+            loss = loss + term
+            metrics["perception/kl"] = kl
         own = 1.0 if data.demonstrated is None else (~data.demonstrated).float()
         if self.entropy_coef:
             loss = loss - self.entropy_coef * stats.entropy * own
@@ -435,6 +459,9 @@ class CrossEntropy:
 
     def loss_beside(self, stats: TokenStats) -> None:
         return None
+
+    def masked_loss(self, stats: TokenStats, data: TokenData) -> Tensor:
+        raise NotImplementedError
 
     def select(self, policy: Policy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
         return {}
@@ -520,12 +547,13 @@ def add_gradients(
     beside = Denominator.of("token_mean", shown, max_tokens)
     objective = objective.prepared(policy, batch, tokens_per_row)
     selected = objective.select(policy, batch, tokens_per_row)
-    tally, losses = Tally(), []
+    tally, losses, logps = Tally(), [], {}
     for items, passes in batch.rows(tokens_per_row, policy.sharing):
         with batch.naming(items, policy.device):
             row = make_row(items, policy.device, passes, batch.filler)
             others = (batch.outputs_of(x, items, policy.device) for x in (batch.reference, batch.teacher))
             stats = policy(row, *others)
+            logps |= _by_trajectory(items, batch, stats.logp.detach()) if batch.masked_prompt is not None else {}
             data = _token_data(items, batch, selected, policy.device, one_mean=objective.one_mean)
             loss_K, token_metrics = objective.loss(stats, data)
             beside_K = objective.loss_beside(stats) if data.demonstrated is not None else None
@@ -550,10 +578,41 @@ def add_gradients(
             tally.add(name, global_mean(values, of_policy))
         tally.add(NOT_FINITE, (~torch.isfinite(losses[-1][0])).sum())
         tally_mismatch(tally, stats.logp.detach(), data.sampler_logp)
+    if batch.masked_prompt is not None:
+        behind = replace(batch.behind(batch.masked_prompt), masked_logp=logps)
+        losses += _add_masked(policy, behind, objective, total, tokens_per_row, tally)
     numbers = tally.read()
     _stop_unless_finite(_not_finite(losses, batch) if numbers.pop(NOT_FINITE, 0.0) else [], batch.world, optimizer)
     parts = batch.world.gather(numbers)
     return {"loss/total": 0.0} | _summed(parts) | Mismatch.joined([Mismatch.of(part) for part in parts]).metrics()
+
+
+def _add_masked(
+    policy: Policy, behind: StepBatch, objective: Objective, total: Denominator, tokens_per_row: int, tally: Tally
+) -> list[tuple[Tensor, Tensor]]:
+    """Add the gradient through the pass behind masked images. The log-probs of the other pass are constants here.
+
+    The two gradients add up to the whole one, and no row needs the activations of both passes at the same time.
+
+    Args:
+        behind: the batch behind masked images; its `masked_logp` has the log-probs of the other pass.
+    Returns: (loss_K, trajectory_K) of each packed row.
+    """
+    losses = []
+    for items, passes in behind.rows(tokens_per_row, policy.sharing):
+        with behind.naming(items, policy.device):
+            stats = policy(make_row(items, policy.device, passes, behind.filler))
+            assert isinstance(stats, TokenStats)
+            data = _token_data(items, behind, {}, policy.device, one_mean=objective.one_mean)
+            loss_K = objective.masked_loss(stats, data)
+            losses.append((loss_K.detach(), data.trajectory))
+            if items[-1].trajectory == FILLER:
+                loss_K = torch.where(data.trajectory == FILLER, 0.0 * loss_K, loss_K)
+            loss = aggregate(loss_K, data.response_tokens, total)
+            loss.backward()
+        tally.add("loss/total", loss)
+        tally.add(NOT_FINITE, (~torch.isfinite(losses[-1][0])).sum())
+    return losses
 
 
 def _token_data(
@@ -603,6 +662,8 @@ def _token_data(
         old_value=join(batch.old_value),
         value_target=join(batch.value_target),
         demonstrated=upload(torch.tensor(demonstrated), device) if has_shown else None,
+        masked_logp=join(batch.masked_logp),
+        weight=join(batch.token_weight),
     )
 
 

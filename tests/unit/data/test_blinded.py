@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Mapping, Sequence
@@ -66,13 +67,33 @@ def pixels(blinding: Blinding, media: Media) -> Any:
 
 def test_the_choices_of_the_option() -> None:
     assert parse_changes(None) == ()
-    assert [str(c) for c in parse_changes("blank, low,noise,low:7,shuffled,blank")] == [
+    assert [str(c) for c in parse_changes("blank, low,noise,low:7,shuffled,masked,masked:8:0.5,blank")] == [
         "blank",
         "low:32",
         "noise",
         "low:7",
         "shuffled",
+        "masked:14:0.6",
+        "masked:8:0.5",
     ]
+    assert ImageChange.parse("masked:8:1") == ImageChange("masked", 8, 1.0)
+    assert [str(ImageChange.parse(str(c))) for c in parse_changes("masked:9:.25,masked:9:.0001")] == [
+        "masked:9:0.25",
+        "masked:9:0.0001",
+    ]
+    for text in (
+        "masked:",
+        "masked:8",
+        "masked:0:0.5",
+        "masked:8:0",
+        "masked:8:2",
+        "masked:8:x",
+        "masked:8:0.5:1",
+        "masked:8:0.12345",
+    ):
+        with pytest.raises(RecipeError, match="--images cannot be") as wrong:
+            ImageChange.parse(text)
+        assert "masked:14:0.6" in str(wrong.value.hint)
     for text in ("", "blink", "low:", "low:0", "low:x", "blank:3", "low:9999", "low:\u0663"):
         with pytest.raises(RecipeError, match="--images cannot be"):
             ImageChange.parse(text)
@@ -115,6 +136,34 @@ def test_a_low_image_keeps_size_and_coarse_content_and_loses_details() -> None:
     assert picture[16, 4].mean() > 240 and picture[16, 60].mean() < 15  # 4 x 2 cells: white left, black right
     assert not (picture[0, 48:] == (255, 0, 0)).all(axis=-1).any()  # the red line of one pixel is gone
     assert picture[0, 60, 0] < 40
+
+
+def test_a_masked_image_has_whole_black_patches_of_its_seed_row_and_position():
+    white = Image.new("RGB", (50, 30), (255, 250, 245))
+    dataset = Pictures(white, white)
+    blinding = Blinding(dataset, [], ImageChange("masked", 8, 0.5), 7)
+    one, other = blinding.row(0, row(dataset)).media
+    picture = pixels(blinding, one)
+    assert one.sha256 != other.sha256  # the same image twice
+    patches = [picture[y : y + 8, x : x + 8] for y in range(0, 30, 8) for x in range(0, 50, 8)]
+    black = [bool((patch == 0).all()) for patch in patches]
+    assert all(is_black or (patch == (255, 250, 245)).all() for patch, is_black in zip(patches, black, strict=True))
+    # shake_128 of "7<unit separator>r1<unit separator>0", four bytes a patch, little-endian, below half of 2^32.
+    numbers = np.frombuffer(hashlib.shake_128(b"7\x1fr1\x1f0").digest(4 * 28), "<u4")
+    assert len(black) == 28 and black == (numbers < 2**31).tolist()
+    again = Blinding(dataset, [], ImageChange("masked", 8, 0.5), 7).row(3, row(dataset)).media
+    assert [m.sha256 for m in again] == [one.sha256, other.sha256]
+    assert Blinding(dataset, [], ImageChange("masked", 8, 0.5), 8).row(0, row(dataset)).media[0].sha256 != one.sha256
+    whole = Blinding(dataset, [], ImageChange("masked", 8, 1.0), 7)
+    assert (pixels(whole, whole.row(0, row(dataset)).media[0]) == 0).all()
+    assert Blinding(dataset, [], ImageChange("masked", 8, 0.0), 7).row(0, row(dataset)).media[0] is dataset.media[0]
+
+
+def test_the_share_of_black_patches_is_that_of_the_mask():
+    dataset = Pictures(Image.new("RGB", (400, 400), (9, 9, 9)))
+    blinding = Blinding(dataset, [], ImageChange("masked", 4, 0.6), 0)
+    picture = pixels(blinding, blinding.row(0, row(dataset)).media[0])
+    assert (picture == 0).mean() == pytest.approx(0.6, abs=0.02)  # 10,000 patches: four standard deviations
 
 
 def test_an_image_that_is_small_already_stays_as_it_is() -> None:

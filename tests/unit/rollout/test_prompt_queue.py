@@ -180,7 +180,7 @@ def test_a_rank_gets_the_images_of_the_groups_that_it_trains(size: int, moves: l
 
     def work(rank: int) -> None:
         groups = join_groups(queues[rank], [whole[i] for i in queues[rank].taken])
-        one = collected[rank] = Collected(encode=refuse, encode_tail=seen_files, groups=groups)
+        one = collected[rank] = Collected(refuse, seen_files, refuse, groups=groups)
         own = [i for i, by in enumerate(trained) if by == rank]
         one.fetch_images(queues[rank].world, own)
         sent[rank] = dict(one.files)

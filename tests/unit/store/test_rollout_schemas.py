@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -40,7 +41,7 @@ def test_an_old_file_has_the_defaults_of_the_new_fields():
 def test_it_is_written_again_as_the_newest_schema_and_read_as_the_same(tmp_path):
     groups = read_rollouts(OLD)
     write_rollouts(tmp_path / OLD.name, groups, step=4)
-    assert pq.read_schema(tmp_path / OLD.name).metadata[b"vlmrl.schema"] == b"3"
+    assert pq.read_schema(tmp_path / OLD.name).metadata[b"vlmrl.schema"] == b"4"
     assert pq.read_schema(OLD).metadata[b"vlmrl.schema"] == b"1"
     assert repr(read_rollouts(tmp_path / OLD.name)) == repr(groups)
 
@@ -64,7 +65,17 @@ def test_its_rows_are_scored_again_with_the_lengths_of_the_policys_tokens():
     assert decoded.inputs[0].media == (A, B) and decoded.inputs[0].seen_sizes == () and decoded.media[0] == (A, B)
 
 
-@pytest.mark.parametrize("column", ["status", "artifacts", "turns"])
+def test_a_file_of_schema_3_has_no_dependency(tmp_path):
+    groups, path = read_rollouts(OLD), tmp_path / OLD.name
+    measured = replace(groups[0].samples[0], dependency=(0.5, 0.25))
+    write_rollouts(path, [replace(groups[0], samples=(measured, *groups[0].samples[1:]))], step=4)
+    assert [s.dependency for s in read_rollouts(path)[0].samples] == [(0.5, 0.25), None, None, None]
+    table = pq.read_table(path).drop_columns(["dependency"])
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"vlmrl.schema": b"3"}), path)
+    assert {s.dependency for s in read_rollouts(path)[0].samples} == {None}
+
+
+@pytest.mark.parametrize("column", ["status", "artifacts", "turns", "dependency"])
 def test_a_file_of_schema_2_without_a_column_is_damaged(column, tmp_path):
     groups: list[Group] = read_rollouts(OLD)
     path = tmp_path / OLD.name
@@ -92,6 +103,6 @@ def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / OLD.name
     shutil.copy(OLD, path)
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"vlmrl.schema": b"4"}), path)
-    with pytest.raises(StoreError, match="schema 4; this vlmrl reads schema 3"):
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"vlmrl.schema": b"5"}), path)
+    with pytest.raises(StoreError, match="schema 5; this vlmrl reads schema 4"):
         read_rollouts(path)

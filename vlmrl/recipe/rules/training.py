@@ -103,6 +103,27 @@ def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, where, 'take `demonstrations = "none"` out of a [[data]]')
 
 
+def _perception(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
+    """Refuse what has no meaning with a second pass behind masked images."""
+    if not row.masks:
+        return
+    where = loaded.where(("algo", "perception"), ("algo", "name"))
+    selects = row.perception == "select"
+    unfit = {
+        "an environment, whose images would not be masked": loaded.recipe.has_episodes,
+        "demonstrations": row.demonstrations != "none",
+        f"the surrogate {row.surrogate}, which picks or joins tokens itself": selects
+        and (row.selects or row.surrogate == "gmpo"),
+    }
+    for what, is_so in unfit.items():
+        if is_so:
+            message = f"`algo.perception` = {row.perception} masks the images of the prompt and does not go with {what}"
+            yield Problem(message, where, "change one of the two")
+    if row.mask_share == 0:
+        message = "`algo.mask_share` is 0: no patch is black, so no token depends on the images"
+        yield Problem(message, loaded.where(("algo", "mask_share")), "0.6 is usual", "warning")
+
+
 def _teacher(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     """Refuse a teacher without a use, a use without a teacher, and what has no meaning with one."""
     settings, where = loaded.recipe.teacher, loaded.where(("algo", "teacher"), ("algo", "name"))
@@ -236,6 +257,7 @@ RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
     _kl,
     _parts,
     _demonstrations,
+    _perception,
     _teacher,
     _lengths,
     _filter,
