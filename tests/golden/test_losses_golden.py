@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmrl.algo.algo_keys import AGGREGATIONS
 from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.algo.choices import AGGREGATIONS
 from vlmrl.algo.losses import (
     Denominator,
     aggregate,

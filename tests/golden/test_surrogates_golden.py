@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmrl.algo.algo_keys import KL_ESTIMATORS, SURROGATES, Algorithm
+from vlmrl.algo.algo_keys import Algorithm
 from vlmrl.algo.algorithms import ALGORITHMS, resolve
+from vlmrl.algo.choices import KL_ESTIMATORS, SURROGATES
 from vlmrl.algo.losses import (
     KL_LOSSES,
     SURROGATE_LOSSES,

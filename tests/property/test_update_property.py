@@ -22,8 +22,9 @@ from tinyworld import (
     saved_bytes,
 )
 
-from vlmrl.algo.algo_keys import AGGREGATIONS, Algorithm
+from vlmrl.algo.algo_keys import Algorithm
 from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.algo.choices import AGGREGATIONS
 from vlmrl.model.load import load_model
 from vlmrl.model.memory import HeadChunks
 from vlmrl.model.packing import TrainItem, make_row, pack

@@ -18,7 +18,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmrl.algo.algo_keys import CRITIC_SCALES, ESTIMATORS, SCALES
+from vlmrl.algo.choices import CRITIC_SCALES, ESTIMATORS, SCALES
 
 Array = NDArray[np.float64]
 VARIANCE_EPSILON = 1e-8

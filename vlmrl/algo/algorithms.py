@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vlmrl.algo.algo_keys import CELLS, CHOICES, ESTIMATORS, Algorithm
+from vlmrl.algo.algo_keys import CELLS, CHOICES, Algorithm
+from vlmrl.algo.choices import ESTIMATORS
 from vlmrl.errors import unknown
 
 PPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlmrl.algo.algo_keys import CELLS, ESTIMATORS
+from vlmrl.algo.algo_keys import CELLS
 from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.algo.choices import ESTIMATORS
 from vlmrl.errors import Problem, did_you_mean, listed
 from vlmrl.recipe.key_fields import field_at, mark_of
 from vlmrl.recipe.load import LoadedRecipe

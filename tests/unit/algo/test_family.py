@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from vlmrl.algo import advantages, losses
-from vlmrl.algo.algo_keys import AGGREGATIONS, CELLS, CHOICES, ESTIMATORS, SURROGATES, Algorithm
+from vlmrl.algo.algo_keys import CELLS, CHOICES, Algorithm
 from vlmrl.algo.algorithms import ALGORITHMS, algorithm_of, resolve, stand_in, value_in_row, without_model
+from vlmrl.algo.choices import AGGREGATIONS, ESTIMATORS, SURROGATES
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.schema import Algo
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
-from vlmrl.algo.algo_keys import CELLS, CRITIC_SCALES, ESTIMATORS, Algorithm
+from vlmrl.algo.algo_keys import CELLS, Algorithm
 from vlmrl.algo.algorithms import ALGORITHMS
+from vlmrl.algo.choices import CRITIC_SCALES, ESTIMATORS
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model
