@@ -28,7 +28,7 @@ RETURNS, SHAPING, INPUTS = (f"vlmrl/algo/{n}.py" for n in ("advantages", "credit
 STEP_FILE, BATCH, OPTIM = "vlmrl/train/update.py", "vlmrl/model/packing.py", "vlmrl/train/learner.py"
 STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "learner", "update"))
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
-OBJECTIVE, PASSES = "vlmrl/train/update.py", "vlmrl/train/update.py"
+OBJECTIVE = "vlmrl/train/update.py"
 DIVERGENCE = "vlmrl/algo/divergence.py"
 LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
@@ -42,6 +42,7 @@ STEP_OF_RL = ["tests/unit/train/test_step_of_rl.py"]
 CRITIC_RUNS = ["tests/e2e/test_critic_runs.py"]
 LOOKS, LOOKING_RUNS = ["tests/unit/algo/test_perception.py"], ["tests/e2e/test_perception_runs.py"]
 MASKS = ["tests/unit/data/test_blinded.py", "tests/unit/train/test_changed_prompts.py"]
+TEACHER, TEACHING = "vlmrl/train/teacher.py", ["tests/e2e/test_teacher_runs.py"]
 SHOWN, SHOWN_RUNS = ["tests/unit/algo/test_demonstrations.py"], ["tests/e2e/test_demonstration_runs.py"]
 
 
@@ -363,6 +364,17 @@ MUTANTS: list[Mutant] = [
         RUNS,
     ),
     (STEP_BATCH, "if count_dead and not use", "if not use", STEP_OF_RL),
+    (ADVANTAGES, "kept = [np.maximum(gain, 0.0) for gain in gains]", "kept = list(gains)", GOLDEN),
+    (ADVANTAGES, "ceil(share * len(gain))", "int(share * len(gain))", GOLDEN),
+    (ADVANTAGES, "np.argsort(-gain, kind", "np.argsort(gain, kind", GOLDEN),
+    (ADVANTAGES, "len(kept) * shares / shares.sum()", "shares / shares.sum()", GOLDEN),
+    (ADVANTAGES, "own[visual] = (weight if others", "own[visual] = (1.0 - weight if others", GOLDEN),
+    (STEP_FILE, "1.0 if data.teacher_weight is None else data.teacher_weight", "1.0", TEACHING),
+    (TEACHER, "batch.behind(lambda index: self.prompt_of(group_of(index), change), self.filler)", "batch", TEACHING),
+    (TEACHER, 'ImageChange("low", share=row.image_scale)', "None", TEACHING),
+    (TEACHER, "columns, truth = hidden(columns), hidden(truth)", "columns = hidden(columns)", TEACHING),
+    (STATE, "(*learner.policy.banned_ids, *range(mine, theirs))", "learner.policy.banned_ids", TEACHING),
+    (SAMPLE, "tuple((own + gain).tolist())", "tuple((own - gain).tolist())", TEACHING),
     (DIVERGENCE, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
     (DIVERGENCE, "return value, -d - value[:, None]", "return value, -d", GOLDEN),
     (DIVERGENCE, "d = (ref - logp).nan_to_num", "d = (logp - ref).nan_to_num", GOLDEN),
@@ -460,7 +472,7 @@ MUTANTS: list[Mutant] = [
     (OBJECTIVE, "            return stats.kl", "            return -stats.kl", CRITIC_STEP),
     (STEP_BATCH, "torch.cat(hidden).to(device)", "torch.cat(hidden[::-1]).to(policy.device)", CRITIC_STEP),
     (
-        PASSES,
+        STEP_BATCH,
         "{i.trajectory: x for i, x in zip(items, pieces, strict=True)",
         "{i.trajectory: pieces[0] for i, x in zip(items, pieces, strict=True)",
         CRITIC_STEP,

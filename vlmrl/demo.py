@@ -178,12 +178,14 @@ def make_model(
         width: hidden width; models of other widths have the same tokenizer, so one can teach the other.
     Returns: the number of parameters.
     Raises: DataError when the rows cannot be read, RecipeError or ProblemsError when the recipe cannot be read,
-        CheckpointError when `out` is not empty, or for a width that is no multiple of 32.
+        CheckpointError when `out` is not empty, DemoError for a width that is no multiple of 64.
     """
     from vlmrl.model.tiny import build_tiny
     from vlmrl.recipe.load import load_recipe
     from vlmrl.recipe.schema import Data
 
+    if width % 64:
+        raise DemoError(f"a model of width {width} cannot be made", hint="a multiple of 64, such as 128 or 192")
     is_recipe = data.suffix == ".toml"
     own = [f"data.0.path={rows}"] if rows else []
     entries = load_recipe(data, overrides=own).recipe.data if is_recipe else [Data(path=str(data), task=task)]

@@ -10,6 +10,8 @@ import torch
 from small_runs import TWO_STEPS, assert_same_run, begin, go_on, make_place, train, train_in_parts, weights
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
+from vlmrl.algo.advantages import visual_weights
+from vlmrl.data.blinded_images import ImageChange, draw_picture
 from vlmrl.errors import CheckpointError, DataError
 from vlmrl.model.tiny import build_tiny
 from vlmrl.recipe.checks import Catalogs, check_recipe
@@ -54,13 +56,16 @@ def taught(folder: object, *more: str, name: str = "opd") -> tuple[str, ...]:
     return (f'algo.name="{name}"', f'teacher.path="{folder}"', PROMPTS, *more)
 
 
-def plain_numbers(folder: Path, run: Run, place: Path, size: int) -> Iterator[torch.Tensor]:
+def plain_numbers(
+    folder: Path, run: Run, place: Path, size: int, change: ImageChange | None = None
+) -> Iterator[torch.Tensor]:
     """Log-probs [tokens, size] over the ids that may be sampled, of each response of step 0: by transformers alone."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     processor = AutoProcessor.from_pretrained(folder)
     (source,) = open_training(load_recipe(place / "rl.toml").recipe)
     for group in run.read_rollouts(0):
         images = [source.dataset.image(media) for media in group.row.media]
+        images = [draw_picture(change, image, image.size, "") if change else image for image in images]
         text = [group.prompt_text]
         inputs = dict(processor(text=text, images=images, return_tensors="pt", min_pixels=784, max_pixels=3136))
         prompt = inputs["input_ids"].shape[1]
@@ -141,6 +146,31 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(place, tmp_path, tiny_fold
     assert all(torch.equal(after[name], start[name]) for name in after.keys() & start.keys()) and len(after) > 20
 
 
+def test_tokens_are_weighed_by_what_the_details_of_the_images_gain_the_teacher(
+    place, tmp_path, other_folder, tiny_folder, tiny_banned
+):
+    run = train(place, tmp_path, *taught(other_folder, "train.steps=1", "algo.image_scale=0.05", name="va_opd"))
+    size = vocabulary(tiny_folder)
+    mask, low = allowed(tiny_banned, size), ImageChange("low", share=0.05)
+    numbers = [plain_numbers(*x) for x in ((tiny_folder, run, place, size), (other_folder, run, place, size))]
+    numbers.append(plain_numbers(other_folder, run, place, size, low))
+    values, total = [], 0.0
+    for group in run.read_rollouts(0):
+        gains, losses = [], []
+        for sample in group.samples:
+            ids = torch.tensor(sample.trajectory.response_ids)[:, None]
+            ours, theirs, coarse = ((next(x) + mask).log_softmax(-1) for x in numbers)
+            gains.append((theirs - coarse).gather(-1, ids)[:, 0].numpy())
+            losses.append((ours.exp() * (ours - theirs)).nan_to_num(0.0).sum(-1))
+        weights = visual_weights(gains, share=0.2, weight=0.5, temperature=1.0)
+        values += [(loss * torch.from_numpy(w)).mean().item() for loss, w in zip(losses, weights, strict=True)]
+        total += sum(gain.clip(0).sum() for gain in gains)
+    (line,) = run.metrics("train")
+    assert line["loss/total"] == pytest.approx(sum(values) / len(values), rel=1e-4)
+    tokens = sum(len(s.trajectory.response_ids) for g in run.read_rollouts(0) for s in g.samples)
+    assert line["teacher/visual_gain"] == pytest.approx(total / tokens, rel=1e-3) and total > 0
+
+
 def test_beside_a_reward_both_are_learned(place, tmp_path, other_folder):
     alone, both = (
         train(place, tmp_path / name, 'algo.name="grpo"', PROMPTS, "train.steps=1", *more)
@@ -159,8 +189,8 @@ def test_what_is_revealed_reaches_the_teacher_alone(place, tmp_path, tiny_folder
     seen: list[str] = []
     prompt_of = Teacher.prompt_of
 
-    def spied(self, group):
-        prompt = prompt_of(self, group)
+    def spied(self, group, *more):
+        prompt = prompt_of(self, group, *more)
         seen.append(self.encoder.tokenizer.decode(prompt.ids))
         return prompt
 
@@ -185,7 +215,7 @@ def test_the_control_hides_every_value():
     assert hidden({"a": [1, {"b": "x"}], "c": None}) == {"a": ["(not shown)", {"b": "(not shown)"}], "c": "(not shown)"}
 
 
-@pytest.mark.parametrize("name", ["opd", "opd_reward", "opsd"])
+@pytest.mark.parametrize("name", ["opd", "opd_reward", "va_opd", "opsd"])
 def test_resumed_runs_are_the_same(place, tmp_path, other_folder, name):
     own = ("start", 'teacher.reveal="{{ truth.same }}"') if name == "opsd" else (other_folder,)
     more = taught(*own, "train.steps=3", "checkpoint.every_steps=1", name=name)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinyworld import near
 
-from vlmrl.algo.advantages import SCALES, ScoredGroup, batch_advantages, gae, rewards_to_go, whiten
+from vlmrl.algo.advantages import SCALES, ScoredGroup, batch_advantages, gae, rewards_to_go, visual_weights, whiten
 from vlmrl.algo.algorithms import ALGORITHMS, resolve
 from vlmrl.algo.credit import (
     next_kl_coef,
@@ -384,3 +384,26 @@ def test_rows_equal_the_slow_reference_for_any_scores(name, data):
     found = numbers(step_advantages(made, ALGORITHMS[name]))
     for got, expected in zip(found, slow_reference(groups, name), strict=True):
         assert got == pytest.approx(expected, rel=1e-7, abs=1e-7)
+
+
+def test_visual_weights_by_hand():
+    options = {"share": 0.2, "weight": 0.5, "temperature": 1.0}
+    # one response: its share is 1; ceil(0.2 x 5) = 1 visual token has 0.5 of 5, the four others 0.5 x 5 / 4
+    (alone,) = visual_weights([np.array([0.0, 2.0, -1.0, 0.0, 0.0])], **options)
+    assert alone.tolist() == pytest.approx([0.625, 2.5, 0.625, 0.625, 0.625])
+    # mean gains 0.3 and 0.1 are one standard deviation above and below: shares e / (e + 1/e) = 0.8808 and 0.1192
+    first, second = visual_weights([np.array([0.6, -9.0]), np.array([0.1])], **options)
+    assert first.tolist() == pytest.approx([2 * 0.880797, 2 * 0.880797], rel=1e-4)  # 2 x 0.8808 x 2 x (0.5, 0.5)
+    assert second.tolist() == pytest.approx([2 * 0.119203], rel=1e-4)  # one token alone has the whole weight
+    # at a higher temperature the shares are more equal: e^0.5 / (e^0.5 + e^-0.5) = 0.7311
+    first, _ = visual_weights([np.array([0.6, -9.0]), np.array([0.1])], **options | {"temperature": 2.0})
+    assert first.mean() == pytest.approx(2 * 0.731059, rel=1e-4)
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=9), min_size=1, max_size=6), st.floats(0.05, 1.0))
+def test_visual_weights_are_one_on_average_over_the_means_of_responses(gains, share):
+    weights = visual_weights([np.array(g) for g in gains], share=share, weight=0.7, temperature=1.0)
+    assert sum(w.mean() for w in weights) == pytest.approx(len(gains))
+    assert all((w >= 0).all() for w in weights)
+    if max(map(max, gains)) <= 0:  # nothing to see
+        assert all(w == pytest.approx(np.ones(len(w))) for w in weights)

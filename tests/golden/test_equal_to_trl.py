@@ -108,7 +108,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 """Row -> the TRL settings whose loss is the same."""
 WITHOUT = ("clip_cov", "kl_cov", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft", "chord")
-WITHOUT += ("opd", "opd_reward", "opsd", "papo", "papo_published", "vppo")
+WITHOUT += ("opd", "opd_reward", "opsd", "va_opd", "papo", "papo_published", "vppo")
 """Rows whose surrogate, demonstrations, teacher or masked images TRL's GRPO does not have."""
 WIDE = {"clip_low": 0.1, "clip_high": 0.5}
 CELLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -202,7 +202,7 @@ def test_the_kl_term_raises_the_loss():
 ON_POLICY = {
     # value of each loss at ratio 1, advantage 1.5, log-probs -1, -2, -0.5; without an entry: -1.5 x ratio = -1.5
     "gpg": [1.5, 3.0, 0.75], "reinforce": [1.5, 3.0, 0.75], "remax": [1.5, 3.0, 0.75],  # -1.5 x logp
-    "opd": [1.5, 3.0, 0.75], "opsd": [1.5, 3.0, 0.75],
+    "opd": [1.5, 3.0, 0.75], "opsd": [1.5, 3.0, 0.75], "va_opd": [1.5, 3.0, 0.75],
     "cispo": [1.5, 3.0, 0.75], "vespo": [1.5, 3.0, 0.75],  # -1 x 1.5 x logp
     "sapo": [-3.0, -3.0, -3.0],  # -1.5 x 4 x sigmoid(0)
 }  # fmt: skip

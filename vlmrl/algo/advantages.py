@@ -478,7 +478,8 @@ def visual_weights(gains: Sequence[Array], *, share: float, weight: float, tempe
 
     Responses are weighed by the softmax of their mean gains, in standard deviations of the prompt's responses. Within a
     response of n tokens, the ceil(share * n) tokens of the largest gains have `weight` together, and the others the
-    rest. The weights are factors for a mean of each response first: the means over the responses are 1 on average.
+    rest; where there is no gain at all, all are equal. The weights are factors for a mean of each response first: the
+    means over the responses are 1 on average.
 
     Args:
         gains: [G][T], the teacher's log-prob of each token minus that without details, in nats; negative ones count 0.
@@ -494,6 +495,9 @@ def visual_weights(gains: Sequence[Array], *, share: float, weight: float, tempe
     shares = np.exp(scaled - scaled.max())
     weights: list[Array] = []
     for gain, factor in zip(kept, len(kept) * shares / shares.sum(), strict=True):
+        if not gain.any():  # no token is more visual than another
+            weights.append(np.full(len(gain), factor))
+            continue
         count = ceil(share * len(gain))
         visual = np.argsort(-gain, kind="stable")[:count]
         others = len(gain) - count

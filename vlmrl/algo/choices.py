@@ -1,6 +1,7 @@
-"""Names that cells of the algorithm table may hold, each with a remark for users or its facts. Neither torch nor numpy.
+"""Names that cells of the algorithm table may hold, each with a remark for users or its facts.
 
-For a new name, add an entry here and its function in advantages.py, losses.py or divergence.py; tests compare the names.
+For a new name, add an entry here and its function in advantages.py, losses.py or divergence.py; tests compare the
+names. Neither torch nor numpy.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def demo(
         Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`, a table, or a recipe."
     ),
     width: int = typer.Option(
-        128, "--width", min=64, max=2048, help="With --model-only: hidden width, a multiple of 32; 192 = 3 million."
+        128, "--width", min=64, max=2048, help="With --model-only: hidden width, a multiple of 64; 192 = 3 million."
     ),
     as_json: options.Json = False,
 ) -> None:

@@ -175,7 +175,7 @@ class ImageChange:
 
     Args:
         side: for `low`: longer side of the small image, for `masked`: side of a patch, in pixels; else 0.
-        share: for `masked`: probability of each patch to be black; else 0.
+        share: for `masked`: probability of each patch to be black; for `low` without a side: scale; else 0.
     """
 
     kind: ChangeKind
@@ -256,7 +256,7 @@ def leaves_as_it_is(change: ImageChange, media: Media) -> bool:
     """Return whether the model sees an image unchanged: it is not larger than `low` would make it, or has no mask."""
     if change.kind == "masked":
         return change.share == 0
-    return change.kind == "low" and max(media.width, media.height) <= change.side
+    return change.kind == "low" and not change.share and max(media.width, media.height) <= change.side
 
 
 def draw_picture(change: ImageChange, original: PILImage | None, size: tuple[int, int], key: str) -> PILImage:
@@ -279,7 +279,7 @@ def draw_picture(change: ImageChange, original: PILImage | None, size: tuple[int
     if change.kind == "masked":
         return _masked(original, change, key)
     assert change.kind == "low"
-    scale = change.side / max(size)
+    scale = change.side / max(size) if change.side else change.share
     small = (max(1, round(width * scale)), max(1, round(height * scale)))
     return original.resize(small, Image.Resampling.BOX).resize(size, Image.Resampling.BILINEAR)
 

@@ -364,7 +364,7 @@ def learn(
     # If all groups of the step are dead, the batch is empty; the proof then takes its trajectories from them.
     items = batch.items or batch_of(learner, collected, collected.groups, keep_dead=True).items
     if learner.teacher is not None and objective.algorithm.teacher == "loss" and batch.updates:
-        learner.in_rows(partial(learner.teacher.read, batch, collected.groups.__getitem__))
+        collected.metrics |= learner.in_rows(partial(learner.teacher.read, batch, collected.groups.__getitem__))
     return _update_all(learner, batch, objective, before, step), items[:PROOF_CHOICE]
 
 

@@ -63,7 +63,7 @@ from vlmrl.train.demonstrations import Demonstrator, add_demonstrations, read_bo
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
 from vlmrl.train.step_batch import FILLER
-from vlmrl.train.teacher import Teacher, divergence_of, require_reveal
+from vlmrl.train.teacher import Teacher, require_reveal
 from vlmrl.types import Media, Message, Row, Segment, hash64
 
 FILLER_SIDE = 56
@@ -426,10 +426,10 @@ def _load_teacher(
     """
     require_reveal(settings)
     sources = {source.name: source for source in feed.sources}
-    divergence, world = divergence_of(algorithm, settings.temperature), learner.world
+    world = learner.world
     if (model_settings := recipe.teacher_model) is None:
         policy = learner.reference or _load_reference(recipe, learner.policy, origin, world)
-        return Teacher(policy, feed.encoder, sources, divergence, settings, learner.filler)
+        return Teacher(policy, feed.encoder, sources, algorithm, settings, learner.filler)
     own = recipe.model_copy(update={"model": model_settings, "lora": None})
     model, processor, _ = _load(own, find_model(model_settings.path, Path()), world)
     require_same_tokenizer(feed.encoder.tokenizer, processor.tokenizer, settings.path)
@@ -443,7 +443,7 @@ def _load_teacher(
     encoder = make_encoder(model_settings, processor)
     encoder.require_template()
     filler = None if learner.filler is None else make_filler(encoder, feed.sampling.stop_ids[0])
-    return Teacher(policy, encoder, sources, divergence, settings, filler)
+    return Teacher(policy, encoder, sources, algorithm, settings, filler)
 
 
 def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:

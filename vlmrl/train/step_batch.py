@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ from vlmrl.algo.divergence import Divergence
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.caches import common_passes, passes_of
 from vlmrl.model.device_memory import asking_for
-from vlmrl.model.packing import PromptTokens, RowReference, TrainItem, layout_of, pack, row_load
-from vlmrl.model.policy import Policy
+from vlmrl.model.packing import PromptTokens, RowReference, TrainItem, layout_of, make_row, pack, row_load
+from vlmrl.model.policy import Policy, token_logprobs
 from vlmrl.train.learner import ReferencePolicy
 from vlmrl.types import Group, ScoredSample, name_row
 
@@ -72,7 +73,8 @@ class StepBatch:
             denominator. On all ranks the same.
         masked_logp: trajectory -> log-probs of its trained tokens behind masked images, in nats.
         masked_prompt: returns the prompt of a group with masked images, for a gradient through it; None = none.
-        token_weight: trajectory -> factor of the loss of each trained token; {} = there is none.
+        token_weight, teacher_weight: trajectory -> factor of each trained token in the policy's loss, and in the
+            divergence from the teacher; {} = there is none.
         updates: the groups of each update, in order. On all ranks the same.
         seed: seed of the surrogate's random choices.
         world: the ranks that share the step, each with its own items, in whole groups.
@@ -96,6 +98,7 @@ class StepBatch:
     masked_logp: dict[int, Tensor] = field(default_factory=dict)
     masked_prompt: Callable[[int], PromptTokens] | None = None
     token_weight: dict[int, Tensor] = field(default_factory=dict)
+    teacher_weight: dict[int, Tensor] = field(default_factory=dict)
     updates: list[list[int]] = field(default_factory=list)
     seed: int = 0
     world: World = ALONE
@@ -156,6 +159,11 @@ class StepBatch:
             self.meanwhile()
             yield own, () if common == mine else common
 
+    def by_trajectory(self, items: Sequence[TrainItem], values_K: Tensor) -> dict[int, Tensor]:
+        """Return one tensor per trajectory from the [K] (or [K, D]) of a packed row; a filler's values are dropped."""
+        pieces = values_K.split([self.num_trained(i) for i in items])
+        return {i.trajectory: x for i, x in zip(items, pieces, strict=True) if i.trajectory != FILLER}
+
     def naming(self, items: Sequence[TrainItem], device: torch.device) -> AbstractContextManager[None]:
         """Raise an OutOfMemoryError with these items (those of a packed row) if a `with` block runs out of memory."""
         own = [i for i in items if i.trajectory != FILLER]
@@ -186,6 +194,30 @@ class StepBatch:
         prompts = {index: prompt_of(index) for index in dict.fromkeys(item.group for item in self.items)}
         items = [replace(item, prompt=prompts[item.group]) for item in self.items]
         return replace(self, items=items, filler=filler or self.filler)
+
+
+@torch.no_grad()
+def hidden_states(
+    model: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int, logps: dict[int, Tensor] | None = None
+) -> dict[int, Tensor]:
+    """Return the hidden states of a model that predict each trajectory's trained tokens, [tokens, D] on the CPU.
+
+    Args:
+        logps: receives the log-probs of these tokens, too; None = they are not computed.
+    """
+    hidden: dict[int, Tensor] = {}
+    own = model.policy if isinstance(model, ReferencePolicy) else model
+    for items, passes in batch.rows(tokens_per_row, model.sharing):
+        with batch.naming(items, model.device):
+            row = make_row(items, model.device, passes, batch.filler)
+            states_KD = model.states(row)
+            # [K, D] -> [trained tokens, D] per trajectory, in main memory.
+            hidden |= batch.by_trajectory(items, states_KD.cpu())
+            if logps is not None:
+                options: Any = {"temperature": own.temperature, "banned_ids": own.banned_ids}
+                logp_K, _ = token_logprobs(states_KD, row.target_K, model.head, **options)
+                logps |= batch.by_trajectory(items, logp_K)
+    return hidden
 
 
 def _pictured(items: Sequence[TrainItem], sharing: str) -> tuple[bool, ...]:

@@ -8,13 +8,16 @@ What `teacher.reveal` adds is read by the teacher alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from vlmrl.algo.advantages import visual_weights
 from vlmrl.algo.algo_keys import Algorithm
 from vlmrl.algo.divergence import Divergence
+from vlmrl.data.blinded_images import BlindedDataset, ImageChange, changed_row
 from vlmrl.data.encode import Encoder
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
@@ -22,8 +25,8 @@ from vlmrl.recipe.schema import Teacher as TeacherSettings
 from vlmrl.tasks.prompt import compile_template, render_user
 from vlmrl.tasks.source import Source
 from vlmrl.train.learner import ReferencePolicy
-from vlmrl.train.step_batch import Beside, StepBatch
-from vlmrl.train.update import fill_logps, hidden_states
+from vlmrl.train.step_batch import Beside, StepBatch, hidden_states, on_cpu
+from vlmrl.train.update import fill_logps
 from vlmrl.types import Group, Row
 
 REVEAL = "teacher.reveal"
@@ -39,25 +42,32 @@ class Teacher:
         policy: the model; its temperature is the teacher's, its banned ids are the policy's.
         encoder: renders and tokenizes a row for it.
         sources: name of a source -> the source.
-        divergence: the policy's divergence from it, where that is a term of the loss.
+        algorithm: the row of the algorithm table: what is learned from it.
         settings: the recipe's table.
         filler: trajectory without loss, for its passes; None with a single rank.
+        changed: (attribute) name of a source -> its dataset with changed images.
     """
 
     policy: Policy | ReferencePolicy
     encoder: Encoder
     sources: Mapping[str, Source]
-    divergence: Divergence
+    algorithm: Algorithm
     settings: TeacherSettings
     filler: TrainItem | None = None
+    changed: dict[str, BlindedDataset] = field(default_factory=dict)
 
-    def prompt_of(self, group: Group) -> PromptTokens:
+    def prompt_of(self, group: Group, change: ImageChange | None = None) -> PromptTokens:
         """Return a group's prompt as the teacher reads it.
 
+        Args:
+            change: of its images; None = they are as they are.
         Raises: DataError when it cannot be rendered or encoded.
         """
         row = group.row
         source = self.sources[row.source]
+        if change is not None:
+            dataset = self.changed.setdefault(source.name, BlindedDataset(source.dataset))
+            source, row = replace(source, dataset=dataset), changed_row(dataset, change, row, 0)
         messages = source.messages(row)
         if self.settings.reveal is not None:
             text = self._revealed(self.settings.reveal, row, source.task.variables)
@@ -73,18 +83,56 @@ class Teacher:
             columns, truth = hidden(columns), hidden(truth)
         return render_user(template, replace(row, columns=columns), {**variables, "truth": truth}, where=REVEAL)
 
-    def behind_own(self, batch: StepBatch, group_of: Callable[[int], Group]) -> StepBatch:
-        """Return a batch with the same responses behind the teacher's prompts."""
-        return batch.behind(lambda index: self.prompt_of(group_of(index)), self.filler)
+    def behind_own(
+        self, batch: StepBatch, group_of: Callable[[int], Group], change: ImageChange | None = None
+    ) -> StepBatch:
+        """Return a batch with the same responses behind the teacher's prompts. `change`: of their images."""
+        return batch.behind(lambda index: self.prompt_of(group_of(index), change), self.filler)
 
-    def read(self, batch: StepBatch, group_of: Callable[[int], Group], tokens_per_row: int) -> None:
+    @property
+    def divergence(self) -> Divergence:
+        """The policy's divergence from the teacher, where that is a term of the loss."""
+        kind, row = self.algorithm.divergence, self.algorithm
+        assert kind in ("reverse", "forward", "jsd")
+        return Divergence(kind, row.jsd_weight, row.teacher_top_k, self.settings.temperature)
+
+    def read(self, batch: StepBatch, group_of: Callable[[int], Group], tokens_per_row: int) -> dict[str, float]:
         """Store in the batch what the divergence from the teacher needs. All ranks call it together.
 
         Args:
             group_of: index of a group -> the group.
+        Returns: `teacher/visual_gain`, the mean log-prob that a token gains by the images' details, in nats, if its
+            weight depends on it.
         """
+        weighs = self.algorithm.teacher_weights == "visual"
+        logps: dict[int, Tensor] = {}
         own = self.behind_own(batch, group_of)
-        batch.teacher = Beside(self.policy, self.divergence, hidden_states(self.policy, own, tokens_per_row))
+        hidden = hidden_states(self.policy, own, tokens_per_row, logps if weighs else None)
+        batch.teacher = Beside(self.policy, self.divergence, hidden)
+        return self._weigh(batch, group_of, logps, tokens_per_row) if weighs else {}
+
+    def _weigh(
+        self, batch: StepBatch, group_of: Callable[[int], Group], logps: Mapping[int, Tensor], tokens_per_row: int
+    ) -> dict[str, float]:
+        """Weigh each token by what the images' details gain it. `logps`: the teacher's, with the details."""
+        row, low = self.algorithm, dict[int, Tensor]()
+        fill_logps(
+            self.policy,
+            self.behind_own(batch, group_of, ImageChange("low", share=row.image_scale)),
+            low,
+            tokens_per_row,
+        )
+        gains = {i: x.double().numpy() for i, x in on_cpu({i: logps[i] - x for i, x in low.items()}).items()}
+        groups: dict[int, list[int]] = {}
+        for item in batch.items:
+            groups.setdefault(item.group, []).append(item.trajectory)
+        options = {"share": row.visual_share, "weight": row.visual_weight, "temperature": row.visual_temperature}
+        for members in groups.values():
+            weights = visual_weights([gains[i] for i in members], **options)
+            batch.teacher_weight |= {i: torch.from_numpy(w).float() for i, w in zip(members, weights, strict=True)}
+        sums = batch.world.gather((sum(float(x.clip(0).sum()) for x in gains.values()), sum(map(len, gains.values()))))
+        total, count = (sum(of_rank[k] for of_rank in sums) for k in range(2))
+        return {"teacher/visual_gain": total / max(1, count)}
 
     def logps(self, batch: StepBatch, group_of: Callable[[int], Group], tokens_per_row: int) -> dict[int, Tensor]:
         """Return the teacher's log-probs of the sampled tokens: trajectory -> [trained tokens], in nats."""
@@ -109,13 +157,6 @@ def hidden(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: hidden(x) for key, x in value.items()}
     return [hidden(x) for x in value] if isinstance(value, list | tuple) else HIDDEN
-
-
-def divergence_of(algorithm: Algorithm, temperature: float | None) -> Divergence:
-    """Return the divergence of a row of the algorithm table. `temperature`: the teacher's; None = the policy's."""
-    kind = algorithm.divergence
-    assert kind in ("reverse", "forward", "jsd")
-    return Divergence(kind, algorithm.jsd_weight, algorithm.teacher_top_k, temperature)
 
 
 def require_reveal(settings: TeacherSettings) -> None:

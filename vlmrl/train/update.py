@@ -41,7 +41,7 @@ from vlmrl.model.packing import TokenStats, TrainItem, make_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Recipe
 from vlmrl.train.learner import Optimizer, ReferencePolicy
-from vlmrl.train.step_batch import FILLER, Beside, StepBatch, on_cpu
+from vlmrl.train.step_batch import FILLER, Beside, StepBatch, hidden_states, on_cpu
 from vlmrl.untrusted import number_of
 
 PREFIX = "mismatch/"
@@ -184,31 +184,13 @@ def fill_stats(
             reference = batch.outputs_of(batch.reference, items, policy.device) if "kl" in into else None
             stats = policy(row, reference, **extra)
         for name, values_by_trajectory in into.items():
-            values_by_trajectory |= _by_trajectory(items, batch, getattr(stats, name))
+            values_by_trajectory |= batch.by_trajectory(items, getattr(stats, name))
 
 
 @torch.no_grad()
 def fill_reference(reference: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> None:
     """Store in the batch what its full KL needs: the reference and its hidden states."""
     batch.reference = Beside(reference, hidden=hidden_states(reference, batch, tokens_per_row))
-
-
-@torch.no_grad()
-def hidden_states(model: Policy | ReferencePolicy, batch: StepBatch, tokens_per_row: int) -> dict[int, Tensor]:
-    """Return the hidden states of a model that predict each trajectory's trained tokens, [tokens, D] on the CPU."""
-    hidden: dict[int, Tensor] = {}
-    for items, passes in batch.rows(tokens_per_row, model.sharing):
-        with batch.naming(items, model.device):
-            row = make_row(items, model.device, passes, batch.filler)
-            # [K, D] -> [trained tokens, D] per trajectory, in main memory.
-            hidden |= _by_trajectory(items, batch, model.states(row).cpu())
-    return hidden
-
-
-def _by_trajectory(items: Sequence[TrainItem], batch: StepBatch, values_K: Tensor) -> dict[int, Tensor]:
-    # [K] (or [K, D]) -> one tensor per trajectory; a filler's values are dropped.
-    pieces = values_K.split([batch.num_trained(i) for i in items])
-    return {i.trajectory: x for i, x in zip(items, pieces, strict=True) if i.trajectory != FILLER}
 
 
 @dataclass(frozen=True)
@@ -226,7 +208,7 @@ class TokenData:
         old_value, value_target: the critic's value before the updates, and its target; None without a critic.
         demonstrated: bool, tokens that a demonstration wrote; None = none.
         masked_logp: log-probs behind masked images, in nats; in the pass behind these, those of the other pass.
-        weight: factor of the policy's loss; None = 1.
+        weight, teacher_weight: factors of the policy's loss, and of the divergence from the teacher; None = 1.
     """
 
     advantage: Tensor
@@ -242,6 +224,7 @@ class TokenData:
     demonstrated: Tensor | None = None
     masked_logp: Tensor | None = None
     weight: Tensor | None = None
+    teacher_weight: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -416,7 +399,8 @@ class PolicyGradient:
             loss = loss + self.kl_coef * kl * own
             metrics["loss/kl"] = kl.detach()
         if stats.teacher is not None:
-            loss = loss + self.algorithm.teacher_coef * stats.teacher * own
+            factor = 1.0 if data.teacher_weight is None else data.teacher_weight
+            loss = loss + self.algorithm.teacher_coef * factor * stats.teacher * own
             metrics["loss/teacher"] = stats.teacher.detach()
         if self.algorithm.needs_critic:
             assert stats.value is not None and data.old_value is not None and data.value_target is not None
@@ -553,7 +537,7 @@ def add_gradients(
             row = make_row(items, policy.device, passes, batch.filler)
             others = (batch.outputs_of(x, items, policy.device) for x in (batch.reference, batch.teacher))
             stats = policy(row, *others)
-            logps |= _by_trajectory(items, batch, stats.logp.detach()) if batch.masked_prompt is not None else {}
+            logps |= batch.by_trajectory(items, stats.logp.detach()) if batch.masked_prompt is not None else {}
             data = _token_data(items, batch, selected, policy.device, one_mean=objective.one_mean)
             loss_K, token_metrics = objective.loss(stats, data)
             beside_K = objective.loss_beside(stats) if data.demonstrated is not None else None
@@ -664,6 +648,7 @@ def _token_data(
         demonstrated=upload(torch.tensor(demonstrated), device) if has_shown else None,
         masked_logp=join(batch.masked_logp),
         weight=join(batch.token_weight),
+        teacher_weight=join(batch.teacher_weight),
     )
 
 

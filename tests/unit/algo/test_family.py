@@ -61,7 +61,7 @@ def test_every_estimator_has_a_baseline():
 def test_which_rows_limit_their_ratio():
     limited = {name for name, row in ALGORITHMS.items() if row.limits_ratio}
     without = {"kl_cov", "rloo", "opo", "gpg", "reinforce", "remax", "luffy", "srft", "hpt", "uft"}
-    without |= {"opd", "opd_reward", "opsd"}  # they learn from a teacher alone, on policy
+    without |= {"opd", "opd_reward", "opsd", "va_opd"}  # they learn from a teacher alone, on policy
     assert set(ALGORITHMS) - limited == without
     limiting = {name for name in SURROGATES if replace(ALGORITHMS["grpo"], surrogate=name).limits_ratio}
     assert limiting == {"clip", "clip_cov", "cispo", "gmpo", "sapo", "vespo"}
@@ -134,6 +134,7 @@ def test_what_the_correction_for_the_engine_comes_to():
         "uft",
         "opd",
         "opd_reward",
+        "va_opd",
         "opsd",
     }
     assert set(stale.values()) == {"mask", "ratio"}

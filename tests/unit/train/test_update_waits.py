@@ -29,7 +29,7 @@ class Stub(torch.nn.Module):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, row: PackedRow, reference: object = None) -> TokenStats:
+    def forward(self, row: PackedRow, reference: object = None, teacher: object = None) -> TokenStats:
         logp = -self.scale * row.target_K.float() / 100
         return TokenStats(logp, logp.detach() + 1, logp * 0.1, logp.square())
 

@@ -144,7 +144,7 @@ def _teacher(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         "a critic": in_reward and row.needs_critic,
         f"the surrogate {row.surrogate}, which joins tokens": in_reward and row.surrogate == "gmpo",
         "a ratio of whole responses": in_reward and row.ratio == "sequence",
-        "demonstrations": in_reward and row.demonstrations != "none",
+        "demonstrations": row.demonstrations != "none" and (in_reward or row.teacher_weights == "visual"),
         "a teacher.temperature of its own, if it is the start of the run and its log-probs are the reward": in_reward
         and settings.is_start
         and settings.temperature not in (None, loaded.recipe.rollout.temperature),
