@@ -372,7 +372,7 @@ MUTANTS: list[Mutant] = [
     (STEP_FILE, "1.0 if data.teacher_weight is None else data.teacher_weight", "1.0", TEACHING),
     (TEACHER, "batch.behind(lambda index: self.prompt_of(group_of(index), change), self.filler)", "batch", TEACHING),
     (TEACHER, 'ImageChange("low", share=row.image_scale)', "None", TEACHING),
-    (TEACHER, "columns, truth = hidden(columns), hidden(truth)", "columns = hidden(columns)", TEACHING),
+    ("vlmrl/tasks/prompt.py", "(hidden(x) if hides else x for x in", "(x for x in", TEACHING),
     (STATE, "(*learner.policy.banned_ids, *range(mine, theirs))", "learner.policy.banned_ids", TEACHING),
     (SAMPLE, "tuple((own + gain).tolist())", "tuple((own - gain).tolist())", TEACHING),
     (DIVERGENCE, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
@@ -555,7 +555,7 @@ MUTANTS: list[Mutant] = [
     (SAMPLE, "1.0 if x else -1.0", "1.0 if x else 0.0", SHOWN),
     (SAMPLE, "_without_samples(g) if g.demonstrations else g", "g", SHOWN),
     ("vlmrl/train/demonstrations.py", "> algorithm.most_solved", "< algorithm.most_solved", SHOWN_RUNS),
-    ("vlmrl/train/demonstrations.py", "score > best[prompt_id][0]", "score < best[prompt_id][0]", SHOWN_RUNS),
+    ("vlmrl/setup/demonstrations.py", "score > best[prompt_id][0]", "score < best[prompt_id][0]", SHOWN_RUNS),
     (
         "vlmrl/rollout/sample.py",
         "SamplingRequest(p.begun, num_samples,",

@@ -502,6 +502,11 @@ class Group:
         return self.samples + self.demonstrations
 
     @property
+    def is_shown(self) -> bool:
+        """Return whether a demonstration is trained on."""
+        return any(not s.masked for s in self.demonstrations)
+
+    @property
     def is_dead(self) -> bool:
         """Return whether the samples teach nothing: all their advantages are exactly zero."""
         return all(s.advantage == 0.0 and not any(s.token_advantages or ()) for s in self.samples)

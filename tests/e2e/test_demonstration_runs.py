@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from small_runs import TWO_STEPS, Ears, assert_same_run, begin, go_on, make_place, train, train_in_parts
+from small_runs import (
+    TWO_STEPS,
+    Ears,
+    assert_same_run,
+    begin,
+    go_on,
+    make_place,
+    paying,
+    recipe_text,
+    train,
+    train_in_parts,
+)
 
 from vlmrl.errors import DataError, StoreError
 from vlmrl.recipe.checks import Catalogs, check_recipe
 from vlmrl.recipe.load import load_recipe
+from vlmrl.setup.check import quick_look
 from vlmrl.store.prune import RolloutRule, Rules, prune_run
 from vlmrl.store.rollouts import read_rollouts
 from vlmrl.store.verify import verify_run
@@ -111,6 +124,34 @@ def test_responses_of_a_file_and_of_a_run_are_demonstrations(place, tmp_path):
     file.write_text(json.dumps(lines[0] | {"prompt_id": "another"}) + "\n")
     with pytest.raises(DataError, match="none of its 1 responses is to a prompt of digits"):
         begin(place, tmp_path, *fused("chord", f'data.0.demonstrations="{file}"'))
+
+
+def test_rows_without_a_response_are_trained_as_usual_and_counted_before(tmp_path, tiny_folder):
+    place = make_table_place(tmp_path, tiny_folder, ["yes", None, "", "no", "yes"])
+    ears = Ears()
+    run, status = begin(place, tmp_path, *fused("luffy"), ears=ears)
+    assert status == "done" and any("demonstrations of rows: 3 of 5 prompts have one" in text for text in ears.heard)
+    assert run.metrics("train")[0]["demonstration/share"] == pytest.approx(0.6)
+
+    def problems(*responses: object) -> list[str]:
+        place = make_table_place(tmp_path, tiny_folder, responses)
+        found, _ = quick_look(load_recipe(place / "rl.toml", overrides=fused("luffy"), kind="rl"))
+        return [p.message for p in found if p.level == "error"]
+
+    assert problems(None, None) == ["none of 2 prompts of rows has a demonstration"]
+    assert problems("yes", None) == []
+
+
+def make_table_place(folder: Path, model: Path, responses: Sequence[object]) -> Path:
+    """A place with a table of questions without images, and the rows' responses."""
+    lines = [{"question": f"Is {k} even?", "answer": "yes", "response": r} for k, r in enumerate(responses)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "reward.py").write_text(paying(tokens=12, letters=20))
+    rest = f'reward.name = "{folder}/reward.py:score"\n[[data]]\npath = "{folder}/rows.jsonl"\n'
+    (folder / "rl.toml").write_text(
+        recipe_text(model, TWO_STEPS.replace("eval = {every_steps = 2, max_rows = 5}\n", "")) + rest
+    )
+    return folder
 
 
 def test_what_does_not_go_with_demonstrations_is_refused_in_words(place, tmp_path):

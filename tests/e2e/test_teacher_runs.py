@@ -16,10 +16,11 @@ from vlmrl.errors import CheckpointError, DataError
 from vlmrl.model.tiny import build_tiny
 from vlmrl.recipe.checks import Catalogs, check_recipe
 from vlmrl.recipe.load import load_recipe
-from vlmrl.setup.check import check_model
+from vlmrl.setup.check import check_model, quick_look
 from vlmrl.setup.sources import open_training
 from vlmrl.store.runs import Run
-from vlmrl.train.teacher import Teacher, hidden
+from vlmrl.tasks.prompt import hidden
+from vlmrl.train.teacher import Teacher
 
 PROMPTS = "rollout.max_prompt_tokens=512"
 TEMPERATURE = 0.9
@@ -271,3 +272,17 @@ def test_a_text_that_cannot_be_revealed_names_the_key_and_the_row(place, tmp_pat
     with pytest.raises(DataError, match=r"truth\.nothing|no attribute|undefined") as caught:
         begin(place, tmp_path, *taught("start", 'teacher.reveal="{{ truth.nothing }}"', "train.steps=1", name="opsd"))
     assert "teacher.reveal" in str(caught.value.where)
+
+
+def test_the_check_renders_the_revealed_text_and_the_checkpoint_is_no_key_to_set(place, tmp_path, tiny_folder):
+    def problems(*overrides: str) -> list[str]:
+        loaded = load_recipe(place / "rl.toml", overrides=overrides, kind="rl")
+        found, _ = quick_look(loaded)
+        return [p.message for p in found if p.level == "error"]
+
+    own = ('algo.name="opsd"', 'teacher.path="start"')
+    assert not problems(*own, 'teacher.reveal="{{ truth.same }}"')
+    assert any("no attribute 'nothing'" in p for p in problems(*own, 'teacher.reveal="{{ truth.nothing }}"'))
+    assert any("not valid Jinja" in p for p in problems(*own, 'teacher.reveal="{{ truth.same"'))
+    (message,) = problems('algo.name="opd"', f'teacher.path="{tiny_folder}"', 'teacher.checkpoint="last"')
+    assert message == "`teacher.checkpoint` is chosen when a run begins"

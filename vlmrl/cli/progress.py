@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -84,8 +85,12 @@ class ConsoleWatcher:
 
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""
-        self.stream.write(f"{clear}{visible(redact_said(text))}\n")
-        self.stream.flush()
+        line = f"{clear}{visible(redact_said(text))}\n"
+        try:
+            self.stream.write(line)
+            self.stream.flush()
+        except RuntimeError:  # a signal came while another line was being written: a stream is not reentrant
+            os.write(self.stream.fileno(), line.encode("utf-8", "backslashreplace"))
 
 
 class PartCounter:
@@ -155,7 +160,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         printed = {"accuracy"} if m.get("reward/accuracy") == rewards.get("accuracy") else set()
         printed |= set(rewards) if list(rewards.values()) == [m["reward/mean"]] else set()  # no number is printed twice
         parts += [f"{n} {v:.2f}" for n, v in rewards.items() if n not in printed]
-        parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
+        if "rollout/dead_group_share" in m:
+            parts.append(f"dead {m['rollout/dead_group_share']:.0%}")
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
         parts += [f"{limit} {share:.0%}" for limit, share in other_limits(m).items()]
         if "episode/turns" in m:

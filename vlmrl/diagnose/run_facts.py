@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.environments.base import ERROR
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.recipe.load import recipe_from_resolved
@@ -172,7 +173,9 @@ class RunFacts:
 
     @cached_property
     def dead(self) -> list[list[Response]]:
-        """Groups whose scores are all equal. They have no effect on training."""
+        """Groups whose scores are all equal and therefore teach nothing; none where only a teacher teaches."""
+        if self.recipe is not None and self.recipe.kind == "rl" and algorithm_of(self.recipe.algo).advantage == "zero":
+            return []
         return [g for g in self.groups if max(r.score for r in g) == min(r.score for r in g)]
 
     @cached_property

@@ -30,12 +30,14 @@ from vlmrl.rewards.base import NO_PLACE, ServicePlace, accuracy_part, other_choi
 from vlmrl.rewards.service_pool import opened
 from vlmrl.setup import machine, prompt_lengths, rows
 from vlmrl.setup.catalogs import catalogs
+from vlmrl.setup.demonstrations import check_demonstrations
 from vlmrl.setup.environment_check import check_environment, environment_plan
 from vlmrl.setup.memory_fit import HERE, Target, check_device, check_memory, find_cluster, plan_memory
 from vlmrl.setup.memory_sizes import PromptLengths
 from vlmrl.setup.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.setup.prompts import PromptScan, told_answers, truth_form
 from vlmrl.setup.rows import check_boxes, check_native_box_space, check_validation
+from vlmrl.tasks.prompt import render_revealed
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -225,6 +227,21 @@ def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list
     return []
 
 
+def check_reveal(loaded: LoadedRecipe, entries: Sequence[rows.Entry]) -> list[Problem]:
+    """Return a problem if the text that the teacher alone reads cannot be rendered for some of the first rows."""
+    settings = loaded.recipe.teacher
+    if settings is None or settings.reveal is None:
+        return []
+    try:
+        for source in (entry.train for entry in entries):
+            for i in range(min(len(source.rows), rows.QUICK_ROWS)):
+                render_revealed(settings.reveal, source.rows[i], source.task.variables, hides=settings.control)
+    except VlmrlError as error:
+        at, row = loaded.where(("teacher", "reveal")), (error.where or "").partition(", ")[2]
+        return [Problem(f"{error.message}{f' ({row})' if row else ''}", at, error.hint)]
+    return []
+
+
 def check_teacher(loaded: LoadedRecipe, model_files: str | None, runs_folder: Path | None) -> list[Problem]:
     """Return a problem if the teacher does not exist, or does not have the model's tokenizer. No weights are read.
 
@@ -297,6 +314,8 @@ def quick_look(loaded: LoadedRecipe, services_in: Path | None = None) -> tuple[l
         if loaded.recipe.kind == "sft":
             problems += rows.check_traces(source, where, rows=QUICK_PROMPTS)
     problems += check_validation(loaded, opened)
+    problems += _check_demonstrations(loaded, opened.entries, services_in)[0]
+    problems += check_reveal(loaded, opened.entries)
     sound = not any(p.level == "error" for p in problems)
     if sound and services_in is not None:
         place = place_of_check(services_in)
@@ -374,6 +393,9 @@ def preflight(
     opened = rows.open_sources(loaded, result.problems)
     result.add(opened.problems)
     result.problems += check_validation(loaded, opened)
+    problems, numbers = _check_demonstrations(loaded, opened.entries, runs_folder)
+    result.add([*problems, *check_reveal(loaded, opened.entries)])
+    result.plan |= {"demonstrations": numbers} if numbers else {}
     encoder = _open_encoder(result, loaded, model_files) if has_model else None
     place = place_of_check(runs_folder)
     unavailable, services = check_services(loaded, [e.train for e in opened.entries if e.reward_ok], place)
@@ -397,6 +419,15 @@ def preflight(
         _check_spoken(result, loaded, opened.entries, model_files)
         result.add(check_teacher(loaded, model_files, runs_folder))
     return result
+
+
+def _check_demonstrations(
+    loaded: LoadedRecipe, entries: Sequence[rows.Entry], runs_folder: Path | None
+) -> tuple[list[Problem], dict[str, str]]:
+    """Check the demonstrations of sources that could all be opened, as `check_demonstrations` does."""
+    whole = len(entries) == len(loaded.recipe.data)
+    sources = {i: entry.train for i, entry in enumerate(entries)} if whole else {}
+    return check_demonstrations(loaded, sources, runs_folder or Path("runs"))
 
 
 def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | None) -> Encoder | None:

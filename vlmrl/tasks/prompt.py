@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,28 @@ def render_user(source: str, row: Row, variables: Mapping[str, Any], *, where: s
         missing = error.message.split("'")[1] if error.missing and error.message.startswith("'") else ""
         hint = listed(missing, sorted(names), "known names") if error.missing else None
         raise DataError(f"the prompt template fails: {error}", where=f"{where}, {row.place}", hint=hint) from error
+
+
+REVEAL, HIDDEN = "teacher.reveal", "(not shown)"
+"""Recipe key of a text that a teacher alone reads; text in the place of each value if the values are hidden."""
+
+
+def render_revealed(source: str, row: Row, variables: Mapping[str, Any], *, hides: bool) -> str:
+    """Return the text of `teacher.reveal` for a row. The truth is among its variables.
+
+    Args:
+        hides: whether a text takes the place of each value of the row.
+    Raises: as `render_user`.
+    """
+    columns, truth = (hidden(x) if hides else x for x in (row.columns, row.truth))
+    return render_user(source, replace(row, columns=columns), {**variables, "truth": truth}, where=REVEAL)
+
+
+def hidden(value: Any) -> Any:
+    """Return a value of the same structure, with a text in the place of each number, text and truth value."""
+    if isinstance(value, Mapping):
+        return {key: hidden(x) for key, x in value.items()}
+    return [hidden(x) for x in value] if isinstance(value, list | tuple) else HIDDEN
 
 
 def place_images(messages: tuple[Message, ...], row: Row) -> tuple[tuple[Message, ...], bool]:

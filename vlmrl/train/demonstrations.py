@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,28 +18,15 @@ from vlmrl.algo.algorithms import Algorithm
 from vlmrl.algo.credit import solved
 from vlmrl.data.encode import Encoder
 from vlmrl.errors import DataError
-from vlmrl.recipe.schema import Data
 from vlmrl.rollout.sample import Hint, Prompt, Rollout, scored_groups, submit
-from vlmrl.store.runs import open_run
-from vlmrl.store.table_reader import file_batches, open_parquet
+from vlmrl.setup.demonstrations import Book, has_own
 from vlmrl.tasks.source import Source, accuracies
 from vlmrl.train.collect import Collected, PromptFeed
 from vlmrl.train.targets import target_turns, turn_ids
 from vlmrl.types import Group, Message, Sample, SamplingParams, Segment, hash64
-from vlmrl.untrusted import parse_json
 
-
-@dataclass(frozen=True)
-class Book:
-    """Demonstrations of a source.
-
-    Args:
-        share: share of its prompts that have one; which ones is drawn anew each time a prompt is.
-        texts: prompt id -> response; None = those of the rows themselves, or of their task.
-    """
-
-    share: float = 1.0
-    texts: Mapping[str, str] | None = None
+NAMED = 5
+"""Number of rows whose demonstration is too long that are named in an attempt."""
 
 
 @dataclass
@@ -53,6 +38,7 @@ class Demonstrator:
         encoder: of the model.
         sampling: sampling parameters of training, which bound a demonstration, too.
         seed: of the run.
+        first_step: of this attempt.
         say: shows a message to the user.
         long: (attribute) rows whose demonstration is longer than a response may be.
     """
@@ -61,6 +47,7 @@ class Demonstrator:
     encoder: Encoder
     sampling: SamplingParams
     seed: int
+    first_step: int = 0
     say: Callable[[str], Any] = lambda text: None
     long: set[str] = field(default_factory=set)
 
@@ -81,6 +68,8 @@ class Demonstrator:
             if (text := book.texts.get(row.prompt_id)) is None:
                 return None
             parts: Sequence[Any] = (text,)
+        elif not has_own(source, row):
+            return None
         else:
             turns = target_turns(source, row, rng, prompt.encoded.seen_sizes)
             if len(turns) != 1 or isinstance(turns[0], Message):
@@ -88,11 +77,12 @@ class Demonstrator:
             parts = turns[0]
         ids = turn_ids(self.encoder, self.sampling, prompt, parts)
         if len(ids) > self.sampling.max_new_tokens:
-            if row.prompt_id not in self.long:
+            if row.prompt_id not in self.long and len(self.long) <= NAMED:
                 self.long.add(row.prompt_id)
+                text = "more of them are not named" if len(self.long) > NAMED else "it is left out"
                 self.say(
                     f"{row.place}: its demonstration has {len(ids)} tokens, more than rollout.max_new_tokens = "
-                    f"{self.sampling.max_new_tokens}; it is left out"
+                    f"{self.sampling.max_new_tokens}; {text}"
                 )
             return None
         return "".join(map(str, parts)), ids
@@ -121,56 +111,6 @@ class Demonstrator:
             count -= 1
             text = self.encoder.tokenizer.decode(ids[:count], skip_special_tokens=True)
         return replace(prompt, hint=Hint(ids[:count], text)) if count else prompt
-
-
-def read_book(source: Source, data: Data, runs: Path) -> Book | None:
-    """Return the demonstrations that a source's `demonstrations` names; None = none.
-
-    Args:
-        runs: the folder in which a run is looked for.
-    Raises: StoreError or DataError for a run or file that cannot be read, or has no response to the source's prompts.
-    """
-    name, share = data.demonstrations, data.demonstration_share
-    if name == "none":
-        return None
-    if name == "rows":
-        return Book(share)
-    path = Path(name)
-    files = [path] if path.is_file() else [*open_run(runs, name).rollout_files().values()]
-    best: dict[str, tuple[float, str]] = {}
-    for prompt_id, text, score in chain.from_iterable(map(_responses, files)):
-        if prompt_id not in best or score > best[prompt_id][0]:
-            best[prompt_id] = (score, text)
-    if not any(row.prompt_id in best for row in source.rows):
-        message = f"none of its {len(best):,} responses is to a prompt of {source.name}"
-        raise DataError(message, where=name, hint="a response belongs to the dataset row with the same `prompt_id`")
-    return Book(share, {prompt_id: text for prompt_id, (_, text) in best.items()})
-
-
-def _responses(path: Path) -> Iterator[tuple[str, str, float]]:
-    """Yield (prompt id, response, score) of a file; the score is 0 if it has none, and -infinity if it failed."""
-    if path.suffix == ".parquet":
-        with open_parquet(path, "the responses are damaged") as file:
-            names = {"prompt_id", "text", "score", "status", "finish"}
-            if lacking := names - {*file.schema_arrow.names}:
-                raise DataError(f"it has no column {', '.join(sorted(lacking))}", where=str(path))
-            for batch in file_batches(file, 1024, sorted(names)):
-                for row in (row for row in batch.to_pylist() if row["finish"] == "stop"):  # a cut one has no end
-                    yield row["prompt_id"], row["text"], row["score"] if row["status"] == "ok" else -math.inf
-        return
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = parse_json(line)
-                prompt_id, text, score = row["prompt_id"], row["response"], float(row.get("score") or 0.0)
-                is_cut = row.get("finish") == "length"
-            except (ValueError, KeyError, TypeError, AttributeError):
-                prompt_id, text, score, is_cut = None, None, 0.0, False
-            if not (isinstance(prompt_id, str) and isinstance(text, str) and text):
-                hint = "each line needs `prompt_id` and `response`, as `vlmrl generate --out` writes them"
-                raise DataError("this is no response", where=f"{path}:{number}", hint=hint)
-            if not is_cut:
-                yield prompt_id, text, score
 
 
 def add_demonstrations(
@@ -203,6 +143,8 @@ def add_demonstrations(
             trajectory = replace(sample.trajectory, sample=len(group.samples))
             collected.groups[i] = replace(group, demonstrations=(replace(sample, trajectory=trajectory),))
     collected.metrics |= demonstration_metrics(collected.groups)
+    if not collected.metrics["demonstration/share"] and step == demonstrator.first_step:
+        demonstrator.say("no prompt of this step has a demonstration: the step learns from its samples alone")
     if (mu := algorithm.mu_at(step)) is not None:
         collected.metrics["demonstration/mu"] = mu
 

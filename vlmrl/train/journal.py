@@ -65,7 +65,7 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     quantiles = np.quantile(lengths, list(LENGTH_QUANTILES.values())).tolist()
     metrics: dict[str, Any] = {
         "reward/errors": sum(x.score.failed for x in samples),
-        "rollout/dead_group_share": fmean(float(g.is_dead) for g in groups),
+        "rollout/dead_group_share": fmean(float(g.is_dead and not g.is_shown) for g in groups),
         "rollout/truncated_share": fmean(float(is_cut(x.trajectory.finish, x.ending)) for x in samples),
         "rollout/response_tokens_mean": fmean(lengths),
         "rollout/response_tokens_max": max(lengths),

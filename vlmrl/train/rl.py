@@ -24,7 +24,6 @@ from vlmrl.dist import world
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rewards.attempts import outage_words
-from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import make_generator
@@ -269,7 +268,7 @@ def train_rl(session: Session) -> str:
                 sync = check_sync(learner, turns, prompts, feed.sampling, progress.step) if changed else {}
 
             metrics = (
-                _rollout_metrics(collected.groups, feed.sources, feed.scorers, journal.health)
+                _rollout_metrics(collected.groups, feed, journal.health, algorithm)
                 | collected.metrics
                 | feed.service_metrics()
                 | ({"policy/kl_coef": kl_coef} if kl_coef > 0 else {})
@@ -444,12 +443,12 @@ def steer_kl(
         )
 
 
-def _rollout_metrics(
-    groups: Sequence[Group], sources: Sequence[Source], scorers: Mapping[str, Scorer], health: Health
-) -> dict[str, Any]:
+def _rollout_metrics(groups: Sequence[Group], feed: PromptFeed, health: Health, algorithm: Algorithm) -> dict[str, Any]:
     """Return the metrics of a step's rewards and rollouts, of its answers, and of the run's health.
 
     A metric of a task does not replace one of the run that has the same name.
     """
-    own = group_metrics(groups, scorers) | accuracy_metrics(groups, sources) | health.measure(groups)
-    return pooled_metrics(groups, sources) | own
+    own = group_metrics(groups, feed.scorers) | accuracy_metrics(groups, feed.sources) | health.measure(groups)
+    if algorithm.advantage == "zero":  # a group teaches by its teacher, whatever its scores
+        del own["rollout/dead_group_share"]
+    return pooled_metrics(groups, feed.sources) | own

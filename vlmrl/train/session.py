@@ -39,10 +39,12 @@ from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.rules.engine import check_trainers, is_sharded
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.schema import Teacher as TeacherSettings
+from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import ServicePlace
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.rollout.sample import ranks_of
+from vlmrl.setup.demonstrations import read_book, told_count
 from vlmrl.setup.model import (
     load_for_training,
     make_encoder,
@@ -57,13 +59,14 @@ from vlmrl.store.checkpoints import ADAPTER
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.runs import Run
+from vlmrl.tasks.prompt import render_revealed
 from vlmrl.tasks.source import PromptStream, Source
 from vlmrl.train.collect import PromptFeed
-from vlmrl.train.demonstrations import Demonstrator, add_demonstrations, read_book
+from vlmrl.train.demonstrations import Demonstrator, add_demonstrations
 from vlmrl.train.journal import Journal, Loggers, Progress, RolloutWriter, Watcher
 from vlmrl.train.learner import Learner, Optimizer, ReferencePolicy, TokenBudgets, report_halved
 from vlmrl.train.step_batch import FILLER
-from vlmrl.train.teacher import Teacher, require_reveal
+from vlmrl.train.teacher import Teacher
 from vlmrl.types import Media, Message, Row, Segment, hash64
 
 FILLER_SIDE = 56
@@ -400,13 +403,17 @@ def _add_others(
     if algorithm.demonstrations != "none":
         runs = journal.run.dir.parent
         books = {s.name: read_book(s, d, runs) for s, d in zip(feed.sources, recipe.data, strict=True)}
-        demonstrator = Demonstrator(books, feed.encoder, feed.sampling, recipe.train.seed, say)
+        for source in feed.sources:
+            if (book := books[source.name]) is not None:
+                say(told_count(source, book))
+        first = journal.progress.step
+        demonstrator = Demonstrator(books, feed.encoder, feed.sampling, recipe.train.seed, first, say)
         feed.hint = partial(demonstrator.hinted, algorithm)
         feed.demonstrate = partial(add_demonstrations, feed, demonstrator, algorithm)
     if algorithm.kl_coef > 0:
         learner.reference = _load_reference(recipe, learner.policy, origin, world)
     if algorithm.teacher != "none" and recipe.teacher is not None:
-        learner.teacher = _load_teacher(recipe, recipe.teacher, algorithm, learner, feed, origin)
+        learner.teacher = _load_teacher(recipe, recipe.teacher, algorithm, learner, feed, journal, origin)
         path = recipe.teacher.path if recipe.teacher.is_start else recipe.teacher.checkpoint
         say(f"teacher: {'the policy as the run began' if recipe.teacher.is_start else path}")
         journal.run.event(journal.progress.step, "teacher", path=path)
@@ -418,13 +425,19 @@ def _load_teacher(
     algorithm: Algorithm,
     learner: Learner,
     feed: PromptFeed,
+    journal: Journal,
     origin: ModelOrigin,
 ) -> Teacher:
     """Return the frozen teacher of a recipe, sharded like the policy.
 
     Raises: the errors of the model; RecipeError when it has another tokenizer, or for an invalid `teacher.reveal`.
     """
-    require_reveal(settings)
+    if settings.reveal is not None:  # a template that fails is told before the first step
+        for source in feed.sources:
+            text = render_revealed(settings.reveal, source.rows[0], source.task.variables, hides=settings.control)
+            journal.watcher.message(
+                f"the teacher alone reads, for {source.rows[0].place}: {excerpt(text, 200, mark='...')}"
+            )
     sources = {source.name: source for source in feed.sources}
     world = learner.world
     if (model_settings := recipe.teacher_model) is None:

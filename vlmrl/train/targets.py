@@ -25,6 +25,7 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.episodes import EpisodeEngine
 from vlmrl.rollout.sample import Prompt
+from vlmrl.setup.demonstrations import RESPONSE_COLUMN
 from vlmrl.tasks.source import Source
 from vlmrl.train.collect import Drawn, PromptFeed
 from vlmrl.train.learner import Learner
@@ -32,7 +33,6 @@ from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import fill_logps
 from vlmrl.types import Message, Row, Sample, SamplingParams, Segment, Size, TracePart, TraceTurn, hash64, name_row
 
-RESPONSE_COLUMN = "response"
 MOST_PERPLEXITY = 700.0
 """Loss in nats above which the perplexity is that of this loss: a larger one is no float."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +21,12 @@ from vlmrl.data.encode import Encoder
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Teacher as TeacherSettings
-from vlmrl.tasks.prompt import compile_template, render_user
+from vlmrl.tasks.prompt import render_revealed
 from vlmrl.tasks.source import Source
 from vlmrl.train.learner import ReferencePolicy
 from vlmrl.train.step_batch import Beside, StepBatch, hidden_states, on_cpu
 from vlmrl.train.update import fill_logps
-from vlmrl.types import Group, Row
-
-REVEAL = "teacher.reveal"
-HIDDEN = "(not shown)"
-"""Text in the place of each value under `teacher.control`."""
+from vlmrl.types import Group
 
 
 @dataclass
@@ -70,18 +65,13 @@ class Teacher:
             source, row = replace(source, dataset=dataset), changed_row(dataset, change, row, 0)
         messages = source.messages(row)
         if self.settings.reveal is not None:
-            text = self._revealed(self.settings.reveal, row, source.task.variables)
+            hides = self.settings.control
+            text = render_revealed(self.settings.reveal, row, source.task.variables, hides=hides)
             last = max(i for i, message in enumerate(messages) if message.role == "user")
             longer = replace(messages[last], content=f"{messages[last].content}\n\n{text}")
             messages = (*messages[:last], longer, *messages[last + 1 :])
         images = [source.dataset.image(media) for media in row.media]
         return PromptTokens.of(source.encoder(self.encoder, row).encode(row, messages, images))
-
-    def _revealed(self, template: str, row: Row, variables: Mapping[str, Any]) -> str:
-        columns, truth = row.columns, row.truth
-        if self.settings.control:
-            columns, truth = hidden(columns), hidden(truth)
-        return render_user(template, replace(row, columns=columns), {**variables, "truth": truth}, where=REVEAL)
 
     def behind_own(
         self, batch: StepBatch, group_of: Callable[[int], Group], change: ImageChange | None = None
@@ -150,16 +140,3 @@ class Teacher:
 
         texts = replace(batch, items=[as_text(item) for item in batch.items], filler=self.filler)
         batch.teacher = Beside(self.policy, self.divergence, hidden_states(self.policy, texts, tokens_per_row))
-
-
-def hidden(value: Any) -> Any:
-    """Return a value of the same structure, with a text in the place of each number, text and truth value."""
-    if isinstance(value, Mapping):
-        return {key: hidden(x) for key, x in value.items()}
-    return [hidden(x) for x in value] if isinstance(value, list | tuple) else HIDDEN
-
-
-def require_reveal(settings: TeacherSettings) -> None:
-    """Compile the template of `teacher.reveal`. Raises: RecipeError when it is not valid Jinja."""
-    if settings.reveal is not None:
-        compile_template(settings.reveal, REVEAL)

@@ -16,6 +16,7 @@ from vlmrl.algo.choices import CRITIC_SCALES, ESTIMATORS
 from vlmrl.errors import Problem
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import Model
+from vlmrl.recipe.tables import AUTO
 from vlmrl.recipe.validation_messages import literal_choices
 
 IMAGE_MARK = "<image>"
@@ -138,6 +139,10 @@ def _teacher(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         message = f"{loaded.recipe.algo.name} learns from a teacher, and the recipe has none"
         yield Problem(message, where, 'add a table: [teacher], path = "..."')
         return
+    if settings.checkpoint != AUTO and loaded.is_set(("teacher", "checkpoint")):
+        message = "`teacher.checkpoint` is chosen when a run begins"
+        hint = 'name the checkpoint in teacher.path: "RUN@best", "RUN@last" or "RUN@40"'
+        yield Problem(message, loaded.where(("teacher", "checkpoint")), hint)
     in_reward = row.teacher == "reward"
     unfit = {
         "several turns of an environment": loaded.recipe.has_episodes,
