@@ -128,8 +128,8 @@ class Teacher(RecipeTable):
     reads the rows through its own processor and chat template. start = the weights that this run began with, which
     teach something only if they read more: see `reveal`."""
     checkpoint: Annotated[str, TEACHING] = AUTO
-    """Checkpoint that `path` means if it is a run; auto = its best or last one, chosen when a run begins, and kept on
-    resume."""
+    """Checkpoint that `path` means. It is chosen when a run begins, and kept on resume: not to be set. For another one,
+    `path` is RUN@last or RUN@40."""
     revision: Annotated[str | None, TEACHING] = None
     """Hub revision (branch, tag or commit) when `path` is a hub name."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], TEACHING] = "auto"
