@@ -15,6 +15,8 @@ WHOLE = {
     "rl.train_rl",
     "rl._open_engine",
     "sft.train_sft",
+    "session._add_others",
+    "session._load_teacher",
     "validation.validate",
     "loop.validate_at_start",
     "validation.validate_by_loss",
@@ -25,7 +27,7 @@ WHOLE = {
     "checkpointing.save",
     "checkpointing.restore",
 }
-"""Functions that may take a session as a whole: the loops, and what saves and restores it."""
+"""Functions that may take a session as a whole: the loops, and what opens, saves and restores it."""
 
 
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

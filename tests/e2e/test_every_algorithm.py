@@ -54,7 +54,9 @@ def test_a_step_of_dead_groups_alone_sends_nothing_to_the_engine_and_checks_noth
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_row_trains(place, tmp_path, name):
-    last = train(place, tmp_path, f'algo.name="{name}"').metrics("train")[-1]
+    reads_more = ('teacher.path="start"', 'teacher.reveal="{{ truth.same }}"', "rollout.max_prompt_tokens=512")
+    more = () if ALGORITHMS[name].teacher == "none" else reads_more
+    last = train(place, tmp_path, f'algo.name="{name}"', *more).metrics("train")[-1]
     assert last["optim/updates"] == 2 and finite(last)
     # Nearly all responses of this model are cut: under MAYE's rule their scores are equal.
     assert last["optim/grad_norm"] > 0 or ALGORITHMS[name].truncated_score is not None

@@ -499,6 +499,7 @@ def summary(trial: Trial) -> dict[str, Any]:
     """Return the numbers of a trial as JSON values. Those of the solve rate exist only if a source has one."""
     samples = [s for group in trial.groups for s in group.samples]
     values = [s.score.value for s in samples if s.score.error is None]
+    scores = lambda group: [s.score.value for s in group.samples if s.score.error is None]  # noqa: E731
     tokens = [s.trajectory.num_trained_tokens for s in samples]
     prompts = [len(group.samples[0].trajectory.prompt_ids) for group in trial.groups]
     parts = sorted({name for s in samples for name in s.score.parts})
@@ -513,7 +514,7 @@ def summary(trial: Trial) -> dict[str, Any]:
         "reward/max": max(values),
         "reward/std_within_groups": fmean(each["std"] for each in spreads),
         **{f"reward/part/{part}": fmean(values) for part, values in means.items() if values},
-        "rollout/dead_group_share": fmean(group.is_dead for group in trial.groups),
+        "rollout/dead_group_share": fmean(g.is_dead and len(set(scores(g))) <= 1 for g in trial.groups),
         "rollout/truncated_share": fmean(is_cut(s.trajectory.finish, s.ending) for s in samples),
         "rollout/prompt_tokens_mean": fmean(prompts),
         "rollout/prompt_tokens_max": max(prompts),

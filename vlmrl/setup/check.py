@@ -30,14 +30,12 @@ from vlmrl.rewards.base import NO_PLACE, ServicePlace, accuracy_part, other_choi
 from vlmrl.rewards.service_pool import opened
 from vlmrl.setup import machine, prompt_lengths, rows
 from vlmrl.setup.catalogs import catalogs
-from vlmrl.setup.demonstrations import check_demonstrations
 from vlmrl.setup.environment_check import check_environment, environment_plan
 from vlmrl.setup.memory_fit import HERE, Target, check_device, check_memory, find_cluster, plan_memory
 from vlmrl.setup.memory_sizes import PromptLengths
 from vlmrl.setup.prompt_lengths import estimate_prompts, longest_allowed
 from vlmrl.setup.prompts import PromptScan, told_answers, truth_form
 from vlmrl.setup.rows import check_boxes, check_native_box_space, check_validation
-from vlmrl.tasks.prompt import render_revealed
 
 if TYPE_CHECKING:
     from vlmrl.data.encode import Encoder
@@ -229,6 +227,8 @@ def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list
 
 def check_reveal(loaded: LoadedRecipe, entries: Sequence[rows.Entry]) -> list[Problem]:
     """Return a problem if the text that the teacher alone reads cannot be rendered for some of the first rows."""
+    from vlmrl.tasks.prompt import render_revealed
+
     settings = loaded.recipe.teacher
     if settings is None or settings.reveal is None:
         return []
@@ -425,6 +425,8 @@ def _check_demonstrations(
     loaded: LoadedRecipe, entries: Sequence[rows.Entry], runs_folder: Path | None
 ) -> tuple[list[Problem], dict[str, str]]:
     """Check the demonstrations of sources that could all be opened, as `check_demonstrations` does."""
+    from vlmrl.setup.demonstrations import check_demonstrations
+
     whole = len(entries) == len(loaded.recipe.data)
     sources = {i: entry.train for i, entry in enumerate(entries)} if whole else {}
     return check_demonstrations(loaded, sources, runs_folder or Path("runs"))

@@ -358,13 +358,14 @@ def open_session(
         rule=AttemptRule(recipe.reward.outage, recipe.reward.outage_minutes),
         ranks=ranks_of(world, watcher.message),
     )
+    session = Session(recipe, learner, feed, journal, saver, origin, base, stack)
     if algorithm is not None:
-        _add_others(recipe, algorithm, learner, feed, journal, origin)
+        _add_others(session, algorithm)
     if world.size > 1:
         # One seed until here: adapters and value heads start equal on all ranks. From here each has its own dropout.
         torch.manual_seed(hash64(recipe.train.seed, "rank", world.rank))
     run.event(progress.step, "parts", trained=dict(parts.trained), frozen=dict(parts.frozen))
-    return Session(recipe, learner, feed, journal, saver, origin, base, stack)
+    return session
 
 
 def _prepare_torch(recipe: Recipe, run: Run) -> None:
@@ -395,11 +396,10 @@ def _load(recipe: Recipe, origin: ModelOrigin, world: World) -> tuple[Any, Any, 
     return load_for_training(recipe, origin)
 
 
-def _add_others(
-    recipe: Recipe, algorithm: Algorithm, learner: Learner, feed: PromptFeed, journal: Journal, origin: ModelOrigin
-) -> None:
+def _add_others(session: Session, algorithm: Algorithm) -> None:
     """Add what an algorithm learns from beside its samples: demonstrations, a reference, a teacher."""
-    say, world = journal.watcher.message, learner.world
+    recipe, learner, feed, journal = session.recipe, session.learner, session.feed, session.journal
+    say = journal.watcher.message
     if algorithm.demonstrations != "none":
         runs = journal.run.dir.parent
         books = {s.name: read_book(s, d, runs) for s, d in zip(feed.sources, recipe.data, strict=True)}
@@ -411,37 +411,30 @@ def _add_others(
         feed.hint = partial(demonstrator.hinted, algorithm)
         feed.demonstrate = partial(add_demonstrations, feed, demonstrator, algorithm)
     if algorithm.kl_coef > 0:
-        learner.reference = _load_reference(recipe, learner.policy, origin, world)
+        learner.reference = _load_reference(recipe, learner.policy, session.origin, learner.world)
     if algorithm.teacher != "none" and recipe.teacher is not None:
-        learner.teacher = _load_teacher(recipe, recipe.teacher, algorithm, learner, feed, journal, origin)
+        learner.teacher = _load_teacher(session, recipe.teacher, algorithm)
         path = recipe.teacher.path if recipe.teacher.is_start else recipe.teacher.checkpoint
         say(f"teacher: {'the policy as the run began' if recipe.teacher.is_start else path}")
         journal.run.event(journal.progress.step, "teacher", path=path)
 
 
-def _load_teacher(
-    recipe: Recipe,
-    settings: TeacherSettings,
-    algorithm: Algorithm,
-    learner: Learner,
-    feed: PromptFeed,
-    journal: Journal,
-    origin: ModelOrigin,
-) -> Teacher:
+def _load_teacher(session: Session, settings: TeacherSettings, algorithm: Algorithm) -> Teacher:
     """Return the frozen teacher of a recipe, sharded like the policy.
 
     Raises: the errors of the model; RecipeError when it has another tokenizer, or for an invalid `teacher.reveal`.
     """
+    recipe, learner, feed = session.recipe, session.learner, session.feed
     if settings.reveal is not None:  # a template that fails is told before the first step
         for source in feed.sources:
             text = render_revealed(settings.reveal, source.rows[0], source.task.variables, hides=settings.control)
-            journal.watcher.message(
+            session.journal.watcher.message(
                 f"the teacher alone reads, for {source.rows[0].place}: {excerpt(text, 200, mark='...')}"
             )
     sources = {source.name: source for source in feed.sources}
     world = learner.world
     if (model_settings := recipe.teacher_model) is None:
-        policy = learner.reference or _load_reference(recipe, learner.policy, origin, world)
+        policy = learner.reference or _load_reference(recipe, learner.policy, session.origin, world)
         return Teacher(policy, feed.encoder, sources, algorithm, settings, learner.filler)
     own = recipe.model_copy(update={"model": model_settings, "lora": None})
     model, processor, _ = _load(own, find_model(model_settings.path, Path()), world)
