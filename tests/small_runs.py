@@ -236,6 +236,16 @@ def assert_same_run(a: Run, b: Run) -> None:
     assert rollouts(a) == rollouts(b)
 
 
+def assert_close_runs(a: Run, b: Run, *, rel: float, absolute: float) -> None:
+    """Both are done, with the same answers; their numbers and last weights are the same but for rounding."""
+    assert a.status == b.status == "done" and answers(a) == answers(b)
+    assert_close_history(a, b, rel=rel, absolute=absolute)
+    ours, theirs = weights(a), weights(b)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
 def assert_close_history(a: Run, b: Run, *, rel: float, absolute: float, without: tuple[str, ...] = ()) -> None:
     """The same numbers in every step but for rounding, of all that does not begin with one of these names."""
     for x, y in zip(history(a), history(b), strict=True):

@@ -201,7 +201,7 @@ ROWS = distinct_losses()
 
 
 def spread_of(row: Algorithm) -> float:
-    """How far new and old log-probs lie apart, nats, so that a clip acts on some tokens or responses."""
+    """Distance of new and old log-probs in nats, such that a clip acts on some tokens or responses."""
     return 0.3 if row.ratio == "token" or row.clip_low is None else 10 * row.clip_low
 
 

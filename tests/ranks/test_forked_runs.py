@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from run_rank import job, run_jobs
-from small_runs import TWO_STEPS, answers, assert_close_history, assert_same_run, make_place, weights
+from small_runs import TWO_STEPS, assert_close_runs, assert_same_run, make_place
 from tinyfamilies import build
 from tinyprocessors import PROCESSORS
 from transformers import AutoProcessor
@@ -56,26 +55,21 @@ def placed(place: Path, overrides: list[str]) -> list[str]:
     return [f"teacher.path={place}/teacher" if o == "teacher.path=teacher" else o for o in overrides]
 
 
-def assert_close_runs(runs: Path, one: str, other: str) -> None:
+def assert_close_pair(runs: Path, one: str, other: str) -> None:
     a, b = (open_run(runs / name, "last") for name in (one, other))
-    assert a.status == b.status == "done" and answers(a) == answers(b)
-    assert_close_history(a, b, rel=5e-4, absolute=5e-5)
-    ours, theirs = weights(a), weights(b)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4, msg=name)
+    assert_close_runs(a, b, rel=5e-4, absolute=5e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_make_the_run_of_one(runs: Path, case: str) -> None:
-    assert_close_runs(runs, f"1/{case}", f"2/{case}")
+    assert_close_pair(runs, f"1/{case}", f"2/{case}")
     assert any(m.get("optim/updates", 0) > 0 for m in open_run(runs / "1" / case, "last").metrics("train"))
 
 
 def test_one_process_that_offloads_makes_the_run_of_one(runs: Path) -> None:
     run = open_run(runs / "offloaded", "last")
     assert "in main memory between" in layout.log_path(run.dir, 1).read_text()
-    assert_close_runs(runs, "1/full kl", "offloaded")
+    assert_close_pair(runs, "1/full kl", "offloaded")
 
 
 def test_stopped_and_resumed_by_as_many_it_is_the_run_that_was_not_stopped_to_the_bit(runs: Path) -> None:
@@ -87,4 +81,4 @@ def test_stopped_and_resumed_by_as_many_it_is_the_run_that_was_not_stopped_to_th
 def test_saved_by_two_processes_one_goes_on(runs: Path) -> None:
     run = open_run(runs / "wandering", "last")
     assert [(a.from_step, a.processes) for a in run.manifest.attempts] == [(0, 2), (2, 1)]
-    assert_close_runs(runs, "1/whole", "wandering")
+    assert_close_pair(runs, "1/whole", "wandering")

@@ -473,6 +473,11 @@ def _parts(kept: _Kept) -> tuple[Array, Array]:
     return np.array(rows, dtype=np.float64), np.array(kept.group.weights, dtype=np.float64)
 
 
+def share_of(share: float, number: int) -> int:
+    """Return a share of a number of tokens, rounded up, at least 1. Example: 0.07 of 100 -> 7."""
+    return max(1, ceil(share * number - 1e-9))  # the product 0.07 * 100 is above 7
+
+
 def visual_weights(gains: Sequence[Array], *, share: float, weight: float, temperature: float) -> list[Array]:
     """Return the weight of each token of a prompt's responses, from what the images' details gain it.
 
@@ -498,11 +503,11 @@ def visual_weights(gains: Sequence[Array], *, share: float, weight: float, tempe
         if not gain.any():  # no token is more visual than another
             weights.append(np.full(len(gain), factor))
             continue
-        count = ceil(share * len(gain))
+        count = share_of(share, len(gain))
         visual = np.argsort(-gain, kind="stable")[:count]
         others = len(gain) - count
         own = np.full(len(gain), (1.0 - weight) / others if others else 0.0)
-        own[visual] = (weight if others else 1.0) / max(1, count)
+        own[visual] = (weight if others else 1.0) / count
         weights.append(factor * len(gain) * own)
     return weights
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vlmrl.algo.advantages import share_of
 from vlmrl.algo.algo_keys import Algorithm
 
 LOG_RATIO_LIMIT = 20.0
@@ -618,9 +619,9 @@ def most_dependent(dependency_T: Tensor, share: float) -> Tensor:
     Returns: bool [T].
     Source: VPPO, arXiv:2510.09285. Example: five tokens, share 0.2 -> one.
     """
-    count = math.ceil(share * len(dependency_T) - 1e-9)  # 0.07 * 100 is above 7
+    count = share_of(share, len(dependency_T))
     chosen = torch.zeros_like(dependency_T, dtype=torch.bool)
-    chosen[torch.argsort(dependency_T, descending=True, stable=True)[: max(1, count)]] = True
+    chosen[torch.argsort(dependency_T, descending=True, stable=True)[:count]] = True
     return chosen
 
 

@@ -141,8 +141,8 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if scores:
             most = "" if reward["largest"] is None else f"; the maximum is {reward['largest']:g}"
             yield "", f"{', '.join(scores)}{most}"
-    for text in plan.get("demonstrations", {}).values():
-        yield "demonstrations", text.partition(" of ")[2]
+    for name, text in plan.get("demonstrations", {}).items():
+        yield "demonstrations", f"{name}: {text}"
     for name, facts in plan.get("services", {}).items():
         yield f"service {name}", str(facts["line"])
     if "run" in plan:

@@ -242,10 +242,11 @@ def check_reveal(loaded: LoadedRecipe, entries: Sequence[rows.Entry]) -> list[Pr
     return []
 
 
-def check_teacher(loaded: LoadedRecipe, model_files: str | None, runs_folder: Path | None) -> list[Problem]:
+def check_teacher(loaded: LoadedRecipe, encoder: Encoder, runs_folder: Path | None) -> list[Problem]:
     """Return a problem if the teacher does not exist, or does not have the model's tokenizer. No weights are read.
 
     Args:
+        encoder: the encoder of the model.
         runs_folder: folder of the runs, one of which may be the teacher; None = the working folder.
     """
     if (settings := loaded.recipe.teacher_model) is None:
@@ -256,8 +257,7 @@ def check_teacher(loaded: LoadedRecipe, model_files: str | None, runs_folder: Pa
 
     try:
         files = find_model(settings.path, runs_folder or Path()).files
-        own, theirs = (load_processor(m, path=f) for m, f in ((loaded.recipe.model, model_files), (settings, files)))
-        require_same_tokenizer(own.tokenizer, theirs.tokenizer, settings.path)
+        require_same_tokenizer(encoder.tokenizer, load_processor(settings, path=files).tokenizer, settings.path)
         model_facts(settings, path=files)
     except VlmrlError as error:
         at = loaded.where(("teacher", "path"))
@@ -359,8 +359,8 @@ def check_model(
                     problems += check_positions(loaded, facts, prompts) if recipe.kind == "rl" else []
                     problems += check_memory(loaded, plan_memory(loaded, facts, target, prompts))
                 problems += check_kernels(loaded, facts)
-        problems += prompt_lengths.check_pixels(loaded, prompt_lengths.make_encoder(loaded, model_files))
-        problems += check_teacher(loaded, model_files, runs_folder)
+        encoder = prompt_lengths.make_encoder(loaded, model_files)
+        problems += prompt_lengths.check_pixels(loaded, encoder) + check_teacher(loaded, encoder, runs_folder)
     except VlmrlError as error:
         problems += rows.problems_in(error, loaded.where(("model", "path")))
     return problems
@@ -417,7 +417,7 @@ def preflight(
     if has_model:
         _check_machine(result, loaded, runs_folder, model_files, longest, target)
         _check_spoken(result, loaded, opened.entries, model_files)
-        result.add(check_teacher(loaded, model_files, runs_folder))
+        result.add(check_teacher(loaded, encoder, runs_folder) if encoder is not None else [])
     return result
 
 

@@ -71,7 +71,7 @@ def told_count(source: Source, book: Book) -> str:
         raise DataError(f"none of {looked:,} prompts of {source.name} has a demonstration", hint=hint)
     more = f" of the first {looked:,}" if looked < len(source.rows) else f" of {looked:,}"
     share = f"; {book.share:.0%} of them take part each time, by chance" if book.share < 1 else ""
-    return f"demonstrations of {source.name}: {count:,}{more} prompts have one{share}"
+    return f"{count:,}{more} prompts have one{share}"
 
 
 def check_demonstrations(
@@ -126,9 +126,7 @@ def read_book(source: Source, data: Data, runs: Path) -> Book | None:
         if prompt_id not in best or score > best[prompt_id][0]:
             best[prompt_id] = (score, text)
     if not best:
-        hint = (
-            "a response that a token limit has cut is no demonstration: raise rollout.max_new_tokens where it is made"
-        )
+        hint = "a response that a limit has cut is no demonstration: raise rollout.max_new_tokens where it is made"
         raise DataError("it holds no response that ended by itself", where=name, hint=hint)
     if not any(row.prompt_id in best for row in source.rows):
         message = f"none of its {len(best):,} responses is to a prompt of {source.name}"

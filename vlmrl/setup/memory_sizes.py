@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from vlmrl.model.memory import (
     vision_width,
 )
 from vlmrl.recipe.load import LoadedRecipe
+from vlmrl.recipe.schema import Model
 from vlmrl.setup.machine import MOMENT_BYTES, trained_parameters, weight_bytes
 
 if TYPE_CHECKING:
@@ -95,6 +96,19 @@ def largest_row(loaded: LoadedRecipe, prompts: PromptLengths, sharing: str) -> L
     return LargestRow(tokens, count, trained, tokens)
 
 
+@lru_cache(maxsize=8)
+def _parameters_of(settings: str) -> int:
+    """Return the number of parameters of a model. `settings`: its `[model]` table as JSON.
+
+    It is read once: the search for a plan that fits makes many plans.
+    """
+    from vlmrl.model.model_facts import model_facts
+    from vlmrl.setup.model_origin import find_model
+
+    table = Model.model_validate_json(settings)
+    return model_facts(table, path=find_model(table.path, Path()).files).total
+
+
 class Sizes:
     """Memory of one process of a run, in bytes, by purpose.
 
@@ -155,9 +169,6 @@ class Sizes:
     @cached_property
     def teacher(self) -> int:
         """Size of the weights of a teacher that is a model of its own; 0 if there is none, or if it cannot be read."""
-        from vlmrl.model.model_facts import model_facts
-        from vlmrl.setup.model_origin import find_model
-
         settings = self.recipe.teacher_model
         if self.recipe.teacher is not None and settings is None:  # the start of the run, as for a KL
             is_shared = self.recipe.lora is not None or self.reference > 0
@@ -165,10 +176,10 @@ class Sizes:
         if settings is None or algorithm_of(self.recipe.algo).teacher == "none":
             return 0
         try:
-            facts = model_facts(settings, path=find_model(settings.path, Path()).files)
+            total = _parameters_of(settings.model_dump_json())
         except VlmrlError:  # the check of the teacher reports it
             return 0
-        return facts.total * (4 if settings.dtype == "float32" else 2) // self.shards
+        return total * (4 if settings.dtype == "float32" else 2) // self.shards
 
     # -- gathered units of a sharded model, and gradients that are being reduced to their shards
 

@@ -19,6 +19,7 @@ from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
 from vlmrl.rewards.identity import RewardIdentity, identity_of, same_code, single_records
+from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run
@@ -71,7 +72,7 @@ def dataset_record(source: Source, name: str | None = None) -> dict[str, Any]:
         "rows": len(source.rows),
         "fingerprint": source.dataset.fingerprint,
         **({"task_sha256": source.task.own.sha256} if source.task.own else {}),
-        **({"demonstrations_sha256": source.demonstrations_sha256} if source.demonstrations_sha256 else {}),
+        **({"demonstrations_sha256": sha256_of(file)} if (file := Path(source.demonstrations)).is_file() else {}),
     }
 
 

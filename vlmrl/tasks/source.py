@@ -26,7 +26,6 @@ from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
 from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
-from vlmrl.store.checkpoints import sha256_of
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
@@ -179,7 +178,7 @@ class Source:
         environment, environment_settings: the tools of the model (None = a response is one turn), and their table.
         repeats: columns that repeat the truth in the entry's training rows: an environment gets none that it does not
             name.
-        demonstrations_sha256: hash of the file of responses that `demonstrations` names; "" = it names none.
+        demonstrations: what the entry of the recipe names as demonstrations.
     """
 
     name: str
@@ -199,7 +198,7 @@ class Source:
     environment: LoadedEnvironment | None = None
     environment_settings: Environment = field(default_factory=Environment)
     repeats: Repeats = field(default_factory=dict)
-    demonstrations_sha256: str = ""
+    demonstrations: str = "rows"
 
     @property
     def environment_record(self) -> dict[str, Any]:
@@ -343,7 +342,7 @@ def make_source(
         environment=environment,
         environment_settings=settings or Environment(),
         repeats=_repeats(data, dataset, rows) if environment else {},
-        demonstrations_sha256=sha256_of(file) if (file := Path(data.demonstrations)).is_file() else "",
+        demonstrations=data.demonstrations,
     )
 
 

@@ -182,10 +182,14 @@ class PromptFeed:
 
         They depend on the run's seed, the row, its occurrence, and the position of the image, not on the rank.
         """
+        seed = hash64(self.recipe.train.seed, "changed images", occurrence)
+        return self.encode(*self.with_changed(row, change, seed), occurrence)
+
+    def with_changed(self, row: Row, change: ImageChange, seed: int) -> tuple[Source, Row]:
+        """Return the source of a row, with changed images, and the row with these. `seed`: of random changes."""
         source = next(x for x in self.sources if x.name == row.source)
         dataset = self.changed_images.setdefault(source.name, BlindedDataset(source.dataset))
-        shown = changed_row(dataset, change, row, hash64(self.recipe.train.seed, "changed images", occurrence))
-        return self.encode(replace(source, dataset=dataset), shown, occurrence)
+        return replace(source, dataset=dataset), changed_row(dataset, change, row, seed)
 
     def encode_tail(self, sample: ScoredSample, files: Mapping[str, bytes]) -> Tail:
         """Encode the images within a response (those of tools' answers), from their files by sha256."""

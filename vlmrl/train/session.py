@@ -405,7 +405,7 @@ def _add_others(session: Session, algorithm: Algorithm) -> None:
         books = {s.name: read_book(s, d, runs) for s, d in zip(feed.sources, recipe.data, strict=True)}
         for source in feed.sources:
             if (book := books[source.name]) is not None:
-                say(told_count(source, book))
+                say(f"demonstrations of {source.name}: {told_count(source, book)}")
         first = journal.progress.step
         demonstrator = Demonstrator(books, feed.encoder, feed.sampling, recipe.train.seed, first, say)
         feed.hint = partial(demonstrator.hinted, algorithm)
@@ -435,7 +435,7 @@ def _load_teacher(session: Session, settings: TeacherSettings, algorithm: Algori
     world = learner.world
     if (model_settings := recipe.teacher_model) is None:
         policy = learner.reference or _load_reference(recipe, learner.policy, session.origin, world)
-        return Teacher(policy, feed.encoder, sources, algorithm, settings, learner.filler)
+        return Teacher(policy, feed.encoder, sources, feed.with_changed, algorithm, settings, learner.filler)
     own = recipe.model_copy(update={"model": model_settings, "lora": None})
     model, processor, _ = _load(own, find_model(model_settings.path, Path()), world)
     require_same_tokenizer(feed.encoder.tokenizer, processor.tokenizer, settings.path)
@@ -449,7 +449,7 @@ def _load_teacher(session: Session, settings: TeacherSettings, algorithm: Algori
     encoder = make_encoder(model_settings, processor)
     encoder.require_template()
     filler = None if learner.filler is None else make_filler(encoder, feed.sampling.stop_ids[0])
-    return Teacher(policy, encoder, sources, algorithm, settings, filler)
+    return Teacher(policy, encoder, sources, feed.with_changed, algorithm, settings, filler)
 
 
 def _load_reference(recipe: Recipe, policy: Policy, origin: ModelOrigin, world: World) -> Policy | ReferencePolicy:

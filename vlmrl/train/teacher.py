@@ -8,7 +8,7 @@ What `teacher.reveal` adds is read by the teacher alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from vlmrl.algo.advantages import visual_weights
 from vlmrl.algo.algo_keys import Algorithm
 from vlmrl.algo.divergence import Divergence
-from vlmrl.data.blinded_images import BlindedDataset, ImageChange, changed_row
+from vlmrl.data.blinded_images import ImageChange
 from vlmrl.data.encode import Encoder
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.model.policy import Policy
@@ -26,7 +26,7 @@ from vlmrl.tasks.source import Source
 from vlmrl.train.learner import ReferencePolicy
 from vlmrl.train.step_batch import Beside, StepBatch, hidden_states, on_cpu
 from vlmrl.train.update import fill_logps
-from vlmrl.types import Group
+from vlmrl.types import Group, Row
 
 
 @dataclass
@@ -37,19 +37,19 @@ class Teacher:
         policy: the model; its temperature is the teacher's, its banned ids are the policy's.
         encoder: renders and tokenizes a row for it.
         sources: name of a source -> the source.
+        with_changed: returns the source of a row and the row, both with changed images.
         algorithm: the row of the algorithm table: what is learned from it.
         settings: the recipe's table.
         filler: trajectory without loss, for its passes; None with a single rank.
-        changed: (attribute) name of a source -> its dataset with changed images.
     """
 
     policy: Policy | ReferencePolicy
     encoder: Encoder
     sources: Mapping[str, Source]
+    with_changed: Callable[[Row, ImageChange, int], tuple[Source, Row]]
     algorithm: Algorithm
     settings: TeacherSettings
     filler: TrainItem | None = None
-    changed: dict[str, BlindedDataset] = field(default_factory=dict)
 
     def prompt_of(self, group: Group, change: ImageChange | None = None) -> PromptTokens:
         """Return a group's prompt as the teacher reads it.
@@ -61,8 +61,7 @@ class Teacher:
         row = group.row
         source = self.sources[row.source]
         if change is not None:
-            dataset = self.changed.setdefault(source.name, BlindedDataset(source.dataset))
-            source, row = replace(source, dataset=dataset), changed_row(dataset, change, row, 0)
+            source, row = self.with_changed(row, change, 0)
         messages = source.messages(row)
         if self.settings.reveal is not None:
             hides = self.settings.control
