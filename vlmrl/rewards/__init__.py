@@ -65,6 +65,9 @@ GENERAL: dict[str, Builtin] = {
     "tool_use": Builtin(
         text_rewards.tool_use, "a tool has answered a call; behind a gate, beside a right answer alone", version=1
     ),
+    "environment_reward": Builtin(
+        text_rewards.environment_reward, "what the environment's own `get_reward` has returned, from 0 to 1", version=1
+    ),
     "math": Builtin(
         math_rules.math,
         "the last box is the expected number, expression, set, interval or option; runs in workers",

@@ -293,6 +293,15 @@ def tool_use() -> RewardSpec:
     return RewardSpec("tool_use", fn, {"tool_use": UNIT}, {"tool_use": 1.0}, pure=True)
 
 
+def environment_reward() -> RewardSpec:
+    """Return a reward. Part `reward`: what the environment's `get_reward` has returned, in [0, 1]; 0 without one.
+
+    Without tools (`eval --tools off`) nothing is measured, so it is 0 there.
+    """
+    fn = lambda x: {"reward": float(x.measured.get("reward", 0.0))}  # noqa: E731
+    return RewardSpec("environment_reward", fn, {"reward": UNIT}, {"reward": 1.0}, pure=True, accuracy="reward")
+
+
 def answered_calls(x: RewardInput) -> int:
     """Return the number of calls of an episode that a tool has answered without an error."""
     turns = pairwise(x.turns)
