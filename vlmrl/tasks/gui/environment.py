@@ -162,8 +162,8 @@ def draw_splits(
             drawn = draw_row(tab, kind, side, rng)
             if drawn is not None and (sha256 := image_hash(drawn.images[0])) not in images:
                 images.add(sha256)
-                group = "known" if kind in kinds["train"] else "unseen"
-                return NewRow({**drawn.truth, "group": group}, drawn.images, drawn.columns, origin=f"{split} {number}")
+                truth = {**drawn.truth, "group": "known" if kind in kinds["train"] else "unseen"}
+                return NewRow(truth, drawn.images, drawn.columns, origin=f"{split} {number}")
         raise DataError(f"{MOST_TRIES} drawings gave no new page of the kind {kind}", hint="fewer rows")
 
     try:

@@ -32,10 +32,7 @@ VERBS = _words("Save Send Print Share Reset Archive Renew Export Pause Start Cop
 NAMES = _words("Ada Ben Cleo Dora Emil Finn Greta Hugo Ines Jona Kira Leo Mira Nils Olga Paul Rosa Tim Uma Vera")
 CITIES = _words("Rome Paris Oslo Lima Cairo Delhi Tokyo Quito Dublin Athens Berlin Prague Havana Lisbon")
 MONTHS = _words("January February March April May June July August September October November December")
-COLOURS: Mapping[str, str] = {
-    "red": "#d62728", "green": "#2ca02c", "blue": "#1f5ac8", "yellow": "#f0c814", "purple": "#8c3caa",
-    "black": "#191919", "orange": "#ff8c1a", "pink": "#ff9ecf", "grey": "#8a8a8a",
-}  # fmt: skip
+COLOURS = _words("red green blue yellow purple black orange pink grey")
 PRESS = ("Press", "Click", "Push")
 Step = tuple[str, str]
 """Step of a demonstration: ("click", CSS selector), ("type", text) or ("press", key)."""
@@ -83,8 +80,8 @@ def _button(rng: Draw) -> Page:
 
 
 def _colour(rng: Draw) -> Page:
-    names = rng.sample(list(COLOURS), rng.randint(7, 9))
-    boxes = [(name, COLOURS[name], rng.randint(45, 95), rng.randint(36, 80)) for name in names]
+    names = rng.sample(COLOURS, rng.randint(7, 9))
+    boxes = [(name, rng.randint(45, 95), rng.randint(36, 80)) for name in names]
     name = rng.choice(names)
     return Page(f"{rng.choice(PRESS)} the {name} button.", {"boxes": boxes}, {"pressed": name}, [_at(name)])
 

@@ -117,7 +117,5 @@ def attacks(form: BoxSettings, rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("answer alone", "the last turn without an action", "void", says(form.form(DONE))),
         Attack("goal in words", "the goal as an answer", "void", lambda x: form.form(str(x.truth.get("goal")))),
         Attack("hundred clicks", "clicks in a grid", "void", says(""), episode=lambda x: played(grid)),
-        Attack(
-            "typed", "a text without a click", "void", says(""), episode=lambda x: played([Call("type", {"text": "x"})])
-        ),
+        Attack("typed", "a text", "void", says(""), episode=lambda x: played([Call("type", {"text": "x"})])),
     ]
