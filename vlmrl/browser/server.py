@@ -54,7 +54,7 @@ FLAGS = """
 
 --disable-background-networking --disable-component-update --disable-sync --disable-default-apps --no-pings
 --disable-breakpad --disable-crash-reporter --disable-domain-reliability --dns-prefetch-disable
---disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication
+--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,SpareRendererForSitePerProcess
 
 --proxy-server=127.0.0.1:9 --proxy-bypass-list=<-loopback> --force-webrtc-ip-handling-policy
 --webrtc-ip-handling-policy=disable_non_proxied_udp
