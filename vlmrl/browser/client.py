@@ -167,6 +167,7 @@ class Browser:
         self._answers = dict[int, dict[str, Any]]()
         self._events = list[dict[str, Any]]()
         self._tabs = dict[str, Tab]()
+        self._spare: Tab | None = None
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(address)
@@ -256,28 +257,37 @@ class Browser:
         if "id" in message:
             self._answers[message["id"]] = message
         elif message["method"] == "Server.gone":
+            self._spare = None
+            self._tabs.clear()
+            self._events.clear()
             raise BrowserGone(message["params"]["why"], kind=message["params"]["kind"])
         elif (tab := self._tabs.get(message.get("sessionId", ""))) is None or not tab.takes(message):
             self._events.append(message)
 
     @contextmanager
-    def tab(self, width: int, height: int, *, hostile: bool = False) -> Iterator[Tab]:
-        """Open a page with a context of its own, and close it at the end.
+    def tab(self, width: int, height: int) -> Iterator[Tab]:
+        """Open a page of our own, whose scripts run, with a context of its own; close it at the end.
 
         Args:
             width, height: of what can be seen of it, in pixels.
-            hostile: whether it is a page of a model, whose scripts never run.
-        Raises: BrowserGone.
+        Raises: BrowserGone, TimeoutError.
         """
-        tab = Tab(self, width, height, self.seconds, hostile=hostile)
-        self._tabs[tab.session] = tab
+        tab = self._open(width, height, hostile=False)
         try:
             yield tab
         finally:
-            del self._tabs[tab.session]
-            self._events.clear()
-            with suppress(BrowserGone, TimeoutError):
-                tab.close()
+            self._shut(tab)
+
+    def _open(self, width: int, height: int, *, hostile: bool) -> Tab:
+        tab = Tab(self, width, height, hostile=hostile)
+        self._tabs[tab.session] = tab
+        return tab
+
+    def _shut(self, tab: Tab) -> None:
+        self._tabs.pop(tab.session, None)
+        self._events.clear()
+        with suppress(BrowserGone, TimeoutError):
+            tab.close()
 
     def look(self, html: str, width: int, height: int) -> Seen:
         """Return what is seen of a page that a model wrote, in a window of that size.
@@ -289,23 +299,39 @@ class Browser:
         for is_last in (False, True):
             self.facts = self.call("Server.facts")  # the start of a browser is not the page's time
             try:
-                with self.tab(width, height, hostile=True) as tab:
-                    tab.load(html)
-                    return tab.seen()
+                return self._seen(html, width, height)
             except TimeoutError:
                 self.post("Server.kill", kind="time", why="a page hung")
+                with suppress(BrowserGone, TimeoutError):
+                    self.wait("Server.gone", "", time.monotonic() + GRACE_SECONDS)
                 raise PageRefused("time", f"drawing the page takes longer than {self.seconds:g} s") from None
             except BrowserGone as error:
                 if error.kind in ("memory", "size") or is_last:
                     raise PageRefused(error.kind, f"drawing the page failed: {error.message}") from error
         raise AssertionError
 
+    def _seen(self, html: str, width: int, height: int) -> Seen:
+        """Look at a page in the tab for hostile ones. It is used again: a new one takes ten times the processor time.
+
+        Pages leave nothing behind in it, as they run nothing and get nothing but pictures.
+        """
+        tab, self._spare = self._spare or self._open(width, height, hostile=True), None
+        try:
+            tab.resize(width, height)
+            tab.load(html)
+            seen = tab.seen()
+        except BaseException:
+            self._shut(tab)
+            raise
+        self._spare = tab
+        return seen
+
 
 class Tab:
     """Page that is open in the browser. Each action has the browser's limit of time; see `Browser.tab`."""
 
-    def __init__(self, browser: Browser, width: int, height: int, seconds: float, *, hostile: bool) -> None:
-        self._browser, self._size, self._seconds, self._hostile = browser, (width, height), seconds, hostile
+    def __init__(self, browser: Browser, width: int, height: int, *, hostile: bool) -> None:
+        self._browser, self._seconds, self._hostile = browser, browser.seconds, hostile
         self._until = time.monotonic() + START_SECONDS
         self._html: bytes | None = None
         self._context = self._at_browser("Target.createBrowserContext")["browserContextId"]
@@ -314,13 +340,13 @@ class Tab:
         self.session = str(self._at_browser("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         self._ask_all(
             *((f"{domain}.enable", {}) for domain in ("Page", "Inspector", "DOM", "CSS", "Animation")),
-            ("Emulation.setDeviceMetricsOverride", {**size, "deviceScaleFactor": 1, "mobile": False}),
             ("Emulation.setScriptExecutionDisabled", {"value": hostile}),
             ("Emulation.setFocusEmulationEnabled", {"enabled": True}),
             ("Animation.setPlaybackRate", {"playbackRate": 0 if hostile else 1}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
         )
         self._at_browser("Browser.setDownloadBehavior", behavior="deny", **where)
+        self.resize(width, height)
 
     def _at_browser(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, until=self._until, **params)
@@ -370,6 +396,11 @@ class Tab:
         answer = {"requestId": request, "responseCode": 200, "responseHeaders": headers}
         text = base64.b64encode(body).decode("ascii")
         self._browser.post("Fetch.fulfillRequest", self.session, body=text, **answer)
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of what can be seen, in pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._ask("Emulation.setDeviceMetricsOverride", **size)
 
     def load(self, html: str) -> None:
         """Show a page, and wait until it is complete. Raises: BrowserGone, TimeoutError."""
@@ -448,7 +479,7 @@ def _placeholder() -> bytes:
 
 
 class _Line(NamedTuple):
-    """Text in the layout: the place of its element there, its characters, its box in pixels, whether it is in a field."""
+    """Text in the layout: the place of its element there, its characters, its box, whether it is in a field."""
 
     element: int
     text: str
