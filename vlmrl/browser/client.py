@@ -334,6 +334,7 @@ class Tab:
         self._browser, self._seconds, self._hostile = browser, browser.seconds, hostile
         self._until = time.monotonic() + START_SECONDS
         self._html: bytes | None = None
+        self._world: int | None = None
         self._context = self._at_browser("Target.createBrowserContext")["browserContextId"]
         where, size = {"browserContextId": self._context}, {"width": width, "height": height}
         target = self._at_browser("Target.createTarget", url="about:blank", **size, **where)["targetId"]
@@ -405,7 +406,7 @@ class Tab:
     def load(self, html: str) -> None:
         """Show a page, and wait until it is complete. Raises: BrowserGone, TimeoutError."""
         self._until = time.monotonic() + self._seconds
-        self._html = html.encode("utf-8", "replace")
+        self._html, self._world = html.encode("utf-8", "replace"), None
         self._ask("Page.navigate", url=ADDRESS)
         self._browser.wait("Page.loadEventFired", self.session, self._until)
 
@@ -457,9 +458,10 @@ class Tab:
         Raises: BrowserGone if it raises.
         """
         self._until = time.monotonic() + self._seconds
-        frame = self._ask("Page.getFrameTree")["frameTree"]["frame"]["id"]
-        world = self._ask("Page.createIsolatedWorld", frameId=frame)["executionContextId"]
-        answer = self._ask("Runtime.evaluate", expression=expression, contextId=world, returnByValue=True)
+        if self._world is None:  # one for the page: each new one would keep megabytes, and a page that is gone
+            frame = self._ask("Page.getFrameTree")["frameTree"]["frame"]["id"]
+            self._world = int(self._ask("Page.createIsolatedWorld", frameId=frame)["executionContextId"])
+        answer = self._ask("Runtime.evaluate", expression=expression, contextId=self._world, returnByValue=True)
         if "exceptionDetails" in answer:
             raise BrowserGone(f"{excerpt(expression, 80)} raises an error in the page", kind="crash")
         return answer["result"].get("value")
