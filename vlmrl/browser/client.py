@@ -458,9 +458,10 @@ class Tab:
         Raises: BrowserGone if it raises.
         """
         self._until = time.monotonic() + self._seconds
-        if self._world is None:  # one for the page: each new one would keep megabytes, and a page that is gone
+        if self._world is None:  # one for all: each new one, and each without a name, would keep megabytes
             frame = self._ask("Page.getFrameTree")["frameTree"]["frame"]["id"]
-            self._world = int(self._ask("Page.createIsolatedWorld", frameId=frame)["executionContextId"])
+            world = self._ask("Page.createIsolatedWorld", frameId=frame, worldName="vlmrl")
+            self._world = int(world["executionContextId"])
         answer = self._ask("Runtime.evaluate", expression=expression, contextId=self._world, returnByValue=True)
         if "exceptionDetails" in answer:
             raise BrowserGone(f"{excerpt(expression, 80)} raises an error in the page", kind="crash")
