@@ -68,9 +68,9 @@ class Page:
             raise RewardError("the browser of the tools was not started")
         self._goal, self._side = parse_json(goal), side
         try:
-            stack = ExitStack()  # it is left open: the page closes with the process
-            browser = stack.enter_context(Browser(self.server.address, self._seconds))
-            self._tab = stack.enter_context(browser.tab(side, side))
+            self._open = ExitStack()  # until the process ends
+            browser = self._open.enter_context(Browser(self.server.address, self._seconds))
+            self._tab = self._open.enter_context(browser.tab(side, side))
             self._tab.load(page)
         except (BrowserGone, TimeoutError) as error:
             raise EnvironmentUnavailable(f"the browser opens no page: {error}") from error
