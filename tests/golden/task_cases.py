@@ -201,6 +201,12 @@ def search_inputs() -> Iterator[Input]:
     yield given("<think>t</think><answer>Eiffel</answer>", truths[0], "length")
 
 
+def measured_inputs() -> Iterator[Input]:
+    """Episodes with what an environment has measured, and one turn without any."""
+    for measured in ({"reward": 1.0, "actions": 2.0}, {"reward": 0.25}, {"reward": 0.0}, {"actions": 2.0}, {}):
+        yield {**given("done", {}), "measured": measured}
+
+
 TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "count": ([{}, {"thought": "optional"}], list(count_inputs())),
     "rllava_count": ([{}, {"format_weight": 0.25}], list(count_inputs())),
@@ -239,4 +245,5 @@ TASK_CASES: dict[str, tuple[list[dict[str, Any]], list[Input]]] = {
     "rllava_agent_search": ([{}], list(search_inputs())),
     "rllava_agent_search_episodes": ([{}], list(episode_inputs())),
     "tool_use": ([{}], list(episode_inputs())),
+    "environment_reward": ([{}], list(measured_inputs())),
 }

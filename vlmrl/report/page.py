@@ -250,6 +250,8 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     about, images = redact_value(describe(run)), run_images(run.dir)  # runs of earlier versions may hold secrets
     lines = curves.read_curves(run, label, colour)
     notes = [*about["problems"]]
+    tools = {str(one["source"]): one.get("environment") or {} for one in run.manifest.prompts if one.get("source")}
+    album.spaces = {source: space for source, one in tools.items() if (space := one.get("args", {}).get("space"))}
     steps = example_steps(run, images, album)
     moves = view_moves(run, images, album, notes)
     answers, answers_of = _answers(run, images, album, notes) if not steps else ([], "")

@@ -37,15 +37,28 @@ from vlmrl.report.page_parts import (
     views_of,
 )
 from vlmrl.report.token_colours import TokenTexts
+from vlmrl.rewards.boxes.planes import check_space, plane_of
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import SHOWN_IMAGES, read_summary, without_step
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import read_turns
 from vlmrl.store.runs import Run
-from vlmrl.tasks.positions import Mark, overlap
+from vlmrl.tasks.positions import Mark, overlap, shares_of
 from vlmrl.tasks.truth_kinds import Drawn
-from vlmrl.types import EPISODE_LIMITS, INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample, Segment, Turn, hash64
+from vlmrl.types import (
+    EPISODE_LIMITS,
+    INAPPLICABLE,
+    NO_SCORE,
+    Group,
+    Media,
+    Row,
+    ScoredSample,
+    Segment,
+    Size,
+    Turn,
+    hash64,
+)
 from vlmrl.untrusted import number_of, visible
 
 MAX_STEPS = 4
@@ -56,6 +69,10 @@ MAX_IMAGE_BYTES = 12 * 1024 * 1024
 """Maximum size of all images of a page together, in bytes. Further images are left out and counted."""
 MAX_COLUMN_CHARS = 200
 """Longest text of a dataset column that is shown beside the truth; longer ones are in the prompt."""
+PLACE = 0.025
+"""Half of the width of the box around a place, as a share of its picture."""
+Acted = tuple[str, Media, Size]
+"""Coordinate space of the places of calls, the picture on which they act, and its size as the model saw it."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
 
@@ -69,6 +86,15 @@ class Album:
     pictures: dict[str, Picture] = field(default_factory=dict)
     spent: int = 0
     left_out: int = 0
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    """Source -> coordinate space of the places `x`, `y` of its calls; sources whose tools have none are left out."""
+
+    def acted(self, source: str, media: Sequence[Media], sizes: Sequence[Size] = ()) -> Acted | None:
+        """Return on what the first calls of an episode act: the last of the images. `sizes`: as the model saw them."""
+        space = self.spaces.get(source)
+        return (
+            (space, media[-1], sizes[-1] if sizes else (media[-1].width, media[-1].height)) if space and media else None
+        )
 
     def add(self, media: Media, images: RunImages) -> Picture:
         """Return the picture of an image reference. It is created at the first call."""
@@ -168,6 +194,7 @@ class TurnView:
         facts: its tokens, seconds and errors, in words.
         trained: whether the policy is trained on it; None = not known.
         errors: number of the calls that failed.
+        places: picture that the model saw last, with the places of its calls.
     """
 
     role: str
@@ -177,6 +204,7 @@ class TurnView:
     facts: str = ""
     trained: bool | None = None
     errors: int = 0
+    places: Sequence[OverlayView] = ()
 
 
 @dataclass(frozen=True)
@@ -302,7 +330,13 @@ def _view_sample(
         error=visible(score.error or ""),
         masked=s.masked,
         unavailable=score.status == "unavailable",
-        turns=turn_views(turns, s.trajectory.segments if s.turns else (), images, album),
+        turns=turn_views(
+            turns,
+            s.trajectory.segments if s.turns else (),
+            images,
+            album,
+            album.acted(row.source, row.media, s.trajectory.seen_sizes),
+        ),
         ending=s.ending or "",
         artifacts=compared(row.truth, score.artifacts, row.media, lambda m: album.add(m, images)),
         overlays=overlays_of(row.truth, score.detail, len(row.media), lambda i: album.add(row.media[i], images)),
@@ -312,7 +346,9 @@ def _view_sample(
     )
 
 
-def turn_views(turns: Sequence[Turn], segments: Sequence[Segment], images: RunImages, album: Album) -> list[TurnView]:
+def turn_views(
+    turns: Sequence[Turn], segments: Sequence[Segment], images: RunImages, album: Album, acted: Acted | None = None
+) -> list[TurnView]:
     """Return the turns of an episode for the page. `segments`: their tokens; () = not known."""
     views = []
     # A reset that shows nothing has tokens, and no turn.
@@ -327,10 +363,26 @@ def turn_views(turns: Sequence[Turn], segments: Sequence[Segment], images: RunIm
         ]
         pictures = [album.add(m, images) for m in turn.media]
         trained = None if part is None else part.trained
-        views.append(
-            TurnView(turn.role, marked_text(turn.text), pictures, calls, ", ".join(facts), trained, turn.errors)
-        )
+        places = _places(turn, acted, lambda media: album.add(media, images)) if acted is not None else ()
+        text, words = marked_text(turn.text), ", ".join(facts)
+        views.append(TurnView(turn.role, text, pictures, calls, words, trained, turn.errors, places))
+        if turn.media and acted is not None:
+            own = turn.media[-1]
+            acted = acted[0], own, turn.seen_sizes[-1] if turn.seen_sizes else (own.width, own.height)
     return views
+
+
+def _places(turn: Turn, acted: Acted, picture_of: Callable[[Media], Picture]) -> list[OverlayView]:
+    """Return the picture on which the calls of a turn act, with a small box around each place; [] without a place."""
+    space, media, seen = acted
+    plane = plane_of(check_space(space), (media.width, media.height), seen)
+    marks, across, down = list[Mark](), PLACE * plane.width, PLACE * plane.height
+    for call in turn.calls:
+        x, y = (call.arguments.get(name) for name in "xy")
+        if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+            box = shares_of([x - across, y - down, x + across, y + down], plane)
+            marks += [Mark("answer", box, call.name)] if box is not None else []
+    return views_of(marks, 1, lambda i: picture_of(media))
 
 
 def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Album, count: int = 4) -> list[GroupView]:
@@ -365,7 +417,7 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             overlays=overlays_of(row["truth"], row["detail"], len(media), lambda i, own=pictures: album.used(own[i])),
             detail=detail_text(row["detail"]),
             folded=fold_words(row["truth"], row["text"]),
-            turns=turn_views(read_turns(row.get("turns")), (), images, album),
+            turns=turn_views(read_turns(row.get("turns")), (), images, album, album.acted(row["source"], media)),
             ending=row.get("ending") or "",
         )
         title = row_title(row["source"], row["prompt_id"])

@@ -294,12 +294,13 @@ def tool_use() -> RewardSpec:
 
 
 def environment_reward() -> RewardSpec:
-    """Return a reward. Part `reward`: what the environment's `get_reward` has returned, in [0, 1]; 0 without one.
+    """Return a reward. Part `environment`: what the environment's `get_reward` has returned, in [0, 1].
 
-    Without tools (`eval --tools off`) nothing is measured, so it is 0 there.
+    Without tools (`eval --tools off`) nothing is measured, and it is 0.
     """
-    fn = lambda x: {"reward": float(x.measured.get("reward", 0.0))}  # noqa: E731
-    return RewardSpec("environment_reward", fn, {"reward": UNIT}, {"reward": 1.0}, pure=True, accuracy="reward")
+    fn = lambda x: {"environment": float(x.measured.get("reward", 0.0))}  # noqa: E731
+    ranges, weights = {"environment": UNIT}, {"environment": 1.0}
+    return RewardSpec("environment_reward", fn, ranges, weights, pure=True, accuracy="environment")
 
 
 def answered_calls(x: RewardInput) -> int:

@@ -374,7 +374,9 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         waits = isinstance(error, RewardUnavailable) and loaded.recipe.reward.outage == "wait"
         facts.problems += [replace(problem, level="warning" if waits else problem.level) for problem in problems]
         return facts
-    if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty:
+    # A reward of the environment's own is measured in an episode, and none is played here.
+    measures = source.environment is not None and source.environment.of(rows[0]).own_reward
+    if facts.correct is not None and facts.empty is not None and facts.correct <= facts.empty and not measures:
         message = (
             f"on `{source.name}` a correct response scores {facts.correct:.3g}, an empty response earns "
             f"{facts.empty:.3g}: with this reward the right answer earns no more than an empty one"

@@ -252,7 +252,7 @@ def test_no_trick_earns_anything_in_the_page(server: BrowserServer, rows: dict[s
 
 def test_the_reward_of_an_environment() -> None:
     spec = load_reward("environment_reward")
-    assert dict(spec(RewardInput("", {}, measured={"reward": 0.5}))) == {"reward": 0.5}
-    assert dict(spec(RewardInput("", {}, turns=(Turn("assistant", "a"),)))) == {"reward": 0.0}
-    assert spec.accuracy == "reward"
+    assert dict(spec(RewardInput("", {}, measured={"reward": 0.5}))) == {"environment": 0.5}
+    assert dict(spec(RewardInput("", {}, turns=(Turn("assistant", "a"),)))) == {"environment": 0.0}
+    assert spec.accuracy == "environment"
     assert [make_task("gui", {}, name).reward for name in VARIANTS] == ["environment_reward"] * 8
