@@ -25,6 +25,7 @@ from vlmrl.report.evaluations import EvalColumn, eval_columns, eval_tables, step
 from vlmrl.report.page_parts import legend, number, render, shown_pictures, write_page
 from vlmrl.report.rollout_examples import Album, GroupView, Moves, StepView, answer_views, example_steps, view_moves
 from vlmrl.report.token_colours import colour_legend
+from vlmrl.rewards.boxes.planes import SPACES
 from vlmrl.rewards.identity import identity_of
 from vlmrl.services.calls import spent_in
 from vlmrl.store import layout
@@ -250,8 +251,9 @@ def view_run(run: Run, label: str, colour: int, album: Album) -> RunView:
     about, images = redact_value(describe(run)), run_images(run.dir)  # runs of earlier versions may hold secrets
     lines = curves.read_curves(run, label, colour)
     notes = [*about["problems"]]
-    tools = {str(one["source"]): one.get("environment") or {} for one in run.manifest.prompts if one.get("source")}
-    album.spaces = {source: space for source, one in tools.items() if (space := one.get("args", {}).get("space"))}
+    tools = {str(one.get("source")): one.get("environment") or {} for one in run.manifest.prompts}
+    spaces = {source: one.get("args", {}).get("space") for source, one in tools.items()}
+    album.spaces = {source: space for source, space in spaces.items() if space in SPACES}
     steps = example_steps(run, images, album)
     moves = view_moves(run, images, album, notes)
     answers, answers_of = _answers(run, images, album, notes) if not steps else ([], "")

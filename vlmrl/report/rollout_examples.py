@@ -37,7 +37,7 @@ from vlmrl.report.page_parts import (
     views_of,
 )
 from vlmrl.report.token_colours import TokenTexts
-from vlmrl.rewards.boxes.planes import check_space, plane_of
+from vlmrl.rewards.boxes.planes import Space, plane_of
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import SHOWN_IMAGES, read_summary, without_step
 from vlmrl.store.media import RunImages
@@ -46,19 +46,7 @@ from vlmrl.store.rollouts import read_turns
 from vlmrl.store.runs import Run
 from vlmrl.tasks.positions import Mark, overlap, shares_of
 from vlmrl.tasks.truth_kinds import Drawn
-from vlmrl.types import (
-    EPISODE_LIMITS,
-    INAPPLICABLE,
-    NO_SCORE,
-    Group,
-    Media,
-    Row,
-    ScoredSample,
-    Segment,
-    Size,
-    Turn,
-    hash64,
-)
+from vlmrl.types import EPISODE_LIMITS, INAPPLICABLE, NO_SCORE, Group, Media, Row, ScoredSample, Segment, Turn, hash64
 from vlmrl.untrusted import number_of, visible
 
 MAX_STEPS = 4
@@ -71,7 +59,7 @@ MAX_COLUMN_CHARS = 200
 """Longest text of a dataset column that is shown beside the truth; longer ones are in the prompt."""
 PLACE = 0.025
 """Half of the width of the box around a place, as a share of its picture."""
-Acted = tuple[str, Media, Size]
+Acted = tuple[Space, Media, tuple[int, int]]
 """Coordinate space of the places of calls, the picture on which they act, and its size as the model saw it."""
 MAX_IMAGES = 400
 """Maximum number of different images of a page; decoding more would take too long."""
@@ -86,15 +74,14 @@ class Album:
     pictures: dict[str, Picture] = field(default_factory=dict)
     spent: int = 0
     left_out: int = 0
-    spaces: Mapping[str, str] = field(default_factory=dict)
+    spaces: Mapping[str, Space] = field(default_factory=dict)
     """Source -> coordinate space of the places `x`, `y` of its calls; sources whose tools have none are left out."""
 
-    def acted(self, source: str, media: Sequence[Media], sizes: Sequence[Size] = ()) -> Acted | None:
-        """Return on what the first calls of an episode act: the last of the images. `sizes`: as the model saw them."""
-        space = self.spaces.get(source)
-        return (
-            (space, media[-1], sizes[-1] if sizes else (media[-1].width, media[-1].height)) if space and media else None
-        )
+    def acted(self, source: str, media: Sequence[Media], sizes: Sequence[tuple[int, int]] = ()) -> Acted | None:
+        """Return on what the calls behind these images act: the last one. `sizes`: as the model saw them."""
+        if (space := self.spaces.get(source)) is None or not media:
+            return None
+        return space, media[-1], sizes[-1] if sizes else (media[-1].width, media[-1].height)
 
     def add(self, media: Media, images: RunImages) -> Picture:
         """Return the picture of an image reference. It is created at the first call."""
@@ -317,6 +304,7 @@ def _view_sample(
     turns = s.turns
     if not turns and (pictured := [Turn(part.role, "", part.media) for part in s.trajectory.segments if part.media]):
         turns = [Turn("assistant", s.text), *pictured]
+    acted = album.acted(row.source, row.media, s.trajectory.seen_sizes)
     return SampleView(
         number=s.trajectory.sample,
         text=answer_text(row.truth, s.text) if coloured is None else coloured,
@@ -330,13 +318,7 @@ def _view_sample(
         error=visible(score.error or ""),
         masked=s.masked,
         unavailable=score.status == "unavailable",
-        turns=turn_views(
-            turns,
-            s.trajectory.segments if s.turns else (),
-            images,
-            album,
-            album.acted(row.source, row.media, s.trajectory.seen_sizes),
-        ),
+        turns=turn_views(turns, s.trajectory.segments if s.turns else (), images, album, row.source, acted),
         ending=s.ending or "",
         artifacts=compared(row.truth, score.artifacts, row.media, lambda m: album.add(m, images)),
         overlays=overlays_of(row.truth, score.detail, len(row.media), lambda i: album.add(row.media[i], images)),
@@ -347,7 +329,12 @@ def _view_sample(
 
 
 def turn_views(
-    turns: Sequence[Turn], segments: Sequence[Segment], images: RunImages, album: Album, acted: Acted | None = None
+    turns: Sequence[Turn],
+    segments: Sequence[Segment],
+    images: RunImages,
+    album: Album,
+    source: str = "",
+    acted: Acted | None = None,
 ) -> list[TurnView]:
     """Return the turns of an episode for the page. `segments`: their tokens; () = not known."""
     views = []
@@ -366,16 +353,14 @@ def turn_views(
         places = _places(turn, acted, lambda media: album.add(media, images)) if acted is not None else ()
         text, words = marked_text(turn.text), ", ".join(facts)
         views.append(TurnView(turn.role, text, pictures, calls, words, trained, turn.errors, places))
-        if turn.media and acted is not None:
-            own = turn.media[-1]
-            acted = acted[0], own, turn.seen_sizes[-1] if turn.seen_sizes else (own.width, own.height)
+        acted = album.acted(source, turn.media, turn.seen_sizes) or acted
     return views
 
 
 def _places(turn: Turn, acted: Acted, picture_of: Callable[[Media], Picture]) -> list[OverlayView]:
     """Return the picture on which the calls of a turn act, with a small box around each place; [] without a place."""
     space, media, seen = acted
-    plane = plane_of(check_space(space), (media.width, media.height), seen)
+    plane = plane_of(space, (media.width, media.height), seen)
     marks, across, down = list[Mark](), PLACE * plane.width, PLACE * plane.height
     for call in turn.calls:
         x, y = (call.arguments.get(name) for name in "xy")
@@ -403,6 +388,7 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
         artifacts = compared(row["truth"], own, true_media, lambda m: album.add(m, images))
         media = [_media(i) for i in row.get(SHOWN_IMAGES) or row["images"]]
         pictures = [album.add(m, images) for m in media]
+        acted = album.acted(row["source"], media)
         sample = SampleView(
             row["sample"],
             answer_text(row["truth"], row["text"]),
@@ -417,7 +403,7 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
             overlays=overlays_of(row["truth"], row["detail"], len(media), lambda i, own=pictures: album.used(own[i])),
             detail=detail_text(row["detail"]),
             folded=fold_words(row["truth"], row["text"]),
-            turns=turn_views(read_turns(row.get("turns")), (), images, album, album.acted(row["source"], media)),
+            turns=turn_views(read_turns(row.get("turns")), (), images, album, row["source"], acted),
             ending=row.get("ending") or "",
         )
         title = row_title(row["source"], row["prompt_id"])

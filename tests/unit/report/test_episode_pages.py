@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from vlmrl.report.page_parts import BoxView, Picture
 from vlmrl.report.rollout_examples import Album, choose_groups, turn_views, view_group
 from vlmrl.types import Call, Group, Media, Row, Score, ScoredSample, Segment, Trajectory, Turn
 
@@ -62,3 +63,28 @@ def test_the_group_with_the_most_tool_errors_is_an_example():
     groups = [Group(Row(str(i), "s", "t", {}), "?", (sample(turns),)) for i, turns in enumerate([(), TURNS, ()])]
     assert choose_groups(groups, seed=0)[0] == ("most tool errors", groups[1])
     assert "most tool errors" not in dict(choose_groups(groups[::2], seed=0))
+
+
+def test_places_of_calls_are_marked_in_the_picture_that_the_model_saw_last():
+    prompt, later = Media("a" * 64, 448, 224), Media("b" * 64, 100, 100)
+    click = lambda x, y: Call("click", {"x": x, "y": y})  # noqa: E731
+    turns = (
+        Turn("assistant", "", calls=(click(500, 250), click("no", 1), Call("scroll", {"dy": 9}))),
+        Turn("tool", "", (later,), seen_sizes=((50, 50),)),
+        Turn("assistant", "", calls=(click(5, 10),)),
+        Turn("tool", ""),
+        Turn("assistant", "done"),
+    )
+    album = Album(spaces={"s": "thousand"})
+    album.pictures = {one.sha256: Picture(one.sha256, one.width, one.height) for one in (prompt, later)}
+    views = turn_views(turns, (), NO_IMAGES, album, "s", album.acted("s", (prompt,)))
+    ((first,), (), (second,), (), ()) = ([(o.picture.key, o.boxes) for o in view.places] for view in views)
+    # 500 of 1000 of 448 pixels is 224, 250 of 1000 of 224 is 56; the box is 5% of each side.
+    assert first[0] == prompt.sha256 and first[1] == [BoxView("answer", 212.8, 50.4, 22.4, 11.2, "click")]
+    assert second[0] == later.sha256 and second[1] == [BoxView("answer", 0.0, 0.0, 3.0, 3.5, "click")]
+    album.spaces = {"s": "seen"}
+    views = turn_views(turns, (), NO_IMAGES, album, "s", album.acted("s", (prompt,), ((1000, 1000),)))
+    assert views[0].places[0].boxes == first[1], "pixels of 1000 x 1000"
+    # 5 of 50 pixels of the later picture are 10 of its 100
+    assert views[2].places[0].boxes == [BoxView("answer", 7.5, 17.5, 5.0, 5.0, "click")]
+    assert [view.places for view in turn_views(turns, (), NO_IMAGES, album)] == [()] * 5
