@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_attacks import PLAIN, ears
+from page_attacks import PLAIN, ears, needs_browser
 
 from vlmrl.browser import server as server_module
 from vlmrl.browser.client import Browser, BrowserGone, BrowserServer
@@ -21,6 +21,7 @@ from vlmrl.browser.server import HOME, NAMES, PROGRAM, Chromium, Mode, make_home
 from vlmrl.process import descendants
 from vlmrl.sandbox.confine import layers
 
+pytestmark = needs_browser
 FORM = """<!doctype html><body style='margin:0;font:16px Arial'>
 <button style='position:absolute;left:10px;top:10px;width:100px;height:30px' onclick='document.title+="b"'>Go</button>
 <input style='position:absolute;left:10px;top:60px;width:100px;height:30px'
