@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import socket
 import struct
 import threading
@@ -16,7 +17,14 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+import pytest
+
 from vlmrl.browser.client import Browser, PageRefused
+from vlmrl.browser.server import program_of_browser
+
+needs_browser = pytest.mark.skipif(
+    not program_of_browser() and os.environ.get("VLMRL_TEST_BROWSER") != "required", reason="there is no browser"
+)
 
 
 def _bomb(side: int) -> str:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from page_attacks import PLAIN, attack, ears, pages
+from page_attacks import PLAIN, attack, ears, needs_browser, pages
 
 from vlmrl.browser.client import Browser, BrowserServer, PageRefused
 
+pytestmark = needs_browser
 HEAD = "<!doctype html><body style='margin:8px;font:16px/20px Arial;background:#fff;color:#000'>"
 WORDS = "Seventeen quiet zebras"
 
