@@ -130,6 +130,24 @@ def test_a_wrong_last_click_undoes_success(rows: dict[str, Any]) -> None:
     assert page.get_reward() == 1.0, "it can be made good"
 
 
+def test_more_than_what_is_asked_for_is_wrong(rows: dict[str, Any]) -> None:
+    """A second field that is filled in spoils the first one, and an empty one makes it good again."""
+    new = rows["field"]
+    page = opened(new, "pixels")
+    for call in calls_of(new, "pixels"):
+        act(page, call)
+    assert page.get_reward() == 1.0
+    (name,) = json.loads(new.truth["goal"])
+    other = json.dumps(f'input:not([data-n="{name}"])')
+    x, y, _ = page._tab.value(f"{PLACE}({other})")
+    for call, reward in (
+        (Call("click", {"x": x, "y": y}), 1.0), (Call("type", {"text": "x"}), 0.0), (Call("press", {"key": "Tab"}), 0.0),
+        (Call("click", {"x": x, "y": y}), 0.0), (Call("press", {"key": "Backspace"}), 1.0),
+    ):  # fmt: skip
+        act(page, call)
+        assert page.get_reward() == reward, call
+
+
 def test_what_cannot_be_done_is_told_to_the_model(rows: dict[str, Any]) -> None:
     page = opened(rows["field"], "pixels")
     for call in (
@@ -242,7 +260,7 @@ def test_no_trick_earns_anything_in_the_page(server: BrowserServer, rows: dict[s
     assert found["flagged"] == 0
     grid = next(one for one in task.attacks(inputs) if one.name == "hundred clicks")
     with Browser(server.address) as browser, browser.tab(SIDE, SIDE) as tab:
-        for kind, new in ((kind, rows[kind]) for kind in ("button", "colour", "stepper", "radio", "tabs")):
+        for kind, new in ((kind, rows[kind]) for kind in ("button", "stepper", "radio")):
             tab.load(new.truth["page"])
             calls = [call for turn in grid.episode(inputs[0]) for call in turn.calls]  # type: ignore[misc]
             for call in calls:
