@@ -196,5 +196,5 @@ def draw_row(tab: Tab, kind: str, side: int, rng: random.Random) -> NewRow | Non
             (tab.type if name == "type" else tab.press)(value)
     if not holds(tab, page.goal):
         raise DataError(f"the steps of a page of the kind {kind} do not reach its goal")
-    facts = {"kind": kind, "page": html, "goal": json.dumps(page.goal), "actions": json.dumps(actions)}
-    return NewRow({**facts, "side": side}, [image], {"request": page.request})
+    facts = {"kind": kind, "goal": json.dumps(page.goal), "actions": json.dumps(actions), "side": side, "page": html}
+    return NewRow(facts, [image], {"request": page.request})
