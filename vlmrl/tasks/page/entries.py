@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlmrl.errors import DataError
@@ -31,7 +30,9 @@ PUBLISHED = "hub:HuggingFaceM4/WebSight#v0.1"
 TABLE_WIDTH, DRAWN_WIDTH, SIMPLE_WIDTH = 1280, 800, 112
 ELSEWHERE = re.compile(r"<script\b[^>]*\bsrc\s*=|<link\b[^>]*\bstylesheet\b(?![^>]*fonts\.)", re.IGNORECASE)
 """Code that loads a script, or a style sheet other than that of a font."""
-WIDTH_HELP = f"Width of the window; default: {TABLE_WIDTH}, {DRAWN_WIDTH} for drawn pages, {SIMPLE_WIDTH} with --simple."
+WIDTH_HELP = (
+    f"Width of the window; default: {TABLE_WIDTH}, {DRAWN_WIDTH} for drawn pages, {SIMPLE_WIDTH} with --simple."
+)
 HEIGHT_HELP = "Least height of a picture; default: 3/4 of the width, with --simple the width."
 
 
@@ -83,7 +84,7 @@ def prep_page(
 
 def _draw_row(browser: Browser, window: Window, number: int, rng: random.Random) -> Drawn | None:
     layout = SIMPLE if window.simple else tuple(LAYOUTS)[number % len(LAYOUTS)]
-    html = draw_page(layout, rng)
+    html = draw_page(layout, rng.getrandbits(63))
     try:
         return Drawn(*_shown(browser, window, html, layout))
     except NoPage:
@@ -111,9 +112,7 @@ def _table_rows(
     tables, seen = read_tables(request, ROW_FORM, {}), dict[int, str]()
     order = sorted(tables, key=lambda split: {TEST: 0, VALIDATION: 1, TRAIN: 3}.get(split, 2))
     show = partial(_shown, browser, window)
-    return {
-        split: _pages(tables[split], window, show, seen, max_rows if split == TRAIN else 0) for split in order
-    }
+    return {split: _pages(tables[split], window, show, seen, max_rows if split == TRAIN else 0) for split in order}
 
 
 def _pages(
