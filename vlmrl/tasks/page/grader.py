@@ -27,7 +27,7 @@ from vlmrl.types import RewardInput, RewardResult, Size
 SIDE = 512
 """Longer side in pixels to which larger pictures are reduced before they are compared."""
 KEPT = 64
-"""Number of true pages that are kept: all responses to a prompt need one."""
+"""Number of pages that are kept: all responses to a prompt need one, and some are equal."""
 RIGHT = 0.9
 """Least score of each part of a page that counts as right."""
 MOST_LINES = 400
@@ -59,18 +59,18 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
     browser = Browser(BrowserServer().address)
 
     @lru_cache(maxsize=KEPT)
-    def view_truth(html: str, size: Size) -> View:
+    def view(html: str, size: Size) -> View:
         return View.of(browser.look(html, *size), size)
 
     def grade(x: RewardInput) -> RewardResult:
         html, size = page_of(x.truth)
         try:
-            truth = view_truth(html, size)
+            truth = view(html, size)
         except PageRefused as error:
             hint = "leave the row out; `vlmrl prep page` drops such rows"
             raise RewardError(f"the row's true page cannot be shown: {error.reason}", hint=hint) from None
         try:
-            response = View.of(browser.look(find_html(x.answer), *size), size)
+            response = view(find_html(x.answer), size)
         except (NoPage, PageRefused) as error:
             kind = error.kind if isinstance(error, PageRefused) else "missing"
             parts = dict.fromkeys(("render", "accuracy"), 0.0) | _applying(truth, dict.fromkeys(WEIGHTS, 0.0))

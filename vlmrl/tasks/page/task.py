@@ -147,7 +147,8 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     return [
         Attack("blank page", "a page without content", "void", says(blank)),
         Attack("one colour", "a page that is grey all over", "void", says('<body style="background:#ccc"></body>')),
-        *(Attack(f"text {way}", "the right words, hidden", "void", words(f'<p style="{style}">')) for way, style in HIDDEN.items()),
+        *(Attack(f"text {way}", "the right words, hidden", "void", words(f'<p style="{style}">'))
+          for way, style in HIDDEN.items()),
         Attack("text of a picture", "the right words in an alt text", "void", words('<img width="1" alt="', '">')),
         Attack("covered truth", "the right page behind a white one", "void", wrapped("", cover)),
         Attack("written by a script", "a script that writes the page", "void",
