@@ -139,13 +139,14 @@ def read_input(item: dict[str, Any], received: ReceivedImages) -> RewardInput:
 
 def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward | None, dict[str, Any]]:
     try:
-        limit_memory(memory_mb << 20)
         if isinstance(runs, UserReward):
+            limit_memory(memory_mb << 20)
             with guard:
                 module = import_source(runs)
             reward = bind_user_reward(module, runs, guard)
-        else:
+        else:  # what it starts, such as a browser, has limits of its own
             reward = bind_builtin(runs)
+            limit_memory(memory_mb << 20)
     except BaseException as error:
         return None, {"fatal": describe_error(error, runs.file)}
     facts = {

@@ -42,6 +42,9 @@ REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 FIRST_RIGHTS = REFER - 1
 """Landlock's rights to files: those of its first version, then one more in versions 2, 3 and 5."""
 
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/fonts")
+"""Paths that programs of the system need."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -134,12 +137,13 @@ def _works(program: str) -> bool:
     return False
 
 
-def wrapped(program: str, paths: Sequence[str]) -> list[str]:
+def wrapped(program: str, paths: Sequence[str], *, python: bool = True) -> list[str]:
     """Return the begin of a command that runs in bubblewrap, with these paths for reading and hardly anything else.
 
-    /tmp is a file system of its own in main memory.
+    /tmp is a file system of its own in main memory. `python`: whether what Python needs is there, too.
     """
-    binds = [word for path in dict.fromkeys((*readable(), *paths)) for word in ("--ro-bind-try", path, path)]
+    base = readable() if python else SYSTEM
+    binds = [word for path in dict.fromkeys((*base, *paths)) for word in ("--ro-bind-try", path, path)]
     apart = ["--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     return [program, *apart, "--proc", "/proc", "--dev", "/dev", "--tmpfs", tempfile.gettempdir(), *binds]
 
@@ -147,7 +151,7 @@ def wrapped(program: str, paths: Sequence[str]) -> list[str]:
 @cache
 def readable() -> tuple[str, ...]:
     """Return the paths that Python and its libraries need: nothing of the user's own, as far as they lie elsewhere."""
-    system = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/fonts", "/dev/urandom")
+    system = (*SYSTEM, "/dev/urandom")
     own = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(sys.executable).resolve().parents[1])]
     return tuple(dict.fromkeys(path for path in (*system, *own) if os.path.exists(path)))
 
