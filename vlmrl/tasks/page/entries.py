@@ -16,7 +16,7 @@ from vlmrl.tasks.drawing import Drawn, draw_rows
 from vlmrl.tasks.entry import TaskEntry
 from vlmrl.tasks.own_prep import prepare_own
 from vlmrl.tasks.page.drawn import LAYOUTS, SIMPLE, draw_page
-from vlmrl.tasks.page.rewards import HTML, MOST_CHARS, MOST_SIDE, NAME, NoPage, write_answer
+from vlmrl.tasks.page.rewards import HTML, MOST_CHARS, MOST_SIDE, NAME, NoPage, page_of, write_answer
 from vlmrl.tasks.page.task import PAGES, SUMMARY, VARIANTS, page_task
 from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
 from vlmrl.tasks.table_rows import TEST, TRAIN, VALIDATION, RowForm, read_tables
@@ -179,9 +179,18 @@ ROW_FORM = RowForm(
 )
 
 
+def read_code(text: str) -> dict[str, Any]:
+    """Return the truth of a cell that holds the code. Raises: RewardError for an empty one."""
+    return {HTML: page_of({HTML: text})[0]}
+
+
+def _code(truth: Mapping[str, Any]) -> str:
+    return page_of(truth)[0]
+
+
 def truth_form(truth: Any, columns: Any) -> TruthForm:
-    """Return the form of truths in a table of responses: the columns `html`, `width` and `height`."""
-    return TruthForm((HTML, "width", "height"))
+    """Return the form of truths in a table of responses: the code as a text, or the truth fields."""
+    return TruthForm((HTML,), read_code, _code)
 
 
 COMMAND = PrepCommand(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import hypot
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from vlmrl.tasks.vfig.pictures import RENDER, overlaid, shown_pictures
 from vlmrl.tasks.vfig.scoring.picture import TruePicture
 from vlmrl.types import RewardInput, RewardResult, Size
 
+SECONDS = 20.0
+"""Time limit of a page: far above what pages take, also on a busy machine."""
 SIDE = 512
 """Longer side in pixels to which larger pictures are reduced before they are compared."""
 KEPT = 64
@@ -56,7 +58,7 @@ class View(NamedTuple):
 
 def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
     """Return the grader for the arguments of the reward `page`, with the browser started. Raises: BrowserGone."""
-    browser = Browser(BrowserServer().address)
+    browser = Browser(_server().address, SECONDS)
 
     @lru_cache(maxsize=KEPT)
     def view(html: str, size: Size) -> View:
@@ -84,6 +86,11 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
         return RewardResult(both, "the page is empty" if blank else "", detail, shown)
 
     return grade
+
+
+@cache
+def _server() -> BrowserServer:
+    return BrowserServer()  # it ends with this process
 
 
 def compare(truth: View, response: View) -> dict[str, float | None]:
@@ -177,7 +184,7 @@ def _alike(first: Sequence[SeenText], second: Sequence[SeenText]) -> np.ndarray:
 @contextmanager
 def open_browser() -> Iterator[Browser]:
     """Start a browser, yield a connection, and end both. Raises: BrowserGone."""
-    with BrowserServer() as server, Browser(server.address) as browser:
+    with BrowserServer() as server, Browser(server.address, SECONDS) as browser:
         yield browser
 
 
@@ -246,7 +253,7 @@ class Render:
 
     @classmethod
     def __vlmrl_start__(cls, args: Mapping[str, Any], *, forks: bool) -> Started:
-        cls._address = BrowserServer().address if forks else None
+        cls._address = _server().address if forks else None
         return Started("pages are shown by the browser of this machine")
 
     def render(self, start: Start, html: str) -> Any:

@@ -21,11 +21,13 @@ WEIGHTS = {"picture": 0.5, "text": 0.25, "layout": 0.25}
 PARTS = (*WEIGHTS, "render", "accuracy")
 MOST_CHARS = 200_000
 """Largest number of characters of a page."""
+WINDOW = (1280, 960)
 MOST_SIDE, MOST_PIXELS = 8192, 16_777_216
-"""Largest sides and area of a page's picture, in pixels."""
+"""Width and height of windows where nothing states them; largest sides and area, in pixels."""
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
-STARTS = tuple(re.compile(rf"<{start}\b", re.IGNORECASE) for start in ("!doctype", "html", "head", "body"))
-ENDS = re.compile(r"</(?:html|body)\s*>", re.IGNORECASE)
+PAGE = re.compile(
+    r"<(?:!doctype|html|head|body)\b.*?(?:(</html\s*>|</body\s*>(?!\s*</html))|\Z)", re.DOTALL | re.IGNORECASE
+)
 
 
 class NoPage(Exception):
@@ -56,25 +58,22 @@ def page(*, pictures: bool = False) -> RewardSpec:
 
 
 def find_html(response: str) -> str:
-    """Return the page in a response: of the last code fence with one, else from its first tag to its last.
+    """Return the page in a response: of the last code fence with one, else from its first tag to its end.
 
     A page begins with `<!doctype`, `<html`, `<head` or `<body`; in a fence it may be any code. A thought does not
-    count. Of several pages the last one counts; one without an end goes to the end of the text.
+    count. Of several pages the last complete one counts; if none is, the last one, to the end of the text.
 
     Raises: NoPage.
     """
-    text, has_thought, last = response.rpartition("</think>")
-    text = last if has_thought else response
+    _, has_thought, text = response.rpartition("</think>")
     if not has_thought and "<think>" in text:
         raise NoPage("the thought has no end")
     code = _fenced(text)
     if code is None:
-        begun = next((places for start in STARTS if (places := [*start.finditer(text)])), None)
-        if begun is None:
+        pages = [*PAGE.finditer(text)]
+        if not pages:
             raise NoPage("there is no HTML code")
-        code = text[begun[-1].start() :]
-        ends = [*ENDS.finditer(code)]
-        code = code[: ends[-1].end()] if ends else code
+        code = ([page for page in pages if page[1]] or pages)[-1][0]
     if len(code) > MOST_CHARS:
         raise NoPage(f"the page has {len(code):,} characters; the limit is {MOST_CHARS:,}")
     return code.strip()
@@ -105,8 +104,11 @@ def write_answer(html: str) -> str:
 
 
 def page_of(truth: Mapping[str, Any]) -> tuple[str, Size]:
-    """Return the code of a row's page, and the width and height of its picture. Raises: RewardError without them."""
-    html, sides = truth.get(HTML), (truth.get("width"), truth.get("height"))
+    """Return the code of a row's page, and the width and height of its window; without any, those of WINDOW.
+
+    Raises: RewardError for a row without code, or with other sizes.
+    """
+    html, sides = truth.get(HTML), tuple(map(truth.get, ("width", "height"), WINDOW))
     if not isinstance(html, str) or not html.strip():
         raise RewardError(f"the row's `{HTML}` is {quoted(html, 60)}, not the code of a page")
     width, height = (side if type(side) is int and 0 < side <= MOST_SIDE else 0 for side in sides)

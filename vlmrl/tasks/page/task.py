@@ -14,7 +14,7 @@ from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import RewardError
 from vlmrl.tasks.attack import Attack, Make, says
 from vlmrl.tasks.base import Draw, NoFile, ResponseFile, Task, require_prepared
-from vlmrl.tasks.page.rewards import HTML, NAME, NoPage, find_html, page_of, write_answer
+from vlmrl.tasks.page.rewards import HTML, NAME, WINDOW, NoPage, find_html, page_of, write_answer
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.pictures import LEGEND, RENDER
 from vlmrl.tasks.vfig.task import code_probe
@@ -24,8 +24,6 @@ SUMMARY = "the HTML and CSS of a web page that an image shows (made by `vlmrl pr
 FOLDER = Path(__file__).parent
 VARIANTS = ("direct", "think", "repair")
 """The code alone; with a thought before it; after looking at drafts with the tool `render`."""
-FILE_SIZE = 1280, 960
-"""Width and least height of the pictures of files, in pixels."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Policy in a page's file: it runs and loads nothing when it is opened."""
 NUMBER = re.compile(r"(?<=: )\d{1,3}(?=px)|(?<=height:)\d{2}")
@@ -35,7 +33,6 @@ HIDDEN = {
     "transparent": "opacity:0",
     "in the colour of the page": "color:#fff",
     "outside of the page": "position:absolute;left:-9999px",
-    "tiny": "font-size:1px;line-height:1px",
     "cut off": "height:0;overflow:hidden",
     "not displayed": "display:none",
 }
@@ -104,7 +101,7 @@ def html_file(response: str) -> str | NoFile:
 def _drawing() -> AbstractContextManager[Draw]:
     from vlmrl.tasks.page.grader import drawing
 
-    return drawing(FILE_SIZE)
+    return drawing(WINDOW)
 
 
 def _draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[str, bytes] | str]:
@@ -149,6 +146,7 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("one colour", "a page that is grey all over", "void", says('<body style="background:#ccc"></body>')),
         *(Attack(f"text {way}", "the right words, hidden", "void", words(f'<p style="{style}">'))
           for way, style in HIDDEN.items()),
+        Attack("tiny text", "the right words as dots", "guess", words('<p style="font-size:1px;line-height:1px">')),
         Attack("text of a picture", "the right words in an alt text", "void", words('<img width="1" alt="', '">')),
         Attack("covered truth", "the right page behind a white one", "void", wrapped("", cover)),
         Attack("written by a script", "a script that writes the page", "void",
