@@ -294,7 +294,7 @@ class Server:
     async def _handle(self, client: Client, message: dict[str, Any]) -> None:
         if message["method"] == "Server.kill":
             if self._browser is not None:
-                self._browser.kill(message["params"]["kind"], message["params"]["why"])
+                self._end(self._browser, message["params"]["kind"], message["params"]["why"])
             return
         try:
             browser = await self._running()
@@ -328,15 +328,19 @@ class Server:
         with contextlib.suppress(EOFError):
             while True:
                 self._pass_on(browser, await browser.read())
-        browser.kill(*browser.why_ended)
+        self._end(browser, *browser.why_ended)
+
+    def _end(self, browser: Chromium, kind: str, why: str) -> None:
+        """End a browser, and tell the clients, once."""
+        browser.kill(kind, why)
+        if self._browser is not browser:
+            return
         self._browser = None
         shutil.rmtree(f"{self._home}/own/profile", ignore_errors=True)
         for client in self._clients:
             client.contexts.clear()
             client.sessions.clear()
-            client.send(
-                {"method": "Server.gone", "params": {"kind": browser.why_ended[0], "why": browser.why_ended[1]}}
-            )
+            client.send({"method": "Server.gone", "params": {"kind": kind, "why": why}})
 
     def _pass_on(self, browser: Chromium, message: dict[str, Any]) -> None:
         if "id" not in message:
@@ -358,7 +362,7 @@ class Server:
         """End the browser when it needs too much memory."""
         while self._browser is browser:
             if browser.memory() > self._memory_mb << 20:
-                browser.kill("memory", f"it needed more than {self._memory_mb} MiB")
+                self._end(browser, "memory", f"it needed more than {self._memory_mb} MiB")
             await asyncio.sleep(WATCH_SECONDS)
 
 
