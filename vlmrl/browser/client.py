@@ -59,8 +59,8 @@ LEAST_CONTRAST = 24.0
 """Least difference of the colour of a letter and of what lies behind it, of 255."""
 LEAST_COVER, MOST_RESIDUE = 0.15, 40.0
 """Least share of the letter's colour in a pixel of ink; and largest difference from the mixture of both colours."""
-LEAST_WIDTH = 0.15
-"""Least mean width of a character, in heights of its line."""
+LEAST_WIDTH, LEAST_ROWS = 0.15, 0.33
+"""Least mean width of a character, and least height of the ink of letters and digits, in heights of their line."""
 KEYS: Mapping[str, tuple[int, str]] = {
     **{"Enter": (13, "\r"), "Tab": (9, ""), "Backspace": (8, ""), "Escape": (27, "")},
     **{"ArrowUp": (38, ""), "ArrowDown": (40, "")},
@@ -303,7 +303,7 @@ class Browser:
             except TimeoutError:
                 self.post("Server.kill", kind="time", why="a page hung")
                 with suppress(BrowserGone, TimeoutError):
-                    self.wait("Server.gone", "", time.monotonic() + GRACE_SECONDS)
+                    self.wait("Server.gone", "", time.monotonic() + START_SECONDS)
                 raise PageRefused("time", f"drawing the page takes longer than {self.seconds:g} s") from None
             except BrowserGone as error:
                 if error.kind in ("memory", "size") or is_last:
@@ -449,7 +449,7 @@ class Tab:
     def scroll(self, x: float, y: float, dy: float) -> None:
         """Turn the mouse's wheel at a place by `dy` pixels: positive = down."""
         self._until = time.monotonic() + self._seconds
-        self._ask(MOUSE, type="mouseWheel", x=x, y=y, deltaX=0, deltaY=dy)
+        self._ask("Input.synthesizeScrollGesture", x=x, y=y, yDistance=-dy, speed=100_000, preventFling=True)
 
     def value(self, expression: str) -> Any:
         """Return the JSON value of an expression, in a world apart: the page's own functions cannot change it.
@@ -500,7 +500,7 @@ def _lines(page: Mapping[str, Any], strings: Any) -> Iterator[_Line]:
         line = text.decode("utf-16-le", "replace")
         yield _Line(element, line, left - x, top - y, left - x + width, top - y + height)
     values = {
-        node: strings[text]
+        node: strings[text] if text >= 0 else ""
         for kind in ("inputValue", "textValue")
         for node, text in zip(nodes[kind]["index"], nodes[kind]["value"], strict=True)
     }
@@ -545,7 +545,7 @@ def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) ->
                 rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
                 line = line._replace(left=x1 + columns[0], right=x1 + columns[-1] + 1)
                 line = line._replace(top=y1 + rows[0], bottom=y1 + rows[-1] + 1)
-            if words := _visible(line, np.flatnonzero(ink.any(axis=0)) + x1):
+            if words := _visible(line, ink.any(axis=1).sum(), np.flatnonzero(ink.any(axis=0)) + x1):
                 size = float(styles["font-size"].removesuffix("px"))
                 seen[place] = SeenText(words, line.left, line.top, line.right, line.bottom, size, colour)
         free[part] = False
@@ -587,10 +587,16 @@ def _ink(shown: np.ndarray, bare: np.ndarray, colour: tuple[int, int, int]) -> n
     return (np.abs(full).max(axis=2) >= LEAST_CONTRAST) & (cover >= LEAST_COVER) & (residue <= MOST_RESIDUE)
 
 
-def _visible(line: _Line, ink: np.ndarray) -> str:
-    """Return the characters of a line in whose place there is ink. `ink`: the columns that have any, (columns,) int."""
+def _visible(line: _Line, rows: int, ink: np.ndarray) -> str:
+    """Return the characters of a line in whose place there is ink.
+
+    Args:
+        rows: number of rows of pixels that have any.
+        ink: the columns that have any, (columns,) int.
+    """
     count, width, height = len(line.text), line.right - line.left, line.bottom - line.top
-    if height < LEAST_HEIGHT or width < LEAST_WIDTH * count * height:
+    is_flat = rows <= LEAST_ROWS * height and any(letter.isalnum() for letter in line.text)
+    if height < LEAST_HEIGHT or is_flat or width < LEAST_WIDTH * count * height:
         return ""
     step = width / count
     begins = line.left + (np.arange(count) - 0.5) * step

@@ -74,8 +74,8 @@ WATCH_SECONDS, START_SECONDS = 0.2, 30.0
 MOST_BYTES = 64 << 20
 """Largest message, in bytes."""
 ZERO = b"\0"
-HOME = "vlmrl-browser-"
-"""Begin of the names of the servers' folders; their process follows."""
+HOME, LOCK = "vlmrl-browser-", "lock"
+"""Begin of the names of the servers' folders, and a file there that a living server locks."""
 PEER = struct.Struct("3i")
 """Process, user and group of a client (SO_PEERCRED)."""
 
@@ -165,6 +165,10 @@ class Client:
         """Write a message; it is dropped if the client has left."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + ZERO)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
 
 
 class Waiting(NamedTuple):
@@ -267,6 +271,9 @@ class Server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
         await asyncio.start_unix_server(self._serve_client, sock=listener, limit=MOST_BYTES)
         await ended.wait()
+        for client in self._clients:
+            client.close()
+        await asyncio.sleep(WATCH_SECONDS)  # so that their tasks end
         if self._browser is not None:
             self._browser.kill("crash", "the server ended")
 
@@ -371,13 +378,16 @@ def main(words: Sequence[str]) -> None:
     descriptor, memory_mb, parent = map(int, words)
     die_with_parent(parent)
     listener = socket.socket(fileno=fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, WRITE_END + 1))
+    os.close(descriptor)
+    nothing = fcntl.fcntl(os.open(os.devnull, os.O_RDWR), fcntl.F_DUPFD_CLOEXEC, WRITE_END + 1)
     for number in (READ_END, WRITE_END):  # kept free for the browser's pipes
-        os.dup2(os.open(os.devnull, os.O_RDWR), number, inheritable=False)
-    base = Path(tempfile.gettempdir())
-    for old in base.glob(f"{HOME}*"):  # of servers that were killed
-        if not os.path.exists(f"/proc/{old.name.removeprefix(HOME).partition('-')[0]}"):
+        os.dup2(nothing, number, inheritable=False)
+    for old in Path(tempfile.gettempdir()).glob(f"{HOME}*"):
+        with contextlib.suppress(OSError), open(old / LOCK) as lock:  # of a server that was killed
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{HOME}{os.getpid()}-") as home:
+    with tempfile.TemporaryDirectory(prefix=HOME) as home, open(f"{home}/{LOCK}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         os.chmod(home, 0o755)
         make_home(Path(home))
         asyncio.run(Server(home, memory_mb).serve(listener))
