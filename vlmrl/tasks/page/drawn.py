@@ -70,7 +70,7 @@ def draw_page(layout: str, seed: int) -> str:
     blocks = ""
     for colour in colours:
         word = w.one("short") if w.random() < 0.9 else ""
-        blocks += f'<p style="background:{colour};height:{w.randrange(16, 48, 8)}px">{word}</p>'
+        blocks += f'<p style="background:{colour};height:{w.randrange(16, 40, 8)}px">{word}</p>'
     return f'<body style="background:{page}">{blocks}</body>'
 
 

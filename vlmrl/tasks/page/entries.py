@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from vlmrl.tasks.drawing import Drawn, draw_rows
 from vlmrl.tasks.entry import TaskEntry
 from vlmrl.tasks.own_prep import prepare_own
 from vlmrl.tasks.page.drawn import LAYOUTS, SIMPLE, draw_page
-from vlmrl.tasks.page.rewards import HTML, MOST_CHARS, MOST_SIDE, NAME, NoPage, page_of, write_answer
+from vlmrl.tasks.page.rewards import HTML, MOST_CHARS, MOST_SIDE, NAME, NoPage, write_answer
 from vlmrl.tasks.page.task import PAGES, SUMMARY, VARIANTS, page_task
 from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
 from vlmrl.tasks.table_rows import TEST, TRAIN, VALIDATION, RowForm, read_tables
@@ -111,45 +111,52 @@ def _table_rows(
     """Return split -> rows with their pictures. Held-out pages come first: the same page is in no later split."""
     tables, seen = read_tables(request, ROW_FORM, {}), dict[int, str]()
     order = sorted(tables, key=lambda split: {TEST: 0, VALIDATION: 1, TRAIN: 3}.get(split, 2))
-    show = partial(_shown, browser, window)
-    return {split: _pages(tables[split], window, show, seen, max_rows if split == TRAIN else 0) for split in order}
+    pages = {split: _pages(browser, window, split, tables[split], seen) for split in order}
+    if max_rows and TRAIN in pages:
+        pages[TRAIN] = _first(pages[TRAIN], max_rows)
+    return pages
+
+
+def _first(rows: Iterable[NewRow | LeftOut], most: int) -> Iterator[NewRow | LeftOut]:
+    """Yield rows until so many are kept."""
+    for row in rows:
+        yield row
+        most -= isinstance(row, NewRow)
+        if not most:
+            return
 
 
 def _pages(
-    rows: Iterable[NewRow | LeftOut],
-    window: Window,
-    show: Callable[[str], tuple[Any, dict[str, Any], dict[str, Any]]],
-    seen: dict[int, str],
-    most: int,
+    browser: Browser, window: Window, split: str, rows: Iterable[NewRow | LeftOut], seen: dict[int, str]
 ) -> Iterator[NewRow | LeftOut]:
-    """Yield the rows whose pages are within the limits, at most so many (0 = all), and why the others are left out.
+    """Yield the rows whose pages are within the limits and new, and why the others are left out.
 
     Args:
-        seen: hash of a page or of its picture -> its place.
+        seen: hash of a page, or of its picture -> its place; new ones are added.
     Raises: DataError if no row is left.
     """
-    kept, reason = 0, "there are no rows"
+    reason, is_bare = "there are no rows", True
     for row in rows:
         if isinstance(row, LeftOut):
             yield row
             continue
-        html = row.truth[HTML]
         try:
-            _check_code(html, window)
-            image, truth, columns = show(html)
-            for key in (hash64(html), hash64(image.tobytes())):
-                if seen.setdefault(key, row.origin) != row.origin:
-                    raise NoPage(f"the same page as {seen[key]}")
+            _check_code(row.truth[HTML], window)
+            image, truth, columns = _shown(browser, window, row.truth[HTML])
+            keys = hash64(truth[HTML]), hash64(image.tobytes())
+            if place := next((seen[key] for key in keys if key in seen), None):
+                raise NoPage(f"the same page as {place}")
         except NoPage as error:
             reason = error.reason
             yield LeftOut(row.origin, reason)
             continue
+        seen.update(dict.fromkeys(keys, f"{row.origin} in the split {split}"))
         yield NewRow(truth, [image], columns, origin=row.origin)
-        kept += 1
-        if kept == most:
-            return
-    if not kept:
-        raise DataError(f"no page is left of a split; of the last one, {reason}", hint="WebSight#v0.1 has plain CSS")
+        is_bare = False
+    if is_bare:
+        raise DataError(
+            f"no page is left of the split {split}; of the last one, {reason}", hint=f"{PUBLISHED} has some"
+        )
 
 
 def _check_code(html: str, window: Window) -> None:
@@ -179,20 +186,6 @@ ROW_FORM = RowForm(
 )
 
 
-def read_code(text: str) -> dict[str, Any]:
-    """Return the truth of a cell that holds the code. Raises: RewardError for an empty one."""
-    return {HTML: page_of({HTML: text})[0]}
-
-
-def _code(truth: Mapping[str, Any]) -> str:
-    return page_of(truth)[0]
-
-
-def truth_form(truth: Any, columns: Any) -> TruthForm:
-    """Return the form of truths in a table of responses: the code as a text, or the truth fields."""
-    return TruthForm((HTML,), read_code, _code)
-
-
 COMMAND = PrepCommand(
     prep_page,
     f"Pictures of web pages with their HTML code.\n\nSOURCE: {ROW_FORM.help}. {SOURCES} Default: {PUBLISHED}. The "
@@ -202,5 +195,5 @@ COMMAND = PrepCommand(
     "Example: vlmrl prep page --max-rows 20000 --test hub:SALT-NLP/Design2Code-hf --out data/websight",
     keeps=lambda options: False,
 )
-TASKS = {NAME: TaskEntry(page_task, SUMMARY, variants=VARIANTS, truth_form=truth_form, prep=COMMAND)}
+TASKS = {NAME: TaskEntry(page_task, SUMMARY, variants=VARIANTS, truth_form=lambda *_: TruthForm((HTML,)), prep=COMMAND)}
 KINDS = (PAGES,)

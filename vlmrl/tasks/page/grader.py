@@ -18,7 +18,7 @@ from vlmrl.data.images import encode_png
 from vlmrl.environments.base import Start, Started
 from vlmrl.environments.tools import ToolError
 from vlmrl.errors import RewardError
-from vlmrl.tasks.base import NoFile
+from vlmrl.tasks.base import Draw, NoFile
 from vlmrl.tasks.page.rewards import MOST_SIDE, WEIGHTS, NoPage, find_html, page_of
 from vlmrl.tasks.vfig.pictures import RENDER, overlaid, shown_pictures
 from vlmrl.tasks.vfig.scoring.picture import TruePicture
@@ -39,6 +39,8 @@ REACH = 0.25
 DIFFERENCE = 128
 """Difference of a channel, of 255, at which the colour of a line counts 0."""
 DECIMALS = 6
+FILE_WINDOW = 1280, 960
+"""Width and least height of the pictures of responses' files, in pixels."""
 
 
 class View(NamedTuple):
@@ -230,20 +232,17 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
 
 
 @contextmanager
-def drawing(size: Size) -> Iterator[Callable[[Sequence[str]], list[bytes | NoFile]]]:
-    """Yield a function that draws pages in a window of this size."""
+def drawing() -> Iterator[Draw]:
+    """Yield a function that draws pages in a window of FILE_WINDOW."""
     with open_browser() as browser:
-
-        def draw(pages: Sequence[str]) -> list[bytes | NoFile]:
-            return [drawn(html) for html in pages]
 
         def drawn(html: str) -> bytes | NoFile:
             try:
-                return encode_png(show_whole(browser, html, size, MOST_SIDE))
+                return encode_png(show_whole(browser, html, FILE_WINDOW, MOST_SIDE))
             except (NoPage, PageRefused) as error:
                 return NoFile(error.reason)
 
-        yield draw
+        yield lambda pages: [drawn(html) for html in pages]
 
 
 class Render:

@@ -21,9 +21,8 @@ WEIGHTS = {"picture": 0.5, "text": 0.25, "layout": 0.25}
 PARTS = (*WEIGHTS, "render", "accuracy")
 MOST_CHARS = 200_000
 """Largest number of characters of a page."""
-WINDOW = (1280, 960)
 MOST_SIDE, MOST_PIXELS = 8192, 16_777_216
-"""Width and height of windows where nothing states them; largest sides and area, in pixels."""
+"""Largest sides and area of a page's picture, in pixels."""
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
 PAGE = re.compile(
     r"<(?:!doctype|html|head|body)\b.*?(?:(</html\s*>|</body\s*>(?!\s*</html))|\Z)", re.DOTALL | re.IGNORECASE
@@ -104,11 +103,8 @@ def write_answer(html: str) -> str:
 
 
 def page_of(truth: Mapping[str, Any]) -> tuple[str, Size]:
-    """Return the code of a row's page, and the width and height of its window; without any, those of WINDOW.
-
-    Raises: RewardError for a row without code, or with other sizes.
-    """
-    html, sides = truth.get(HTML), tuple(map(truth.get, ("width", "height"), WINDOW))
+    """Return the code of a row's page, and the width and height of its picture. Raises: RewardError without them."""
+    html, sides = truth.get(HTML), (truth.get("width"), truth.get("height"))
     if not isinstance(html, str) or not html.strip():
         raise RewardError(f"the row's `{HTML}` is {quoted(html, 60)}, not the code of a page")
     width, height = (side if type(side) is int and 0 < side <= MOST_SIDE else 0 for side in sides)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import RewardError
 from vlmrl.tasks.attack import Attack, Make, says
-from vlmrl.tasks.base import Draw, NoFile, ResponseFile, Task, require_prepared
-from vlmrl.tasks.page.rewards import HTML, NAME, WINDOW, NoPage, find_html, page_of, write_answer
+from vlmrl.tasks.base import NoFile, ResponseFile, Task, require_prepared
+from vlmrl.tasks.page.rewards import HTML, NAME, NoPage, find_html, page_of, write_answer
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.pictures import LEGEND, RENDER
 from vlmrl.tasks.vfig.task import code_probe
@@ -57,7 +57,7 @@ def page_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         trace=partial(write_trace, name),
         attacks=attacks,
         kind=PAGES,
-        file=ResponseFile("HTML code", ".html", html_file, _drawing),
+        file=ResponseFile("HTML code", ".html", html_file, lambda: _grader().drawing()),
         environments=str(FOLDER / "grader.py"),
         variant=name,
         variants=VARIANTS,
@@ -98,16 +98,10 @@ def html_file(response: str) -> str | NoFile:
     return f'{html[:place]}<meta http-equiv="Content-Security-Policy" content="{POLICY}">{html[place:]}'
 
 
-def _drawing() -> AbstractContextManager[Draw]:
-    from vlmrl.tasks.page.grader import drawing
+def _grader() -> ModuleType:
+    from vlmrl.tasks.page import grader  # it is heavy
 
-    return drawing(WINDOW)
-
-
-def _draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[str, bytes] | str]:
-    from vlmrl.tasks.page.grader import draw_pairs
-
-    return draw_pairs(pairs)
+    return grader
 
 
 def _code(x: RewardInput) -> str:
@@ -118,7 +112,7 @@ PAGES = RowKind(
     lambda truth: isinstance(truth.get(HTML), str),
     probe=partial(code_probe, HTML, {"no code": 7, "nothing": "  "}),
     labels=lambda row: RowLabels(None),  # a page belongs to no class
-    drawn=Drawn("HTML", 0, RENDER, _draw_pairs, LEGEND),
+    drawn=Drawn("HTML", 0, RENDER, lambda pairs: _grader().draw_pairs(pairs), LEGEND),
 )
 
 
