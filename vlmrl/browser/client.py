@@ -61,6 +61,7 @@ LEAST_COVER, MOST_RESIDUE = 0.15, 40.0
 """Least share of the letter's colour in a pixel of ink; and largest difference from the mixture of both colours."""
 LEAST_WIDTH, LEAST_ROWS = 0.15, 0.33
 """Least mean width of a character, and least height of the ink of letters and digits, in heights of their line."""
+INSTALL = "`apt install chromium-headless-shell`"
 KEYS: Mapping[str, tuple[int, str]] = {
     **{"Enter": (13, "\r"), "Tab": (9, ""), "Backspace": (8, ""), "Escape": (27, "")},
     **{"ArrowUp": (38, ""), "ArrowDown": (40, "")},
@@ -214,7 +215,7 @@ class Browser:
         if (error := answer.get("error")) is None:
             return answer["result"]
         if error.get("fatal"):
-            raise BrowserGone(error["message"], hint=f"`apt install chromium`, or name its program in {PROGRAM}")
+            raise BrowserGone(error["message"], hint=f"{INSTALL}, or name its program in {PROGRAM}")
         raise BrowserGone(f"the browser refuses {method}: {error.get('message')}")
 
     def post(self, method: str, session: str = "", **params: Any) -> int:

@@ -38,8 +38,12 @@ from vlmrl.untrusted import parse_json
 
 PROGRAM = "VLMRL_BROWSER"
 """Environment variable with the path of the browser's program."""
-PROGRAMS = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome", "chrome")
-"""Programs that are tried in this order. Debian's `chromium` is a script that adds options of its own."""
+PROGRAMS = (
+    *(f"{place}chromium-headless-shell" for place in ("/usr/lib/chromium/", "")), "chrome-headless-shell",
+    "/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome", "chrome",
+)  # fmt: skip
+"""Programs that are tried in this order. The headless shell has no windows: a fifth of the processor time for a new
+page, a third of the memory, and the same pixels. Debian's `chromium` is a script that adds options of its own."""
 FONTS = Path(__file__).parents[1] / "svg" / "fonts"
 FAMILIES = {
     "sans-serif": "Liberation Sans", "system-ui": "Liberation Sans", "Arial": "Liberation Sans",

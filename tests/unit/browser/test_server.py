@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from page_attacks import PLAIN, ears, needs_browser
 
 from vlmrl.browser import server as server_module
 from vlmrl.browser.client import Browser, BrowserGone, BrowserServer
-from vlmrl.browser.server import HOME, NAMES, PROGRAM, Chromium, Mode, make_home, modes, program_of_browser
+from vlmrl.browser.server import HOME, NAMES, PROGRAM, PROGRAMS, Chromium, Mode, make_home, modes, program_of_browser
 from vlmrl.process import descendants
 from vlmrl.sandbox.confine import layers
 
@@ -163,7 +164,7 @@ def test_a_machine_without_a_browser_is_told_what_to_do(monkeypatch: pytest.Monk
     gone = pytest.raises(BrowserGone, match="there is no browser")
     with BrowserServer() as server, Browser(server.address) as browser, gone as error:
         browser.look(PLAIN, 100, 100)
-    assert error.value.hint == "`apt install chromium`, or name its program in VLMRL_BROWSER"
+    assert error.value.hint == "`apt install chromium-headless-shell`, or name its program in VLMRL_BROWSER"
 
 
 def test_a_program_that_is_no_browser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +184,16 @@ def test_other_users_get_nothing() -> None:
     with BrowserServer() as server:
         process = subprocess.run([sys.executable, "-c", code, server.address.hex()], capture_output=True, text=True)
     assert "the browser's server has ended" in process.stderr
+
+
+def test_programs_with_and_without_windows_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = [path for path in map(shutil.which, PROGRAMS) if path and "/usr/bin" not in path]
+    pixels = list[bytes]()
+    for program in dict.fromkeys(programs):
+        monkeypatch.setenv(PROGRAM, program)
+        with BrowserServer() as server, Browser(server.address, seconds=20.0) as browser:
+            pixels.append(browser.look(PLAIN, 320, 240).pixels.tobytes())
+    assert len(set(pixels)) == 1
 
 
 @pytest.mark.parametrize("place", range(4))
