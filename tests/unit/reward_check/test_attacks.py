@@ -133,6 +133,7 @@ UNFORMED = (
     "crop",
     "agent_code",
     "agent_search",
+    "page",
 )
 """Tasks of other forms, which have tests of their own."""
 
