@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judge_server import Asked, judgement_text, serve_judge
 from PIL import Image
 from task_tables import prepare, rows_of, sizes_of
 
@@ -22,8 +24,10 @@ from vlmrl.browser.client import SeenText
 from vlmrl.data.images import encode_png
 from vlmrl.environments.base import Start
 from vlmrl.errors import DataError, RewardError
+from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import NoFile
+from vlmrl.tasks.judged.rewards import judge
 from vlmrl.tasks.page import grader
 from vlmrl.tasks.page.drawn import LAYOUTS, SIMPLE, draw_page
 from vlmrl.tasks.page.grader import draw_pairs, layout_score, make_grader, open_browser, text_score
@@ -385,3 +389,22 @@ def test_files_of_pages_run_and_load_nothing_and_pairs_are_drawn() -> None:
     assert isinstance(html_file("none"), NoFile)
     both, lone = draw_pairs([(row(PAGE), PAGE.replace("Harbor", "River")), (row(PAGE), "none")])
     assert list(both) == ["truth", "render", "overlay"] and list(lone) == ["truth"]
+
+
+def test_a_judge_sees_the_page_that_a_response_has() -> None:
+    seen: list[Asked] = []
+
+    def script(number: int, one: Asked) -> str:
+        seen.append(one)
+        return judgement_text(0.5)
+
+    image = Image.new("RGB", (160, 120), "white")
+    inputs = [RewardInput(text, row(PAGE), images=(image,)) for text in (PAGE, "no page")]
+    with serve_judge(script) as endpoint:
+        table = {"provider": "vllm", "model": "judge-1", "endpoint": endpoint.address, "cache": False}
+        with Scorer(judge(judge=table, render="html")) as scorer:
+            fine, none = scorer.score(inputs)
+    assert fine.value == pytest.approx(0.5) and fine.parts["render"] == 1.0 and len(seen) == 1
+    assert none.value == 0 and none.note == "not drawn: there is no HTML code"
+    shown = Image.open(io.BytesIO(seen[0].pictures[1]))
+    assert shown.size == (160, 120) and shown.convert("RGB").getpixel((80, 5)) == (32, 64, 128)
