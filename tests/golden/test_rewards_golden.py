@@ -47,7 +47,7 @@ def _raise_it(name: str, version: int, what: str) -> str:
 
 UNRECORDED = {
     "svg_models": "its scores depend on weights that are not here; tests/unit/tasks/test_svg_models.py",
-    "page": "its scores depend on the browser; tests/unit/tasks/test_page.py",
+    "page": "its scores depend on the browser; tests/unit/tasks/test_page_task.py",
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 LAYOUTS = (
-    *("cards", "form", "table", "pricing", "article", "sidebar", "list", "dashboard", "gallery", "chat", "landing"),
+    *("boxes", "form", "table", "pricing", "article", "sidebar", "list", "dashboard", "gallery", "chat", "landing"),
 )
 SIMPLE = "simple"
 """Name of the layout of simple pages."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlmrl.errors import DataError
@@ -30,9 +31,7 @@ PUBLISHED = "hub:HuggingFaceM4/WebSight#v0.1"
 TABLE_WIDTH, DRAWN_WIDTH, SIMPLE_WIDTH = 1280, 800, 112
 ELSEWHERE = re.compile(r"<script\b[^>]*\bsrc\s*=|<link\b[^>]*\bstylesheet\b(?![^>]*fonts\.)", re.IGNORECASE)
 """Code that loads a script, or a style sheet other than that of a font."""
-WIDTH_HELP = (
-    f"Width of the window; default: {TABLE_WIDTH}, {DRAWN_WIDTH} for drawn pages, {SIMPLE_WIDTH} with --simple."
-)
+WIDTH_HELP = f"Width of the window; default: {TABLE_WIDTH}, drawn {DRAWN_WIDTH}, with --simple {SIMPLE_WIDTH}."
 HEIGHT_HELP = "Least height of a picture; default: 3/4 of the width, with --simple the width."
 
 
@@ -83,15 +82,14 @@ def prep_page(
 
 
 def _draw_row(browser: Browser, window: Window, number: int, rng: random.Random) -> Drawn | None:
-    layout = SIMPLE if window.simple else tuple(LAYOUTS)[number % len(LAYOUTS)]
-    html = draw_page(layout, rng.getrandbits(63))
+    layout = SIMPLE if window.simple else LAYOUTS[number % len(LAYOUTS)]
     try:
-        return Drawn(*_shown(browser, window, html, layout))
+        return _shown(browser, window, draw_page(layout, rng.getrandbits(63)), layout)
     except NoPage:
         return None
 
 
-def _shown(browser: Browser, window: Window, html: str, layout: str = "") -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _shown(browser: Browser, window: Window, html: str, layout: str = "") -> Drawn:
     """Return the picture, the truth and the columns of a row. `layout`: of a drawn page. Raises: NoPage."""
     from vlmrl.browser.client import PageRefused
     from vlmrl.tasks.page.grader import show_whole
@@ -102,7 +100,7 @@ def _shown(browser: Browser, window: Window, html: str, layout: str = "") -> tup
     except PageRefused as error:
         raise NoPage(error.reason) from error
     truth = {HTML: html, "width": image.width, "height": image.height, "layout": layout or "published"}
-    return image, truth, {"size": f"{image.width} x {image.height}"}
+    return Drawn(image, truth, {"size": f"{image.width} x {image.height}"})
 
 
 def _table_rows(
@@ -142,8 +140,8 @@ def _pages(
             continue
         try:
             _check_code(row.truth[HTML], window)
-            image, truth, columns = _shown(browser, window, row.truth[HTML])
-            keys = hash64(truth[HTML]), hash64(image.tobytes())
+            drawn = _shown(browser, window, row.truth[HTML])
+            keys = hash64(row.truth[HTML]), hash64(sha256(drawn.image.tobytes()).hexdigest())
             if place := next((seen[key] for key in keys if key in seen), None):
                 raise NoPage(f"the same page as {place}")
         except NoPage as error:
@@ -151,7 +149,7 @@ def _pages(
             yield LeftOut(row.origin, reason)
             continue
         seen.update(dict.fromkeys(keys, f"{row.origin} in the split {split}"))
-        yield NewRow(truth, [image], columns, origin=row.origin)
+        yield NewRow(drawn.truth, [drawn.image], drawn.columns, origin=row.origin)
         is_bare = False
     if is_bare:
         raise DataError(

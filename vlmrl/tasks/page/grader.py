@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from math import hypot
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ FILE_WINDOW = 1280, 960
 
 
 class View(NamedTuple):
-    """What is compared of a page: its reduced picture, its lines of text, its height, the size of its window."""
+    """View of a page that is compared: its reduced picture, its lines of text, its height, the size of its window."""
 
     picture: TruePicture
     pixels: np.ndarray
@@ -71,8 +71,7 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
         try:
             truth = view(html, size)
         except PageRefused as error:
-            hint = "leave the row out; `vlmrl prep page` drops such rows"
-            raise RewardError(f"the row's true page cannot be shown: {error.reason}", hint=hint) from None
+            raise RewardError(f"the row's true page cannot be shown: {error.reason}", hint="leave it out") from None
         try:
             response = view(find_html(x.answer), size)
         except (NoPage, PageRefused) as error:
@@ -82,10 +81,9 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
         parts = compare(truth, response)
         right = all(value is None or value >= RIGHT for value in parts.values())
         detail = {"lines": [len(view.texts) for view in (truth, response)], "heights": [truth.height, response.height]}
-        blank = bool((response.pixels == response.pixels[0, 0]).all())
+        note = "the page is empty" if (response.pixels == response.pixels[0, 0]).all() else ""
         shown = shown_pictures(truth.pixels, response.pixels) if pictures else {}
-        both = {**parts, "render": 1.0, "accuracy": float(right)}
-        return RewardResult(both, "the page is empty" if blank else "", detail, shown)
+        return RewardResult({**parts, "render": 1.0, "accuracy": float(right)}, note, detail, shown)
 
     return grade
 
@@ -219,11 +217,9 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
             for truth, response in pairs:
                 html, size = page_of(truth)
                 pixels = [browser.look(html, *size).pixels]
-                try:
+                with suppress(NoPage, PageRefused):
                     pixels.append(browser.look(find_html(response), *size).pixels)
                     pixels.append(overlaid(*pixels))
-                except (NoPage, PageRefused):
-                    pass
                 named = zip(("truth", RENDER, "overlay"), pixels, strict=False)
                 results.append({name: encode_png(Image.fromarray(picture)) for name, picture in named})
     except (RewardError, BrowserGone, PageRefused) as error:

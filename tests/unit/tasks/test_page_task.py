@@ -254,7 +254,7 @@ def test_a_picture_of_the_truth_has_no_words(grade: Any) -> None:
 
 
 def test_two_browsers_draw_the_same() -> None:
-    html = draw_page("cards", 3)
+    html = draw_page("boxes", 3)
     with open_browser() as one, open_browser() as other:
         first, second = one.look(html, *SIZE), other.look(html, *SIZE)
     assert np.array_equal(first.pixels, second.pixels) and first.texts == second.texts
