@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from math import hypot
+from math import hypot, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,8 @@ from vlmrl.types import RewardInput, RewardResult, Size
 
 SECONDS = 20.0
 """Time limit of a page: far above what pages take, also on a busy machine."""
-SIDE = 512
-"""Longer side in pixels to which larger pictures are reduced before they are compared."""
+AREA = 100_000
+"""Area in pixels to which larger pictures are reduced before they are compared."""
 KEPT = 64
 """Number of pages that are kept: all responses to a prompt need one, and some are equal."""
 RIGHT = 0.9
@@ -111,7 +111,7 @@ def _applying(truth: View, parts: Mapping[str, float]) -> dict[str, float | None
 
 def _reduced(pixels: np.ndarray) -> np.ndarray:
     height, width = pixels.shape[:2]
-    scale = SIDE / max(height, width)
+    scale = sqrt(AREA / (height * width))
     if scale >= 1:
         return pixels
     size = max(1, round(width * scale)), max(1, round(height * scale))
