@@ -322,7 +322,7 @@ def test_tables_as_design2code_and_websight_publish_them(tmp_path: Path) -> None
         page("<head>", '<head><script src="https://cdn.tailwindcss.com/2.2"></script>'),
         page("<head>", '<head><link rel="stylesheet" href="https://a.example/a.css">'),
         page("<head>", '<head><link rel="stylesheet" href="https://fonts.googleapis.com/css?family=X">').replace(
-            "Harbor", "Font"),
+            "Harbor", "Font").replace("width: 200px", "height: 500px"),
         page("Harbor", "Tall").replace("width: 200px", "height: 2000px"),
         page("Harbor", "Long" * 9000),
         "<html><body></body></html>",
@@ -348,6 +348,8 @@ def test_tables_as_design2code_and_websight_publish_them(tmp_path: Path) -> None
         for name in ("River", "Valley", "Font", "Remark")
         if name in r.truth["html"]
     }
+    tall = rows["Font"]
+    assert 500 < tall.truth["height"] == tall.media[0].height < 700, "a picture shows the whole page"
     assert len(rows) == 4 and rows["River"].truth["height"] == 200 and rows["River"].columns["size"] == "400 x 200"
     assert write_answer(rows["Remark"].truth["html"]).startswith("```html\n<!-- a remark")
     again = prepare("page", tmp_path, source, **{**options, "out": tmp_path / "few", "max_rows": 2})
