@@ -11,9 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LAYOUTS = (
-    *("boxes", "form", "table", "pricing", "article", "sidebar", "list", "dashboard", "gallery", "chat", "landing"),
-)
+LAYOUTS = ("boxes", "form", "table", "pricing", "article", "sidebar", "list", "dashboard", "gallery", "chat", "landing")
 SIMPLE = "simple"
 """Name of the layout of simple pages."""
 WORDS = {
