@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +26,7 @@ from page_attacks import attack, ears, pages  # noqa: E402
 
 from vlmrl.browser.client import Browser, BrowserServer  # noqa: E402
 from vlmrl.process import descendants  # noqa: E402
-from vlmrl.tasks.page.drawn import draw_page  # noqa: E402
+from vlmrl.tasks.page.drawn import LAYOUTS, draw_page  # noqa: E402
 from vlmrl.tasks.page.grader import make_grader  # noqa: E402
 from vlmrl.types import RewardInput  # noqa: E402
 
@@ -66,7 +65,7 @@ def growth(count: int) -> float:
     with BrowserServer() as server, Browser(server.address) as browser:
         begin = 0.0
         for number in range(count):
-            browser.look(draw_page(random.Random(number)), 448, 448)
+            browser.look(drawn(number), 448, 448)
             if number == count // 5:
                 begin = memory_mb()
         return memory_mb() - begin
@@ -74,7 +73,7 @@ def growth(count: int) -> float:
 
 def scored(seeds: list[int]) -> float:
     """Score drawn pages, each beside another one; return the seconds without the start."""
-    grade = make_grader()
+    grade = make_grader(pictures=False)
     inputs = [page_input(seed) for seed in seeds]
     grade(inputs[0])
     begin = time.monotonic()
@@ -85,9 +84,13 @@ def scored(seeds: list[int]) -> float:
 
 def page_input(seed: int) -> RewardInput:
     """Return a truth, and a response that is another page."""
-    truth, response = (draw_page(random.Random(number)) for number in (seed, seed + 100_000))
-    fields = {"html": truth, "width": 448, "height": 448}
-    return RewardInput(prompt="", response=f"```html\n{response}\n```", truth=fields, row=fields)
+    truth, response = drawn(seed), drawn(seed + 100_000)
+    return RewardInput(f"```html\n{response}\n```", {"html": truth, "width": 448, "height": 448})
+
+
+def drawn(number: int) -> str:
+    """Return the code of a drawn page."""
+    return draw_page(LAYOUTS[number % len(LAYOUTS)], number)
 
 
 def main() -> None:

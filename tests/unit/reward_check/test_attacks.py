@@ -134,6 +134,7 @@ UNFORMED = (
     "agent_code",
     "agent_search",
     "gui",
+    "page",
 )
 """Tasks of other forms, which have tests of their own."""
 

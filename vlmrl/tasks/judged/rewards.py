@@ -15,7 +15,7 @@ from vlmrl.rewards.service_pool import first_result
 from vlmrl.services.judge_settings import read_settings
 from vlmrl.services.rubric import BUILT_IN, load_rubric, read_rubric
 
-RENDERS = ("svg", "cairosvg", "none")
+RENDERS = ("svg", "cairosvg", "html", "none")
 RENDER = "render"
 """Part that says whether the response could be drawn."""
 
@@ -32,14 +32,15 @@ def judge(
     Its parts are the axes of the rubric, with the rubric's weights. With `render = "svg"`, the picture is drawn from
     the SVG code of the response, at the size of the prompt's first image, which is the true one; part `render` is 1 if
     it can be drawn. Otherwise all parts are 0, and the judge is not asked. With "cairosvg", that package draws it, with
-    the fonts of the machine. With "none", the judge reads the text of the response beside the prompt's image.
+    the fonts of the machine; with "html", the browser shows its HTML code. With "none", the judge reads the text of the
+    response beside the prompt's image.
 
     If the judge does not answer, the response has no score; it is never 0, except with `outage = "zero"`.
 
     Args:
         judge: the table `[judge]` of the recipe. A recipe may give one reward other values: they take priority.
         rubric: name of a built-in rubric, a TOML file, or the rubric itself; None = that of `[judge]`.
-        render: "svg", "cairosvg" or "none".
+        render: "svg", "cairosvg", "html" or "none".
         key: for "none": truth field with a text that the judge sees as the expected answer; None = no text.
     Raises: RewardError without `[judge]`, or for an unknown value; RecipeError for wrong settings.
     """

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from vlmrl.browser.client import Browser, BrowserServer, PageRefused
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import NO_PLACE, ServicePlace
@@ -23,10 +25,11 @@ from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import read_settings
 from vlmrl.services.rubric import Judgement, Rubric, load_rubric, read_rubric
 from vlmrl.store.layout import JUDGE_FILE, runs_root
-from vlmrl.svg.draw import Drawing, DrawJob
+from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
 from vlmrl.svg.parse import SvgLimits, SvgRefused, find_svg
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged.rewards import RENDER
+from vlmrl.tasks.page.rewards import NoPage, find_html
 from vlmrl.types import RewardInput, RewardResult
 from vlmrl.untrusted import plural
 
@@ -87,7 +90,8 @@ class JudgedService:
         self._judge = judge
         self._key = key
         drawer = "cairosvg" if render == "cairosvg" else "vlmrl"
-        self._renderer = None if render == "none" else SvgRenderer(DRAWERS, LIMITS, drawer=drawer)
+        self._browser = BrowserServer() if render == "html" else None
+        self._renderer = None if render in ("none", "html") else SvgRenderer(DRAWERS, LIMITS, drawer=drawer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judged")
 
     @property
@@ -148,8 +152,9 @@ class JudgedService:
         """End the judge and the renderer. Requests without an answer are given up."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._judge.close()
-        if self._renderer is not None:
-            self._renderer.close()
+        for drawer in (self._renderer, self._browser):
+            if drawer is not None:
+                drawer.close()
 
     def _begin(self, inputs: Sequence[RewardInput], futures: Sequence[Future[RewardResult]]) -> None:
         try:
@@ -174,6 +179,9 @@ class JudgedService:
 
     def _drawn(self, inputs: Sequence[RewardInput]) -> list[Drawing | SvgRefused | None]:
         """Return the drawing of each response, or why there is none; None where none is wanted."""
+        if self._browser is not None:
+            with Browser(self._browser.address, LIMITS.cpu_seconds) as browser:
+                return [_shown(browser, x) for x in inputs]
         if self._renderer is None:
             return [None] * len(inputs)
         results: list[Drawing | SvgRefused | None] = []
@@ -216,6 +224,16 @@ class JudgedService:
             artifacts["render"] = picture.resize(_within(picture.size, MOST_ARTIFACT_PIXELS))
         note = "the judge was down, which scores 0" if judgement.is_outage else ""
         complete(future, RewardResult({**rendered, **judgement.scores}, note, detail, artifacts))
+
+
+def _shown(browser: Browser, x: RewardInput) -> Drawing | SvgRefused:
+    """Return the picture of the HTML page in a response, at the size of the true one, or why there is none."""
+    start = time.perf_counter()
+    try:
+        pixels = browser.look(find_html(x.answer), *_drawn_size(_true_image(x))).pixels
+    except (NoPage, PageRefused) as error:
+        return SvgRefused("missing" if isinstance(error, NoPage) else error.kind, error.reason)
+    return Drawing(pixels, pixels_digest(pixels), time.perf_counter() - start)
 
 
 def summary_of(counts: Mapping[str, float]) -> str:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -113,24 +114,33 @@ STRIPES = (
 Make = Callable[[RewardInput], "str | None"]
 
 
-def figure_probe(rows_tried: ProbeRows) -> Probe:
-    """Return honest answers and tricks: the code of the figure, that of another one, and one code for all rows."""
-    codes = [text for text, _ in Counter(map(_code, rows_tried.rows)).most_common()]
+def code_probe(field: str, broken: Mapping[str, Any], rows_tried: ProbeRows) -> Probe:
+    """Return honest answers and tricks: the code of the row's picture, that of another one, and one code for all rows.
+
+    Args:
+        field: truth field with the code.
+        broken: name -> true code that no reward should score.
+    """
+
+    def code(x: RewardInput) -> str:
+        return str(x.truth.get(field, ""))
+
+    codes = [text for text, _ in Counter(map(code, rows_tried.rows)).most_common()]
 
     def other(x: RewardInput) -> str | None:
-        return next((text for text in codes if text != _code(x)), None)
+        return next((text for text in codes if text != code(x)), None)
 
     guesses = [
-        Attack(f"always figure {number}", "the code of one figure for all rows", "guess", says(text))
+        Attack(f"always picture {number}", "the code of one picture for all rows", "guess", says(text))
         for number, text in enumerate(codes[:MOST_GUESSES], 1)
     ]
     return Probe(
-        Attack("honest", "the code of the figure", "fair", _code),
-        Attack("honest, wrong", "the code of another figure", "fair", other),
+        Attack("honest", "the code of the picture", "fair", code),
+        Attack("honest, wrong", "the code of another picture", "fair", other),
         guesses,
         void_attacks(rows_tried.echo),
-        _code,
-        broken_truths={name: lambda x, value=value: {**x.truth, CODE: value} for name, value in BROKEN.items()},
+        code,
+        broken_truths={name: lambda x, value=value: {**x.truth, field: value} for name, value in broken.items()},
     )
 
 
@@ -224,7 +234,7 @@ def figures_task(info: Mapping[str, Any]) -> Task:
 
 FIGURES = RowKind(
     lambda truth: isinstance(truth.get(CODE), str),
-    probe=figure_probe,
+    probe=partial(code_probe, CODE, BROKEN),
     labels=lambda row: RowLabels(None),  # a figure belongs to no class
     drawn=Drawn("SVG", 0, RENDER, draw_pairs, LEGEND),
 )
