@@ -18,7 +18,7 @@ LEVELS = {
     "errors": 0, "untrusted": 0, "key_facts": 0, "metric": 0, "process": 0, "redaction": 0, "types": 0,
     "__init__": 1, "algo": 1, "store": 1, "workers": 1,
     "rewards": 2, "svg": 2, "sandbox": 2,
-    "recipe": 3, "environments": 3,
+    "recipe": 3, "environments": 3, "browser": 3,
     "model": 4, "dist": 4, "services": 4,
     "data": 5, "search": 5,
     "tasks": 6, "rollout": 6, "checkpoint": 6, "loggers": 6,

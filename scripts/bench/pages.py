@@ -22,13 +22,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from page_attacks import attack, ears, pages  # noqa: E402
+from page_attacks import attack, ears, pages
 
-from vlmrl.browser.client import Browser, BrowserServer  # noqa: E402
-from vlmrl.process import descendants  # noqa: E402
-from vlmrl.tasks.page.drawn import LAYOUTS, draw_page  # noqa: E402
-from vlmrl.tasks.page.grader import make_grader  # noqa: E402
-from vlmrl.types import RewardInput  # noqa: E402
+from vlmrl.browser.client import Browser, BrowserServer
+from vlmrl.process import descendants
+from vlmrl.tasks.page.drawn import LAYOUTS, draw_page
+from vlmrl.tasks.page.grader import make_grader
+from vlmrl.types import RewardInput
 
 SECONDS, LEAST_PAGES, MOST_GROWTH = 5.0, 200.0, 32.0
 

@@ -528,16 +528,16 @@ def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) ->
     strings, page = snapshot["strings"], snapshot["documents"][0]
     layout, opacities = page["layout"], _opacities(page, strings)
     free = np.ones(pixels.shape[:2], bool)
-    lines, seen = list(_lines(page, strings)), dict[int, SeenText]()
+    bottom, right = pixels.shape[:2]
+    near = (line for line in _lines(page, strings) if line.right > 0 < line.bottom)
+    lines = [line for line in near if line.left < right and line.top < bottom and line.text.strip()]
+    seen = dict[int, SeenText]()
     # What is painted last lies on top: no other text has the ink within its box.
     order = sorted(range(len(lines)), key=lambda place: (layout["paintOrders"][lines[place].element], place))
     for place in reversed(order[-MOST_LINES:]):
         line = lines[place]
         x1, y1 = max(0, math.floor(line.left)), max(0, math.floor(line.top))
-        x2, y2 = min(pixels.shape[1], math.ceil(line.right)), min(pixels.shape[0], math.ceil(line.bottom))
-        if x2 <= x1 or y2 <= y1 or not line.text.strip():
-            continue
-        part = slice(y1, y2), slice(x1, x2)
+        part = slice(y1, min(bottom, math.ceil(line.bottom))), slice(x1, min(right, math.ceil(line.right)))
         styles = dict(zip(STYLES, (strings[i] for i in layout["styles"][line.element]), strict=True))
         colour, opacity = _colour(styles[FILL])
         if line.is_field:  # a placeholder has a colour of its own

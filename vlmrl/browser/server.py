@@ -248,7 +248,7 @@ class Chromium:
         return pages * os.sysconf("SC_PAGESIZE")
 
     def kill(self, kind: str, why: str) -> None:
-        """End all its processes. Args: kind, why: the reason, for clients; see client.BrowserGone."""
+        """End all its processes. `kind`, `why`: the reason, for clients; see client.BrowserGone."""
         self.why_ended = kind, why
         if self._process.returncode is None:
             kill_all(lambda: [*descendants(self._process.pid), self._process.pid])

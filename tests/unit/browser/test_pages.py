@@ -120,6 +120,10 @@ def test_of_a_cut_line_the_visible_characters_are_read(browser: Browser) -> None
     assert 7 <= len(read) <= 13
 
 
+def test_text_in_the_window_is_read_however_much_lies_below(browser: Browser) -> None:
+    assert words(browser, f"<p>{WORDS}</p><div style='margin-top:900px'>" + "<p>x</p>" * 6000).startswith(WORDS)
+
+
 def test_pictures_of_other_addresses_are_grey(browser: Browser) -> None:
     seen = browser.look(HEAD + "<img src='https://example.com/a.png' style='position:fixed;left:0;top:0'>", 320, 240)
     assert (seen.pixels[:200, :300] == 204).all()
