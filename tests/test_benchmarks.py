@@ -27,6 +27,7 @@ SHOWN = {
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",
     "kill_ranks": '"finished": {"equal within tolerance": 1}',
     "merge": '"whole"',
+    "pages": "holds: True",
     "path": "holds",
     "prefix_sweep": "log-prob",
     "prep": '"pairs": 4, "images": 8',

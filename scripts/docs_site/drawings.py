@@ -33,6 +33,7 @@ HOLDS = {
     "rollout": "engines, weight sync",
     "checkpoint": "checkpoints, merge",
     "environments": "tools, calls of tools",
+    "browser": "pages, drawn and acted in",
     "reward_check": "saved responses, probe",
     "diagnose": "why a run does not learn",
     "train": "training loop",
