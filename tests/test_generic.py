@@ -18,8 +18,9 @@ from vlmrl.tasks.pairs.rewards import REWARDS as PAIR_REWARDS
 from vlmrl.tasks.taxonrl.rewards import REWARDS as TAXONRL_REWARDS
 
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
-TASK_NAMES = {name for name in TASKS if name not in (DEFAULT, "figures")}
-"""`table` is what an entry is that names no task: generic by nature, and an ordinary word. Reports have `figures`."""
+TASK_NAMES = {name for name in TASKS if name not in (DEFAULT, "figures", "page")}
+"""`table` is what an entry is that names no task: generic by nature, and an ordinary word. Reports have `figures`, and
+are pages."""
 PLAIN_WORDS = {"pairs", "digits", "human", "counting", "grounding", "detection", "crop"}
 """Names of tasks that are ordinary words: refused as a whole text, not within one."""
 RANKS = {"kingdom", "phylum", "genus", "species"}

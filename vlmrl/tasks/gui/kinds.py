@@ -57,7 +57,7 @@ class Page(NamedTuple):
             "size": rng.randint(14, 16), "font": rng.choice(("sans-serif", "serif", "monospace", "Verdana")),
             "radius": rng.choice((0, 4, 9)), "pad": rng.randint(4, 8), "gap": rng.randint(8, 22),
             "accent": f"hsl({hue} 70% {58 if is_dark else 40}%)", "paper": f"hsl({hue} 25% {18 if is_dark else 94}%)",
-            "card": f"hsl({hue} 30% {28 if is_dark else 99}%)", "edge": f"hsl({hue} 20% 58%)",
+            "panel": f"hsl({hue} 30% {28 if is_dark else 99}%)", "edge": f"hsl({hue} 20% 58%)",
             "ink": "#eee" if is_dark else "#222", "title": f"{rng.choice(WORDS)} {place} {rng.randint(2, 99)}",
         }  # fmt: skip
         return _template().render(look, **self.facts, kind=kind, start=self.start, months=list(MONTHS))
