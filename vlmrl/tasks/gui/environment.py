@@ -27,7 +27,7 @@ from vlmrl.untrusted import parse_json
 STATE, SCROLL = "({...document.body.dataset})", "scrollBy(0, {})"
 PLACE = """(s => {const e = document.querySelector(s), r = e.getBoundingClientRect(), x = r.x + r.width / 2
 const y = r.y + r.height / 2, top = document.elementFromPoint(x, y); return [x, y, top !== null && e.contains(top)]})"""
-"""Expressions for a page: its state; to scroll, at once; the middle of an element, and whether a click there hits it."""
+"""Expressions for a page: its state; to scroll at once; the middle of an element, and whether a click there hits it."""
 MOST_CHARS, MOST_TRIES = 200, 20
 """Longest text that is typed at once; largest number of drawings for one row."""
 
