@@ -23,6 +23,9 @@ class Range:
 
 
 POSITIVE_INT = Range(gt=0, le=MOST)
+MOST_PATCH = 4096
+PATCH = Range(gt=0, le=MOST_PATCH)
+"""Side of a patch of an image, in pixels."""
 COUNT = Range(ge=0, le=MOST)
 NUMBER = Range(ge=-1e9, le=1e9)
 NOT_NEGATIVE = Range(ge=0, le=1e9)

@@ -33,6 +33,7 @@ from vlmrl.key_facts import (
     FRACTION,
     NOT_NEGATIVE,
     NUMBER,
+    PATCH,
     POSITIVE,
     POSITIVE_FRACTION,
     POSITIVE_INT,
@@ -413,7 +414,10 @@ class Algorithm:
     )
     mask_share: float = cell(0.6, "Probability of a patch to be black.", range=FRACTION, used_when=(_MASKED,))
     mask_patch: int = cell(
-        14, "Side of a patch in pixels of the stored image.", range=POSITIVE_INT, used_when=(_MASKED,)
+        14,
+        "Side of a patch in pixels of the stored image. Where the model sees an image smaller, so are the patches.",
+        range=PATCH,
+        used_when=(_MASKED,),
     )
 
     teacher: str = cell(

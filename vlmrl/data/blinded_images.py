@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from vlmrl.data.dataset import Dataset, WrappedDataset
 from vlmrl.data.images import BoundedCache, image_hash
 from vlmrl.errors import DataError, RecipeError, listed
+from vlmrl.key_facts import MOST_PATCH
 from vlmrl.types import GREY, Media, Row, hash64
 
 if TYPE_CHECKING:
@@ -207,12 +208,17 @@ class ImageChange:
 
     @classmethod
     def _masked(cls, text: str, numbers: str) -> ImageChange:
-        patch, _, share = numbers.partition(":")
-        if numbers.isascii() and re.fullmatch(r"[0-9]{1,4}", patch) and re.fullmatch(r"0|1|0?\.[0-9]{1,4}", share):
+        patch, colon, share = numbers.partition(":")
+        share = share if colon else str(MASK_SHARE)
+        shares = r"1(\.0{1,4})?|0?\.[0-9]{1,4}"
+        if numbers.isascii() and re.fullmatch(r"[0-9]{1,4}", patch) and re.fullmatch(shares, share):
             change = cls("masked", int(patch), float(share))
-            if 1 <= change.side <= 4096 and change.share:
+            if 1 <= change.side <= MOST_PATCH and change.share:
                 return change
-        hint = "masked:N:S has the side of a patch in pixels and the share of black patches: masked:14:0.6"
+        hint = (
+            f"masked:N:S has the side of a patch, from 1 to {MOST_PATCH} pixels, and the share of black patches, above "
+            "0 and at most 1, with at most four decimals: masked:14:0.6"
+        )
         raise RecipeError(f"--images cannot be `{text}`", hint=hint)
 
     def __str__(self) -> str:

@@ -252,9 +252,9 @@ def check_pictured(loaded: LoadedRecipe, source: Source, scan: RowScan, where: s
     if algorithm is None or not algorithm.masks or not scan.bare:
         return []
     what = "no row" if len(scan.bare) == scan.seen else f"{len(scan.bare):,} of {scan.seen:,} rows"
-    have = "has" if what == "no row" else "have no"
-    message = f"{what} of `{source.name}` ({source.split}) {have} an image, and {algorithm.name} masks images"
-    hint = f"{examples([(place, 'no image') for place in scan.bare])}; leave them out, or use another algo.name"
+    have = "has an image" if what == "no row" else "have no image"
+    message = f"{what} of `{source.name}` ({source.split}) {have}, and {algorithm.name} masks images"
+    hint = f"leave them out, or use another algo.name; {examples([(place, 'no image') for place in scan.bare])}"
     return [Problem(message, where, hint)]
 
 

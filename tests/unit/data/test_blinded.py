@@ -76,14 +76,14 @@ def test_the_choices_of_the_option() -> None:
         "masked:14:0.6",
         "masked:8:0.5",
     ]
-    assert ImageChange.parse("masked:8:1") == ImageChange("masked", 8, 1.0)
+    assert ImageChange.parse("masked:8:1") == ImageChange.parse("masked:8:1.0") == ImageChange("masked", 8, 1.0)
+    assert ImageChange.parse("masked:8") == ImageChange("masked", 8, 0.6)
     assert [str(ImageChange.parse(str(c))) for c in parse_changes("masked:9:.25,masked:9:.0001")] == [
         "masked:9:0.25",
         "masked:9:0.0001",
     ]
     for text in (
         "masked:",
-        "masked:8",
         "masked:0:0.5",
         "masked:8:0",
         "masked:8:2",
