@@ -338,8 +338,8 @@ Images = Annotated[
     typer.Option(
         metavar="CHANGES",
         help="Also evaluate with changed images, and say how much of the accuracy needs them: blank (grey), noise, "
-        "shuffled (of other rows), low or low:N (scaled down to 32 or N pixels), masked, masked:N or masked:N:S (a share "
-        "S, or 0.6, of the patches of N, or 14, pixels blackened). Several: blank,low.",
+        "shuffled (of other rows), low or low:N (scaled down to 32 or N pixels), masked, masked:N or masked:N:S (a "
+        "share S, or 0.6, of the patches of N, or 14, pixels blackened). Several: blank,low.",
         show_default=False,
     ),
 ]
