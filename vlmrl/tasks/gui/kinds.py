@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-
 LAYOUT = 448
 """Width and height in which a page is laid out, in CSS pixels; it is then scaled to the size of the row."""
 
@@ -64,7 +62,9 @@ class Page(NamedTuple):
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> Any:
+    import jinja2
+
     text = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
     return jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(text)
 
