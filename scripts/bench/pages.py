@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from page_attacks import attack, ears, pages
 
 from vlmrl.browser.client import Browser, BrowserServer
-from vlmrl.process import descendants
+from vlmrl.process import descendants, private_memory
 from vlmrl.tasks.page.drawn import LAYOUTS, draw_page
 from vlmrl.tasks.page.grader import make_grader
 from vlmrl.types import RewardInput
@@ -50,14 +50,7 @@ def attacks(smoke: bool) -> dict[str, Any]:
 
 def memory_mb() -> float:
     """Return the main memory of this process's descendants, without files."""
-    total = 0
-    for pid in descendants(os.getpid()):
-        try:
-            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-            total += int(resident) - int(shared)
-        except (OSError, ValueError):
-            continue
-    return total * os.sysconf("SC_PAGESIZE") / 2**20
+    return private_memory(descendants(os.getpid())) / 2**20
 
 
 def growth(count: int) -> float:

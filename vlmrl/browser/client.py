@@ -62,10 +62,7 @@ LEAST_COVER, MOST_RESIDUE = 0.15, 40.0
 LEAST_WIDTH, LEAST_ROWS = 0.15, 0.33
 """Least mean width of a character, and least height of the ink of letters and digits, in heights of their line."""
 INSTALL = "`apt install chromium-headless-shell`"
-KEYS: Mapping[str, tuple[int, str]] = {
-    **{"Enter": (13, "\r"), "Tab": (9, ""), "Backspace": (8, ""), "Escape": (27, "")},
-    **{"ArrowUp": (38, ""), "ArrowDown": (40, "")},
-}
+KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Backspace": (8, ""), "Escape": (27, "")}
 """Name of a key -> (its code, its text)."""
 
 

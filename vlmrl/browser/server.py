@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlmrl.process import descendants, die_with_parent, kill_all
+from vlmrl.process import descendants, die_with_parent, kill_all, private_memory
 from vlmrl.sandbox.confine import NOBODY, layers, wrapped
 from vlmrl.untrusted import parse_json
 
@@ -240,12 +240,7 @@ class Chromium:
 
     def memory(self) -> int:
         """Return the main memory of all its processes, without files, in bytes."""
-        pages = 0
-        for pid in [self._process.pid, *descendants(self._process.pid)]:
-            with contextlib.suppress(OSError, IndexError):  # it has just ended
-                _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-                pages += int(resident) - int(shared)
-        return pages * os.sysconf("SC_PAGESIZE")
+        return private_memory([self._process.pid, *descendants(self._process.pid)])
 
     def kill(self, kind: str, why: str) -> None:
         """End all its processes. `kind`, `why`: the reason, for clients; see client.BrowserGone."""

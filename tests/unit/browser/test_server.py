@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,7 +196,7 @@ def test_programs_with_and_without_windows_draw_the_same(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_the_browser_starts_in_each_way_that_this_machine_has(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_browser_starts_in_each_way_that_this_machine_has(place: int, tmp_path: Path) -> None:
     ways = modes(program_of_browser(), "/home")
     if place >= len(ways):
         pytest.skip("bubblewrap does not work here")
@@ -206,11 +205,9 @@ def test_the_browser_starts_in_each_way_that_this_machine_has(place: int, monkey
         "import sys\nfrom vlmrl.browser import server\nold = server.modes\n"
         f"server.modes = lambda program, home: old(program, home)[{place}:{place + 1}]\nserver.main(sys.argv[1:])"
     )
-    monkeypatch.setattr(sys, "executable", sys.executable)
+    script = tmp_path / "server.py"
+    script.write_text(code)
     with pytest.MonkeyPatch.context() as patch:
-        folder = tempfile.mkdtemp()
-        script = Path(folder) / "server.py"
-        script.write_text(code)
         original = subprocess.Popen
 
         def popen(command, **facts):

@@ -28,6 +28,8 @@ STATE, SCROLL = "({...document.body.dataset})", "scrollBy(0, {})"
 PLACE = """(s => {const e = document.querySelector(s), r = e.getBoundingClientRect(), x = r.x + r.width / 2
 const y = r.y + r.height / 2, top = document.elementFromPoint(x, y); return [x, y, top !== null && e.contains(top)]})"""
 """Expressions for a page: its state; to scroll at once; the middle of an element, and whether a click there hits it."""
+MEMORY_MB = 16384
+"""Memory of the browser with the pages of all episodes, in MiB, unless an argument says otherwise."""
 MOST_CHARS, MOST_TRIES = 200, 20
 """Longest text that is typed at once; largest number of drawings for one row."""
 
@@ -43,14 +45,14 @@ class Page:
 
     server: ClassVar[BrowserServer | None] = None
 
-    def __init__(self, space: str = "thousand", seconds: float = 3.0, memory_mb: int = 16384) -> None:
+    def __init__(self, space: str = "thousand", seconds: float = 3.0, memory_mb: int = MEMORY_MB) -> None:
         self._space: Space = check_space(space)
         self._seconds, self._actions, self._reached, self._holds = seconds, 0, False, False
 
     @classmethod
     def __vlmrl_start__(cls, args: Mapping[str, Any], *, forks: bool) -> Started:
         """Start the browser of all episodes, which are forks of this process. Raises: RewardError if there is none."""
-        server = BrowserServer(int(args.get("memory_mb", 16384)))
+        server = BrowserServer(int(args.get("memory_mb", MEMORY_MB)))
         try:
             with Browser(server.address) as browser:
                 key, layers = browser.key, browser.facts["layers"]
