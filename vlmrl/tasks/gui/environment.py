@@ -34,8 +34,8 @@ MOST_CHARS, MOST_TRIES = 200, 20
 """Longest text that is typed at once; largest number of drawings for one row."""
 
 
-class Page:
-    """Page with the tools to act in it. Its state decides the reward: 1 if it is the row's goal at the end.
+class Clicks:
+    """Page with one tool, `click`. Its state decides the reward: 1 if it is the row's goal at the end.
 
     Args:
         space: coordinate space of places and distances.
@@ -61,7 +61,7 @@ class Page:
             raise RewardError(error.message, hint=error.hint) from error
         if not forks:
             server.close()
-        Page.server = server if forks else None
+        Clicks.server = server if forks else None
         return Started(f"pages in {key}; {layers}", identity=key)
 
     def reset(self, page: str, goal: str, side: int) -> None:
@@ -87,6 +87,30 @@ class Page:
         if not (0 <= across < self._side and 0 <= down < self._side):
             raise ToolError(f"the place ({x:g}, {y:g}) is not on the page")
         return self._after(lambda tab: tab.click(across, down))
+
+    def get_reward(self) -> float:
+        """Return 1 if the state of the page is the goal, else 0."""
+        return float(self._holds)
+
+    def _pixels(self, start: Start, x: float, y: float) -> tuple[float, float]:
+        size, seen = (self._side, self._side), start.seen_sizes[-1] if start.seen_sizes else None
+        return convert(Box(x, y, x, y), plane_of(self._space, size, seen), Plane("pixels", *size))[:2]
+
+    def _after(self, act: Callable[[Tab], object], actions: int = 1) -> Observation:
+        """Act, and return the page after it. Raises: EnvironmentUnavailable if the browser is gone or hangs."""
+        try:
+            act(self._tab)
+            pixels, self._holds = self._tab.pixels(), holds(self._tab, self._goal)
+        except (BrowserGone, TimeoutError) as error:
+            raise EnvironmentUnavailable(f"the browser ended or hangs: {error}") from error
+        self._actions += actions
+        self._reached = self._reached or self._holds
+        measured = {"actions": float(self._actions), "reached": float(self._reached)}
+        return Observation("", [Image.fromarray(pixels)], measured=measured)
+
+
+class Page(Clicks):
+    """Page with the tools to click, type, press keys and scroll."""
 
     def type(self, text: str) -> Observation:
         """Type a text into the field that was clicked last, and see the page after it.
@@ -118,26 +142,6 @@ class Page:
     def screenshot(self) -> Observation:
         """See the page again."""
         return self._after(lambda tab: None, actions=0)
-
-    def get_reward(self) -> float:
-        """Return 1 if the state of the page is the goal, else 0."""
-        return float(self._holds)
-
-    def _pixels(self, start: Start, x: float, y: float) -> tuple[float, float]:
-        size, seen = (self._side, self._side), start.seen_sizes[-1] if start.seen_sizes else None
-        return convert(Box(x, y, x, y), plane_of(self._space, size, seen), Plane("pixels", *size))[:2]
-
-    def _after(self, act: Callable[[Tab], object], actions: int = 1) -> Observation:
-        """Act, and return the page after it. Raises: EnvironmentUnavailable if the browser is gone or hangs."""
-        try:
-            act(self._tab)
-            pixels, self._holds = self._tab.pixels(), holds(self._tab, self._goal)
-        except (BrowserGone, TimeoutError) as error:
-            raise EnvironmentUnavailable(f"the browser ended or hangs: {error}") from error
-        self._actions += actions
-        self._reached = self._reached or self._holds
-        measured = {"actions": float(self._actions), "reached": float(self._reached)}
-        return Observation("", [Image.fromarray(pixels)], measured=measured)
 
 
 def holds(tab: Tab, goal: Mapping[str, str]) -> bool:
