@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from vlmrl.browser.client import Browser, PageRefused
+from vlmrl.browser.client import Browser
 from vlmrl.browser.server import program_of_browser
+from vlmrl.untrusted import CodeRefused
 
 needs_browser = pytest.mark.skipif(
     not program_of_browser() and os.environ.get("VLMRL_TEST_BROWSER") != "required", reason="there is no browser"
@@ -201,7 +202,7 @@ def attack(browser: Browser, html: str) -> Outcome:
     before, begin, refused = browser.look(PLAIN, 320, 240), time.monotonic(), ""
     try:
         browser.look(html, 320, 240)
-    except PageRefused as error:
+    except CodeRefused as error:
         refused = error.kind
     seconds = time.monotonic() - begin
     after = browser.look(PLAIN, 320, 240)

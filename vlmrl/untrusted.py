@@ -29,6 +29,20 @@ JOINERS = "\u200c\u200d"
 UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
 
 
+class CodeRefused(Exception):
+    """Refusal of an SVG text or a page: the fault of the model that wrote it, never of vlmrl.
+
+    Args:
+        kind: one word for statistics. SVG: `missing`, `cut`, `syntax`, `limit`, `forbidden`, `blank` or `drawing`; a
+            page: `missing`, `blank`, `size`, `forbidden`, `twin`, `time`, `memory` or `crash`.
+        reason: one sentence for people.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
 def visible(text: str) -> str:
     r"""Return `text` with every hidden character as an escape such as `\u001b` or `\U000e0001`. Newlines, tabs stay.
 

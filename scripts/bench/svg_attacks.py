@@ -35,8 +35,8 @@ from svg_attack_table import ATTACKS  # noqa: E402
 from svg_attacks_reach import plant, planted  # noqa: E402
 
 from vlmrl.svg.draw import Drawer, Drawing, DrawJob  # noqa: E402
-from vlmrl.svg.parse import SvgRefused  # noqa: E402
 from vlmrl.svg.renderer import SvgRenderer  # noqa: E402
+from vlmrl.untrusted import CodeRefused  # noqa: E402
 
 SIZE = (256, 256)
 MOST_SECONDS, MOST_MB = 10, 512
@@ -86,7 +86,7 @@ def has(pixels: np.ndarray, colour: str) -> np.ndarray:
     return (np.abs(pixels.astype(int) - wanted) <= NEAR).all(axis=-1)
 
 
-def fault_of(attack: SvgAttack, result: Drawing | SvgRefused, seconds: float, growth: float) -> str:
+def fault_of(attack: SvgAttack, result: Drawing | CodeRefused, seconds: float, growth: float) -> str:
     """Return what is wrong with the outcome of an attack; "" for nothing."""
     if seconds > MOST_SECONDS:
         return f"{seconds:.1f} s"
@@ -95,7 +95,7 @@ def fault_of(attack: SvgAttack, result: Drawing | SvgRefused, seconds: float, gr
     if attack.expect == "refused" and isinstance(result, Drawing) and has(result.pixels, "#ff00ff").any():
         return "the payload is seen"
     if attack.expect == "drawn":
-        if isinstance(result, SvgRefused):
+        if isinstance(result, CodeRefused):
             return f"refused: {result.reason}"
         if not has(result.pixels[128, 128], "#008000"):
             return "the mark is not drawn"
@@ -133,12 +133,12 @@ def attacked(drawer: Drawer, only: str, step: int, say: Callable[..., None]) -> 
                 growth = max(watch.peaks.values(), default=before) - before
                 fault = fault_of(attack, result, seconds, growth)
                 (after,) = renderer.draw([DrawJob(PLAIN, SIZE)])
-                if not fault and (isinstance(after, SvgRefused) or not has(after.pixels, "#008000").all()):
+                if not fault and (isinstance(after, CodeRefused) or not has(after.pixels, "#008000").all()):
                     fault = "a plain figure is not drawn after it"
                 if fault:
                     wrong[attack.name] = fault
                     say(f"WRONG {attack.name}: {fault}")
-                if isinstance(result, SvgRefused):
+                if isinstance(result, CodeRefused):
                     refused[result.kind] += 1
                 slowest, largest = max(slowest, (seconds, attack.name)), max(largest, (growth, attack.name))
             watch.stop.set()

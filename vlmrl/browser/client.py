@@ -29,7 +29,7 @@ from PIL import Image
 from vlmrl.browser.server import FONTS, PROGRAM, ZERO
 from vlmrl.errors import VlmrlError
 from vlmrl.redaction.redact import excerpt
-from vlmrl.untrusted import parse_json
+from vlmrl.untrusted import CodeRefused, parse_json
 
 SECONDS, MEMORY_MB = 5.0, 2048
 """Limits of a page: wall time, and main memory of all processes of the browser, in MiB."""
@@ -76,19 +76,6 @@ class BrowserGone(VlmrlError):
     def __init__(self, message: str, *, kind: str = "crash", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.kind = kind
-
-
-class PageRefused(Exception):
-    """Refusal of a page of a model that cannot be drawn.
-
-    Args:
-        kind: "size", "time", "memory" or "crash".
-        reason: the same in words.
-    """
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
 
 
 class SeenText(NamedTuple):
@@ -290,10 +277,10 @@ class Browser:
     def look(self, html: str, width: int, height: int) -> Seen:
         """Return what is seen of a page that a model wrote, in a window of that size.
 
-        Raises: PageRefused if it cannot be drawn; BrowserGone if there is no browser.
+        Raises: CodeRefused if it cannot be drawn; BrowserGone if there is no browser.
         """
         if len(html) > MOST_CHARS:
-            raise PageRefused("size", f"the page has {len(html):,} characters; at most {MOST_CHARS:,} are drawn")
+            raise CodeRefused("size", f"the page has {len(html):,} characters; at most {MOST_CHARS:,} are drawn")
         for is_last in (False, True):
             self.facts = self.call("Server.facts")  # the start of a browser is not the page's time
             try:
@@ -302,10 +289,10 @@ class Browser:
                 self.post("Server.kill", kind="time", why="a page hung")
                 with suppress(BrowserGone, TimeoutError):
                     self.wait("Server.gone", "", time.monotonic() + START_SECONDS)
-                raise PageRefused("time", f"drawing the page takes longer than {self.seconds:g} s") from None
+                raise CodeRefused("time", f"drawing the page takes longer than {self.seconds:g} s") from None
             except BrowserGone as error:
                 if error.kind in ("memory", "size") or is_last:
-                    raise PageRefused(error.kind, f"drawing the page failed: {error.message}") from error
+                    raise CodeRefused(error.kind, f"drawing the page failed: {error.message}") from error
         raise AssertionError
 
     def _seen(self, html: str, width: int, height: int) -> Seen:
@@ -333,10 +320,12 @@ class Tab:
         self._until = time.monotonic() + START_SECONDS
         self._html: bytes | None = None
         self._world: int | None = None
-        self._context = self._at_browser("Target.createBrowserContext")["browserContextId"]
+        self.session = ""  # of the browser itself, until the page is attached
+        self._context = self._ask("Target.createBrowserContext")["browserContextId"]
         where, size = {"browserContextId": self._context}, {"width": width, "height": height}
-        target = self._at_browser("Target.createTarget", url="about:blank", **size, **where)["targetId"]
-        self.session = str(self._at_browser("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        self._ask("Browser.setDownloadBehavior", behavior="deny", **where)
+        target = self._ask("Target.createTarget", url="about:blank", **size, **where)["targetId"]
+        self.session = str(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         self._ask_all(
             *((f"{domain}.enable", {}) for domain in ("Page", "Inspector", "DOM", "CSS", "Animation")),
             ("Emulation.setScriptExecutionDisabled", {"value": hostile}),
@@ -344,11 +333,7 @@ class Tab:
             ("Animation.setPlaybackRate", {"playbackRate": 0 if hostile else 1}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
         )
-        self._at_browser("Browser.setDownloadBehavior", behavior="deny", **where)
         self.resize(width, height)
-
-    def _at_browser(self, method: str, **params: Any) -> dict[str, Any]:
-        return self._browser.call(method, until=self._until, **params)
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, self.session, self._until, **params)
@@ -445,11 +430,6 @@ class Tab:
         for kind in ("keyDown", "keyUp"):
             self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
 
-    def scroll(self, x: float, y: float, dy: float) -> None:
-        """Turn the mouse's wheel at a place by `dy` pixels: positive = down."""
-        self._until = time.monotonic() + self._seconds
-        self._ask("Input.synthesizeScrollGesture", x=x, y=y, yDistance=-dy, speed=100_000, preventFling=True)
-
     def value(self, expression: str) -> Any:
         """Return the JSON value of an expression, in a world apart: the page's own functions cannot change it.
 
@@ -479,27 +459,17 @@ def _placeholder() -> bytes:
     return file.getvalue()
 
 
-class _Line(NamedTuple):
-    """Text in the layout: the place of its element there, its characters, its box, whether it is in a field."""
+def _lines(page: Mapping[str, Any], strings: Any) -> Iterator[tuple[SeenText, int, bool]]:
+    """Yield the lines of text of a page, with the place of their element in the layout, and whether it is a field.
 
-    element: int
-    text: str
-    left: float
-    top: float
-    right: float
-    bottom: float
-    is_field: bool = False
-
-
-def _lines(page: Mapping[str, Any], strings: Any) -> Iterator[_Line]:
-    """Yield the lines of text of a page, then what its fields hold. The browser gives no boxes for the latter."""
+    What fields hold comes last, in the boxes of the fields: the browser gives no others.
+    """
     layout, nodes, boxes = page["layout"], page["nodes"], page["textBoxes"]
     x, y = page.get("scrollOffsetX", 0), page.get("scrollOffsetY", 0)
     rows = zip(boxes["layoutIndex"], boxes["bounds"], boxes["start"], boxes["length"], strict=True)
     for element, (left, top, width, height), start, length in rows:
         text = strings[layout["text"][element]].encode("utf-16-le")[2 * start : 2 * (start + length)]
-        line = text.decode("utf-16-le", "replace")
-        yield _Line(element, line, left - x, top - y, left - x + width, top - y + height)
+        yield _line(text.decode("utf-16-le", "replace"), left - x, top - y, width, height), element, False
     values = {
         node: strings[text] if text >= 0 else ""
         for kind in ("inputValue", "textValue")
@@ -511,7 +481,11 @@ def _lines(page: Mapping[str, Any], strings: Any) -> Iterator[_Line]:
             names = iter(nodes["attributes"][node])
             attributes = {strings[name]: strings[value] for name, value in zip(names, names, strict=True)}
             text = values[node] or attributes.get("placeholder", "")
-            yield _Line(element, text, left - x, top - y, left - x + width, top - y + height, True)
+            yield _line(text, left - x, top - y, width, height), element, True
+
+
+def _line(text: str, left: float, top: float, width: float, height: float) -> SeenText:
+    return SeenText(text, left, top, left + width, top + height, 0.0, (0, 0, 0))
 
 
 def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) -> list[SeenText]:
@@ -526,29 +500,29 @@ def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) ->
     layout, opacities = page["layout"], _opacities(page, strings)
     free = np.ones(pixels.shape[:2], bool)
     bottom, right = pixels.shape[:2]
-    near = (line for line in _lines(page, strings) if line.right > 0 < line.bottom)
-    lines = [line for line in near if line.left < right and line.top < bottom and line.text.strip()]
+    near = (item for item in _lines(page, strings) if item[0].right > 0 < item[0].bottom)
+    lines = [item for item in near if item[0].left < right and item[0].top < bottom and item[0].text.strip()]
     seen = dict[int, SeenText]()
     # What is painted last lies on top: no other text has the ink within its box.
-    order = sorted(range(len(lines)), key=lambda place: (layout["paintOrders"][lines[place].element], place))
+    order = sorted(range(len(lines)), key=lambda place: (layout["paintOrders"][lines[place][1]], place))
     for place in reversed(order[-MOST_LINES:]):
-        line = lines[place]
+        line, element, is_field = lines[place]
         x1, y1 = max(0, math.floor(line.left)), max(0, math.floor(line.top))
         part = slice(y1, min(bottom, math.ceil(line.bottom))), slice(x1, min(right, math.ceil(line.right)))
-        styles = dict(zip(STYLES, (strings[i] for i in layout["styles"][line.element]), strict=True))
+        styles = dict(zip(STYLES, (strings[i] for i in layout["styles"][element]), strict=True))
         colour, opacity = _colour(styles[FILL])
-        if line.is_field:  # a placeholder has a colour of its own
+        if is_field:  # a placeholder has a colour of its own
             change = np.abs(pixels[part].astype(int) - bare[part]).sum(axis=2)
             colour = tuple(pixels[part].reshape(-1, 3)[change.argmax()].tolist())
-        if opacity * opacities[layout["nodeIndex"][line.element]] >= LEAST_COVER:
+        if opacity * opacities[layout["nodeIndex"][element]] >= LEAST_COVER:
             ink: np.ndarray = _ink(pixels[part], bare[part], colour) & free[part]
-            if line.is_field and ink.any():
+            if is_field and ink.any():
                 rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
-                line = line._replace(left=x1 + columns[0], right=x1 + columns[-1] + 1)
-                line = line._replace(top=y1 + rows[0], bottom=y1 + rows[-1] + 1)
+                left, width = x1 + columns[0], columns[-1] - columns[0] + 1
+                line = _line(line.text, left, y1 + rows[0], width, rows[-1] - rows[0] + 1)
             if words := _visible(line, ink.any(axis=1).sum(), np.flatnonzero(ink.any(axis=0)) + x1):
                 size = float(styles["font-size"].removesuffix("px"))
-                seen[place] = SeenText(words, line.left, line.top, line.right, line.bottom, size, colour)
+                seen[place] = line._replace(text=words, size=size, colour=colour)
         free[part] = False
     return [seen[place] for place in sorted(seen)]
 
@@ -588,7 +562,7 @@ def _ink(shown: np.ndarray, bare: np.ndarray, colour: tuple[int, int, int]) -> n
     return (np.abs(full).max(axis=2) >= LEAST_CONTRAST) & (cover >= LEAST_COVER) & (residue <= MOST_RESIDUE)
 
 
-def _visible(line: _Line, rows: int, ink: np.ndarray) -> str:
+def _visible(line: SeenText, rows: int, ink: np.ndarray) -> str:
     """Return the characters of a line in whose place there is ink.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Literal
 from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.css import BLENDS, OF_CONTEXT, Place, apply_styles, fails, inherit, is_hidden, page_of
 from vlmrl.svg.geometry import SHAPES, Box, Command, Lengths, bounds, fitted, outline, rectangle
-from vlmrl.svg.parse import ELEMENT, LETTER, POINT, STOP, Node, SvgLimits, SvgRefused, Work
+from vlmrl.svg.parse import ELEMENT, LETTER, POINT, STOP, Node, SvgLimits, Work
 from vlmrl.svg.references import (
     GRADIENTS,
     MOST_REFERENCES,
@@ -31,6 +31,7 @@ from vlmrl.svg.references import (
 from vlmrl.svg.scene import Bitmap, ClipPart, Group, Item, Scene, Shape, Source, Stroke
 from vlmrl.svg.text import lay_out
 from vlmrl.svg.values import Matrix, Paint, read_length, read_origin, read_paint, read_transform, read_view_box
+from vlmrl.untrusted import CodeRefused
 
 Images = Literal["refuse", "drop", "draw"]
 """Policy for embedded pictures (data URIs): the document is refused, the picture is left out, or it is drawn."""
@@ -56,7 +57,7 @@ def build_scene(
 
     Args:
         size: width and height of the picture that will be drawn; relative sizes of the document refer to them.
-    Raises: SvgRefused (`forbidden`, `limit`).
+    Raises: CodeRefused (`forbidden`, `limit`).
     """
     work = Work((limits or SvgLimits()).steps)
     try:
@@ -64,27 +65,27 @@ def build_scene(
         apply_styles(root, work)
         return _Builder(root, images, work).scene(root, size)
     except RecursionError:  # brackets of CSS, of any depth
-        raise SvgRefused("limit", "its styles or elements are nested too deep") from None
+        raise CodeRefused("limit", "its styles or elements are nested too deep") from None
 
 
 def _check(root: Node) -> None:
     """Raise for elements and attributes that run code or load something. Those behind a `switch` have an alternative.
 
-    Raises: SvgRefused (`forbidden`).
+    Raises: CodeRefused (`forbidden`).
     """
     waiting = [root]
     while waiting:
         node = waiting.pop()
         if node.tag in REFUSED:
-            raise SvgRefused("forbidden", f"it has a {node.tag} element")
+            raise CodeRefused("forbidden", f"it has a {node.tag} element")
         for name in node.attributes:
             if name[:2].lower() == "on" and len(name) > 2:
-                raise SvgRefused("forbidden", f"it has the event attribute {excerpt(name, 40)}")
+                raise CodeRefused("forbidden", f"it has the event attribute {excerpt(name, 40)}")
         href = node.attributes.get("href", "").strip()
         if href and not href.startswith("#") and node.tag in ("image", "use", "feImage"):
             kind = "an embedded picture" if href[:5].lower() == "data:" else "something outside of it"
             if node.tag != "image" or kind != "an embedded picture":
-                raise SvgRefused("forbidden", f"its {node.tag} element refers to {kind}")
+                raise CodeRefused("forbidden", f"its {node.tag} element refers to {kind}")
         children = node.children
         if node.tag == "switch":
             children = [child for child in children if child.tag != "foreignObject"]
@@ -107,7 +108,7 @@ class _Builder:
         self.ids.pop("", None)
 
     def count(self, node: Node) -> None:
-        """Count an element that is drawn. Raises: SvgRefused (`limit`)."""
+        """Count an element that is drawn. Raises: CodeRefused (`limit`)."""
         self.work.spend(ELEMENT + LETTER * sum(map(len, node.attributes.values())))
 
     def scene(self, root: Node, size: tuple[int, int] | None) -> Scene:
@@ -143,7 +144,7 @@ class _Builder:
             return
         self.count(node)
         if place.depth >= MOST_NESTING:
-            raise SvgRefused("limit", f"elements are nested deeper than {MOST_NESTING}")
+            raise CodeRefused("limit", f"elements are nested deeper than {MOST_NESTING}")
         if is_hidden(node):
             return
         place = inherit(node, place)._replace(depth=place.depth + 1)
@@ -303,7 +304,7 @@ class _Builder:
                 depth=place.depth + 1,
             )
             if len(inner.uses) > MOST_REFERENCES:
-                raise SvgRefused("limit", f"references are nested deeper than {MOST_REFERENCES}")
+                raise CodeRefused("limit", f"references are nested deeper than {MOST_REFERENCES}")
             items: list[Item] = []
             self.children(node, inner, items)
             return tuple(items)
@@ -339,7 +340,7 @@ class _Builder:
         if not href or href.startswith("#") or self.images == "drop":
             return
         if self.images == "refuse":
-            raise SvgRefused("forbidden", "it embeds a picture")
+            raise CodeRefused("forbidden", "it embeds a picture")
         if place.get("visibility") != "visible":
             return
         pixels = read_bitmap(href)

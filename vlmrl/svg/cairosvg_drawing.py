@@ -20,7 +20,8 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.build import DRAWN, Images
 from vlmrl.svg.cairosvg_work import counted
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg, pixels_digest
-from vlmrl.svg.parse import SVG, XML, BrokenPainter, Node, SvgLimits, SvgRefused, Work, parse_svg
+from vlmrl.svg.parse import SVG, XML, BrokenPainter, Node, SvgLimits, Work, parse_svg
+from vlmrl.untrusted import CodeRefused
 
 KNOWN = frozenset(DRAWN) - {"image"} | {
     "defs", "symbol", "style", "linearGradient", "radialGradient", "stop", "pattern", "clipPath", "mask", "marker",
@@ -32,7 +33,7 @@ KNOWN = frozenset(DRAWN) - {"image"} | {
 def draw_with_cairosvg(job: DrawJob, limits: SvgLimits | None = None, *, images: Images = "refuse") -> Drawing:
     """Return the picture of an SVG text as cairosvg draws it, on white. Embedded pictures are left out or refused.
 
-    Raises: SvgRefused as `draw_svg`, and for what cairosvg cannot draw.
+    Raises: CodeRefused as `draw_svg`, and for what cairosvg cannot draw.
     """
     begin, work = time.perf_counter(), Work((limits or SvgLimits()).steps)
     height, width = draw_svg(job, limits, images="refuse" if images == "refuse" else "drop").pixels.shape[:2]
@@ -42,10 +43,10 @@ def draw_with_cairosvg(job: DrawJob, limits: SvgLimits | None = None, *, images:
     try:
         with counted(work, width, height):
             png = PNGSurface.convert(content, **sizes, url_fetcher=lambda url, kind: b"<svg/>")
-    except (MemoryError, RecursionError, SvgRefused):
+    except (MemoryError, RecursionError, CodeRefused):
         raise
     except Exception as error:  # it raises whatever a wrong value leads to
-        raise (BrokenPainter if isinstance(error, CairoError) else SvgRefused)(
+        raise (BrokenPainter if isinstance(error, CairoError) else CodeRefused)(
             "drawing", f"cairosvg cannot draw it: {type(error).__name__}: {excerpt(str(error), 100)}"
         ) from None
     with Image.open(io.BytesIO(png or b""), formats=["PNG"]) as picture:

@@ -50,7 +50,7 @@ class _Outline(NamedTuple):
 def counted(work: Work, width: int, height: int) -> Iterator[None]:
     """Count what cairosvg does in this thread for a picture of that size.
 
-    Raises: SvgRefused (`limit`), out of the function that was one too many.
+    Raises: CodeRefused (`limit`), out of the function that was one too many.
     """
     before = sys.getprofile()
     sys.setprofile(_Counter(work, width, height))

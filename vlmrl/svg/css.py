@@ -204,7 +204,7 @@ class Tree:
                 self._places[child.number] = (node, index)
 
     def selects(self, selector: Selector, node: Node) -> bool:
-        """Return whether a selector selects an element. Raises: SvgRefused (`limit`) for too much work."""
+        """Return whether a selector selects an element. Raises: CodeRefused (`limit`) for too much work."""
         compound, rest = selector[-1], selector[:-1]
         if not self._fits(compound, node):
             return False
@@ -328,7 +328,7 @@ def apply_styles(root: Node, work: Work | None = None) -> None:
 
     A property whose value is `inherit`, `initial` or `unset` gets the value that this means, or none.
 
-    Raises: SvgRefused (`limit`) for too much work.
+    Raises: CodeRefused (`limit`) for too much work.
     """
     work = work or Work()
     rules = sorted(_rules(root, work), key=lambda rule: rule.weight)

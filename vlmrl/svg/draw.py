@@ -16,9 +16,10 @@ from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.build import Images, build_scene
 from vlmrl.svg.css import BLENDS
 from vlmrl.svg.geometry import Box, Command, fitted, length_of, rectangle
-from vlmrl.svg.parse import ELEMENT, SvgLimits, SvgRefused, Work, parse_svg
+from vlmrl.svg.parse import ELEMENT, SvgLimits, Work, parse_svg
 from vlmrl.svg.scene import Bitmap, ClipPart, Gradient, Group, Item, Mask, Scene, Shape, Source, Stroke, Tile
 from vlmrl.svg.values import Matrix
+from vlmrl.untrusted import CodeRefused
 
 cairo: Any = import_module("cairocffi")  # its own types are wrong: they take integers alone
 FARTHEST = 2_000_000.0
@@ -46,7 +47,7 @@ def paint(scene: Scene, width: int, height: int, work: Work | None = None) -> np
 
     The scene is scaled to the size as its `preserveAspectRatio` says: the whole of it shows, in the middle.
 
-    Raises: SvgRefused (`limit`, `drawing`).
+    Raises: CodeRefused (`limit`, `drawing`).
     """
     painter = Painter(width, height, view_of(scene, width, height), work)
     painter.background(1.0, 1.0, 1.0)
@@ -75,7 +76,7 @@ class Painter:
             self.surface = cairo.ImageSurface(cairo.FORMAT_ARGB32, width, height)
             self.context = cairo.Context(self.surface)
         except (MemoryError, cairo.CairoError):
-            raise SvgRefused("limit", "drawing needs too much memory") from None
+            raise CodeRefused("limit", "drawing needs too much memory") from None
         self.context.set_tolerance(0.1)
 
     def background(self, red: float, green: float, blue: float) -> None:
@@ -96,7 +97,7 @@ class Painter:
     def draw(self, items: Sequence[Item]) -> None:
         """Draw items in order.
 
-        Raises: SvgRefused (`limit`, `drawing`).
+        Raises: CodeRefused (`limit`, `drawing`).
         """
         try:
             for item in items:
@@ -107,9 +108,9 @@ class Painter:
                 else:
                     self._bitmap(item)
         except MemoryError:
-            raise SvgRefused("limit", "drawing needs too much memory") from None
+            raise CodeRefused("limit", "drawing needs too much memory") from None
         except cairo.CairoError as error:
-            raise SvgRefused("drawing", f"cairo cannot draw it: {excerpt(str(error), 100)}") from None
+            raise CodeRefused("drawing", f"cairo cannot draw it: {excerpt(str(error), 100)}") from None
 
     def draw_leaf(self, leaf: Shape | Bitmap, groups: Sequence[Group]) -> None:
         """Draw one leaf of a scene alone, within the groups around it.
@@ -136,7 +137,7 @@ class Painter:
     def _layer(self, group: Group, clip: Sequence[ClipPart], pixels: float) -> None:
         """Draw a group on a layer of its own, and put that down. `clip`: parts by which it is not cut yet."""
         if self.layers >= MOST_LAYERS or pixels * (self.layers + 1) > MOST_LAYER_PIXELS:
-            raise SvgRefused("limit", "too many groups with an opacity, a mask or a clip path are nested")
+            raise CodeRefused("limit", "too many groups with an opacity, a mask or a clip path are nested")
         self.work.spend(ELEMENT + PLAIN * pixels)
         context = self.context
         context.push_group()
@@ -310,7 +311,7 @@ class Painter:
         rows = math.ceil(min(1e9, box.height * math.hypot(whole.c, whole.d)))
         columns, rows = max(1, columns), max(1, rows)
         if columns * rows > max(MOST_TILE_PIXELS, self.width * self.height) or self.layers >= MOST_LAYERS:
-            raise SvgRefused("limit", f"a pattern has a tile of {columns:,} x {rows:,} pixels")
+            raise CodeRefused("limit", f"a pattern has a tile of {columns:,} x {rows:,} pixels")
         scaled = Matrix(columns / box.width, 0, 0, rows / box.height)
         inner = Painter(columns, rows, scaled.times(Matrix(e=-box.x, f=-box.y)), self.work, self.layers + 1)
         if tile.alpha < 1:
@@ -425,7 +426,7 @@ class Drawing:
 def draw_svg(job: DrawJob, limits: SvgLimits | None = None, *, images: Images = "refuse") -> Drawing:
     """Return the picture of an SVG text.
 
-    Raises: SvgRefused for text that is no SVG, is forbidden, or is beyond a limit of content. Time and memory have
+    Raises: CodeRefused for text that is no SVG, is forbidden, or is beyond a limit of content. Time and memory have
         limits in a worker alone.
     """
     limits, begin = limits or SvgLimits(), time.perf_counter()
@@ -438,7 +439,7 @@ def draw_svg(job: DrawJob, limits: SvgLimits | None = None, *, images: Images = 
 
 def _check_size(size: tuple[int, int], limits: SvgLimits) -> None:
     if min(size) < 1 or size[0] * size[1] > limits.pixels:
-        raise SvgRefused("limit", f"a picture of {size[0]:,} x {size[1]:,} pixels is beyond {limits.pixels:,} pixels")
+        raise CodeRefused("limit", f"a picture of {size[0]:,} x {size[1]:,} pixels is beyond {limits.pixels:,} pixels")
 
 
 def own_size(scene: Scene, limits: SvgLimits) -> tuple[int, int]:

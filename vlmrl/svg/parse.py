@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
+from vlmrl.untrusted import CodeRefused
+
 ELEMENT, LETTER, POINT, STOP, GLYPH = 1000, 10, 10, 100, 150
 """Steps of work of an element, of a character of its attributes, of a point of an outline, of a colour of a gradient,
 and of a character of text."""
@@ -38,20 +40,7 @@ class SvgLimits:
     memory_mb: int = 384
 
 
-class SvgRefused(Exception):
-    """Refusal of an SVG text: the fault of the model that wrote it, never of vlmrl.
-
-    Args:
-        kind: one word for statistics: `missing`, `cut`, `syntax`, `limit`, `forbidden`, `blank` or `drawing`.
-        reason: one sentence for people.
-    """
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
-
-
-class BrokenPainter(SvgRefused):
+class BrokenPainter(CodeRefused):
     """Refusal after which this process must not draw again: cairo keeps some errors, such as those of a font."""
 
 
@@ -68,10 +57,10 @@ class Work:
         self.most = self.left = most
 
     def spend(self, steps: float) -> None:
-        """Count steps. Raises: SvgRefused (`limit`) when there were more than `most`."""
+        """Count steps. Raises: CodeRefused (`limit`) when there were more than `most`."""
         self.left -= steps
         if not self.left >= 0:  # it may be no number
-            raise SvgRefused("limit", f"drawing it takes more than {self.most:,} steps of work")
+            raise CodeRefused("limit", f"drawing it takes more than {self.most:,} steps of work")
 
 
 SVG = "http://www.w3.org/2000/svg"
@@ -117,9 +106,9 @@ class _Builder:
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         if self.number >= self.limits.elements:
-            raise SvgRefused("limit", f"it has more than {self.limits.elements:,} elements")
+            raise CodeRefused("limit", f"it has more than {self.limits.elements:,} elements")
         if len(self.open) >= self.limits.depth:
-            raise SvgRefused("limit", f"elements are nested deeper than {self.limits.depth}")
+            raise CodeRefused("limit", f"elements are nested deeper than {self.limits.depth}")
         space, _, tag = name.rpartition(SEPARATOR)
         node = Node(tag if space in (SVG, "") else "", self._kept(attributes), self.number)
         self.number += 1
@@ -134,14 +123,14 @@ class _Builder:
         kept: dict[str, str] = {}
         for name, value in attributes.items():
             if len(value) > self.limits.attribute_chars:
-                raise SvgRefused("limit", f"an attribute has more than {self.limits.attribute_chars:,} characters")
+                raise CodeRefused("limit", f"an attribute has more than {self.limits.attribute_chars:,} characters")
             space, _, plain = name.rpartition(SEPARATOR)
             if space == "" or (space == XML and plain == "space"):
                 kept[plain] = value
             elif space == XLINK and plain == "href":
                 kept.setdefault("href", value)
             elif space == XML and plain == "base":
-                raise SvgRefused("forbidden", "it sets xml:base")
+                raise CodeRefused("forbidden", "it sets xml:base")
         return kept
 
     def end(self, name: str) -> None:
@@ -152,21 +141,21 @@ class _Builder:
             self.open[-1].texts[-1] += data
 
     def doctype(self, *_: object) -> int:
-        raise SvgRefused("forbidden", "it has a document type declaration")
+        raise CodeRefused("forbidden", "it has a document type declaration")
 
     def instruction(self, *_: object) -> None:
-        raise SvgRefused("forbidden", "it has a processing instruction")
+        raise CodeRefused("forbidden", "it has a processing instruction")
 
 
 def parse_svg(text: str, limits: SvgLimits | None = None) -> Node:
     """Return the root of an SVG text. The text may begin with a byte order mark or an XML declaration.
 
-    Raises: SvgRefused (`syntax`, `limit`, or `forbidden` for a document type, an entity declaration, a processing
+    Raises: CodeRefused (`syntax`, `limit`, or `forbidden` for a document type, an entity declaration, a processing
         instruction or `xml:base`).
     """
     limits = limits or SvgLimits()
     if len(text) > limits.chars:
-        raise SvgRefused("limit", f"it has more than {limits.chars:,} characters")
+        raise CodeRefused("limit", f"it has more than {limits.chars:,} characters")
     builder = _Builder(limits)
     parser = expat.ParserCreate(encoding="utf-8", namespace_separator=SEPARATOR)
     parser.buffer_text = True
@@ -179,12 +168,12 @@ def parse_svg(text: str, limits: SvgLimits | None = None) -> Node:
         parser.Parse(text.removeprefix("\ufeff").strip().encode("utf-8"), True)
     except expat.ExpatError as error:
         where = f"line {error.lineno}, column {error.offset + 1}"
-        raise SvgRefused("syntax", f"it is not XML: {expat.ErrorString(error.code)} ({where})") from None
+        raise CodeRefused("syntax", f"it is not XML: {expat.ErrorString(error.code)} ({where})") from None
     except UnicodeEncodeError:
-        raise SvgRefused("syntax", "it holds half of a surrogate pair") from None
+        raise CodeRefused("syntax", "it holds half of a surrogate pair") from None
     root = builder.root
     if root is None or root.tag != "svg":
-        raise SvgRefused("syntax", "its outermost element is not svg")
+        raise CodeRefused("syntax", "its outermost element is not svg")
     return root
 
 
@@ -202,7 +191,7 @@ def find_svg(response: str) -> str:
     Prose, thoughts and code fences around it are left out. An `svg` within an `svg` belongs to the outer one. A word
     such as `<svg>` in prose that no end tag follows is not an element.
 
-    Raises: SvgRefused (`missing` without an element, `cut` if the last one has no end).
+    Raises: CodeRefused (`missing` without an element, `cut` if the last one has no end).
     """
     complete: list[tuple[int, int]] = []
     starts: list[int] = []
@@ -229,12 +218,12 @@ def find_svg(response: str) -> str:
         else:
             starts.append(token.start())
     if not complete:
-        raise SvgRefused(
+        raise CodeRefused(
             *(("cut", "the svg element has no end tag") if starts else ("missing", "there is no svg element"))
         )
     # An open tag after the last complete element: the answer was cut, and what is complete is an earlier draft.
     last = max(end for _, end in complete)
     if starts and starts[-1] > last:
-        raise SvgRefused("cut", "the last svg element has no end tag")
+        raise CodeRefused("cut", "the last svg element has no end tag")
     first = min(start for start, end in complete if end == last)
     return response[first:last]

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vlmrl.svg.css import Place
 from vlmrl.svg.geometry import Box, Command, Lengths, bounds, fitted, moved, rectangle, vertices
-from vlmrl.svg.parse import POINT, Node, SvgRefused, Work
+from vlmrl.svg.parse import POINT, Node, Work
 from vlmrl.svg.scene import ClipPart, Colour, Gradient, Group, Item, Mask, Shape, Source, Spread, Tile
 from vlmrl.svg.values import (
     Matrix,
@@ -32,6 +32,7 @@ from vlmrl.svg.values import (
     read_transform,
     read_view_box,
 )
+from vlmrl.untrusted import CodeRefused
 
 MOST_LINKS = 10
 """Longest chain of gradients or patterns that refer to each other."""
@@ -203,7 +204,7 @@ class Walk(Protocol):
         ...
 
     def count(self, node: Node) -> None:
-        """Count an element that is drawn. Raises: SvgRefused (`limit`)."""
+        """Count an element that is drawn. Raises: CodeRefused (`limit`)."""
         ...
 
     def children(self, node: Node, place: Place, items: list[Item]) -> None:
@@ -418,17 +419,17 @@ MOST_PIXELS = 4_194_304
 def read_bitmap(href: str) -> np.ndarray:
     """Return the picture of a data URI as (height, width, 4) uint8 RGBA.
 
-    Raises: SvgRefused (`forbidden` for another kind of picture, `limit` for a picture that is too large, `drawing` for
+    Raises: CodeRefused (`forbidden` for another kind of picture, `limit` for a picture that is too large, `drawing` for
         one that cannot be read).
     """
     match = DATA.match(href)
     if match is None:
-        raise SvgRefused("forbidden", "it embeds a picture that is not PNG, JPEG, GIF or WebP in base64")
+        raise CodeRefused("forbidden", "it embeds a picture that is not PNG, JPEG, GIF or WebP in base64")
     try:
         content = base64.b64decode("".join(href[match.end() :].split()), validate=True)
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
-                raise SvgRefused("limit", f"it embeds a picture of more than {MOST_PIXELS:,} pixels")
+                raise CodeRefused("limit", f"it embeds a picture of more than {MOST_PIXELS:,} pixels")
             return np.asarray(image.convert("RGBA"))
     except (binascii.Error, UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise SvgRefused("drawing", "a picture that it embeds cannot be read") from None
+        raise CodeRefused("drawing", "a picture that it embeds cannot be read") from None

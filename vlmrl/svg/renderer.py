@@ -17,7 +17,8 @@ import numpy as np
 from vlmrl.errors import VlmrlError
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import FONT_SAMPLE, Drawer, Drawing, DrawJob, draw_svg
-from vlmrl.svg.parse import BrokenPainter, SvgLimits, SvgRefused
+from vlmrl.svg.parse import BrokenPainter, SvgLimits
+from vlmrl.untrusted import CodeRefused
 from vlmrl.workers.frames import WHOLE, Channel, Frame, pack
 from vlmrl.workers.pool import Limits, Lost, Pool, Worker
 from vlmrl.workers.serve import Answer, Handler, limit_cpu, limit_memory
@@ -27,7 +28,7 @@ FIGURE_SECONDS = 20
 __all__ = ["DrawJob", "Drawing", "SvgRenderer"]
 
 
-class SvgRenderer(Pool[int, Drawing | SvgRefused]):
+class SvgRenderer(Pool[int, Drawing | CodeRefused]):
     """Pool of processes that draw SVG text. Use it as a context manager; `draw` may be called from any thread.
 
     Args:
@@ -58,7 +59,7 @@ class SvgRenderer(Pool[int, Drawing | SvgRefused]):
         with self._lock:
             super().close()
 
-    def draw(self, jobs: Sequence[DrawJob]) -> list[Drawing | SvgRefused]:
+    def draw(self, jobs: Sequence[DrawJob]) -> list[Drawing | CodeRefused]:
         """Return the picture of each text, or why there is none.
 
         Raises: VlmrlError if no process starts, or the shell's limit of processor time is too low for a text.
@@ -72,15 +73,15 @@ class SvgRenderer(Pool[int, Drawing | SvgRefused]):
         job = self._jobs[keys[0]]
         return pack({"size": job.size}, [job.svg.encode("utf-8", "surrogatepass")])
 
-    def _outcome(self, worker: Worker, keys: Sequence[int], frame: Frame) -> list[tuple[int, Drawing | SvgRefused]]:
+    def _outcome(self, worker: Worker, keys: Sequence[int], frame: Frame) -> list[tuple[int, Drawing | CodeRefused]]:
         head = frame.body
         if "kind" in head:
-            return [(keys[0], SvgRefused(head["kind"], head["reason"]))]
+            return [(keys[0], CodeRefused(head["kind"], head["reason"]))]
         width, height = head["size"]
         pixels = np.frombuffer(frame.blobs[0], np.uint8).reshape(height, width, 3)
         return [(keys[0], Drawing(pixels, head["digest"], head["seconds"]))]
 
-    def _lost(self, worker: Worker, lost: Lost) -> list[tuple[int, Drawing | SvgRefused]]:
+    def _lost(self, worker: Worker, lost: Lost) -> list[tuple[int, Drawing | CodeRefused]]:
         """Return the refusal of the text of a process that died or takes too long.
 
         A process that has drawn other texts may have used up what the shell allows: that is not the fault of a text,
@@ -108,7 +109,7 @@ class SvgRenderer(Pool[int, Drawing | SvgRefused]):
             reason = f"drawing takes more than {self._svg.cpu_seconds:g} s of processor time"
         else:
             reason = f"drawing ended its process; the limit of memory is {self._svg.memory_mb} MB"
-        return [(position, SvgRefused("limit", reason)) for position in worker.busy]
+        return [(position, CodeRefused("limit", reason)) for position in worker.busy]
 
 
 def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Handler]:
@@ -137,7 +138,7 @@ def _answer(draw: Callable[[], Drawing], limits: SvgLimits) -> tuple[dict[str, A
     """Return the answer, its pixels, and whether this process must not draw again."""
     try:
         drawing = draw()
-    except SvgRefused as error:
+    except CodeRefused as error:
         return {"kind": error.kind, "reason": error.reason}, b"", isinstance(error, BrokenPainter)
     except MemoryError:
         return {"kind": "limit", "reason": f"drawing needs more than {limits.memory_mb} MB"}, b"", True

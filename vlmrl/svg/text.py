@@ -23,9 +23,10 @@ from fontTools.ttLib import TTFont
 
 from vlmrl.svg.css import Place, inherit, is_hidden
 from vlmrl.svg.geometry import Command, moved, outline, polyline
-from vlmrl.svg.parse import GLYPH, LETTER, POINT, Node, SvgRefused
+from vlmrl.svg.parse import GLYPH, LETTER, POINT, Node
 from vlmrl.svg.references import Walk
 from vlmrl.svg.values import Matrix, read_length, read_numbers
+from vlmrl.untrusted import CodeRefused
 
 FOLDER = Path(__file__).parent / "fonts"
 FALLBACK = "DejaVuSans"
@@ -213,7 +214,7 @@ class _Reader:
     def read(self, node: Node, place: Place, rise: float, path: _TextPath | None) -> None:
         self.walk.count(node)
         if place.depth > 100:
-            raise SvgRefused("limit", "text elements are nested deeper than 100")
+            raise CodeRefused("limit", "text elements are nested deeper than 100")
         attributes, lengths, begin = node.attributes, place.lengths, len(self.characters)
         span = self.spans
         for index, text in enumerate(node.texts):
@@ -259,7 +260,7 @@ class _Reader:
                 character = " "
             self.after_space = is_space and not keep
             if len(self.characters) >= MOST_CHARACTERS:
-                raise SvgRefused("limit", f"a text has more than {MOST_CHARACTERS:,} characters")
+                raise CodeRefused("limit", f"a text has more than {MOST_CHARACTERS:,} characters")
             gap = spacing + (words if is_space else 0.0)
             self.characters.append(_Character(character, face, place, span, spacing=gap, rise=rise, path=path))
 
@@ -292,7 +293,7 @@ def lay_out(node: Node, place: Place, walk: Walk) -> list[Run]:
     Args:
         place: the place within the element.
         walk: counter of elements and of work.
-    Raises: SvgRefused (`limit`).
+    Raises: CodeRefused (`limit`).
     """
     reader = _Reader(walk)
     reader.read(node, place, _shift(node, place), None)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from page_attacks import PLAIN, attack, ears, needs_browser, pages
 
-from vlmrl.browser.client import Browser, BrowserServer, PageRefused
+from vlmrl.browser.client import Browser, BrowserServer
+from vlmrl.untrusted import CodeRefused
 
 pytestmark = needs_browser
 HEAD = "<!doctype html><body style='margin:8px;font:16px/20px Arial;background:#fff;color:#000'>"
@@ -157,10 +158,10 @@ def test_attacks_reach_nothing_and_end_in_time() -> None:
 
 def test_a_page_that_is_too_long_or_needs_too_much_memory_is_refused() -> None:
     with BrowserServer(memory_mb=150) as server, Browser(server.address, seconds=20.0) as browser:
-        with pytest.raises(PageRefused, match="500,009 characters") as too_long:
+        with pytest.raises(CodeRefused, match="500,009 characters") as too_long:
             browser.look("<!doctype" + "x" * 500_000, 320, 240)
         many = "<div style='filter:blur(3px);width:3000px;height:3000px;background:#f00'>x</div>" * 400
-        with pytest.raises(PageRefused, match="needed more than 150 MiB") as too_large:
+        with pytest.raises(CodeRefused, match="needed more than 150 MiB") as too_large:
             for _ in range(50):
                 browser.look(HEAD + many, 3000, 3000)
                 time.sleep(0.1)

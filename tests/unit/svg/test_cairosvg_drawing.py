@@ -18,10 +18,11 @@ from vlmrl.errors import RewardError
 from vlmrl.svg import cairosvg_drawing
 from vlmrl.svg.cairosvg_drawing import draw_with_cairosvg
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
-from vlmrl.svg.parse import SvgLimits, SvgRefused, Work
+from vlmrl.svg.parse import SvgLimits, Work
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged import rewards
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
+from vlmrl.untrusted import CodeRefused
 
 JUDGE = {"provider": "vllm", "model": "m", "endpoint": "http://127.0.0.1:9/v1"}
 
@@ -53,12 +54,12 @@ def test_a_worker_draws_what_cairosvg_draws():
      svg('<polygon points="1 2" opacity="x"/>')],
 )  # fmt: skip
 def test_what_is_refused(text: str):
-    with pytest.raises(SvgRefused):
+    with pytest.raises(CodeRefused):
         draw_with_cairosvg(DrawJob(text))
 
 
 def test_counted_work_refuses_before_cairosvg_draws():
-    with pytest.raises(SvgRefused, match="steps of work"):
+    with pytest.raises(CodeRefused, match="steps of work"):
         draw_with_cairosvg(DrawJob(svg(PAID * 90)), SvgLimits(steps=9_000))
 
 
@@ -93,7 +94,7 @@ def test_the_work_of_cairosvg_is_counted(name: str):
     limits = SvgLimits(steps=SvgLimits.steps // 25)
     draw_svg(job, limits)
     before = time.process_time()
-    with pytest.raises(SvgRefused, match="steps of work"):
+    with pytest.raises(CodeRefused, match="steps of work"):
         draw_with_cairosvg(job, limits)
     assert time.process_time() - before < 5
 
@@ -112,8 +113,8 @@ def test_a_font_that_cairo_gave_up_leaves_no_trace_in_other_pictures():
     huge = DrawJob(svg('<text y="50" font-size="1e9">@</text>'))
     with SvgRenderer(limits=SvgLimits(steps=10**12), drawer="cairosvg") as renderer:
         broken, first = renderer.draw([huge, figures[0]])
-        assert isinstance(broken, SvgRefused) and broken.kind == "drawing" and isinstance(first, Drawing)
-        assert isinstance(renderer.draw([huge])[0], SvgRefused)
+        assert isinstance(broken, CodeRefused) and broken.kind == "drawing" and isinstance(first, Drawing)
+        assert isinstance(renderer.draw([huge])[0], CodeRefused)
         assert all(isinstance(one, Drawing) for one in renderer.draw(figures[1:]))
 
 

@@ -11,7 +11,7 @@ from svg_attack_parts import KINDS, SvgAttack
 from svg_attack_table import ATTACKS
 
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.parse import SvgRefused
+from vlmrl.untrusted import CodeRefused
 
 QUICK = [attack for attack in ATTACKS if attack.kind in ("copy", "hidden", "odd")]
 
@@ -27,7 +27,7 @@ def test_what_is_seen(attack: SvgAttack):
     begin = time.monotonic()
     try:
         pixels = draw_svg(DrawJob(attack.svg, (100, 100))).pixels.astype(int)
-    except SvgRefused:
+    except CodeRefused:
         assert attack.expect != "drawn"
         return
     assert time.monotonic() - begin < 30

@@ -14,9 +14,10 @@ from PIL import Image
 
 from vlmrl.svg.build import build_scene
 from vlmrl.svg.draw import DrawJob, draw_svg, paint
-from vlmrl.svg.parse import SvgLimits, SvgRefused, parse_svg
+from vlmrl.svg.parse import SvgLimits, parse_svg
 from vlmrl.svg.scene import Shape
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
+from vlmrl.untrusted import CodeRefused
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
 WHITE, RED, GREEN, BLUE, BLACK = (255, 255, 255), (255, 0, 0), (0, 128, 0), (0, 0, 255), (0, 0, 0)
@@ -208,7 +209,7 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("content", FORBIDDEN)
 def test_what_loads_or_runs_is_refused(content: str):
-    with pytest.raises(SvgRefused) as error:
+    with pytest.raises(CodeRefused) as error:
         draw_svg(DrawJob(svg(content)))
     assert error.value.kind == "forbidden"
 
@@ -223,7 +224,7 @@ def test_embedded_pictures_by_policy():
     assert at(draw_svg(DrawJob(text), images="draw").pixels, 20, 20) == RED
     assert draw_svg(DrawJob(text), images="drop").is_blank
     broken = svg('<image href="data:image/png;base64,iVBORw0KGgo=" width="40" height="40"/>')
-    with pytest.raises(SvgRefused) as error:
+    with pytest.raises(CodeRefused) as error:
         draw_svg(DrawJob(broken), images="draw")
     assert error.value.kind == "drawing"
 
@@ -247,7 +248,7 @@ LIMITS = [
 
 @pytest.mark.parametrize("content", [case[1] for case in LIMITS], ids=[case[0] for case in LIMITS])
 def test_what_is_too_much_is_refused(content: str):
-    with pytest.raises(SvgRefused) as error:
+    with pytest.raises(CodeRefused) as error:
         draw_svg(DrawJob(svg(content)))
     assert error.value.kind == "limit"
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmrl.svg.parse import SVG, SvgLimits, SvgRefused, find_svg, parse_svg
+from vlmrl.svg.parse import SVG, SvgLimits, find_svg, parse_svg
+from vlmrl.untrusted import CodeRefused
 
 PLAIN = f'<svg xmlns="{SVG}"><rect/></svg>'
 NESTED = "<svg><svg x='>'><g/></svg><rect/></svg>"
@@ -44,7 +45,7 @@ def test_the_last_complete_element_is_the_answer(response: str, expected: str) -
     ],
 )
 def test_no_complete_element_is_refused(response: str, kind: str) -> None:
-    with pytest.raises(SvgRefused) as refusal:
+    with pytest.raises(CodeRefused) as refusal:
         find_svg(response)
     assert refusal.value.kind == kind
 
@@ -70,7 +71,7 @@ def test_comments_without_end_are_not_searched_again_and_again(text: str) -> Non
 def test_any_text_is_answered_or_refused(text: str) -> None:
     try:
         element = find_svg(text)
-    except SvgRefused:
+    except CodeRefused:
         return
     assert element in text and element.lower().startswith("<") and element.endswith(">")
 
@@ -107,7 +108,7 @@ def test_names_texts_and_numbers_of_elements() -> None:
     ],
 )
 def test_what_the_reader_refuses(text: str, kind: str, words: str) -> None:
-    with pytest.raises(SvgRefused) as refusal:
+    with pytest.raises(CodeRefused) as refusal:
         parse_svg(text)
     assert refusal.value.kind == kind and words in refusal.value.reason
 
@@ -116,5 +117,5 @@ def test_limits_are_inclusive() -> None:
     limits = SvgLimits(elements=3, depth=2)
     assert len(list(parse_svg("<svg><a/><b/></svg>", limits).walk())) == 3
     for text in ("<svg><a/><b/><c/></svg>", "<svg><a><b/></a></svg>"):
-        with pytest.raises(SvgRefused):
+        with pytest.raises(CodeRefused):
             parse_svg(text, limits)

@@ -14,8 +14,9 @@ from processes import lives
 
 from vlmrl.errors import VlmrlError
 from vlmrl.svg.draw import Drawing, DrawJob, draw_svg
-from vlmrl.svg.parse import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits
 from vlmrl.svg.renderer import SvgRenderer
+from vlmrl.untrusted import CodeRefused
 from vlmrl.workers.pool import Lost
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
@@ -41,8 +42,8 @@ def test_refusals_stand_at_their_places():
         first, second, third = renderer.draw([box(3), DrawJob("<svg"), DrawJob("x" * 1_000_001)])
         assert renderer.draw([]) == []
     assert isinstance(first, Drawing)
-    assert isinstance(second, SvgRefused) and second.kind == "syntax"
-    assert isinstance(third, SvgRefused) and third.kind == "limit"
+    assert isinstance(second, CodeRefused) and second.kind == "syntax"
+    assert isinstance(third, CodeRefused) and third.kind == "limit"
 
 
 def test_a_text_that_takes_too_long_is_refused_and_the_next_one_is_drawn():
@@ -52,7 +53,7 @@ def test_a_text_that_takes_too_long_is_refused_and_the_next_one_is_drawn():
         begin = time.monotonic()
         slow, fine = renderer.draw([DrawJob(SLOW, (4000, 4000)), box(4)])
         seconds = time.monotonic() - begin
-    assert isinstance(slow, SvgRefused) and slow.kind == "limit" and "0.3 s" in slow.reason
+    assert isinstance(slow, CodeRefused) and slow.kind == "limit" and "0.3 s" in slow.reason
     assert isinstance(fine, Drawing)
     assert seconds < 20
 
@@ -61,7 +62,7 @@ def test_a_text_that_needs_too_much_memory_is_refused():
     limits = SvgLimits(memory_mb=20, pixels=4096 * 4096)
     with SvgRenderer(limits=limits) as renderer:
         large, fine = renderer.draw([DrawJob(box(3).svg, (4000, 4000)), box(4)])
-    assert isinstance(large, SvgRefused) and large.kind == "limit"
+    assert isinstance(large, CodeRefused) and large.kind == "limit"
     assert isinstance(fine, Drawing)
 
 
@@ -78,7 +79,7 @@ def test_a_text_is_refused_by_its_work_and_not_by_the_clock():
     with SvgRenderer(limits=SvgLimits(steps=200_000)) as renderer:
         refused, fine = renderer.draw([heavy, box(4)])
         (pid,) = renderer.pids()
-        assert isinstance(refused, SvgRefused) and "more than 200,000 steps of work" in refused.reason
+        assert isinstance(refused, CodeRefused) and "more than 200,000 steps of work" in refused.reason
         assert isinstance(fine, Drawing) and lives(pid)
     with SvgRenderer() as renderer:
         assert isinstance(renderer.draw([heavy])[0], Drawing)
@@ -93,11 +94,11 @@ def test_a_shells_limit_of_processor_time_is_no_fault_of_a_text():
         assert renderer.pids()[0] != pid
 
 
-def lost(renderer: SvgRenderer, number: int, *, busy: bool = True) -> SvgRefused:
+def lost(renderer: SvgRenderer, number: int, *, busy: bool = True) -> CodeRefused:
     """Outcome when a signal ends a process that has drawn nothing."""
     worker: Any = SimpleNamespace(busy=[0] * busy, answered=0, facts={} if busy else None)
     ((_, refusal),) = renderer._lost(worker, Lost("ended", f"signal {number:d}", ""))
-    assert isinstance(refusal, SvgRefused)
+    assert isinstance(refusal, CodeRefused)
     return refusal
 
 

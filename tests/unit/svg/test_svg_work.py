@@ -10,8 +10,9 @@ from svg_attacks_load import star
 
 from vlmrl.svg import build, draw, parse
 from vlmrl.svg.draw import DrawJob, draw_svg
-from vlmrl.svg.parse import SvgLimits, SvgRefused, Work
+from vlmrl.svg.parse import SvgLimits, Work
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
+from vlmrl.untrusted import CodeRefused
 
 DISC = '<circle cx="50" cy="50" r="49" fill="{}"/>'
 STOPS = '<stop stop-color="red"/>' * 200
@@ -42,7 +43,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_refused_by_its_work(name: str):
-    with pytest.raises(SvgRefused, match="steps of work"):
+    with pytest.raises(CodeRefused, match="steps of work"):
         draw_svg(DrawJob(HOSTILE[name], (1_000, 1_000)), SvgLimits(steps=SvgLimits.steps // 20))
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlmrl.errors import DataError
-from vlmrl.svg.parse import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.vfig.collecting import (
     Rejected,
@@ -34,6 +34,7 @@ from vlmrl.tasks.vfig.collecting import (
 from vlmrl.tasks.vfig.drawn.figure import DrawnSettings, draw_figure
 from vlmrl.tasks.vfig.figure_sources import Filters, PictureSizes, SourceFigure, WrongRow, bench_source, named_source
 from vlmrl.tasks.vfig.truth import as_label
+from vlmrl.untrusted import CodeRefused
 
 REAL = Path(__file__).parents[2] / "data" / "figures"
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 80">'
@@ -191,7 +192,7 @@ def test_counts_of_shapes_leave_out_what_is_only_defined() -> None:
     assert counts == ShapeCounts(basic=2, connectors=1, complex=1, texts=1)
     assert counts.shapes == 4 and counts.simple_share == 0.75
     assert count_shapes(HEAD + "<text>a</text></svg>").simple_share is None
-    with pytest.raises(SvgRefused):
+    with pytest.raises(CodeRefused):
         count_shapes("<svg><g></svg>")
 
 

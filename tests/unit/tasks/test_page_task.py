@@ -31,9 +31,10 @@ from vlmrl.tasks.judged.rewards import judge
 from vlmrl.tasks.page import grader
 from vlmrl.tasks.page.drawn import LAYOUTS, SIMPLE, draw_page
 from vlmrl.tasks.page.grader import draw_pairs, layout_score, make_grader, open_browser, text_score
-from vlmrl.tasks.page.rewards import MOST_CHARS, NoPage, find_html, page_of, write_answer
+from vlmrl.tasks.page.rewards import MOST_CHARS, find_html, page_of, write_answer
 from vlmrl.tasks.page.task import attacks, html_file, truth_problems
 from vlmrl.types import Call, RewardInput, RewardResult, Row
+from vlmrl.untrusted import CodeRefused
 
 SIZE = (400, 300)
 BLANK = '<body style="background:#fff"></body>'
@@ -99,7 +100,7 @@ def test_the_page_of_a_response(response: str, code: str) -> None:
      f"<body>{'x' * MOST_CHARS}</body>"],
 )  # fmt: skip
 def test_a_response_without_a_page(response: str) -> None:
-    with pytest.raises(NoPage):
+    with pytest.raises(CodeRefused):
         find_html(response)
 
 
@@ -110,7 +111,7 @@ PIECES = ("<body>", "</body>", "</html>", "<html>", "```html\n", "\n```\n", "a",
 def test_what_is_written_as_an_answer_is_read_again(text: str) -> None:
     try:
         answer = write_answer(text.strip())
-    except NoPage:
+    except CodeRefused:
         return
     assert find_html(answer) == text.strip()
 
@@ -264,7 +265,7 @@ def test_a_page_that_is_refused_earns_nothing_and_says_why(grade: Any) -> None:
     result = grade("I cannot see a page.")
     assert result.note == "not shown: there is no HTML code" and set(result.parts.values()) == {0.0}
     long = grade(f"<body>{'x' * MOST_CHARS}</body>")
-    assert "the limit is 200,000" in long.note and long.detail["refused"] == "missing"
+    assert "the limit is 200,000" in long.note and long.detail["refused"] == "size"
 
 
 def test_a_truth_without_text_has_the_picture_alone(grade: Any) -> None:

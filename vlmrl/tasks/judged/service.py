@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlmrl.browser.client import Browser, BrowserServer, PageRefused
+from vlmrl.browser.client import Browser, BrowserServer
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import NO_PLACE, ServicePlace
@@ -26,12 +26,12 @@ from vlmrl.services.judge_settings import read_settings
 from vlmrl.services.rubric import Judgement, Rubric, load_rubric, read_rubric
 from vlmrl.store.layout import JUDGE_FILE, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
-from vlmrl.svg.parse import SvgLimits, SvgRefused, find_svg
+from vlmrl.svg.parse import SvgLimits, find_svg
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.judged.rewards import RENDER
-from vlmrl.tasks.page.rewards import NoPage, find_html
+from vlmrl.tasks.page.rewards import find_html
 from vlmrl.types import RewardInput, RewardResult
-from vlmrl.untrusted import plural
+from vlmrl.untrusted import CodeRefused, plural
 
 OFFLINE = "VLMRL_JUDGE_OFFLINE"
 """Environment variable; 1 = judgements come from the cache alone, and nothing is sent."""
@@ -161,7 +161,7 @@ class JudgedService:
             drawings = self._drawn(inputs)
             sent = []
             for x, drawing, future in zip(inputs, drawings, futures, strict=True):
-                if isinstance(drawing, SvgRefused):
+                if isinstance(drawing, CodeRefused):
                     complete(future, self._refused(drawing))
                     continue
                 try:
@@ -177,20 +177,20 @@ class JudgedService:
                 if not future.done():
                     complete(future, error)
 
-    def _drawn(self, inputs: Sequence[RewardInput]) -> list[Drawing | SvgRefused | None]:
+    def _drawn(self, inputs: Sequence[RewardInput]) -> list[Drawing | CodeRefused | None]:
         """Return the drawing of each response, or why there is none; None where none is wanted."""
         if self._browser is not None:
             with Browser(self._browser.address, LIMITS.cpu_seconds) as browser:
                 return [_shown(browser, x) for x in inputs]
         if self._renderer is None:
             return [None] * len(inputs)
-        results: list[Drawing | SvgRefused | None] = []
+        results: list[Drawing | CodeRefused | None] = []
         jobs: list[DrawJob] = []
         for x in inputs:
             try:
                 jobs.append(DrawJob(find_svg(x.response), _drawn_size(_true_image(x))))
                 results.append(None)
-            except SvgRefused as error:
+            except CodeRefused as error:
                 results.append(error)
         drawn = iter(self._renderer.draw(jobs))
         return [next(drawn) if result is None else result for result in results]
@@ -204,7 +204,7 @@ class JudgedService:
             texts.insert(0, ("expected answer", str(ground_truth(x, self._key))))
         return JudgeRequest(truth, truth, tuple(texts))
 
-    def _refused(self, error: SvgRefused) -> RewardResult:
+    def _refused(self, error: CodeRefused) -> RewardResult:
         parts: dict[str, float | None] = {RENDER: 0.0, **dict.fromkeys(self.rubric.names, 0.0)}
         detail = {"refused": error.kind, "reason": error.reason}
         return RewardResult(parts, f"not drawn: {error.reason}", detail)
@@ -226,13 +226,13 @@ class JudgedService:
         complete(future, RewardResult({**rendered, **judgement.scores}, note, detail, artifacts))
 
 
-def _shown(browser: Browser, x: RewardInput) -> Drawing | SvgRefused:
+def _shown(browser: Browser, x: RewardInput) -> Drawing | CodeRefused:
     """Return the picture of the HTML page in a response, at the size of the true one, or why there is none."""
     start = time.perf_counter()
     try:
         pixels = browser.look(find_html(x.answer), *_drawn_size(_true_image(x))).pixels
-    except (NoPage, PageRefused) as error:
-        return SvgRefused("missing" if isinstance(error, NoPage) else error.kind, error.reason)
+    except CodeRefused as error:
+        return error
     return Drawing(pixels, pixels_digest(pixels), time.perf_counter() - start)
 
 

@@ -17,12 +17,13 @@ from vlmrl.tasks.drawing import Drawn, draw_rows
 from vlmrl.tasks.entry import TaskEntry
 from vlmrl.tasks.own_prep import prepare_own
 from vlmrl.tasks.page.drawn import LAYOUTS, SIMPLE, draw_page
-from vlmrl.tasks.page.rewards import HTML, MOST_CHARS, MOST_SIDE, NAME, NoPage, write_answer
+from vlmrl.tasks.page.rewards import HTML, MOST_CHARS, MOST_SIDE, NAME, write_answer
 from vlmrl.tasks.page.task import PAGES, SUMMARY, VARIANTS, page_task
 from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
 from vlmrl.tasks.table_rows import TEST, TRAIN, VALIDATION, RowForm, read_tables
 from vlmrl.tasks.truth_kinds import TruthForm
 from vlmrl.types import hash64
+from vlmrl.untrusted import CodeRefused
 
 if TYPE_CHECKING:
     from vlmrl.browser.client import Browser
@@ -85,20 +86,16 @@ def _draw_row(browser: Browser, window: Window, number: int, rng: random.Random)
     layout = SIMPLE if window.simple else LAYOUTS[number % len(LAYOUTS)]
     try:
         return _shown(browser, window, draw_page(layout, rng.getrandbits(63)), layout)
-    except NoPage:
+    except CodeRefused:
         return None
 
 
 def _shown(browser: Browser, window: Window, html: str, layout: str = "") -> Drawn:
-    """Return the picture, the truth and the columns of a row. `layout`: of a drawn page. Raises: NoPage."""
-    from vlmrl.browser.client import PageRefused
+    """Return the picture, the truth and the columns of a row. `layout`: of a drawn page. Raises: CodeRefused."""
     from vlmrl.tasks.page.grader import show_whole
 
-    try:
-        size = window.width, window.height
-        image = show_whole(browser, html, size, window.max_height, needs_text=not layout)
-    except PageRefused as error:
-        raise NoPage(error.reason) from error
+    size = window.width, window.height
+    image = show_whole(browser, html, size, window.max_height, needs_text=not layout)
     truth = {HTML: html, "width": image.width, "height": image.height, "layout": layout or "published"}
     return Drawn(image, truth, {"size": f"{image.width} x {image.height}"})
 
@@ -143,8 +140,8 @@ def _pages(
             drawn = _shown(browser, window, row.truth[HTML])
             keys = hash64(row.truth[HTML]), hash64(sha256(drawn.image.tobytes()).hexdigest())
             if place := next((seen[key] for key in keys if key in seen), None):
-                raise NoPage(f"the same page as {place}")
-        except NoPage as error:
+                raise CodeRefused("twin", f"the same page as {place}")
+        except CodeRefused as error:
             reason = error.reason
             yield LeftOut(row.origin, reason)
             continue
@@ -158,13 +155,13 @@ def _pages(
 
 
 def _check_code(html: str, window: Window) -> None:
-    """Raise NoPage for code that is too long, or needs a script or style sheet that cannot be loaded."""
+    """Raise CodeRefused for code that is too long, or needs a script or style sheet that cannot be loaded."""
     if len(html) > window.max_chars:
-        raise NoPage(f"the code has over {window.max_chars:,} characters")
+        raise CodeRefused("size", f"the code has over {window.max_chars:,} characters")
     if "tailwind" in html.casefold() and "<script" in html.casefold():
-        raise NoPage("its style comes from a script (Tailwind), and scripts do not run")
+        raise CodeRefused("forbidden", "its style comes from a script (Tailwind), and scripts do not run")
     if ELSEWHERE.search(html):
-        raise NoPage("it loads a script or a style sheet, and nothing is loaded")
+        raise CodeRefused("forbidden", "it loads a script or a style sheet, and nothing is loaded")
     write_answer(html)
 
 

@@ -13,16 +13,17 @@ import numpy as np
 from PIL import Image
 from scipy.optimize import linear_sum_assignment
 
-from vlmrl.browser.client import Browser, BrowserGone, BrowserServer, PageRefused, Seen, SeenText
+from vlmrl.browser.client import Browser, BrowserGone, BrowserServer, Seen, SeenText
 from vlmrl.data.images import encode_png
 from vlmrl.environments.base import Start, Started
 from vlmrl.environments.tools import ToolError
 from vlmrl.errors import RewardError
 from vlmrl.tasks.base import Draw, NoFile
-from vlmrl.tasks.page.rewards import MOST_SIDE, WEIGHTS, NoPage, find_html, page_of
+from vlmrl.tasks.page.rewards import MOST_SIDE, WEIGHTS, find_html, page_of
 from vlmrl.tasks.vfig.pictures import RENDER, overlaid, shown_pictures
 from vlmrl.tasks.vfig.scoring.picture import TruePicture
 from vlmrl.types import RewardInput, RewardResult, Size
+from vlmrl.untrusted import CodeRefused
 
 SECONDS = 20.0
 """Time limit of a page: far above what pages take, also on a busy machine."""
@@ -70,14 +71,13 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
         html, size = page_of(x.truth)
         try:
             truth = view(html, size)
-        except PageRefused as error:
+        except CodeRefused as error:
             raise RewardError(f"the row's true page cannot be shown: {error.reason}", hint="leave it out") from None
         try:
             response = view(find_html(x.answer), size)
-        except (NoPage, PageRefused) as error:
-            kind = error.kind if isinstance(error, PageRefused) else "missing"
+        except CodeRefused as error:
             parts = dict.fromkeys(("render", "accuracy"), 0.0) | _applying(truth, dict.fromkeys(WEIGHTS, 0.0))
-            return RewardResult(parts, f"not shown: {error.reason}", {"refused": kind, "reason": error.reason})
+            return RewardResult(parts, f"not shown: {error.reason}", {"refused": error.kind, "reason": error.reason})
         parts = compare(truth, response)
         right = all(value is None or value >= RIGHT for value in parts.values())
         detail = {"lines": [len(view.texts) for view in (truth, response)], "heights": [truth.height, response.height]}
@@ -195,17 +195,17 @@ def show_whole(browser: Browser, html: str, window: Size, most_height: int, *, n
         window: width and least height, in pixels.
         most_height: largest height.
         needs_text: whether a page without text that can be seen is refused.
-    Raises: NoPage for a page that is too tall or blank; PageRefused.
+    Raises: CodeRefused, also for a page that is too tall or blank.
     """
     seen = browser.look(html, *window)
     if seen.page_height > most_height:
-        raise NoPage(f"the page is over {most_height:,} pixels tall")
+        raise CodeRefused("size", f"the page is over {most_height:,} pixels tall")
     if seen.page_height > window[1]:
         seen = browser.look(html, window[0], seen.page_height)
     if (seen.pixels == seen.pixels[0, 0]).all():
-        raise NoPage("the page is blank")
+        raise CodeRefused("blank", "the page is blank")
     if needs_text and not seen.texts:
-        raise NoPage("the page has no text that can be seen")
+        raise CodeRefused("blank", "the page has no text that can be seen")
     return Image.fromarray(seen.pixels)
 
 
@@ -217,12 +217,12 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
             for truth, response in pairs:
                 html, size = page_of(truth)
                 pixels = [browser.look(html, *size).pixels]
-                with suppress(NoPage, PageRefused):
+                with suppress(CodeRefused):
                     pixels.append(browser.look(find_html(response), *size).pixels)
                     pixels.append(overlaid(*pixels))
                 named = zip(("truth", RENDER, "overlay"), pixels, strict=False)
                 results.append({name: encode_png(Image.fromarray(picture)) for name, picture in named})
-    except (RewardError, BrowserGone, PageRefused) as error:
+    except (RewardError, BrowserGone, CodeRefused) as error:
         results += [str(error)] * (len(pairs) - len(results))
     return results
 
@@ -235,7 +235,7 @@ def drawing() -> Iterator[Draw]:
         def drawn(html: str) -> bytes | NoFile:
             try:
                 return encode_png(show_whole(browser, html, FILE_WINDOW, MOST_SIDE))
-            except (NoPage, PageRefused) as error:
+            except CodeRefused as error:
                 return NoFile(error.reason)
 
         yield lambda pages: [drawn(html) for html in pages]
@@ -260,5 +260,5 @@ class Render:
         try:
             with Browser(self._address) as browser:
                 return Image.fromarray(browser.look(html, *start.images[0].size).pixels)
-        except PageRefused as error:
+        except CodeRefused as error:
             raise ToolError(error.reason) from None

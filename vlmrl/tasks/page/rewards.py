@@ -12,6 +12,7 @@ from vlmrl.redaction.redact import quoted
 from vlmrl.rewards import Builtin
 from vlmrl.rewards.base import RewardSpec, WorkerFunction
 from vlmrl.types import Size
+from vlmrl.untrusted import CodeRefused
 
 NAME, HTML = "page", "html"
 """Name of the task and of its reward; truth field with the code of a page."""
@@ -27,14 +28,6 @@ FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
 PAGE = re.compile(
     r"<(?:!doctype|html|head|body)\b.*?(?:(</html\s*>|</body\s*>(?!\s*</html))|\Z)", re.DOTALL | re.IGNORECASE
 )
-
-
-class NoPage(Exception):
-    """Refusal of a response without a page. `reason`: one sentence for people."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def page(*, pictures: bool = False) -> RewardSpec:
@@ -62,19 +55,19 @@ def find_html(response: str) -> str:
     A page begins with `<!doctype`, `<html`, `<head` or `<body`; in a fence it may be any code. A thought does not
     count. Of several pages the last complete one counts; if none is, the last one, to the end of the text.
 
-    Raises: NoPage.
+    Raises: CodeRefused.
     """
     _, has_thought, text = response.rpartition("</think>")
     if not has_thought and "<think>" in text:
-        raise NoPage("the thought has no end")
+        raise CodeRefused("missing", "the thought has no end")
     code = _fenced(text)
     if code is None:
         pages = [*PAGE.finditer(text)]
         if not pages:
-            raise NoPage("there is no HTML code")
+            raise CodeRefused("missing", "there is no HTML code")
         code = ([page for page in pages if page[1]] or pages)[-1][0]
     if len(code) > MOST_CHARS:
-        raise NoPage(f"the page has {len(code):,} characters; the limit is {MOST_CHARS:,}")
+        raise CodeRefused("size", f"the page has {len(code):,} characters; the limit is {MOST_CHARS:,}")
     return code.strip()
 
 
@@ -91,15 +84,17 @@ def _fenced(text: str) -> str | None:
 def write_answer(html: str) -> str:
     """Return a response with a page: the code alone, or in a fence where it would not be found.
 
-    Raises: NoPage for code that no response can have.
+    Raises: CodeRefused for code that no response can have.
     """
     for answer in (html, f"```html\n{html}\n```"):
         try:
             if find_html(answer) == html:
                 return answer
-        except NoPage:
+        except CodeRefused:
             continue
-    raise NoPage(f"its code cannot be an answer: it has over {MOST_CHARS:,} characters, or the marks of answers")
+    raise CodeRefused(
+        "size", f"its code cannot be an answer: it has over {MOST_CHARS:,} characters, or the marks of answers"
+    )
 
 
 def page_of(truth: Mapping[str, Any]) -> tuple[str, Size]:

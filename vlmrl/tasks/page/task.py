@@ -14,11 +14,12 @@ from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import RewardError
 from vlmrl.tasks.attack import Attack, Make, says
 from vlmrl.tasks.base import NoFile, ResponseFile, Task, require_prepared
-from vlmrl.tasks.page.rewards import HTML, NAME, NoPage, find_html, page_of, write_answer
+from vlmrl.tasks.page.rewards import HTML, NAME, find_html, page_of, write_answer
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.pictures import LEGEND, RENDER
 from vlmrl.tasks.vfig.task import code_probe
 from vlmrl.types import Call, RewardInput, Row
+from vlmrl.untrusted import CodeRefused
 
 SUMMARY = "the HTML and CSS of a web page that an image shows (made by `vlmrl prep page`)"
 FOLDER = Path(__file__).parent
@@ -69,7 +70,7 @@ def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     try:
         write_answer(page_of(truth)[0])
         return []
-    except (RewardError, NoPage) as error:
+    except (RewardError, CodeRefused) as error:
         return [error.message if isinstance(error, RewardError) else error.reason]
 
 
@@ -89,7 +90,7 @@ def html_file(response: str) -> str | NoFile:
     """Return the page of a response as a file that runs and loads nothing in a browser, or why there is none."""
     try:
         html = find_html(response)
-    except NoPage as error:
+    except CodeRefused as error:
         return NoFile(error.reason)
     if re.search(r"http-equiv", html, re.IGNORECASE):
         return NoFile("it would load something when it is opened: http-equiv")

@@ -33,7 +33,7 @@ from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.store.provenance import usable_cores
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
-from vlmrl.svg.parse import Node, SvgLimits, SvgRefused, find_svg, parse_svg
+from vlmrl.svg.parse import Node, SvgLimits, find_svg, parse_svg
 from vlmrl.svg.renderer import SvgRenderer
 from vlmrl.tasks.base import LeftOut, NewRow
 from vlmrl.tasks.dataset_assembly import first_bad, is_few, leave_out
@@ -41,7 +41,7 @@ from vlmrl.tasks.vfig.drawn.figure import draw_figure
 from vlmrl.tasks.vfig.figure_sources import FigureSource, Filters, PictureSizes, Plan, SourceFigure, WrongRow
 from vlmrl.tasks.vfig.truth import as_label, make_truth
 from vlmrl.types import hash64
-from vlmrl.untrusted import visible
+from vlmrl.untrusted import CodeRefused, visible
 
 BASIC = frozenset(("rect", "circle", "ellipse"))
 CONNECTORS = frozenset(("line", "polyline"))
@@ -79,7 +79,7 @@ class ShapeCounts:
 
 
 def count_shapes(svg: str) -> ShapeCounts:
-    """Return the counts of a figure's code. Raises: SvgRefused for a text that is no SVG or beyond the limits."""
+    """Return the counts of a figure's code. Raises: CodeRefused for a text that is no SVG or beyond the limits."""
     numbers: dict[str, int] = dict.fromkeys(("basic", "connectors", "complex", "texts"), 0)
     kinds = {**dict.fromkeys(BASIC, "basic"), **dict.fromkeys(CONNECTORS, "connectors")}
     kinds |= {**dict.fromkeys(COMPLEX, "complex"), "text": "texts"}
@@ -216,7 +216,7 @@ def _checked_code(text: str, filters: Filters) -> str:
         if filters.repeats and (problem := repetition(svg)):
             raise _Reject("repeats itself", f"the code repeats itself: {problem}")
         counts = count_shapes(svg)
-    except SvgRefused as error:
+    except CodeRefused as error:
         raise _Reject(f"not drawn ({error.kind})", error.reason) from error
     share = counts.simple_share
     if filters.min_basic is not None and (share is None or share < filters.min_basic):
@@ -229,9 +229,9 @@ def _checked_code(text: str, filters: Filters) -> str:
 
 
 def _screened(
-    figure: SourceFigure, svg: str, drawing: Drawing | SvgRefused, filters: Filters, sizes: PictureSizes
+    figure: SourceFigure, svg: str, drawing: Drawing | CodeRefused, filters: Filters, sizes: PictureSizes
 ) -> Screened:
-    if isinstance(drawing, SvgRefused):
+    if isinstance(drawing, CodeRefused):
         raise _Reject(f"not drawn ({drawing.kind})", drawing.reason)
     if drawing.is_blank:
         raise _Reject("blank", "its drawing is blank")

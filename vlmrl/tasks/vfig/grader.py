@@ -16,7 +16,7 @@ from PIL import Image
 from vlmrl.errors import RewardError
 from vlmrl.svg.build import Images
 from vlmrl.svg.draw import DrawJob, draw_svg, pixels_digest
-from vlmrl.svg.parse import SvgRefused, find_svg
+from vlmrl.svg.parse import find_svg
 from vlmrl.tasks.vfig.measures import LPIPS, PictureModel, open_picture_model
 from vlmrl.tasks.vfig.pictures import shown_pictures
 from vlmrl.tasks.vfig.published.document import published_cleanliness
@@ -24,6 +24,7 @@ from vlmrl.tasks.vfig.scoring.compare import Figure, FigureScore, compare, fitti
 from vlmrl.tasks.vfig.scoring.picture import WINDOW, ssim
 from vlmrl.tasks.vfig.truth import code_of, size_of, true_figure
 from vlmrl.types import RewardInput, RewardResult
+from vlmrl.untrusted import CodeRefused
 
 RIGHT = 0.9
 """Least score of the elements, and of the picture, of a figure that counts as right."""
@@ -43,7 +44,7 @@ def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) 
     truth = true_figure(x, key, partial(read_truth, images=images))
     try:
         response = read_figure(find_svg(x.response), truth.size, images=images)
-    except SvgRefused as error:
+    except CodeRefused as error:
         parts: dict[str, float | None] = dict.fromkeys(("render", "elements", "picture", "clean", "length"), 0.0)
         parts |= {part: 0.0 if _has(truth, kind) else None for kind, part in KINDS.items()}
         detail = {"refused": error.kind, "reason": error.reason}
@@ -112,7 +113,7 @@ def _measured(x: RewardInput, *, pictures: bool) -> RewardResult:
         code = find_svg(x.response)
         drawn = _stretched(draw_svg(DrawJob(code)).pixels, truth.shape)
         response = read_figure(code, figure.size)
-    except SvgRefused as error:
+    except CodeRefused as error:
         return RewardResult({"rendered": 0.0}, f"not drawn: {error.reason}")
     parts: dict[str, float | None] = {
         "rendered": 1.0,
@@ -189,7 +190,7 @@ def make_models_grader(
 
 
 def _true_figure(code: str, *, models: Mapping[str, PictureModel], images: Images) -> Truth:
-    """Return a true figure. All responses to one prompt share it. Raises: SvgRefused."""
+    """Return a true figure. All responses to one prompt share it. Raises: CodeRefused."""
     height, width = draw_svg(DrawJob(code), images=images).pixels.shape[:2]
     view = read_figure(code, fitting(width, height, SIDE, LEAST_SIDE), images=images).view
     sights = {}
@@ -220,7 +221,7 @@ def _graded_by_models(
     height, width = truth.picture.shape[:2]
     try:
         drawn = draw_svg(DrawJob(find_svg(x.response), (width, height)), images=images).pixels
-    except SvgRefused as error:
+    except CodeRefused as error:
         detail = {"refused": error.kind, "reason": error.reason}
         return RewardResult(dict.fromkeys(("render", *models), 0.0), f"not drawn: {error.reason}", detail)
     equal = bool((drawn == truth.picture).all())

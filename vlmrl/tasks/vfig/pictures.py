@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import RewardError
+from vlmrl.untrusted import CodeRefused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,9 +86,9 @@ def draw_pairs(pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[Mapping[s
 
 def _code(response: str) -> str | None:
     """Return the SVG code in a response; None if there is none."""
-    from vlmrl.svg.parse import SvgRefused, find_svg
+    from vlmrl.svg.parse import find_svg
 
     try:
         return find_svg(response)
-    except SvgRefused:
+    except CodeRefused:
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.redaction.redact import excerpt
-from vlmrl.svg.parse import Node, SvgRefused, find_svg, parse_svg
+from vlmrl.svg.parse import Node, find_svg, parse_svg
 from vlmrl.tasks.attack import Attack, Probe, ProbeRows, says, void_attacks
 from vlmrl.tasks.base import AccumulatedMetrics, Draw, GradedResponse, NoFile, ResponseFile, Task, require_prepared
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
@@ -26,6 +26,7 @@ from vlmrl.tasks.vfig.pictures import LEGEND, RENDER, draw_pairs
 from vlmrl.tasks.vfig.rewards import NAME as REWARD
 from vlmrl.tasks.vfig.truth import CODE, SOURCE, code_of, truth_problems
 from vlmrl.types import RewardInput, Row
+from vlmrl.untrusted import CodeRefused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,7 @@ def svg_of(response: str) -> str | NoFile:
     try:
         code = find_svg(response)
         active = active_content(parse_svg(code))
-    except SvgRefused as error:
+    except CodeRefused as error:
         return NoFile(error.reason)
     return code if active is None else NoFile(f"it would run or load something when it is opened: {active}")
 
@@ -86,7 +87,7 @@ def drawing() -> Iterator[Draw]:
         def draw(codes: Sequence[str]) -> list[bytes | NoFile]:
             drawings = renderer.draw([DrawJob(code) for code in codes])
             return [
-                NoFile(one.reason) if isinstance(one, SvgRefused) else encode_png(Image.fromarray(one.pixels))
+                NoFile(one.reason) if isinstance(one, CodeRefused) else encode_png(Image.fromarray(one.pixels))
                 for one in drawings
             ]
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_rewards import ground_truth
-from vlmrl.svg.parse import SvgLimits, SvgRefused
+from vlmrl.svg.parse import SvgLimits
 from vlmrl.tasks.truth_kinds import Truth, TruthForm
 from vlmrl.types import RewardInput
-from vlmrl.untrusted import parse_json
+from vlmrl.untrusted import CodeRefused, parse_json
 
 CODE = "svg"
 """Truth field with the code of the row's figure."""
@@ -114,15 +114,15 @@ def true_figure(x: RewardInput, key: str | None, read: Callable[[str], Figure]) 
 
     Args:
         key: truth field or column with the code; None = see `ground_truth`.
-        read: function that draws code. It raises SvgRefused for code that cannot be drawn.
+        read: function that draws code. It raises CodeRefused for code that cannot be drawn.
     Raises: RewardError for a row without code that can be drawn.
     """
     text = ground_truth(x, key)
     try:
         if not isinstance(text, str):
-            raise SvgRefused("missing", f"it is a {type(text).__name__}, not a text")
+            raise CodeRefused("missing", f"it is a {type(text).__name__}, not a text")
         return read(text)
-    except SvgRefused as error:
+    except CodeRefused as error:
         raise RewardError(
             f"the row's true SVG cannot be drawn: {error.reason}",
             hint="leave the row out; `vlmrl prep figures` drops such rows",

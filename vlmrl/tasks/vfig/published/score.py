@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.text_rewards import ground_truth
-from vlmrl.svg.parse import SvgRefused, find_svg
+from vlmrl.svg.parse import find_svg
 from vlmrl.tasks.vfig.published.document import Unscorable, Work, colour_score, distance, normal, parse, refuse
 from vlmrl.tasks.vfig.published.outlines import Box, Drawn, centre
 from vlmrl.tasks.vfig.published.response import (
@@ -36,7 +36,7 @@ from vlmrl.tasks.vfig.published.truth import (
     with_written_colours,
 )
 from vlmrl.types import RewardInput, RewardResult
-from vlmrl.untrusted import parse_json
+from vlmrl.untrusted import CodeRefused, parse_json
 
 SHAPE_METRICS = (
     "label", "type", "fill_color", "fill_style", "stroke_color", "border_style", "position", "font", "aspect_ratio",
@@ -472,7 +472,7 @@ def _graded(x: RewardInput, *, key: str | None, metadata: str | None) -> RewardR
         raise RewardError(f"the row's true SVG code is a {type(truth).__name__}, not a text")
     try:
         response = find_svg(x.response)
-    except SvgRefused as error:
+    except CodeRefused as error:
         return RewardResult({"overall": 0.0, "shapes": 0.0, "arrows": 0.0}, f"no code: {error.reason}")
     score = published_rules(truth, response, _metadata(x, metadata))
     parts = {"overall": score.overall, "shapes": score.shapes["composite"], "arrows": score.arrows["composite"]}

@@ -250,7 +250,7 @@ def read_figure(
 
     Args:
         size: width and height of its picture; None = what it declares, with a longer side of LEAST_SIDE to SIDE.
-    Raises: SvgRefused.
+    Raises: CodeRefused.
     """
     limits = limits or SvgLimits()
     scene = build_scene(parse_svg(svg, limits), limits, images=images, size=size)

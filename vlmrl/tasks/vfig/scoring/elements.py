@@ -78,7 +78,7 @@ class View:
 def look(scene: Scene, width: int, height: int) -> View:
     """Return the picture of a scene, of that size, and the elements that show in it.
 
-    Raises: SvgRefused as `paint`.
+    Raises: CodeRefused as `paint`.
     """
     to_picture = fitted(scene.box, width, height, scene.aspect)
     painter = Painter(width, height, to_picture)
