@@ -66,7 +66,8 @@ FLAGS = """
 --force-color-profile=srgb --font-render-hinting=none --disable-lcd-text --disable-skia-runtime-opts
 --disable-checker-imaging --disable-partial-raster --disable-low-res-tiling --force-device-scale-factor=1
 --disable-threaded-animation --disable-threaded-scrolling --disable-smooth-scrolling
---run-all-compositor-stages-before-draw --disable-new-content-rendering-timeout --blink-settings=imageAnimationPolicy=2
+--run-all-compositor-stages-before-draw --enable-begin-frame-control --disable-new-content-rendering-timeout
+--blink-settings=imageAnimationPolicy=2
 """
 """Options in four groups: headless; no requests of the browser's own; no network (a proxy that nobody serves, also for
 this machine's own addresses); equal pixels on every machine, at once, and of moving pictures the first one."""
@@ -187,7 +188,8 @@ class Chromium:
     """One running browser, its pipes, and the requests that it has not answered."""
 
     def __init__(self, program: str, mode: Mode, home: str) -> None:
-        self.mode, self.version, self.why_ended = mode, "", ("crash", "the browser ended by itself")
+        self.mode, self.version, self.frames = mode, "", ""
+        self.why_ended = "crash", "the browser ended by itself"
         flags = [*FLAGS.split(), NAMES, *mode.flags, f"--user-data-dir={mode.home}/profile"]
         self._command = [*mode.before, program, *flags, "about:blank"]
         self._home, self._number = home, 0
@@ -220,7 +222,8 @@ class Chromium:
             self.kill("crash", "it did not start")
             raise OSError(f"the browser does not start with {self.mode.words}") from error
         self.waiting.clear()
-        self.version = str(answer["result"]["product"]).partition("/")[2]
+        product, _, self.version = str(answer["result"]["product"]).partition("/")
+        self.frames = "asked" if product == "HeadlessChrome" else "own"  # the headless shell can draw them when asked
 
     def ask(self, client: Client | None, number: Any, message: dict[str, Any]) -> None:
         """Send a request under an id of its own. `client`: who gets the answer; None = nobody."""
@@ -308,7 +311,8 @@ class Server:
             client.send({"id": message["id"], "error": {"message": str(error), "fatal": True}})
             return
         if message["method"] == "Server.facts":
-            client.send({"id": message["id"], "result": {"version": browser.version, "layers": browser.mode.words}})
+            facts = {"version": browser.version, "layers": browser.mode.words, "frames": browser.frames}
+            client.send({"id": message["id"], "result": facts})
         else:
             browser.ask(client, message["id"], {k: v for k, v in message.items() if k != "id"})
 

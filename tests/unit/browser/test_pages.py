@@ -166,3 +166,10 @@ def test_a_page_that_is_too_long_or_needs_too_much_memory_is_refused() -> None:
                 browser.look(HEAD + many, 3000, 3000)
                 time.sleep(0.1)
     assert (too_long.value.kind, too_large.value.kind) == ("size", "memory")
+
+
+def test_a_page_after_a_long_pause_has_its_whole_time() -> None:
+    with BrowserServer() as server, Browser(server.address, seconds=2.0) as browser:
+        first = browser.look("<body>one", 100, 100)
+        time.sleep(2.5)
+        assert browser.look("<body>one", 100, 100).texts == first.texts
