@@ -79,6 +79,13 @@ def _button(rng: Draw) -> Page:
     return Page(f"{rng.choice(PRESS)} the button {name}.", {"names": names}, {"pressed": name}, [_at(name)])
 
 
+def _spot(rng: Draw) -> Page:
+    name, width, height = rng.choice(COLOURS), rng.randint(70, 110), rng.randint(60, 100)
+    place = {"left": rng.randint(0, LAYOUT - width), "top": rng.randint(0, LAYOUT - height)}
+    return Page(f"{rng.choice(PRESS)} the {name} button.", {"boxes": [(name, width, height)], "place": place},
+                {"pressed": name}, [_at(name)])  # fmt: skip
+
+
 def _colour(rng: Draw) -> Page:
     names = rng.sample(COLOURS, rng.randint(7, 9))
     boxes = [(name, rng.randint(45, 95), rng.randint(36, 80)) for name in names]
@@ -218,8 +225,8 @@ def _cart(rng: Draw) -> Page:
 
 
 KINDS: Mapping[str, Callable[[Draw], Page]] = {
-    "button": _button, "colour": _colour, "boxes": _boxes, "radio": _radio, "select": _select, "field": _field,
-    "login": _login, "scroll": _scroll, "tabs": _tabs, "dialog": _dialog, "stepper": _stepper,
+    "button": _button, "spot": _spot, "colour": _colour, "boxes": _boxes, "radio": _radio, "select": _select,
+    "field": _field, "login": _login, "scroll": _scroll, "tabs": _tabs, "dialog": _dialog, "stepper": _stepper,
     "sort": _sort, "paged": _paged, "menu": _menu,
     "tree": _tree, "keys": _keys, "calendar": _calendar, "search": _search, "cart": _cart,
 }  # fmt: skip
