@@ -22,7 +22,9 @@ from task_tables import prepare, rows_of, sizes_of
 
 from vlmrl.browser.client import SeenText
 from vlmrl.data.images import encode_png
-from vlmrl.environments.base import Start
+from vlmrl.environments.base import EnvironmentLimits, Start
+from vlmrl.environments.calls import write_call
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, load_environment
 from vlmrl.errors import DataError, RewardError
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks import make_task
@@ -383,6 +385,27 @@ def test_the_tool_shows_a_draft_at_the_size_of_the_picture() -> None:
     start = Start(images=[Image.new("RGB", SIZE)])
     shown = grader.Render().render(start, PAGE)
     assert shown.size == SIZE and len(set(np.asarray(shown).reshape(-1, 3)[:, 0])) > 9
+
+
+def test_the_tool_in_the_process_of_an_episode() -> None:
+    place = f"{Path(grader.__file__)}:Render"
+    pool = EnvironmentPool(load_environment(place, {}), "hermes", EnvironmentLimits())
+    try:
+        pool.begin(0, Beginning({}, row(PAGE), [Image.new("RGB", SIZE)], [SIZE], seed=1, prompt="p"))
+        ((_, begun),) = pool.advance()
+        assert isinstance(begun, Answer)
+        answers = []
+        for html in (PAGE, PAGE):
+            pool.turn(0, write_call(Call("render", {"html": html}), "hermes"))
+            ((_, answer),) = pool.advance()
+            assert isinstance(answer, Answer) and len(answer.parts) == 1 and not answer.errors
+            answers.append(answer)
+        with open_browser() as browser:
+            pixels = browser.look(PAGE, *SIZE).pixels
+        for answer in answers:
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(answer.parts[0]))), pixels)
+    finally:
+        pool.close()
 
 
 def test_files_of_pages_run_and_load_nothing_and_pairs_are_drawn() -> None:

@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 from vlmrl.browser.client import Browser, BrowserGone, BrowserServer, Seen, SeenText
 from vlmrl.data.images import encode_png
-from vlmrl.environments.base import Start, Started
+from vlmrl.environments.base import EnvironmentUnavailable, Start, Started
 from vlmrl.environments.tools import ToolError
 from vlmrl.errors import RewardError
 from vlmrl.tasks.base import Draw, NoFile
@@ -262,3 +262,5 @@ class Render:
                 return Image.fromarray(browser.look(html, *start.images[0].size).pixels)
         except CodeRefused as error:
             raise ToolError(error.reason) from None
+        except BrowserGone as error:
+            raise EnvironmentUnavailable(f"the browser shows no page: {error}") from error
