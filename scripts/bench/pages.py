@@ -36,7 +36,7 @@ SECONDS, LEAST_PAGES, MOST_GROWTH = 5.0, 200.0, 32.0
 def attacks(smoke: bool) -> dict[str, Any]:
     """Try all attacks. `smoke`: a tenth of them."""
     harmed = list[str]()
-    with BrowserServer() as server, Browser(server.address, seconds=SECONDS) as browser, ears() as listening:
+    with BrowserServer(alone=True) as server, Browser(server.address, seconds=SECONDS) as browser, ears() as listening:
         texts = pages(listening.url, listening.udp)
         names = list(texts)[:: 10 if smoke else 1]
         for name in names:
@@ -55,7 +55,7 @@ def memory_mb() -> float:
 
 def growth(count: int) -> float:
     """Return the growth of the browser's memory while it draws pages, in MiB."""
-    with BrowserServer() as server, Browser(server.address) as browser:
+    with BrowserServer(alone=True) as server, Browser(server.address) as browser:
         begin = 0.0
         for number in range(count):
             browser.look(drawn(number), 448, 448)

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vlmrl.browser.server import FONTS, PROGRAM, ZERO
+from vlmrl.browser.server import FONTS, FRAME, PROGRAM, ZERO
 from vlmrl.errors import VlmrlError
 from vlmrl.redaction.redact import excerpt
 from vlmrl.untrusted import CodeRefused, parse_json
@@ -42,8 +42,6 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src http: https: da
 """Content-Security-Policy of a hostile page: no scripts, frames, plug-ins, fonts, media, workers or forms."""
 MOUSE = "Input.dispatchMouseEvent"
 SHOT = {"format": "png", "optimizeForSpeed": True}
-FRAME = "HeadlessExperimental.beginFrame"
-"""Method that draws one frame. A browser that draws by itself makes a screenshot wait for its clock: 50 ms, not 5."""
 GREY = (204, 204, 204)
 PLACEHOLDER_SIZE = (300, 200)
 HIDE = (
@@ -114,14 +112,18 @@ class Seen(NamedTuple):
 
 
 class BrowserServer:
-    """Process with the browser; see `server.py`. It ends with this process."""
+    """Process with the browser; see `server.py`. It ends with this process.
 
-    def __init__(self, memory_mb: int = MEMORY_MB) -> None:
+    Args:
+        alone: whether only one connection uses it, with one page: then a page takes a third of the time.
+    """
+
+    def __init__(self, memory_mb: int = MEMORY_MB, *, alone: bool = False) -> None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("")  # Linux chooses an abstract name
         listener.listen(256)
         self.address = listener.getsockname()
-        words = map(str, (listener.fileno(), memory_mb, os.getpid()))
+        words = map(str, (listener.fileno(), memory_mb, os.getpid(), int(alone)))
         command = [sys.executable, "-m", "vlmrl.browser.server", *words]
         with listener:
             self._process = subprocess.Popen(
@@ -172,8 +174,8 @@ class Browser:
         self._socket.close()
 
     @cached_property
-    def facts(self) -> Mapping[str, str]:
-        """`version` of the browser; `layers`: what confines it, in words; `frames`: "asked" if it draws none by itself.
+    def facts(self) -> Mapping[str, Any]:
+        """`version` of the browser; `layers`: what confines it, in words; `is_asked`: whether it draws when asked.
 
         Raises: BrowserGone.
         """
@@ -326,12 +328,11 @@ class Tab:
         self._html: bytes | None = None
         self._world: int | None = None
         self.session = ""  # of the browser itself, until the page is attached
-        is_asked = browser.facts["frames"] == "asked"
-        self._frame: Sequence[tuple[str, dict[str, Any]]] = [(FRAME, {})] if is_asked else []
+        self._is_asked: bool = browser.facts["is_asked"]
         self._context = self._ask("Target.createBrowserContext")["browserContextId"]
         where, size = {"browserContextId": self._context}, {"width": width, "height": height}
         self._ask("Browser.setDownloadBehavior", behavior="deny", **where)
-        frames = {"enableBeginFrameControl": True} if self._frame else {}
+        frames = {"enableBeginFrameControl": self._is_asked}
         target = self._ask("Target.createTarget", url="about:blank", **frames, **size, **where)["targetId"]
         self.session = str(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         self._ask_all(
@@ -423,7 +424,7 @@ class Tab:
         return self._shot()
 
     def _shot(self) -> np.ndarray:
-        if not self._frame:
+        if not self._is_asked:
             return _picture(self._ask("Page.captureScreenshot", **SHOT)["data"])
         self._ask(FRAME)
         while True:  # the first frames after a change may have another size, or no picture; `_ask` ends in time
@@ -437,7 +438,8 @@ class Tab:
         mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
         down = {**mouse, "type": "mousePressed", "buttons": 1}
         moved, up = {"x": x, "y": y, "type": "mouseMoved"}, {**mouse, "type": "mouseReleased"}
-        self._ask_all((MOUSE, moved), *self._frame, (MOUSE, down), (MOUSE, up))
+        frames = [(FRAME, dict[str, Any]())] * self._is_asked
+        self._ask_all((MOUSE, moved), *frames, (MOUSE, down), (MOUSE, up))
 
     def type(self, text: str) -> None:
         """Type a text where the page has its focus."""

@@ -1,6 +1,6 @@
 """Process that starts one headless Chromium, watches it, and relays the DevTools protocol between it and its clients.
 
-    python -m vlmrl.browser.server SOCKET MEMORY_MB PARENT    (descriptor of a listening Unix socket, process)
+    python -m vlmrl.browser.server SOCKET MEMORY_MB PARENT ALONE    (descriptor of a listening Unix socket, process)
 
 Messages are JSON with a zero byte behind each, towards the browser (over two pipes) and towards clients alike. Ids of
 clients are replaced by own ones; an event goes to the client that has attached to its target. Methods of the server
@@ -29,6 +29,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,13 +67,15 @@ FLAGS = """
 --force-color-profile=srgb --font-render-hinting=none --disable-lcd-text --disable-skia-runtime-opts
 --disable-checker-imaging --disable-partial-raster --disable-low-res-tiling --force-device-scale-factor=1
 --disable-threaded-animation --disable-threaded-scrolling --disable-smooth-scrolling
---run-all-compositor-stages-before-draw --enable-begin-frame-control --disable-new-content-rendering-timeout
---blink-settings=imageAnimationPolicy=2
+--run-all-compositor-stages-before-draw --disable-new-content-rendering-timeout --blink-settings=imageAnimationPolicy=2
 """
 """Options in four groups: headless; no requests of the browser's own; no network (a proxy that nobody serves, also for
 this machine's own addresses); equal pixels on every machine, at once, and of moving pictures the first one."""
 NAMES = "--host-resolver-rules=MAP * ~NOTFOUND"
 """Option by which no name has an address. It has blanks."""
+FRAME, ASKED = "HeadlessExperimental.beginFrame", "--enable-begin-frame-control"
+"""Method that draws one frame, and the option without which a browser draws frames by itself: then a screenshot waits
+for its clock, 50 ms instead of 5. Two frames at once end the browser, so only one page may be open."""
 READ_END, WRITE_END = 3, 4
 """Descriptors from which the browser reads, and to which it writes."""
 WATCH_SECONDS, START_SECONDS = 0.2, 30.0
@@ -187,10 +190,10 @@ class Waiting(NamedTuple):
 class Chromium:
     """One running browser, its pipes, and the requests that it has not answered."""
 
-    def __init__(self, program: str, mode: Mode, home: str) -> None:
-        self.mode, self.version, self.frames = mode, "", ""
+    def __init__(self, program: str, mode: Mode, home: str, is_asked: bool = False) -> None:
+        self.mode, self.version, self.is_asked = mode, "", is_asked
         self.why_ended = "crash", "the browser ended by itself"
-        flags = [*FLAGS.split(), NAMES, *mode.flags, f"--user-data-dir={mode.home}/profile"]
+        flags = [*FLAGS.split(), NAMES, *[ASKED] * is_asked, *mode.flags, f"--user-data-dir={mode.home}/profile"]
         self._command = [*mode.before, program, *flags, "about:blank"]
         self._home, self._number = home, 0
         self.waiting = dict[int, Waiting]()
@@ -215,15 +218,25 @@ class Chromium:
         protocol = asyncio.StreamReaderProtocol(self._reader)
         await loop.connect_read_pipe(lambda: protocol, os.fdopen(ours_in, "rb"))
         self._pipe, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(ours_out, "wb"))
-        self.ask(None, 0, {"method": "Browser.getVersion"})
         try:
-            answer = await asyncio.wait_for(self.read(), START_SECONDS)
-        except (asyncio.TimeoutError, EOFError) as error:
+            self.version = str((await self._result("Browser.getVersion"))["product"]).partition("/")[2]
+            if self.is_asked:  # not every browser draws frames when asked
+                target = await self._result("Target.createTarget", url="about:blank", enableBeginFrameControl=True)
+                session = await self._result("Target.attachToTarget", **target, flatten=True)
+                await self._result(FRAME, session["sessionId"])
+                await self._result("Target.closeTarget", **target)
+        except (asyncio.TimeoutError, EOFError, KeyError) as error:
             self.kill("crash", "it did not start")
             raise OSError(f"the browser does not start with {self.mode.words}") from error
         self.waiting.clear()
-        product, _, self.version = str(answer["result"]["product"]).partition("/")
-        self.frames = "asked" if product == "HeadlessChrome" else "own"  # the headless shell can draw them when asked
+
+    async def _result(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
+        """Return the result of a request before there are clients. Raises: KeyError if it is refused, EOFError."""
+        message = {"method": method, "params": params}
+        self.ask(None, 0, message | ({"sessionId": session} if session else {}))
+        while (answer := await asyncio.wait_for(self.read(), START_SECONDS)).get("id") != self._number:
+            pass
+        return answer["result"]
 
     def ask(self, client: Client | None, number: Any, message: dict[str, Any]) -> None:
         """Send a request under an id of its own. `client`: who gets the answer; None = nobody."""
@@ -258,9 +271,11 @@ class Server:
 
     Args:
         memory_mb: main memory of the browser's processes together, in MiB, above which it is ended.
+        is_asked: whether frames are drawn when asked, if the browser can do so.
     """
 
-    def __init__(self, home: str, memory_mb: int) -> None:
+    def __init__(self, home: str, memory_mb: int, is_asked: bool) -> None:
+        self._is_asked = is_asked
         self._home, self._memory_mb = home, memory_mb
         self._clients, self._lock = set[Client](), asyncio.Lock()
         self._browser: Chromium | None = None
@@ -311,7 +326,7 @@ class Server:
             client.send({"id": message["id"], "error": {"message": str(error), "fatal": True}})
             return
         if message["method"] == "Server.facts":
-            facts = {"version": browser.version, "layers": browser.mode.words, "frames": browser.frames}
+            facts = {"version": browser.version, "layers": browser.mode.words, "is_asked": browser.is_asked}
             client.send({"id": message["id"], "result": facts})
         else:
             browser.ask(client, message["id"], {k: v for k, v in message.items() if k != "id"})
@@ -322,11 +337,12 @@ class Server:
             if self._browser is None:
                 if not (program := program_of_browser()):
                     raise OSError("there is no browser on this machine")
-                for mode in [self._mode] if self._mode else modes(program, self._home):
-                    browser = Chromium(program, mode, self._home)
+                tried = [self._mode] if self._mode else modes(program, self._home)
+                for mode, is_asked in product(tried, (True, False) if self._is_asked else (False,)):
+                    browser = Chromium(program, mode, self._home, is_asked)
                     with contextlib.suppress(OSError):
                         await browser.start()
-                        self._mode, self._browser = mode, browser
+                        self._mode, self._is_asked, self._browser = mode, is_asked, browser
                         break
                 else:
                     raise OSError(f"the browser {program} does not start")
@@ -378,7 +394,7 @@ class Server:
 
 def main(words: Sequence[str]) -> None:
     """Serve until the parent ends."""
-    descriptor, memory_mb, parent = map(int, words)
+    descriptor, memory_mb, parent, is_asked = map(int, words)
     die_with_parent(parent)
     listener = socket.socket(fileno=fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, WRITE_END + 1))
     os.close(descriptor)
@@ -393,7 +409,7 @@ def main(words: Sequence[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.chmod(home, 0o755)
         make_home(Path(home))
-        asyncio.run(Server(home, memory_mb).serve(listener))
+        asyncio.run(Server(home, memory_mb, bool(is_asked)).serve(listener))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ WORDS = "Seventeen quiet zebras"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with BrowserServer() as server, Browser(server.address, seconds=10.0) as browser:
+    with BrowserServer(alone=True) as server, Browser(server.address, seconds=10.0) as browser:
         browser.look(PLAIN, 320, 240)
         yield browser
 
@@ -139,14 +139,14 @@ def test_a_page_looks_the_same_whatever_came_before(browser: Browser) -> None:
     again = browser.look(HEAD + moving, 320, 240)
     assert (first.pixels == again.pixels).all()
     assert first.texts == again.texts
-    with BrowserServer() as server, Browser(server.address) as other:
+    with BrowserServer(alone=True) as server, Browser(server.address) as other:
         third = other.look(HEAD + moving, 320, 240)
     assert (first.pixels == third.pixels).all()
     assert first.texts == third.texts
 
 
 def test_attacks_reach_nothing_and_end_in_time() -> None:
-    with BrowserServer() as server, Browser(server.address, seconds=2.0) as browser, ears() as listening:
+    with BrowserServer(alone=True) as server, Browser(server.address, seconds=2.0) as browser, ears() as listening:
         texts = pages(listening.url, listening.udp)
         chosen = dict.fromkeys([*list(texts)[::5], "endless script", "refresh", "selectors", "frame", "webrtc"])
         outcomes = {name: attack(browser, texts[name]) for name in chosen}
@@ -157,7 +157,7 @@ def test_attacks_reach_nothing_and_end_in_time() -> None:
 
 
 def test_a_page_that_is_too_long_or_needs_too_much_memory_is_refused() -> None:
-    with BrowserServer(memory_mb=150) as server, Browser(server.address, seconds=20.0) as browser:
+    with BrowserServer(memory_mb=150, alone=True) as server, Browser(server.address, seconds=20.0) as browser:
         with pytest.raises(CodeRefused, match="500,009 characters") as too_long:
             browser.look("<!doctype" + "x" * 500_000, 320, 240)
         many = "<div style='filter:blur(3px);width:3000px;height:3000px;background:#f00'>x</div>" * 400
@@ -169,7 +169,7 @@ def test_a_page_that_is_too_long_or_needs_too_much_memory_is_refused() -> None:
 
 
 def test_a_page_after_a_long_pause_has_its_whole_time() -> None:
-    with BrowserServer() as server, Browser(server.address, seconds=2.0) as browser:
+    with BrowserServer(alone=True) as server, Browser(server.address, seconds=2.0) as browser:
         first = browser.look("<body>one", 100, 100)
         time.sleep(2.5)
         assert browser.look("<body>one", 100, 100).texts == first.texts

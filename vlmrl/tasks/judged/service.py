@@ -90,7 +90,7 @@ class JudgedService:
         self._judge = judge
         self._key = key
         drawer = "cairosvg" if render == "cairosvg" else "vlmrl"
-        self._browser = BrowserServer() if render == "html" else None
+        self._browser = BrowserServer(alone=True) if render == "html" else None
         self._renderer = None if render in ("none", "html") else SvgRenderer(DRAWERS, LIMITS, drawer=drawer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judged")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from math import hypot, sqrt
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -90,7 +90,7 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
 
 @cache
 def _server() -> BrowserServer:
-    return BrowserServer()  # it ends with this process
+    return BrowserServer(alone=True)  # it ends with this process
 
 
 def compare(truth: View, response: View) -> dict[str, float | None]:
@@ -184,7 +184,7 @@ def _alike(first: Sequence[SeenText], second: Sequence[SeenText]) -> np.ndarray:
 @contextmanager
 def open_browser() -> Iterator[Browser]:
     """Start a browser, yield a connection, and end both. Raises: BrowserGone."""
-    with BrowserServer() as server, Browser(server.address, SECONDS) as browser:
+    with BrowserServer(alone=True) as server, Browser(server.address, SECONDS) as browser:
         yield browser
 
 
@@ -244,11 +244,11 @@ def drawing() -> Iterator[Draw]:
 class Render:
     """The tool `render`. The episodes of a process share a browser."""
 
-    _address: Any = None
+    _server: ClassVar[BrowserServer | None] = None
 
     @classmethod
     def __vlmrl_start__(cls, args: Mapping[str, Any], *, forks: bool) -> Started:
-        cls._address = _server().address if forks else None
+        cls._server = BrowserServer() if forks else None
         return Started("pages are shown by the browser of this machine")
 
     def render(self, start: Start, html: str) -> Any:
@@ -257,8 +257,9 @@ class Render:
         Args:
             html: the whole code of the page.
         """
+        assert self._server is not None  # it was started
         try:
-            with Browser(self._address) as browser:
+            with Browser(self._server.address) as browser:
                 return Image.fromarray(browser.look(html, *start.images[0].size).pixels)
         except CodeRefused as error:
             raise ToolError(error.reason) from None
