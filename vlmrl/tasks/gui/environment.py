@@ -45,7 +45,7 @@ class Clicks:
 
     server: ClassVar[BrowserServer | None] = None
 
-    def __init__(self, space: str = "thousand", seconds: float = 3.0, memory_mb: int = MEMORY_MB) -> None:
+    def __init__(self, space: str = "thousand", seconds: float = 8.0, memory_mb: int = MEMORY_MB) -> None:
         self._space: Space = check_space(space)
         self._seconds, self._actions, self._reached, self._holds = seconds, 0, False, False
 
