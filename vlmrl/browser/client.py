@@ -403,8 +403,6 @@ class Tab:
         self._html, self._world = html.encode("utf-8", "replace"), None
         self._ask("Page.navigate", url=ADDRESS)
         self._browser.wait("Page.loadEventFired", self.session, self._until)
-        if not self._hostile:
-            self._shot()  # a click hits what was drawn last
 
     def seen(self) -> Seen:
         """Return what is seen of the page: its pixels, its lines of text and its height."""
@@ -433,7 +431,7 @@ class Tab:
                 return pixels
 
     def click(self, x: float, y: float) -> None:
-        """Click at a place, in pixels from the top left corner."""
+        """Click at a place, in pixels from the top left corner. It hits what was drawn last: see `pixels`."""
         self._until = time.monotonic() + self._seconds
         mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
         down = {**mouse, "type": "mousePressed", "buttons": 1}
