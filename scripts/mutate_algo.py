@@ -30,7 +30,7 @@ STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "l
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
 OBJECTIVE = "vlmrl/train/update.py"
 DIVERGENCE = "vlmrl/algo/divergence.py"
-LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
+LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
@@ -341,11 +341,13 @@ MUTANTS: list[Mutant] = [
     (POLICY, "hidden_ND[row.predict_at_K]", "hidden_ND[row.predict_at_K - 1]", STEP),
     (LOGPROBS, "else logits_32 / temperature)", "else logits_32 * temperature)", STEP),
     (LOGPROBS, "    if banned is None:\n        return logits_32\n", "    if True:\n        return logits_32\n", STEP),
-    (LOGPROBS, "entropy[rows] = -_p_logp(", "entropy[rows] = _p_logp(", STEP),
+    (LOGPROBS, "entropy[rows] = log_total - ", "entropy[rows] = log_total + ", STEP),
     (LOGPROBS, "if ctx.entropy_gradient:", "if False:", STEP),
-    (LOGPROBS, "pull.add_(p.mul_(entropy[rows, None]))", "pull", STEP),
-    (LOGPROBS, ".mul_(-logp_grad[rows, None])", ".mul_(logp_grad[rows, None])", STEP),
-    (LOGPROBS, "grad[rows] = g.div_(ctx.temperature)", "grad[rows] = g", STEP),
+    (LOGPROBS, "x.add_(entropy[rows, None])", "x", STEP),
+    (LOGPROBS, ".mul_(-pull[rows, None])", ".mul_(pull[rows, None])", STEP),
+    (LOGPROBS, "pull = logp_grad / ctx.temperature", "pull = logp_grad", STEP),
+    (LOGPROBS, "        x.div_(temperature)", "        pass", STEP),
+    (LOGPROBS, "pull.masked_fill(ctx.banned[target], 0.0)", "pull", LOGS),
     (
         SAMPLE,
         'masked = [not use or (c and truncated != "keep")',
@@ -375,11 +377,11 @@ MUTANTS: list[Mutant] = [
     ("vlmrl/tasks/prompt.py", "(hidden(x) if hides else x for x in", "(x for x in", TEACHING),
     (STATE, "(*learner.policy.banned_ids, *range(mine, theirs))", "learner.policy.banned_ids", TEACHING),
     (SAMPLE, "tuple((own + gain).tolist())", "tuple((own - gain).tolist())", TEACHING),
-    (DIVERGENCE, "-(logp.exp() * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
+    (DIVERGENCE, "-(p * d).sum(-1)", "-(ref.exp() * d).sum(-1)", GOLDEN),
     (DIVERGENCE, "return value, -d - value[:, None]", "return value, -d", GOLDEN),
     (DIVERGENCE, "d = (ref - logp).nan_to_num", "d = (logp - ref).nan_to_num", GOLDEN),
     (DIVERGENCE, ".nan_to_num(0.0, 0.0, 0.0)", "", GOLDEN),
-    (DIVERGENCE, "(ref.exp() * d).sum(-1), d", "(logp.exp() * d).sum(-1), d", GOLDEN),
+    (DIVERGENCE, "(ref.exp() * d).sum(-1), d", "(p * d).sum(-1), d", GOLDEN),
     (DIVERGENCE, "p - (logp + pull).exp() if", "(logp + pull).exp() - p if", GOLDEN),
     (DIVERGENCE, "(w - 1) * m", "w * m", GOLDEN),
     (DIVERGENCE, "w * (q * (d - m)).sum(-1)", "(1 - w) * (q * (d - m)).sum(-1)", GOLDEN),

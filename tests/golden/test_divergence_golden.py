@@ -9,9 +9,9 @@ import torch
 from tinyworld import assert_close
 
 from vlmrl.algo.divergence import Divergence
-from vlmrl.model import policy
+from vlmrl.model import logprobs
+from vlmrl.model.logprobs import divergence
 from vlmrl.model.memory import HeadChunks
-from vlmrl.model.policy import divergence
 
 REVERSE = Divergence()
 
@@ -50,7 +50,7 @@ def test_chunks_change_neither_value_nor_gradient(monkeypatch):
     found = []
     for elements in (2**25, 3 * 11, 1):
         sizes = HeadChunks(2 * elements, elements)
-        monkeypatch.setattr(policy, "chunks_for", lambda device, sizes=sizes: sizes)
+        monkeypatch.setattr(logprobs, "chunks_for", lambda device, sizes=sizes: sizes)
         for x in (*made, *head.parameters(), *ref_head.parameters()):
             x.grad = None
         kl = divergence(made[0], made[1], head, ref_head, REVERSE, temperature=0.7, banned_ids=[3])

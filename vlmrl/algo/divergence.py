@@ -38,26 +38,26 @@ class Divergence:
             logp, ref: log-probs of p and of q, [T, V]; -inf for banned ids, in both.
         Returns: [T] in nats, and [T, V].
         """
+        p = logp.exp()
         if not self.top_k or self.top_k >= logp.shape[-1]:
-            value, pull = self._of_outcomes(logp, ref)
+            value, pull = self._of_outcomes(p, logp, ref)
         else:
             ids = ref.topk(self.top_k).indices  # [T, k]
             # [T, V] -> [T, k + 1] -> [T, V]
             outcomes, theirs = (torch.cat([x.gather(-1, ids), _rest(x, ids)], -1) for x in (logp, ref))
-            value, pull = self._of_outcomes(outcomes, theirs)
+            value, pull = self._of_outcomes(outcomes.exp(), outcomes, theirs)
             pull = pull[:, -1:].expand_as(logp).scatter(-1, ids, pull[:, :-1])
-        p = logp.exp()
         return value, p - (logp + pull).exp() if self.kind == "forward" else p * pull
 
-    def _of_outcomes(self, logp: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_outcomes(self, p: Tensor, logp: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
         """Return (value, pull). The gradient for a logit is p * pull; for "forward", p - p * exp(pull)."""
         d = (ref - logp).nan_to_num(0.0, 0.0, 0.0)  # an impossible outcome has -inf - -inf
         if self.kind == "forward":
             return (ref.exp() * d).sum(-1), d
         if self.kind == "reverse":
-            value = -(logp.exp() * d).sum(-1)
+            value = -(p * d).sum(-1)
             return value, -d - value[:, None]
-        p, q, w = logp.exp(), ref.exp(), self.weight
+        q, w = ref.exp(), self.weight
         # log m - log p: 0 exactly where p = q, and without overflow where they are far apart.
         m = torch.where(d <= 0, (w * d.expm1()).log1p(), d + ((1 - w) * (-d).expm1()).log1p())
         pull = (w - 1) * m

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -104,11 +104,13 @@ class Seen(NamedTuple):
         pixels: (height, width, 3) uint8 RGB.
         texts: its lines of text, in the order of the page.
         page_height: height of the whole page, in pixels.
+        unseen: share of the letters and digits in the page that cannot be seen in it, in [0, 1].
     """
 
     pixels: np.ndarray
     texts: tuple[SeenText, ...]
     page_height: int
+    unseen: float
 
 
 class BrowserServer:
@@ -329,6 +331,17 @@ class Tab:
         self._world: int | None = None
         self.session = ""  # of the browser itself, until the page is attached
         self._is_asked: bool = browser.facts["is_asked"]
+        self._loader, self._stages = "", set[str]()
+        if kept := {} if hostile else self._ask("Server.kept"):
+            self._context, self.session = kept["context"], kept["session"]
+            self._ask("Storage.clearDataForOrigin", origin=ADDRESS, storageTypes="all")
+        else:
+            self._make(width, height)
+            if not hostile:
+                self._ask("Server.keep", page={"context": self._context, "session": self.session})
+        self.resize(width, height)
+
+    def _make(self, width: int, height: int) -> None:
         self._context = self._ask("Target.createBrowserContext")["browserContextId"]
         where, size = {"browserContextId": self._context}, {"width": width, "height": height}
         self._ask("Browser.setDownloadBehavior", behavior="deny", **where)
@@ -337,12 +350,12 @@ class Tab:
         self.session = str(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         self._ask_all(
             *((f"{domain}.enable", {}) for domain in ("Page", "Inspector", "DOM", "CSS", "Animation")),
-            ("Emulation.setScriptExecutionDisabled", {"value": hostile}),
+            ("Page.setLifecycleEventsEnabled", {"enabled": True}),
+            ("Emulation.setScriptExecutionDisabled", {"value": self._hostile}),
             ("Emulation.setFocusEmulationEnabled", {"enabled": True}),
-            ("Animation.setPlaybackRate", {"playbackRate": 0 if hostile else 1}),
+            ("Animation.setPlaybackRate", {"playbackRate": 0 if self._hostile else 1}),
             ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
         )
-        self.resize(width, height)
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, self.session, self._until, **params)
@@ -358,6 +371,7 @@ class Tab:
     def close(self) -> None:
         """Close the page and its context."""
         until = time.monotonic() + GRACE_SECONDS
+        self._browser.call("Server.keep", until=until)
         self._browser.call("Target.disposeBrowserContext", until=until, browserContextId=self._context)
 
     def takes(self, message: Mapping[str, Any]) -> bool:
@@ -401,8 +415,16 @@ class Tab:
         """Show a page, and wait until it is complete. Raises: BrowserGone, TimeoutError."""
         self._until = time.monotonic() + self._seconds
         self._html, self._world = html.encode("utf-8", "replace"), None
-        self._ask("Page.navigate", url=ADDRESS)
-        self._browser.wait("Page.loadEventFired", self.session, self._until)
+        self._stages.clear()
+        self._loader = self._ask("Page.navigate", url=ADDRESS).get("loaderId", "")
+        self._reach("load")
+
+    def _reach(self, stage: str) -> None:
+        """Wait until the page is loaded or painted: "load" or "firstPaint"."""
+        while stage not in self._stages:
+            event = self._browser.wait("Page.lifecycleEvent", self.session, self._until)
+            if event["loaderId"] == self._loader:
+                self._stages.add(event["name"])
 
     def seen(self) -> Seen:
         """Return what is seen of the page: its pixels, its lines of text and its height."""
@@ -414,7 +436,8 @@ class Tab:
         sheet = self._ask("CSS.createStyleSheet", frameId=tree["frameTree"]["frame"]["id"])["styleSheetId"]
         self._ask("CSS.setStyleSheetText", styleSheetId=sheet, text=HIDE)
         height = math.ceil(metrics["cssContentSize"]["height"])
-        return Seen(pixels, tuple(_texts(layout, pixels, self._shot())), height)
+        texts, unseen = _texts(layout, pixels, self._shot())
+        return Seen(pixels, texts, height, unseen)
 
     def pixels(self) -> np.ndarray:
         """Return what the page shows, (height, width, 3) uint8 RGB. Raises: BrowserGone, TimeoutError."""
@@ -431,8 +454,10 @@ class Tab:
                 return pixels
 
     def click(self, x: float, y: float) -> None:
-        """Click at a place, in pixels from the top left corner. It hits what was drawn last: see `pixels`."""
+        """Click at a place, in pixels from the top left corner."""
         self._until = time.monotonic() + self._seconds
+        if not self._is_asked:
+            self._reach("firstPaint")  # a click hits what was painted last
         mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
         down = {**mouse, "type": "mousePressed", "buttons": 1}
         moved, up = {"x": x, "y": y, "type": "mouseMoved"}, {**mouse, "type": "mouseReleased"}
@@ -509,8 +534,8 @@ def _line(text: str, left: float, top: float, width: float, height: float) -> Se
     return SeenText(text, left, top, left + width, top + height, 0.0, (0, 0, 0))
 
 
-def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) -> list[SeenText]:
-    """Return the lines of text whose ink shows.
+def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) -> tuple[tuple[SeenText, ...], float]:
+    """Return the lines of text whose ink shows, and the share of letters without.
 
     Args:
         snapshot: answer of DOMSnapshot.captureSnapshot.
@@ -521,7 +546,8 @@ def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) ->
     layout, opacities = page["layout"], _opacities(page, strings)
     free = np.ones(pixels.shape[:2], bool)
     bottom, right = pixels.shape[:2]
-    near = (item for item in _lines(page, strings) if item[0].right > 0 < item[0].bottom)
+    every = [*_lines(page, strings)]
+    near = (item for item in every if item[0].right > 0 < item[0].bottom)
     lines = [item for item in near if item[0].left < right and item[0].top < bottom and item[0].text.strip()]
     seen = dict[int, SeenText]()
     # What is painted last lies on top: no other text has the ink within its box.
@@ -545,7 +571,13 @@ def _texts(snapshot: Mapping[str, Any], pixels: np.ndarray, bare: np.ndarray) ->
                 size = float(styles["font-size"].removesuffix("px"))
                 seen[place] = line._replace(text=words, size=size, colour=colour)
         free[part] = False
-    return [seen[place] for place in sorted(seen)]
+    shown = tuple(seen[place] for place in sorted(seen))
+    total = _letters(line for line, _, _ in every)
+    return shown, 1 - _letters(shown) / total if total else 0.0
+
+
+def _letters(lines: Iterable[SeenText]) -> int:
+    return sum(letter.isalnum() for line in lines for letter in line.text)
 
 
 def _opacities(page: Mapping[str, Any], strings: Any) -> list[float]:

@@ -5,8 +5,9 @@
 Messages are JSON with a zero byte behind each, towards the browser (over two pipes) and towards clients alike. Ids of
 clients are replaced by own ones; an event goes to the client that has attached to its target. Methods of the server
 itself: `Server.facts` starts the browser if need be, `Server.kill` ends it. When it ends, each client that has used it
-gets the event `Server.gone` with the reason, and the next message starts a new one. The server ends with the process
-that started it, and the browser with the server.
+gets the event `Server.gone` with the reason, and the next message starts a new one. `Server.keep` says that the
+client's page may serve another client after it, and `Server.kept` gives such a page: a new one takes five times the
+processor time. The server ends with the process that started it, and the browser with the server.
 
 Three layers keep the network and files away from a page: a namespace of bubblewrap without a network, where it works;
 Chromium's own sandbox, where user namespaces work; always a user without privileges, a proxy that does not exist, and
@@ -79,6 +80,8 @@ for its clock, 50 ms instead of 5. Two frames at once end the browser, so only o
 READ_END, WRITE_END = 3, 4
 """Descriptors from which the browser reads, and to which it writes."""
 WATCH_SECONDS, START_SECONDS = 0.2, 30.0
+MOST_KEPT = 16
+"""Largest number of pages that wait for another client. Each has a process of its own."""
 MOST_BYTES = 64 << 20
 """Largest message, in bytes."""
 ZERO = b"\0"
@@ -168,6 +171,7 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self.contexts, self.sessions = set[str](), set[str]()
+        self.kept: dict[str, Any] | None = None
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a message; it is dropped if the client has left."""
@@ -281,6 +285,7 @@ class Server:
         self._browser: Chromium | None = None
         self._mode: Mode | None = None
         self._tasks = set[asyncio.Task[None]]()
+        self._kept = list[dict[str, Any]]()
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve clients until this process gets SIGTERM."""
@@ -310,6 +315,10 @@ class Server:
         finally:
             self._clients.discard(client)
             if self._browser is not None:
+                is_idle = all(waiting.client is not client for waiting in self._browser.waiting.values())
+                if client.kept is not None and is_idle and len(self._kept) < MOST_KEPT:
+                    self._kept.append(client.kept)
+                    client.contexts.discard(client.kept["context"])
                 for context in client.contexts:
                     params = {"browserContextId": context}
                     self._browser.ask(None, 0, {"method": "Target.disposeBrowserContext", "params": params})
@@ -328,6 +337,15 @@ class Server:
         if message["method"] == "Server.facts":
             facts = {"version": browser.version, "layers": browser.mode.words, "is_asked": browser.is_asked}
             client.send({"id": message["id"], "result": facts})
+        elif message["method"] == "Server.keep":
+            client.kept = message["params"].get("page")
+            client.send({"id": message["id"], "result": {}})
+        elif message["method"] == "Server.kept":
+            if self._kept:
+                client.kept = self._kept.pop()
+                client.contexts.add(client.kept["context"])
+                client.sessions.add(client.kept["session"])
+            client.send({"id": message["id"], "result": client.kept or {}})
         else:
             browser.ask(client, message["id"], {k: v for k, v in message.items() if k != "id"})
 
@@ -362,14 +380,18 @@ class Server:
         if self._browser is not browser:
             return
         self._browser = None
+        self._kept.clear()
         shutil.rmtree(f"{self._home}/own/profile", ignore_errors=True)
         for client in self._clients:
             client.contexts.clear()
             client.sessions.clear()
+            client.kept = None
             client.send({"method": "Server.gone", "params": {"kind": kind, "why": why}})
 
     def _pass_on(self, browser: Chromium, message: dict[str, Any]) -> None:
         if "id" not in message:
+            if message.get("method") == "Inspector.targetCrashed":
+                self._kept = [kept for kept in self._kept if kept["session"] != message.get("sessionId")]
             for client in self._clients:
                 if message.get("sessionId") in client.sessions:
                     client.send(message)

@@ -56,6 +56,8 @@ MOST_ANSWER_BYTES = (4 << 20, 64 << 20)
 """Largest JSON, and most bytes of images, of an answer."""
 MOST_MESSAGE_CHARS = 500
 MOST_CALL_CHARS = 120
+FOLDERS = "vlmrl-env-"
+"""Begin of the names of the folders with the sockets of pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,18 @@ def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     return sorted(name for name in old | new if old.get(name) != new.get(name)) if "files" in before else []
 
 
+def _remove_dead_folders() -> None:
+    """Remove the folders of pools whose process was killed: nobody answers at their sockets."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(folder / "s"))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError:  # it has no socket yet, or belongs to another user
+                continue
+
+
 class EnvironmentPool:
     """Episodes of one environment, by any keys.
 
@@ -296,7 +310,8 @@ class EnvironmentPool:
     def __init__(self, environment: LoadedEnvironment, form: str, limits: EnvironmentLimits) -> None:
         self.limits, self.own_reward = limits, any(one.own_reward for one in environment.described.values())
         self.form = form
-        self._folder = tempfile.mkdtemp(prefix="vlmrl-env-")
+        _remove_dead_folders()
+        self._folder = tempfile.mkdtemp(prefix=FOLDERS)
         address = os.path.join(self._folder, "s")
         self._listener = socket.socket(socket.AF_UNIX)
         try:

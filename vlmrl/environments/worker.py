@@ -185,6 +185,13 @@ class Own:
                 raise RewardError(f"an environment is a function, a list of functions or a class, not {kind}")
             if user.args and not inspect.isclass(target):
                 raise RewardError("environment.args are for a class; a function has defaults")
+            if inspect.isclass(target):
+                parameters = inspect.signature(target)
+                try:
+                    parameters.bind(**user.args)
+                except TypeError as error:
+                    names = ", ".join(parameters.parameters) or "none"
+                    raise RewardError(f"environment.args of {user.name}: {error}", hint=f"it has: {names}") from error
 
     def _named(self, module: ModuleType, name: str) -> Any:
         try:

@@ -313,9 +313,9 @@ def vision_depth(vision: Mapping[str, Any]) -> int:
     return int(vision.get("depth") or vision.get("num_hidden_layers") or 0)
 
 
-BYTES_A_LOGIT = 17
-"""Bytes per logit at the peak of forward and backward pass: the logit and three more float32 numbers, and a flag of one
-byte."""
+BYTES_A_LOGIT = 13
+"""Bytes per logit at the peak of forward and backward pass: the logit and two more float32 numbers, and a part of a
+divergence's."""
 FREE_SHARE = 0.25
 """Share of a device's free memory that the logits of one chunk may take."""
 
@@ -357,7 +357,7 @@ def head_chunks(device: str, free_bytes: int | None = None) -> HeadChunks:
     Args:
         device: type of the device, "cpu" or any other.
         free_bytes: free memory of the device; None = unknown.
-    Example: "cuda" with 8 GiB free: a quarter is 2 GiB, 1.2e8 logits of 17 bytes.
+    Example: "cuda" with 8 GiB free: a quarter is 2 GiB, 1.65e8 logits of 13 bytes.
     """
     if device == "cpu":
         return ON_CPU

@@ -108,7 +108,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
     """Encode a sample of rows and compare their lengths with the recipe's limits."""
     facts = TokenFacts()
     failed: list[tuple[str, str]] = []
-    rows = sample_rows(source, TOKEN_ROWS)
+    rows, acts = sample_rows(source, TOKEN_ROWS), False
     for row in rows:
         try:
             encoder.require_sizes(row)
@@ -134,6 +134,10 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             shown = encoder.count_image_tokens(replace(row, media=row.response_media)) or 0
             said = [size for size, turn in zip(lengths, turns, strict=True) if isinstance(turn, tuple)]
             facts.trace_tokens.append((sum(lengths) + shown, max(said)))
+            acts |= source.environment is None and said == lengths and len(said) > 1
+    if acts:
+        message = f"a correct response to rows of `{source.name}` calls tools, and there are none"
+        facts.problems.append(Problem(message, where, '[environment] name = "..."'))
     if failed:
         message = f"{len(failed)} of {len(rows)} sampled rows of `{source.name}` cannot be encoded"
         facts.failures.append(Problem(message, where, examples(failed)))

@@ -224,4 +224,4 @@ def chosen_names(option: str, text: str | None, known: Iterable[str], what: str)
     names = tuple(name.strip() for name in text.split(",")) if text else ()
     if wrong := [name for name in names if name not in known]:
         raise DataError(f"{option} names `{wrong[0]}`", hint=f"{what}: {', '.join(known)}")
-    return names
+    return tuple(dict.fromkeys(names))

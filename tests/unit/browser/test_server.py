@@ -11,13 +11,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_attacks import PLAIN, ears, needs_browser
 
 from vlmrl.browser import server as server_module
 from vlmrl.browser.client import Browser, BrowserGone, BrowserServer
-from vlmrl.browser.server import HOME, NAMES, PROGRAM, PROGRAMS, Chromium, Mode, make_home, modes, program_of_browser
+from vlmrl.browser.server import (
+    HOME,
+    MOST_KEPT,
+    NAMES,
+    PROGRAM,
+    PROGRAMS,
+    Chromium,
+    Mode,
+    make_home,
+    modes,
+    program_of_browser,
+)
 from vlmrl.process import descendants
 from vlmrl.sandbox.confine import layers
 
@@ -95,18 +107,46 @@ def test_clients_do_not_see_each_others_pages(server: BrowserServer) -> None:
         assert len(other.call("Target.getTargets")["targetInfos"]) < 4
 
 
-def test_a_page_of_a_client_that_left_is_closed(server: BrowserServer) -> None:
-    with Browser(server.address, seconds=20.0) as watcher:
+def pages_of(browser: Browser) -> int:
+    return sum(target["type"] == "page" for target in browser.call("Target.getTargets")["targetInfos"])
 
-        def count() -> int:
-            return sum(target["type"] == "page" for target in watcher.call("Target.getTargets")["targetInfos"])
 
-        before, left = count(), Browser(server.address, seconds=20.0)
-        tab = left.tab(100, 100)
-        tab.__enter__()
-        assert count() == before + 1
-        left.close()
-        assert wait_for(lambda: count() == before)
+def test_a_page_of_a_client_that_left_serves_the_next_one_as_if_it_were_new() -> None:
+    store = "<script>document.title=document.cookie+localStorage.x;document.cookie='a=1';localStorage.x=1</script>"
+
+    def visit(browser: Browser) -> tuple[str, str, bytes]:
+        managers.append(browser.tab(300, 200))
+        tab = managers[-1].__enter__()
+        tab.load(FORM + store)
+        first = tab.pixels().tobytes()
+        title = tab.value("document.title")
+        tab.click(60, 75)
+        tab.type("zebra")
+        return tab.session, title, first
+
+    with BrowserServer() as server, Browser(server.address, seconds=20.0) as watcher:
+        before, visits, managers = pages_of(watcher), [], list[Any]()
+        for _ in range(3):
+            browser = Browser(server.address, seconds=20.0)
+            visits.append(visit(browser))
+            assert pages_of(watcher) == before + 1
+            browser.close()
+        assert visits[0][1] == "undefined" and len(set(visits)) == 1
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_at_most_so_many_pages_wait_and_none_that_was_busy(is_busy: bool) -> None:
+    with BrowserServer() as server, Browser(server.address, seconds=20.0) as watcher:
+        before, left = pages_of(watcher), [Browser(server.address, seconds=20.0) for _ in range(MOST_KEPT + 2)]
+        managers = [browser.tab(50, 50) for browser in left]
+        for browser, manager in zip(left, managers, strict=True):
+            tab = manager.__enter__()
+            if is_busy:
+                browser.post("Runtime.evaluate", tab.session, expression="for (;;) {}")
+        assert pages_of(watcher) == before + len(left)
+        for browser in left:
+            browser.close()
+        assert wait_for(lambda: pages_of(watcher) == before + (0 if is_busy else MOST_KEPT))
 
 
 def test_a_killed_browser_is_named_and_the_next_page_gets_a_new_one() -> None:

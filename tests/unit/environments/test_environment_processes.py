@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -549,3 +551,29 @@ def test_an_environment_that_asks_for_what_the_row_lacks_says_so(tmp_path: Path)
         assert isinstance(outcome, Stopped) and "get_reward returned 'high'" in outcome.why
     finally:
         pool.close()
+
+
+def test_arguments_that_a_class_does_not_have_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "tools.py"
+    path.write_text("class Tools:\n    def __init__(self, size=1): ...\n    def look(self) -> str: return ''\n")
+    with pytest.raises(RewardError, match="unexpected keyword argument 'sise'") as error:
+        load_environment(f"{path}:Tools", {"sise": 2})
+    assert error.value.hint == "it has: size"
+    assert load_environment(f"{path}:Tools", {"size": 2}).described
+
+
+def test_the_folder_of_a_killed_pool_is_removed_by_the_next_one(file: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom vlmrl.environments.processes import *\n"
+        "pool = EnvironmentPool(load_environment(sys.argv[1], {}), 'hermes', EnvironmentLimits())\n"
+        "print(pool._folder, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    words = [sys.executable, "-c", code, f"{file}:TOOLBOX"]
+    folder = Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
+    assert folder.is_dir()
+    living = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS)
+    try:
+        EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS).close()
+        assert not folder.exists() and Path(living._folder).is_dir()
+    finally:
+        living.close()

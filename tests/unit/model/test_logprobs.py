@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vlmrl.algo.divergence import Divergence
-from vlmrl.model import policy
+from vlmrl.model import logprobs
+from vlmrl.model.logprobs import banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
 from vlmrl.model.memory import HeadChunks, head_chunks
-from vlmrl.model.policy import banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
@@ -55,7 +55,7 @@ def test_the_energy_is_the_squared_gradient_of_the_log_prob_in_chunks_too(monkey
     options: Any = {"temperature": 0.7, "banned_ids": [6]}
     whole = gradient_energy(hidden, target, lambda h: h @ weight.T, **options)
     assert torch.allclose(whole, wanted, rtol=1e-5, atol=0) and not whole.requires_grad
-    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     assert torch.allclose(gradient_energy(hidden, target, lambda h: h @ weight.T, **options), wanted, rtol=1e-5, atol=0)
     assert gradient_energy(hidden[:0], target[:0], lambda h: h @ weight.T, **options).shape == (0,)
 
@@ -97,7 +97,7 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch, entropy_gradient
         return torch.stack([logp, entropy]).detach(), hidden.grad
 
     values, gradient = run()
-    monkeypatch.setattr(policy, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: HeadChunks(7 * 3, 7 * 2))
     chunked_values, chunked_gradient = run()
     assert torch.allclose(chunked_values, values, rtol=1e-6, atol=0)
     assert torch.allclose(chunked_gradient, gradient, rtol=1e-6, atol=1e-7)
@@ -176,7 +176,7 @@ class Memory(TorchDispatchMode):
 def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entropy_gradient):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
     hidden = torch.randn(4 * positions, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     target = torch.zeros(4 * positions, dtype=torch.long)
@@ -186,14 +186,14 @@ def test_the_memory_of_a_chunk_is_what_the_plan_counts(monkeypatch, dtype, entro
         )
         (logp.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
     planned = sizes.peak_bytes(4 * positions, vocabulary)
-    assert planned == 17 * positions * vocabulary
+    assert planned == 13 * positions * vocabulary
     assert 0.5 * planned < memory.peak < 1.05 * planned  # some numbers a position and a word besides
 
 
 def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
     positions, vocabulary, width = 64, 4096, 2
     sizes = HeadChunks(positions * vocabulary, positions * vocabulary)
-    monkeypatch.setattr(policy, "chunks_for", lambda device: sizes)
+    monkeypatch.setattr(logprobs, "chunks_for", lambda device: sizes)
     hidden, other = (torch.randn(4 * positions, width, requires_grad=i == 0) for i in (0, 1))
     weight = torch.randn(vocabulary, width, requires_grad=True)
     head = lambda h: h @ weight.T  # noqa: E731
@@ -206,11 +206,11 @@ def test_chunks_by_device_and_free_memory():
     gib = 2**30
     assert head_chunks("cpu", 8 * gib) == HeadChunks(2**22, 2**19)
     assert head_chunks("cuda") == head_chunks("cuda", 1000 * gib) == HeadChunks(2**28, 2**28)
-    # a quarter of 8 GiB, 17 bytes a logit: 126,322,567
-    assert head_chunks("cuda", 8 * gib).chunk == 2 * gib // 17
+    # a quarter of 8 GiB, 13 bytes a logit: 165,191,049
+    assert head_chunks("cuda", 8 * gib).chunk == 2 * gib // 13
     assert head_chunks("cuda", 0).chunk == 2**24
     assert HeadChunks(100, 50).positions(7) == 14 and HeadChunks(100, 50).positions(1000) == 1
-    assert HeadChunks(100, 50).peak_bytes(3, 7) == 17 * 21 and HeadChunks(100, 50).peak_bytes(30, 7) == 17 * 98
+    assert HeadChunks(100, 50).peak_bytes(3, 7) == 13 * 21 and HeadChunks(100, 50).peak_bytes(30, 7) == 13 * 98
 
 
 def test_no_positions_give_no_values_that_can_still_be_differentiated():

@@ -32,6 +32,7 @@ from vlmrl.tasks.base import NoFile
 from vlmrl.tasks.judged.rewards import judge
 from vlmrl.tasks.page import grader
 from vlmrl.tasks.page.drawn import LAYOUTS, SIMPLE, draw_page
+from vlmrl.tasks.page.entries import ELSEWHERE
 from vlmrl.tasks.page.grader import draw_pairs, layout_score, make_grader, open_browser, text_score
 from vlmrl.tasks.page.rewards import MOST_CHARS, find_html, page_of, write_answer
 from vlmrl.tasks.page.task import attacks, html_file, truth_problems
@@ -267,6 +268,8 @@ def test_a_page_that_is_refused_earns_nothing_and_says_why(grade: Any) -> None:
     result = grade("I cannot see a page.")
     assert result.note == "not shown: there is no HTML code" and set(result.parts.values()) == {0.0}
     long = grade(f"<body>{'x' * MOST_CHARS}</body>")
+    assert grade("<html><script>document.write('x')</script></html>").note == "the page is empty; scripts do not run"
+    assert grade(PAGE.replace("<p>", '<p style="opacity:0">')).note == "33% of its letters cannot be seen"
     assert "the limit is 200,000" in long.note and long.detail["refused"] == "size"
 
 
@@ -340,7 +343,7 @@ def test_tables_as_design2code_and_websight_publish_them(tmp_path: Path) -> None
     assert sizes_of(made.info) == {"train": 5, "test": 2}
     lines = (made.path / "dropped.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["reason"][:25] for line in lines) == sorted(
-        ["its style comes from a sc", "it loads a script or a st", "the page is over 1,000 pi",
+        ["its style comes from a sc", "it needs a script or a st", "the page is over 1,000 pi",
          "the code has over 20,000 ",
          "the page is blank", "the page has no text that", "the same page as train ro"]
     )  # fmt: skip
@@ -359,12 +362,30 @@ def test_tables_as_design2code_and_websight_publish_them(tmp_path: Path) -> None
     assert sizes_of(again.info) == {"train": 2, "test": 2}
 
 
+@pytest.mark.parametrize(
+    ("code", "is_out"),
+    [
+        ('<link href="https://fonts.googleapis.com/css2?family=Roboto" rel="stylesheet">', False),
+        ('<link href="https://use.typekit.net/a.css" rel=stylesheet>', False),
+        ('<link href="https://a.example/a.css" rel="stylesheet">', True),
+        ('<style>@import url("https://a.example/a.css");</style>', True),
+        ("<style>@import url('https://fonts.googleapis.com/css?family=X');</style>", False),
+        ("<script>document.write('<p>more')</script>", True),
+        ("<script>console.log(1)</script>", False),
+    ],
+)
+def test_what_a_page_needs_from_elsewhere(code: str, is_out: bool) -> None:
+    assert bool(ELSEWHERE.search(code)) == is_out
+
+
 def test_a_table_of_pages_that_need_scripts_says_so(tmp_path: Path) -> None:
     source = table(
         tmp_path / "v2.parquet", [PAGE.replace("<head>", '<head><script src="https://cdn.tailwindcss.com"></script>')]
     )
     with pytest.raises(DataError, match=r"its style comes from a script \(Tailwind\)"):
         prepare("page", tmp_path, source, validation_rows=0)
+    with pytest.raises(DataError, match="--simple is for drawn pages"):
+        prepare("page", tmp_path, source, simple=True)
     with pytest.raises(DataError, match="--height 900 is over --max-height 800"):
         prepare("page", tmp_path, source, height=900, max_height=800)
 

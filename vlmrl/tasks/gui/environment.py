@@ -176,7 +176,8 @@ def draw_splits(
         with BrowserServer() as server, Browser(server.address) as browser, browser.tab(side, side) as tab:
             return {split: [row(tab, split, number) for number in range(count)] for split, count in counts.items()}
     except (BrowserGone, TimeoutError) as error:
-        raise DataError(f"pages cannot be drawn: {error}", hint=getattr(error, "hint", None)) from error
+        why, hint = (error.message, error.hint) if isinstance(error, BrowserGone) else (str(error), None)
+        raise DataError(f"pages cannot be drawn: {why}", hint=hint) from error
 
 
 def draw_row(tab: Tab, kind: str, side: int, rng: random.Random) -> NewRow | None:

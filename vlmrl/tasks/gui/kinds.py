@@ -96,7 +96,10 @@ def _colour(rng: Draw) -> Page:
 def _boxes(rng: Draw) -> Page:
     names = rng.sample(WORDS, rng.randint(5, 8))
     chosen = sorted(rng.sample(names, rng.randint(2, 3)), key=names.index)
-    request, steps = f"Tick {' and '.join(chosen)}, nothing else, and press Save.", [*map(_at, chosen), _at("Save")]
+    request, steps = (
+        f"Tick {', '.join(chosen[:-1])} and {chosen[-1]}, nothing else, and press Save.",
+        [*map(_at, chosen), _at("Save")],
+    )
     return Page(request, {"names": names}, {"saved": " ".join(chosen)}, steps)
 
 
@@ -112,13 +115,13 @@ def _select(rng: Draw) -> Page:
     cities, titles = rng.sample(CITIES, 14), rng.sample(("from", "to"), 2)
     lists, title = {titles[0]: cities[:7], titles[1]: cities[7:]}, rng.choice(titles)
     city = rng.choice(lists[title])
-    return Page(f"Select {city} in the list {title}.", {"lists": lists}, {title: city}, [_at(title), _at(city)])
+    return Page(f'Select {city} in the list "{title}".', {"lists": lists}, {title: city}, [_at(title), _at(city)])
 
 
 def _field(rng: Draw) -> Page:
     names = rng.sample(("name", "city", "street", "code", "colour"), rng.randint(3, 4))
     name, word = rng.choice(names), f"{rng.choice(CITIES)} {rng.randint(10, 99)}"
-    request = f"{rng.choice(('Write', 'Type', 'Enter'))} {word} in the field {name}."
+    request = f'{rng.choice(("Write", "Type", "Enter"))} "{word}" in the field "{name}".'
     return Page(request, {"names": names}, {name: word}, [_at(name), ("type", word)])
 
 
@@ -164,7 +167,7 @@ def _stepper(rng: Draw) -> Page:
 def _sort(rng: Draw) -> Page:
     heads, names = rng.sample(("Price", "Stock", "Weight"), 3), rng.sample(WORDS, 6)
     rows, head = [(name, *rng.sample(range(10, 99), 3)) for name in names], rng.choice(heads)
-    request = f"Sort by {head}, downwards. A second press on the same head turns the order round."
+    request = f"Sort by {head}, the largest first. A second press on the same head reverses the order."
     return Page(request, {"heads": ["Name", *heads], "rows": rows}, {"sort": f"{head} down"}, [_at(head)] * 2)
 
 

@@ -70,7 +70,7 @@ def prep(
     """Draw small web pages, what is to be done in them, and the actions that do it. It needs a Chromium."""
     from vlmrl.tasks.gui.environment import draw_splits
 
-    every = chosen_names("--kinds", kinds, KINDS, "kinds")
+    every = chosen_names("--kinds", kinds or ",", KINDS, "kinds")
     kept_back = chosen_names("--unseen", unseen, KINDS, "kinds")
     known = [kind for kind in every if kind not in kept_back]
     if not known:

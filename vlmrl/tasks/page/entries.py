@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 
 PUBLISHED = "hub:HuggingFaceM4/WebSight#v0.1"
 TABLE_WIDTH, DRAWN_WIDTH, SIMPLE_WIDTH = 1280, 800, 112
-ELSEWHERE = re.compile(r"<script\b[^>]*\bsrc\s*=|<link\b[^>]*\bstylesheet\b(?![^>]*fonts\.)", re.IGNORECASE)
-"""Code that loads a script, or a style sheet other than that of a font."""
+FONTS = r"(?:fonts\.|use\.typekit\.)"
+ELSEWHERE = re.compile(
+    rf"<script\b[^>]*\bsrc\s*=|<link\b(?=[^>]*\bstylesheet\b)(?![^>]*{FONTS})|@import\b(?![^;]*{FONTS})|document\.write\b",
+    re.IGNORECASE,
+)
+"""Code that loads a script, or a style sheet other than that of a font, or a script that writes the page."""
 WIDTH_HELP = f"Width of the window; default: {TABLE_WIDTH}, drawn {DRAWN_WIDTH}, with --simple {SIMPLE_WIDTH}."
 HEIGHT_HELP = "Least height of a picture; default: 3/4 of the width, with --simple the width."
 
@@ -69,6 +73,8 @@ def prep_page(
     counts, (name, out) = request.drawn(), request.place(NAME)
     width = width or (SIMPLE_WIDTH if simple else DRAWN_WIDTH if counts else TABLE_WIDTH)
     window = Window(width, height or (width if simple else width * 3 // 4), max_height, max_chars, simple)
+    if simple and not counts:
+        raise DataError("--simple is for drawn pages", hint="--synthetic N, or leave it out")
     if window.height > max_height:
         raise DataError(f"--height {window.height} is over --max-height {max_height}", hint="a larger --max-height")
     args = {**request.args(), **asdict(window), **({} if counts else {"max_rows": max_rows}), **limits.args}
@@ -149,9 +155,7 @@ def _pages(
         yield NewRow(drawn.truth, [drawn.image], drawn.columns, origin=row.origin)
         is_bare = False
     if is_bare:
-        raise DataError(
-            f"no page is left of the split {split}; of the last one, {reason}", hint=f"{PUBLISHED} has some"
-        )
+        raise DataError(f"no page is left of the split {split}; of the last one, {reason}", hint="other rows for it")
 
 
 def _check_code(html: str, window: Window) -> None:
@@ -161,7 +165,7 @@ def _check_code(html: str, window: Window) -> None:
     if "tailwind" in html.casefold() and "<script" in html.casefold():
         raise CodeRefused("forbidden", "its style comes from a script (Tailwind), and scripts do not run")
     if ELSEWHERE.search(html):
-        raise CodeRefused("forbidden", "it loads a script or a style sheet, and nothing is loaded")
+        raise CodeRefused("forbidden", "it needs a script or a style sheet, and nothing is loaded or run")
     write_answer(html)
 
 
@@ -183,9 +187,9 @@ ROW_FORM = RowForm(
 
 COMMAND = PrepCommand(
     prep_page,
-    f"Pictures of web pages with their HTML code.\n\nSOURCE: {ROW_FORM.help}. {SOURCES} Default: {PUBLISHED}. The "
-    "picture of a row is drawn from its code by the browser of this machine (`apt install chromium`), and pictures in "
-    "a page are a grey placeholder. --synthetic N draws pages of eleven layouts instead.\n\n"
+    f"Pictures of web pages with their HTML code.\n\nSOURCE: {ROW_FORM.help}, {SOURCES} Default: {PUBLISHED}. The "
+    "picture of a row is drawn from its code by the browser of this machine (`apt install chromium-headless-shell`), "
+    "and pictures in a page are a grey placeholder. --synthetic N draws pages of eleven layouts instead.\n\n"
     "Example: vlmrl prep page --synthetic 2000 --out data/page\n\n"
     "Example: vlmrl prep page --max-rows 20000 --test hub:SALT-NLP/Design2Code-hf --out data/websight",
     keeps=lambda options: False,

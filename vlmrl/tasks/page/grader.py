@@ -33,6 +33,8 @@ KEPT = 64
 """Number of pages that are kept: all responses to a prompt need one, and some are equal."""
 RIGHT = 0.9
 """Least score of each part of a page that counts as right."""
+UNSEEN = 0.1
+"""Least share of letters that cannot be seen of which the note speaks."""
 MOST_LINES = 400
 """Largest number of lines of text that are assigned one to one: the longest ones."""
 REACH = 0.25
@@ -45,18 +47,19 @@ FILE_WINDOW = 1280, 960
 
 
 class View(NamedTuple):
-    """View of a page that is compared: its reduced picture, its lines of text, its height, the size of its window."""
+    """View of a page: its reduced picture, lines of text, height, share of letters unseen, and size of its window."""
 
     picture: TruePicture
     pixels: np.ndarray
     texts: Sequence[SeenText]
     height: int
+    unseen: float
     size: Size
 
     @classmethod
     def of(cls, seen: Seen, size: Size) -> View:
         pixels = _reduced(seen.pixels)
-        return cls(TruePicture(pixels), pixels, seen.texts, seen.page_height, size)
+        return cls(TruePicture(pixels), pixels, seen.texts, seen.page_height, seen.unseen, size)
 
 
 def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
@@ -81,7 +84,9 @@ def make_grader(*, pictures: bool) -> Callable[[RewardInput], RewardResult]:
         parts = compare(truth, response)
         right = all(value is None or value >= RIGHT for value in parts.values())
         detail = {"lines": [len(view.texts) for view in (truth, response)], "heights": [truth.height, response.height]}
-        note = "the page is empty" if (response.pixels == response.pixels[0, 0]).all() else ""
+        note = f"{response.unseen:.0%} of its letters cannot be seen" if response.unseen >= UNSEEN else ""
+        if (response.pixels == response.pixels[0, 0]).all():
+            note = "the page is empty" + ("; scripts do not run" if "<script" in x.answer else "")
         shown = shown_pictures(truth.pixels, response.pixels) if pictures else {}
         return RewardResult({**parts, "render": 1.0, "accuracy": float(right)}, note, detail, shown)
 
