@@ -92,7 +92,6 @@ def opened(name: str, *more: str) -> Source:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("NeedsMore", "missing 1 required positional argument: 'size'"),
         ("Misspelt", "reset takes price, which the row does not have under this name; it has: prompt,"),
         ("Raises", "ValueError: no map (tools.py:"),
         ("CLASSES", "ValueError: no map (tools.py:"),
@@ -152,6 +151,7 @@ def test_a_wrong_value_in_the_column_of_classes_is_found_in_all_rows(place: Path
         ("tools.py:Sond", "tools.py has no `Sond`"),
         ("toolz.py:Sound", "names an environment file that does not exist: toolz.py"),
         ("Sound", "which names no file"),
+        ("tools.py:NeedsMore", "environment.args of NeedsMore: missing a required argument: 'size'"),
         ("tools.py:EMPTY", "has no tool"),
         ("tools.py:LAMBDA", "'<lambda>' cannot be a tool"),
     ],
