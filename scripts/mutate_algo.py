@@ -30,7 +30,7 @@ STEP_BATCH, REFERENCE, TALLY = (f"vlmrl/train/{n}.py" for n in ("step_batch", "l
 CREDIT, FAILURES = "vlmrl/train/collect.py", "vlmrl/train/rl.py"
 OBJECTIVE = "vlmrl/train/update.py"
 DIVERGENCE = "vlmrl/algo/divergence.py"
-LOGPROBS, POLICY, ATTENTION = "vlmrl/model/logprobs.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
+LOGPROBS, POLICY, ATTENTION = "vlmrl/model/policy.py", "vlmrl/model/policy.py", "vlmrl/model/attention.py"
 SAMPLE, LOOP, COLLECT = "vlmrl/algo/credit.py", "vlmrl/train/rl.py", "vlmrl/train/collect.py"
 LORA = "vlmrl/model/lora.py"
 STATE, CHECKPOINT = "vlmrl/train/session.py", "vlmrl/checkpoint/io.py"
@@ -339,8 +339,7 @@ MUTANTS: list[Mutant] = [
     (POLICY, "int(positions.max()) + 1", "int(positions.max()) + 2", STEP),
     (POLICY, "first = results[prompt][1]", "first = row.layout[prompt].end", STEP),
     (POLICY, "hidden_ND[row.predict_at_K]", "hidden_ND[row.predict_at_K - 1]", STEP),
-    (LOGPROBS, "else logits_32 / temperature)", "else logits_32 * temperature)", STEP),
-    (LOGPROBS, "    if banned is None:\n        return logits_32\n", "    if True:\n        return logits_32\n", STEP),
+    (LOGPROBS, "return x if banned is None else", "return x if True else", STEP),
     (LOGPROBS, "entropy[rows] = log_total - ", "entropy[rows] = log_total + ", STEP),
     (LOGPROBS, "if ctx.entropy_gradient:", "if False:", STEP),
     (LOGPROBS, "x.add_(entropy[rows, None])", "x", STEP),

@@ -35,7 +35,7 @@ for name in names:
 from vlmrl.algo.losses import Denominator, aggregate
 from vlmrl.algo.losses import clipped_surrogate, log_ratio
 from vlmrl.model.packing import PromptTokens, TrainItem, make_row, pack
-from vlmrl.model.logprobs import token_logprobs
+from vlmrl.model.policy import token_logprobs
 from vlmrl.types import Segment
 prompt = PromptTokens((1, 2, 3), (0, 0, 0), {}, 0)
 items = [TrainItem(prompt, 0, (Segment("assistant", (4, 5), True),), k) for k in range(2)]

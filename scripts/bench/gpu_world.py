@@ -19,10 +19,9 @@ from torch import Tensor
 from vlmrl.model.attention import VISION_NAME
 from vlmrl.model.families import head_of, part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
-from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.lora import attach_adapter
 from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row, pack
-from vlmrl.model.policy import Policy
+from vlmrl.model.policy import Policy, token_logprobs
 from vlmrl.train.learner import Optimizer
 from vlmrl.types import Segment
 

@@ -9,9 +9,9 @@ import torch
 from tinyworld import assert_close
 
 from vlmrl.algo.divergence import Divergence
-from vlmrl.model import logprobs
-from vlmrl.model.logprobs import divergence
+from vlmrl.model import policy as logprobs
 from vlmrl.model.memory import HeadChunks
+from vlmrl.model.policy import divergence
 
 REVERSE = Divergence()
 

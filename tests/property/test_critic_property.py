@@ -16,7 +16,7 @@ from tinyworld import assert_close, assert_same_gradients, encoded, gradients, i
 from torch import Tensor
 
 from vlmrl.algo.algorithms import ALGORITHMS, resolve
-from vlmrl.model import logprobs
+from vlmrl.model import policy as logprobs
 from vlmrl.model.lora import adapter_tensors, attach_adapter
 from vlmrl.model.memory import HeadChunks
 from vlmrl.model.packing import TrainItem, make_row, pack

@@ -507,7 +507,7 @@ def test_gradient_checkpointing_keeps_less_and_changes_nothing(tiny_folder, poli
 
 
 def test_chunked_head_changes_nothing(policy, world, monkeypatch):
-    from vlmrl.model import logprobs
+    from vlmrl.model import policy as logprobs
 
     items, advantages = world
     objective = PolicyGradient(ALGORITHMS["grpo"])

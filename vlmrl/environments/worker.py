@@ -38,7 +38,7 @@ from vlmrl.environments.base import (
 from vlmrl.environments.calls import BadCall, read_calls, served_calls
 from vlmrl.environments.row_fields import row_fields
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
-from vlmrl.errors import RewardError, RewardUnavailable
+from vlmrl.errors import RewardError, RewardUnavailable, unknown
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.rewards.worker import MODULE, Guard, describe_error, import_source
@@ -186,12 +186,7 @@ class Own:
             if user.args and not inspect.isclass(target):
                 raise RewardError("environment.args are for a class; a function has defaults")
             if inspect.isclass(target):
-                parameters = inspect.signature(target)
-                try:
-                    parameters.bind(**user.args)
-                except TypeError as error:
-                    names = ", ".join(parameters.parameters) or "none"
-                    raise RewardError(f"environment.args of {user.name}: {error}", hint=f"it has: {names}") from error
+                _check_arguments(target, user.args)
 
     def _named(self, module: ModuleType, name: str) -> Any:
         try:
@@ -233,6 +228,18 @@ class Own:
                 f"the row's column `environment` is {name!r}", hint=f"known: {', '.join(map(str, self.targets))}"
             )
         return self.targets[name]
+
+
+def _check_arguments(target: type, args: Mapping[str, Any]) -> None:
+    """Raise RewardError for arguments that a class does not take, and for those that it lacks."""
+    parameters = inspect.signature(target).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        for name in args.keys() - parameters.keys():
+            raise unknown("argument", name, parameters, error=RewardError, whose=" in environment.args")
+    try:
+        inspect.signature(target).bind(**args)
+    except TypeError as error:
+        raise RewardError(f"environment.args of {target.__name__}: {error}") from error
 
 
 @dataclass

@@ -29,9 +29,8 @@ from vlmrl.model.attention import NAME as SHARED_ATTENTION
 from vlmrl.model.attention import no_mask
 from vlmrl.model.caches import DecodeCache, cache_name, fast_linears, key_layers, rows_of
 from vlmrl.model.device_memory import asking_for, give_back, upload
-from vlmrl.model.logprobs import banned_mask, policy_logits
 from vlmrl.model.packing import GRIDS, images_on, join_images, load_name
-from vlmrl.model.policy import Policy
+from vlmrl.model.policy import Policy, banned_mask, policy_logits
 from vlmrl.rollout.engine import Generator, SamplingRequest
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
 from vlmrl.types import Sample, SamplingParams, name_row

@@ -105,10 +105,7 @@ class Search:
             forks: whether there will be episodes; if not, no engine is asked.
         Raises: RewardError for passages that cannot be read, a wrong key, or an engine that answers in another form.
         """
-        known = inspect.signature(cls).parameters
         try:
-            for name in args.keys() - known:
-                raise unknown("argument", name, known, error=RewardError, whose=" in environment.args")
             one = cls(**args)
             if one._engine in KINDS:
                 if is_large(one._corpus, one._engine):

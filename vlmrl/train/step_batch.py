@@ -20,9 +20,8 @@ from vlmrl.algo.divergence import Divergence
 from vlmrl.dist.world import ALONE, World
 from vlmrl.model.caches import common_passes, passes_of
 from vlmrl.model.device_memory import asking_for
-from vlmrl.model.logprobs import token_logprobs
 from vlmrl.model.packing import PromptTokens, RowReference, TrainItem, layout_of, make_row, pack, row_load
-from vlmrl.model.policy import Policy
+from vlmrl.model.policy import Policy, token_logprobs
 from vlmrl.train.learner import ReferencePolicy
 from vlmrl.types import Group, ScoredSample, name_row
 

@@ -556,9 +556,9 @@ def test_an_environment_that_asks_for_what_the_row_lacks_says_so(tmp_path: Path)
 def test_arguments_that_a_class_does_not_have_are_named(tmp_path: Path) -> None:
     path = tmp_path / "tools.py"
     path.write_text("class Tools:\n    def __init__(self, size=1): ...\n    def look(self) -> str: return ''\n")
-    with pytest.raises(RewardError, match="unexpected keyword argument 'sise'") as error:
+    with pytest.raises(RewardError, match=r"unknown argument `sise` in environment\.args") as error:
         load_environment(f"{path}:Tools", {"sise": 2})
-    assert error.value.hint == "it has: size"
+    assert error.value.hint == "did you mean `size`?  known: size"
     assert load_environment(f"{path}:Tools", {"size": 2}).described
 
 

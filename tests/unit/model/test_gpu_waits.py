@@ -11,7 +11,7 @@ from tinyfamilies import TinyFamily, build
 from waits import Waits
 
 from vlmrl.model import attention as varlen_attention
-from vlmrl.model import logprobs
+from vlmrl.model import policy as logprobs
 from vlmrl.model.load import share_prefix
 from vlmrl.model.memory import HeadChunks
 from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vlmrl.algo.divergence import Divergence
-from vlmrl.model import logprobs
-from vlmrl.model.logprobs import banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
+from vlmrl.model import policy as logprobs
 from vlmrl.model.memory import HeadChunks, head_chunks
+from vlmrl.model.policy import banned_mask, divergence, gradient_energy, policy_logits, token_logprobs
 
 
 def test_log_prob_and_entropy_by_hand():
