@@ -66,6 +66,15 @@ def test_a_banned_target_has_log_prob_minus_infinity():
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_a_banned_target_moves_its_own_logit_nowhere(entropy_gradient):
+    hidden = torch.zeros(1, 3, requires_grad=True)
+    options = {"temperature": 1.0, "banned_ids": [0], "entropy_gradient": entropy_gradient}
+    logp, _ = token_logprobs(hidden, torch.tensor([0]), lambda h: h * 1, **options)
+    logp.sum().backward()
+    assert hidden.grad.tolist() == [[0.0, -0.5, -0.5]]
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_gradients_are_finite_although_banned_logits_are_not(entropy_gradient):
     hidden = torch.tensor([[0.3, -0.2, 60.0, 1.0]] * 5, requires_grad=True)
     logp, entropy = token_logprobs(
