@@ -117,7 +117,7 @@ class BrowserServer:
     """Process with the browser; see `server.py`. It ends with this process.
 
     Args:
-        alone: whether only one connection uses it, with one page: then a page takes a third of the time.
+        alone: whether only one connection uses it, to look at pages of a model: one takes a third of the time then.
     """
 
     def __init__(self, memory_mb: int = MEMORY_MB, *, alone: bool = False) -> None:
@@ -456,13 +456,11 @@ class Tab:
     def click(self, x: float, y: float) -> None:
         """Click at a place, in pixels from the top left corner."""
         self._until = time.monotonic() + self._seconds
-        if not self._is_asked:
-            self._reach("firstPaint")  # a click hits what was painted last
+        self._reach("firstPaint")  # a click hits what was painted last
         mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
         down = {**mouse, "type": "mousePressed", "buttons": 1}
         moved, up = {"x": x, "y": y, "type": "mouseMoved"}, {**mouse, "type": "mouseReleased"}
-        frames = [(FRAME, dict[str, Any]())] * self._is_asked
-        self._ask_all((MOUSE, moved), *frames, (MOUSE, down), (MOUSE, up))
+        self._ask_all((MOUSE, moved), (MOUSE, down), (MOUSE, up))
 
     def type(self, text: str) -> None:
         """Type a text where the page has its focus."""

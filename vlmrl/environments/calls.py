@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from vlmrl.environments.tools import MOST_ERROR, MOST_LEVELS, NAME, ONLY, read_json
@@ -174,6 +175,11 @@ def write_call(call: Call, form: Form) -> str:
     if [_comparable(read) for read in calls] != [_comparable(call)]:
         raise ValueError(f"the call cannot be written in this format: it would be read as {quoted(calls, 200)}")
     return text
+
+
+def needs_tools(turns: Sequence[TraceTurn]) -> bool:
+    """Return whether a turn of the model follows another one, so that a tool must answer the first."""
+    return any(isinstance(x, tuple) and isinstance(y, tuple) for x, y in pairwise(turns))
 
 
 def traced_turns(trace: Any, place: str) -> tuple[TraceTurn, ...]:

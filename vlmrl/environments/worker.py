@@ -232,12 +232,13 @@ class Own:
 
 def _check_arguments(target: type, args: Mapping[str, Any]) -> None:
     """Raise RewardError for arguments that a class does not take, and for those that it lacks."""
-    parameters = inspect.signature(target).parameters
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        for name in args.keys() - parameters.keys():
-            raise unknown("argument", name, parameters, error=RewardError, whose=" in environment.args")
+    signature = inspect.signature(target)
+    known = signature.parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        for name in args.keys() - known.keys():
+            raise unknown("argument", name, known, error=RewardError, whose=" in environment.args")
     try:
-        inspect.signature(target).bind(**args)
+        signature.bind(**args)
     except TypeError as error:
         raise RewardError(f"environment.args of {target.__name__}: {error}") from error
 

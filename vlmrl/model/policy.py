@@ -126,8 +126,8 @@ class _LogprobAndEntropy(torch.autograd.Function):
     raises an error if another operation needs them in its backward pass). With pi = softmax(x): d logp / dx_j = [j =
     target] - pi_j, and d entropy / dx_j = -pi_j (log pi_j + entropy).
 
-    Memory decides the time: each line below that names an array of [rows, V] reads or writes it once. So the entropy is
-    log sum exp(x - max) - E[x - max], one product, and not the sum of pi log pi.
+    Reading and writing arrays of [rows, V] takes the time, so they are changed in place, and the entropy is
+    log sum exp(x - max) - E[x - max] instead of the sum of pi log pi.
     """
 
     @staticmethod

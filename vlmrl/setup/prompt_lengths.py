@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from vlmrl.environments.calls import turn_text
+from vlmrl.environments.calls import needs_tools, turn_text
 from vlmrl.errors import Problem, VlmrlError
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.redaction.redact import excerpt
@@ -134,7 +134,7 @@ def measure_tokens(loaded: LoadedRecipe, source: Source, encoder: Encoder, where
             shown = encoder.count_image_tokens(replace(row, media=row.response_media)) or 0
             said = [size for size, turn in zip(lengths, turns, strict=True) if isinstance(turn, tuple)]
             facts.trace_tokens.append((sum(lengths) + shown, max(said)))
-            acts |= source.environment is None and said == lengths and len(said) > 1
+            acts |= source.environment is None and needs_tools(turns)
     if acts:
         message = f"a correct response to rows of `{source.name}` calls tools, and there are none"
         facts.problems.append(Problem(message, where, '[environment] name = "..."'))

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from vlmrl.data.encode import Encoder
 from vlmrl.data.images import decode_image
 from vlmrl.data.turns import TurnEncoder, without_first
 from vlmrl.environments.base import ERROR
-from vlmrl.environments.calls import end_of_thought, turn_text
+from vlmrl.environments.calls import end_of_thought, needs_tools, turn_text
 from vlmrl.errors import DataError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.recipe.schema import Recipe
@@ -190,7 +190,7 @@ def target_turns(
             hint=f'add a column `{RESPONSE_COLUMN}`, or name yours: columns = {{ response = "..." }} in [[data]]',
         )
     turns = source.task.correct_turns(row, rng, seen_sizes)
-    if source.environment is None and any(isinstance(x, tuple) and isinstance(y, tuple) for x, y in pairwise(turns)):
+    if source.environment is None and needs_tools(turns):
         message = f"the trace has {len(turns)} turns, and nothing answers the first one"
         raise DataError(message, where=row.place, hint="name the environment: [environment] name")
     return turns

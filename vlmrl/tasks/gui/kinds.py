@@ -82,8 +82,8 @@ def _button(rng: Draw) -> Page:
 def _spot(rng: Draw) -> Page:
     name, width, height = rng.choice(COLOURS), rng.randint(70, 110), rng.randint(60, 100)
     place = {"left": rng.randint(0, LAYOUT - width), "top": rng.randint(0, LAYOUT - height)}
-    return Page(f"{rng.choice(PRESS)} the {name} button.", {"boxes": [(name, width, height)], "place": place},
-                {"pressed": name}, [_at(name)])  # fmt: skip
+    request, facts = f"{rng.choice(PRESS)} the {name} button.", {"boxes": [(name, width, height)], "place": place}
+    return Page(request, facts, {"pressed": name}, [_at(name)])
 
 
 def _colour(rng: Draw) -> Page:
@@ -96,11 +96,8 @@ def _colour(rng: Draw) -> Page:
 def _boxes(rng: Draw) -> Page:
     names = rng.sample(WORDS, rng.randint(5, 8))
     chosen = sorted(rng.sample(names, rng.randint(2, 3)), key=names.index)
-    request, steps = (
-        f"Tick {', '.join(chosen[:-1])} and {chosen[-1]}, nothing else, and press Save.",
-        [*map(_at, chosen), _at("Save")],
-    )
-    return Page(request, {"names": names}, {"saved": " ".join(chosen)}, steps)
+    request = f"Tick {', '.join(chosen[:-1])} and {chosen[-1]}, nothing else, and press Save."
+    return Page(request, {"names": names}, {"saved": " ".join(chosen)}, [*map(_at, chosen), _at("Save")])
 
 
 def _radio(rng: Draw) -> Page:
