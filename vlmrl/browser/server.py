@@ -80,8 +80,9 @@ for its clock, 50 ms instead of 5. Two frames at once end the browser, so only o
 READ_END, WRITE_END = 3, 4
 """Descriptors from which the browser reads, and to which it writes."""
 WATCH_SECONDS, START_SECONDS = 0.2, 30.0
-MOST_KEPT = 16
-"""Largest number of pages that wait for another client. Each has a process of its own."""
+MOST_KEPT, KEPT_MB = 64, 64
+"""Largest number of pages that wait for another client, each with a process of its own of some 20 MiB; least main
+memory that the browser may have for each of them, in MiB."""
 MOST_BYTES = 64 << 20
 """Largest message, in bytes."""
 ZERO = b"\0"
@@ -316,7 +317,7 @@ class Server:
             self._clients.discard(client)
             if self._browser is not None:
                 is_idle = all(waiting.client is not client for waiting in self._browser.waiting.values())
-                if client.kept is not None and is_idle and len(self._kept) < MOST_KEPT:
+                if client.kept is not None and is_idle and len(self._kept) < min(MOST_KEPT, self._memory_mb // KEPT_MB):
                     self._kept.append(client.kept)
                     client.contexts.discard(client.kept["context"])
                 for context in client.contexts:
