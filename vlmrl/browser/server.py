@@ -68,15 +68,17 @@ FLAGS = """
 --force-color-profile=srgb --font-render-hinting=none --disable-lcd-text --disable-skia-runtime-opts
 --disable-checker-imaging --disable-partial-raster --disable-low-res-tiling --force-device-scale-factor=1
 --disable-threaded-animation --disable-threaded-scrolling --disable-smooth-scrolling
---run-all-compositor-stages-before-draw --disable-new-content-rendering-timeout --blink-settings=imageAnimationPolicy=2
+--disable-new-content-rendering-timeout --blink-settings=imageAnimationPolicy=2
 """
 """Options in four groups: headless; no requests of the browser's own; no network (a proxy that nobody serves, also for
 this machine's own addresses); equal pixels on every machine, at once, and of moving pictures the first one."""
 NAMES = "--host-resolver-rules=MAP * ~NOTFOUND"
 """Option by which no name has an address. It has blanks."""
-FRAME, ASKED = "HeadlessExperimental.beginFrame", "--enable-begin-frame-control"
-"""Method that draws one frame, and the option without which a browser draws frames by itself: then a screenshot waits
-for its clock, 50 ms instead of 5. Two frames at once end the browser, so only one page may be open."""
+FRAME = "HeadlessExperimental.beginFrame"
+ASKED = "--enable-begin-frame-control", "--run-all-compositor-stages-before-draw"
+"""Method that draws one frame, and the options without which a browser draws frames by itself: then a screenshot waits
+for its clock, 50 ms instead of 5. Two frames at once end the browser, so only one page may be open. Where many pages
+are, the second option leaves some of them without any frame for ever."""
 READ_END, WRITE_END = 3, 4
 """Descriptors from which the browser reads, and to which it writes."""
 WATCH_SECONDS, START_SECONDS = 0.2, 30.0
@@ -198,7 +200,7 @@ class Chromium:
     def __init__(self, program: str, mode: Mode, home: str, is_asked: bool = False) -> None:
         self.mode, self.version, self.is_asked = mode, "", is_asked
         self.why_ended = "crash", "the browser ended by itself"
-        flags = [*FLAGS.split(), NAMES, *[ASKED] * is_asked, *mode.flags, f"--user-data-dir={mode.home}/profile"]
+        flags = [*FLAGS.split(), NAMES, *ASKED * is_asked, *mode.flags, f"--user-data-dir={mode.home}/profile"]
         self._command = [*mode.before, program, *flags, "about:blank"]
         self._home, self._number = home, 0
         self.waiting = dict[int, Waiting]()
