@@ -17,10 +17,10 @@ import pytest
 from page_attacks import PLAIN, ears, needs_browser
 
 from vlmrl.browser import server as server_module
-from vlmrl.browser.client import Browser, BrowserGone, BrowserServer
+from vlmrl.browser.client import Browser, BrowserGone, BrowserServer, Tab
 from vlmrl.browser.server import (
     HOME,
-    MOST_KEPT,
+    KEPT_MB,
     NAMES,
     PROGRAM,
     PROGRAMS,
@@ -134,10 +134,13 @@ def test_a_page_of_a_client_that_left_serves_the_next_one_as_if_it_were_new() ->
         assert visits[0][1] == "undefined" and len(set(visits)) == 1
 
 
+RED = "<!doctype html><body onclick='document.body.dataset.hit = 1' style='margin: 0; height: 50px; background: red'>"
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_at_most_so_many_pages_wait_and_none_that_was_busy(is_busy: bool) -> None:
-    with BrowserServer() as server, Browser(server.address, seconds=20.0) as watcher:
-        before, left = pages_of(watcher), [Browser(server.address, seconds=20.0) for _ in range(MOST_KEPT + 2)]
+def test_at_most_so_many_pages_wait_as_memory_allows_and_none_that_was_busy(is_busy: bool) -> None:
+    with BrowserServer(8 * KEPT_MB) as server, Browser(server.address, seconds=20.0) as watcher:
+        before, left = pages_of(watcher), [Browser(server.address, seconds=20.0) for _ in range(10)]
         managers = [browser.tab(50, 50) for browser in left]
         for browser, manager in zip(left, managers, strict=True):
             tab = manager.__enter__()
@@ -146,7 +149,22 @@ def test_at_most_so_many_pages_wait_and_none_that_was_busy(is_busy: bool) -> Non
         assert pages_of(watcher) == before + len(left)
         for browser in left:
             browser.close()
-        assert wait_for(lambda: pages_of(watcher) == before + (0 if is_busy else MOST_KEPT))
+        assert wait_for(lambda: pages_of(watcher) == before + (0 if is_busy else 8))
+
+
+def test_of_many_pages_that_are_open_at_once_each_is_painted() -> None:
+    with BrowserServer(16384) as server:
+        connections = [Browser(server.address, seconds=20.0) for _ in range(60)]
+        managers = [browser.tab(50, 50) for browser in connections]
+        tabs = list[Tab]()
+        for manager in managers:
+            tabs.append(manager.__enter__())
+            tabs[-1].load(RED)
+        for tab in tabs:
+            tab.click(20, 20)
+            assert tab.value("document.body.dataset.hit") == "1" and (tab.pixels() == [255, 0, 0]).all()
+        for browser in connections:
+            browser.close()
 
 
 def test_a_killed_browser_is_named_and_the_next_page_gets_a_new_one() -> None:
