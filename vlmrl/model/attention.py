@@ -29,6 +29,7 @@ from transformers.utils.generic import get_max_seqlen
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
+from vlmrl.model.compiled import compiled_split, constant, copy_keys, numbered, opaque
 from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import RowPlan, RowTokens
 
@@ -49,6 +50,7 @@ def bucket(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+@opaque  # it compiles itself
 def flex_row_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
 ) -> Tensor:
@@ -154,6 +156,19 @@ class VarlenIndex:
     longest_query: int
     longest_key: int
 
+    def sum_copies(self, gradient: Tensor) -> Tensor:
+        """Return the gradient [N, heads, D] of keys or values from that of the call's, [keys of the call, heads, D].
+
+        The gradients of a prompt token's copies are summed in float32, in a fixed order, and rounded once. Plain
+        indexing would sort all indices in every layer and add the copies one by one in the tensor's own precision (8
+        bits in bfloat16).
+        """
+        total = gradient.index_select(0, self.own_at)
+        for start, end, places in self.copies:
+            copies = gradient.index_select(0, places.flatten()).unflatten(0, places.shape)
+            total[start:end] = copies.sum(0, dtype=torch.float32)
+        return total
+
 
 def varlen_index(plan: RowPlan) -> VarlenIndex:
     """Return the positions of the keys of every span, without empty spans.
@@ -191,17 +206,21 @@ def varlen_index(plan: RowPlan) -> VarlenIndex:
     )
 
 
+def index_of(plan: RowPlan) -> VarlenIndex:
+    """Return the positions of the keys of a row, computed once."""
+    if "varlen" not in plan.prepared:
+        plan.prepared["varlen"] = varlen_index(plan)
+    index = plan.prepared["varlen"]
+    assert isinstance(index, VarlenIndex)
+    return index
+
+
 def _starts(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 class _Copied(torch.autograd.Function):
-    """Copy keys or values [N, heads, D] of the row to the sequences of the call.
-
-    In the backward pass, the gradients of a prompt token's copies are summed in float32, in a fixed order, and rounded
-    once. Plain indexing would sort all indices in every layer and add the copies one by one in the tensor's own
-    precision (8 bits in bfloat16).
-    """
+    """Copy keys or values [N, heads, D] of the row to the sequences of the call."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: VarlenIndex) -> Tensor:
@@ -210,12 +229,7 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        index: VarlenIndex = ctx.index
-        total = gradient.index_select(0, index.own_at)
-        for start, end, places in index.copies:
-            copies = gradient.index_select(0, places.flatten()).unflatten(0, places.shape)
-            total[start:end] = copies.sum(0, dtype=torch.float32)
-        return total, None
+        return ctx.index.sum_copies(gradient), None
 
 
 def varlen_row_attention(
@@ -231,12 +245,13 @@ def varlen_row_attention(
     """
     if plan.has_blocks(window):
         raise ValueError("the varlen backend does not support bidirectional images: use flex or sdpa")
-    if "varlen" not in plan.prepared:
-        plan.prepared["varlen"] = varlen_index(plan)
-    index = plan.prepared["varlen"]
-    assert isinstance(index, VarlenIndex)
+    index = index_of(plan)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, D]
-    k, v = (_Copied.apply(x, index) for x in (k, v))
+    if torch.compiler.is_compiling():
+        assert plan.number is not None
+        k, v = (copy_keys(x, index.key_at, index.own_at, plan.number) for x in (k, v))
+    else:
+        k, v = (_Copied.apply(x, index) for x in (k, v))
     out = _kernel()(
         q.contiguous(),
         k,
@@ -280,10 +295,14 @@ def vision_attention(
         longest = int(max_length_q)
         out = _kernel()(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1))
         return out[None], None
-    lengths = cu_seq_lens_q.diff().tolist()
+    return _by_windows(query, key, value, cu_seq_lens_q, scaling).transpose(1, 2), None
+
+
+@opaque  # it runs window by window
+def _by_windows(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scaling: float | None) -> Tensor:
+    lengths = starts.diff().tolist()
     windows = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
-    out = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in windows], 2)
-    return out.transpose(1, 2), None
+    return torch.cat([F.scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in windows], 2)
 
 
 def vision_layout(visual: Any, grids: Tensor) -> dict[str, Tensor | int | None]:
@@ -317,6 +336,7 @@ def _takes_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= WIDEST_HEAD
 
 
+@constant
 @cache
 def _kernel() -> Callable[..., Any]:
     """Return flash attention over sequences of different length: flash-attn's if it is installed, else torch's own."""
@@ -408,6 +428,13 @@ def choose_backend(device: torch.device, dtype: torch.dtype, bidirectional: str)
     return "varlen" if half and bidirectional == "never" else "flex"
 
 
+def prepared_plan(plan: RowPlan) -> RowPlan:
+    """Return the plan of a row for compiled layers: with a number, and with all that their code reads of it."""
+    if plan.backend == "varlen":
+        index_of(plan)
+    return numbered(plan)
+
+
 def prefix_attention(
     module: Any,
     query: Tensor,
@@ -444,7 +471,8 @@ def prefix_attention(
     elif row_plan.backend == "varlen" and query.shape[-1] <= WIDEST_HEAD:
         out = varlen_row_attention(query, key, value, row_plan, scaling, sliding_window)
     elif row_plan.backend == "split" and can_split(row_plan, sliding_window, query):
-        out = split_row_attention(query, key, value, row_plan, scaling)
+        attend = compiled_split if torch.compiler.is_compiling() else split_row_attention
+        out = attend(query, key, value, row_plan, scaling)
     else:
         out = _sdpa_row_attention(query, *_all_heads(query, key, value), row_plan, scaling, sliding_window)
     return out.transpose(1, 2).contiguous(), None
@@ -455,6 +483,7 @@ def _all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return (key, value) if repeat == 1 else (key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
 
 
+@opaque  # it runs span by span
 def _sdpa_row_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None, window: int | None
 ) -> Tensor:

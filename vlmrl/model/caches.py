@@ -84,13 +84,17 @@ class _Group:
     each: tuple[slice, ...]
 
 
-def _groups(plan: RowPlan) -> Sequence[_Group]:
-    groups: list[_Group] = []
-    for indices in groups_of(plan.spans):
-        prompt, *responses = (slice(plan.spans[i].start, plan.spans[i].end) for i in indices)
-        each = tuple(own for own in responses if own.stop > own.start)
-        groups.append(_Group(prompt, slice(prompt.stop, [prompt, *responses][-1].stop), each))
-    return groups
+def row_groups(plan: RowPlan) -> Sequence[_Group]:
+    """Return the groups of a row, computed once."""
+    if "split" not in plan.prepared:
+        groups: list[_Group] = []
+        for indices in groups_of(plan.spans):
+            prompt, *responses = (slice(plan.spans[i].start, plan.spans[i].end) for i in indices)
+            each = tuple(own for own in responses if own.stop > own.start)
+            groups.append(_Group(prompt, slice(prompt.stop, [prompt, *responses][-1].stop), each))
+        plan.prepared["split"] = groups
+    prepared: Any = plan.prepared["split"]
+    return prepared
 
 
 def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
@@ -112,61 +116,86 @@ def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan
         key, value: [1, heads, N, D], with H or fewer heads.
     Returns: [1, H, N, D], the transpose of a contiguous [1, N, H, D].
     """
-    if "split" not in plan.prepared:
-        plan.prepared["split"] = _groups(plan)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    return _SplitAttention.apply(query, key, value, plan.prepared["split"], scale)
+    return _SplitAttention.apply(query, key, value, row_groups(plan), scale)
 
 
 class _SplitAttention(torch.autograd.Function):
-    """Attention of a packed row by `attention_part`, with a backward pass by torch's kernel.
-
-    Letters: K key heads, R = H / K query heads per key head, N tokens of the row. Inside the function, the query has
-    the shape [K, R, N, D].
-    """
+    """Attention of a packed row by `attention_part`, with a backward pass by torch's kernel."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[_Group], scale: float) -> Tensor:
-        q, k, v = _by_key_head(query, key), key[0], value[0]
-        # [K, R, N, D], in the memory order of [N, K, R, D]: `prefix_attention` transposes it without a copy.
-        out = torch.empty_like(q.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).permute(1, 2, 0, 3)
-        lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-        for group in groups:
-            for own in (group.prompt, *group.each):
-                keys, values = _expand(k[:, own], q), _expand(v[:, own], q)
-                out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=True)
-            if group.each:
-                R, own, prompt = q.shape[1], group.responses, group.prompt
-                over_prompt = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
-                out[:, :, own], lse[:, :, own] = join_parts(
-                    (_unflat(over_prompt[0], R), _unflat(over_prompt[1], R)), (out[:, :, own], lse[:, :, own])
-                )
+        out, lse = split_forward(query, key, value, groups, scale)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.groups, ctx.scale = groups, scale
-        return out.flatten(0, 1)[None]
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        q, k, v = _by_key_head(query, key), key[0], value[0]
-        grad = _by_key_head(grad, key)
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        kernel, scale = _aten._scaled_dot_product_flash_attention_for_cpu_backward, ctx.scale
-        for group in ctx.groups:
-            for own in (group.prompt, *group.each):
-                saved = (t[:, :, own] for t in (out, lse))
-                inputs = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
-                grads = kernel(grad[:, :, own], *inputs, *saved, 0.0, True, scale=scale)
-                dq[:, :, own], dk[:, own], dv[:, own] = grads[0], grads[1].sum(1), grads[2].sum(1)
-            if group.each:
-                R, own, prompt = q.shape[1], group.responses, group.prompt
-                saved = (_flat(t[:, :, own]) for t in (out, lse))
-                inputs = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
-                grads = kernel(_flat(grad[:, :, own]), *inputs, *saved, 0.0, False, scale=scale)
-                dq[:, :, own] += _unflat(grads[0], R)
-                dk[:, prompt] += grads[1][0]
-                dv[:, prompt] += grads[2][0]
-        return dq.flatten(0, 1)[None], dk[None], dv[None], None, None
+        return (*split_backward(grad, query, key, value, out, lse, ctx.groups, ctx.scale), None, None)
+
+
+def split_forward(
+    query: Tensor, key: Tensor, value: Tensor, groups: Sequence[_Group], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of a packed row, [1, H, N, D], and the log-sum-exps of its scores, [K, R, N].
+
+    Letters: K key heads, R = H / K query heads per key head, N tokens of the row. Inside the function, the query has
+    the shape [K, R, N, D].
+
+    Args:
+        query: [1, H, N, D].
+        key, value: [1, K, N, D].
+        groups: of the row; see `row_groups`.
+    """
+    q, k, v = _by_key_head(query, key), key[0], value[0]
+    # [K, R, N, D], in the memory order of [N, K, R, D]: `prefix_attention` transposes it without a copy.
+    out = torch.empty_like(q.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).permute(1, 2, 0, 3)
+    lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+    for group in groups:
+        for own in (group.prompt, *group.each):
+            keys, values = _expand(k[:, own], q), _expand(v[:, own], q)
+            out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=True)
+        if group.each:
+            R, own, prompt = q.shape[1], group.responses, group.prompt
+            over_prompt = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
+            out[:, :, own], lse[:, :, own] = join_parts(
+                (_unflat(over_prompt[0], R), _unflat(over_prompt[1], R)), (out[:, :, own], lse[:, :, own])
+            )
+    return out.flatten(0, 1)[None], lse
+
+
+def split_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    groups: Sequence[_Group],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value of `split_forward`, which returned `out` and `lse`."""
+    q, k, v = _by_key_head(query, key), key[0], value[0]
+    grad, out = _by_key_head(grad, key), _by_key_head(out, key)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    kernel = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for group in groups:
+        for own in (group.prompt, *group.each):
+            saved = (t[:, :, own] for t in (out, lse))
+            inputs = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
+            grads = kernel(grad[:, :, own], *inputs, *saved, 0.0, True, scale=scale)
+            dq[:, :, own], dk[:, own], dv[:, own] = grads[0], grads[1].sum(1), grads[2].sum(1)
+        if group.each:
+            R, own, prompt = q.shape[1], group.responses, group.prompt
+            saved = (_flat(t[:, :, own]) for t in (out, lse))
+            inputs = _flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt]
+            grads = kernel(_flat(grad[:, :, own]), *inputs, *saved, 0.0, False, scale=scale)
+            dq[:, :, own] += _unflat(grads[0], R)
+            dk[:, prompt] += grads[1][0]
+            dv[:, prompt] += grads[2][0]
+    return dq.flatten(0, 1)[None], dk[None], dv[None]
 
 
 def _by_key_head(x: Tensor, key: Tensor) -> Tensor:

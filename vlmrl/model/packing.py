@@ -420,6 +420,7 @@ class RowPlan:
         bidirectional: layers in which image tokens see each other in both directions: "never", "sliding" or "always".
         backend: "sdpa", "split", "flex" or "varlen".
         masks, prepared: caches in which the backends keep masks and indices for the next layers.
+        number: int64 scalar on the CPU by which compiled layers find the plan; None = no layer is compiled.
     """
 
     spans: tuple[Span, ...]
@@ -430,6 +431,7 @@ class RowPlan:
     backend: str = "sdpa"
     masks: dict[tuple[AttentionPiece, int | None, bool], Tensor | None] = field(default_factory=dict)
     prepared: dict[object, object] = field(default_factory=dict)
+    number: Tensor | None = None
 
     def has_blocks(self, window: int | None) -> bool:
         """Return whether, in a layer with this window, image tokens see each other in both directions."""

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vlmrl.algo.divergence import Divergence
-from vlmrl.model.attention import choose_backend, fork_plan, no_mask, vision_layout
+from vlmrl.model.attention import choose_backend, fork_plan, no_mask, prepared_plan, vision_layout
 from vlmrl.model.caches import MIN_TOKENS, ContinuedCache, Pass, RecordedPrompt, passes_of, run_with_cache, with_fillers
+from vlmrl.model.compiled import keep_for_backward
 from vlmrl.model.device_memory import free_bytes, upload
 from vlmrl.model.families import family_of, head_of
 from vlmrl.model.memory import HeadChunks, head_chunks
@@ -392,9 +393,8 @@ class Policy(nn.Module):
     Attributes:
         device, dtype: device and dtype of the computation. They are those of the model's parameters, except in a
             sharded policy.
-        saved_dtypes: parameter name -> dtype in which a checkpoint saves it. For parameters that sharding converts to
-            float32; {} if the policy is not sharded.
-        sharded: whether `dist.fsdp.shard` has sharded the policy.
+        saved_dtypes: parameter name -> dtype in which a checkpoint saves it, where sharding converts it to float32.
+        sharded, compiled: whether `dist.fsdp.shard` has sharded the policy, and `compile_layers` compiled its layers.
     """
 
     def __init__(
@@ -413,7 +413,7 @@ class Policy(nn.Module):
         first = next(model.parameters())
         self.device, self.dtype = torch.device("cpu") if first.is_meta else first.device, first.dtype
         self.saved_dtypes: dict[str, torch.dtype] = {}
-        self.sharded = False
+        self.sharded, self.compiled = False, False
         self.temperature = temperature
         self.banned_ids = tuple(banned_ids)
         self.entropy_gradient = entropy_gradient
@@ -505,9 +505,9 @@ class Policy(nn.Module):
 
     def _packed(self, row: PackedRow) -> Tensor:
         device = row.target_K.device
-        plan = plan_row(
-            row.layout, device, kinds_N=row.kinds_N, bidirectional=self.family.bidirectional, backend=self._backend()
-        )
+        ways = {"bidirectional": self.family.bidirectional, "backend": self._backend()}
+        plan = plan_row(row.layout, device, kinds_N=row.kinds_N, **ways)
+        plan = prepared_plan(plan) if self.compiled else plan
         numbers = self._numbers_of(row)
         hidden_ND = self.model.model(
             input_ids=numbers[:1],
@@ -518,6 +518,7 @@ class Policy(nn.Module):
             **self.with_layout(row.images),
             **(self.kinds_argument(numbers[1:2]) if self.family.rope_index else {}),
         ).last_hidden_state[0]
+        keep_for_backward(plan, hidden_ND)
         return hidden_ND[row.predict_at_K]  # [N, D] -> [K, D]: the hidden state that predicts each trained token
 
     def with_layout(self, images: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ OPEN: Mapping[str, Callable[[Recipe], bool]] = {
     "train.steps": lambda recipe: recipe.train.epochs is not None and recipe.train.steps == 0,
     "optim.warmup_steps": lambda recipe: recipe.optim.warmup_ratio is not None and recipe.optim.warmup_steps == 0,
     "model.dtype": lambda recipe: recipe.model.dtype == "auto",
+    "model.compile": lambda recipe: recipe.model.compile == "auto",
     "rollout.engine": lambda recipe: recipe.rollout.engine == "auto",
     "teacher.checkpoint": lambda recipe: recipe.teacher is not None and recipe.teacher.checkpoint == AUTO,
     "model.gradient_checkpointing": lambda recipe: recipe.model.gradient_checkpointing == "auto",

@@ -55,13 +55,19 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     def model() -> ModelFacts:
         return model_facts(settings, path=files())
 
+    def uses_gpu(recipe: Recipe) -> bool:
+        name = recipe.model.device
+        return target.gpu is not None or (name != "cpu" and device_facts(name)[0]["kind"] == "cuda")
+
     def dtype(recipe: Recipe) -> Choice:
         if recipe.optim.name == "adamw_bf16_kahan":
             return Choice("model.dtype", "bfloat16", f"optim.name = {recipe.optim.name} holds bfloat16 weights")
-        device_name = recipe.model.device
-        if target.gpu is not None or (device_name != "cpu" and device_facts(device_name)[0]["kind"] == "cuda"):
+        if uses_gpu(recipe):
             return Choice("model.dtype", "bfloat16", "a GPU is used")
         return Choice("model.dtype", "float32", "no GPU is used")
+
+    def compilation(recipe: Recipe) -> Choice:
+        return choose_compilation(recipe, model) if uses_gpu(recipe) else Choice(COMPILE, False, "no GPU is used")
 
     return {
         "eval.metric": choose_metric,
@@ -69,8 +75,30 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
         "train.steps": count_steps,
         "optim.warmup_steps": count_warmup,
         "model.dtype": dtype,
+        COMPILE: compilation,
         "rollout.engine": engine,
     }
+
+
+def choose_compilation(recipe: Recipe, model: Callable[[], ModelFacts]) -> Choice:
+    """Choose `model.compile` for a GPU: whether flash attention runs the packed rows of this model.
+
+    Args:
+        model: reads the model's configuration; may raise a VlmrlError.
+    """
+    if recipe.model.quantize is not None:
+        return Choice(COMPILE, False, "4-bit weights are not compiled")
+    if recipe.model.dtype == "float32":
+        return Choice(COMPILE, False, "float32 rows run by FlexAttention, which is compiled by itself")
+    try:
+        facts = model()
+    except VlmrlError as error:  # the check of the model reports the same problem as an error
+        return Choice(COMPILE, False, f"the model cannot be read: {first_line(error)}")
+    if facts.sharing != "packed":
+        return Choice(COMPILE, False, "responses do not share packed rows")
+    if facts.two_way_images:
+        return Choice(COMPILE, False, "rows run by FlexAttention, which is compiled by itself")
+    return Choice(COMPILE, True, "packed rows on a GPU")
 
 
 def choose_metric(recipe: Recipe) -> Choice:
@@ -196,6 +224,7 @@ def fill_for_answers(recipe: Recipe, files: str) -> tuple[Recipe, list[Problem]]
         "eval.goal": "max",
         "train.steps": 1,
         "optim.warmup_steps": 1,
+        COMPILE: False,
         RECOMPUTATION: False,
         "teacher.checkpoint": "",
     }
@@ -226,7 +255,7 @@ def choice_texts(choices: Iterable[Mapping[str, Any]]) -> list[str]:
     return [choice_text(choice) for choice in choices if choice["reason"] != UNUSED]
 
 
-KEY = "rollout.engine"
+KEY, COMPILE = "rollout.engine", "model.compile"
 UNUSED = "nothing is sampled"
 """Reason of a choice that has no effect. It is not shown."""
 

@@ -25,6 +25,7 @@ from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.calls import form_of
 from vlmrl.environments.processes import EnvironmentPool, LoadedEnvironment
 from vlmrl.errors import CheckpointError, EngineError, Load
+from vlmrl.model.compiled import compile_layers
 from vlmrl.model.device_memory import free_bytes, memory_use
 from vlmrl.model.load import (
     DTYPES,
@@ -140,10 +141,13 @@ def make_policy(
     entropy_gradient: bool = False,
     critic: bool = False,
 ) -> Policy:
-    """Return the policy of a recipe: this model at this temperature, with the ids of `banned_ids_of` banned."""
+    """Return the policy of a recipe: this model at this temperature, with the ids of `banned_ids_of` banned.
+
+    With `model.compile = true` its layers are compiled when they first run.
+    """
     refuse_unknown_ids(processor.tokenizer, model.get_input_embeddings().weight.shape[0], settings.path)
     banned = banned_ids_of(model, processor.tokenizer)
-    return Policy(
+    policy = Policy(
         model,
         temperature=temperature,
         banned_ids=banned,
@@ -151,6 +155,9 @@ def make_policy(
         shared_prefix=settings.shared_prefix,
         critic=critic,
     )
+    if settings.compile is True:
+        compile_layers(policy)
+    return policy
 
 
 def make_encoder(settings: Model, processor: Any) -> Encoder:
