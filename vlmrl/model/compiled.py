@@ -52,8 +52,8 @@ def plan_of(number: Tensor) -> RowPlan:
 
 
 def keep_for_backward(plan: RowPlan, hidden: Tensor) -> None:
-    """Keep a plan as long as autograd's graph of the hidden states, if compiled layers will look for it."""
-    if plan.number is not None and hidden.grad_fn is not None:
+    """Keep a plan as long as autograd's graph of the hidden states: compiled layers need it in the backward pass."""
+    if hidden.grad_fn is not None:
         hidden.grad_fn.metadata["row_plan"] = plan  # pyright: ignore[reportIndexIssue]
 
 

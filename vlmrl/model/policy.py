@@ -518,7 +518,8 @@ class Policy(nn.Module):
             **self.with_layout(row.images),
             **(self.kinds_argument(numbers[1:2]) if self.family.rope_index else {}),
         ).last_hidden_state[0]
-        keep_for_backward(plan, hidden_ND)
+        if self.compiled:
+            keep_for_backward(plan, hidden_ND)
         return hidden_ND[row.predict_at_K]  # [N, D] -> [K, D]: the hidden state that predicts each trained token
 
     def with_layout(self, images: Mapping[str, Tensor]) -> dict[str, Any]:
