@@ -91,10 +91,11 @@ class Model(RecipeTable):
     layers; "vision" = only in the vision tower, which costs little if a prompt's images run once for all its responses;
     a number between 0 and 1 = in the vision tower and in this share of the text model's layers. auto = false on a CPU,
     on a GPU the least of these that fits by the memory plan; chosen when a run begins, and kept on resume."""
-    compile: Annotated[bool | Literal["auto"], SPEED] = "auto"
+    compile: Annotated[bool | Literal["auto"], SPEED] = False
     """Compile the text layers and vision blocks (torch.compile) for training: fewer passes over memory, the same
-    numbers up to rounding; the first step takes about a minute more. auto = true on a GPU where packed rows run in half
-    precision without bidirectional images, else false; chosen when a run begins, and kept on resume."""
+    numbers up to rounding, and a longer first step. Not measured on a GPU yet; on a CPU 4% faster. auto = true on a GPU
+    where packed rows run in half precision without bidirectional images, else false; chosen when a run begins, and kept
+    on resume."""
     shared_prefix: Annotated[bool, SPEED] = True
     """Run the prompt of a group once for all its responses, if the model's family supports it (exact; `check --deep`
     proves it on your rows). false = each response has its own copy of the prompt: the slow reference."""

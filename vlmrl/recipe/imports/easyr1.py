@@ -122,7 +122,7 @@ LEFT = {
     "worker.actor.padding_free": "rows are always packed without padding",
     "worker.actor.dynamic_batching": "rows are always packed up to train.tokens_per_row",
     "worker.actor.ulysses_size": "there is no sequence parallelism",
-    "worker.actor.use_torch_compile": "model.compile chooses by the machine and the model",
+    "worker.actor.use_torch_compile": "model.compile does this, off by default",
     "worker.actor.model.tokenizer_path": "the tokenizer is that of the model folder",
     "worker.actor.model.override_config": "the model's configuration is that of its folder",
     "worker.actor.optim.lr_warmup_ratio": "see optim.warmup_steps",

@@ -118,7 +118,7 @@ LEFT = {
         "actor.clip_ratio": "not used there either: clip_ratio_low and clip_ratio_high are",
         "actor.clip_upper_bound": NOT_READ,
         "actor.tis_imp_ratio_cap": "see algo.importance and algo.importance_cap; there no engine gives log-probs",
-        "actor.use_torch_compile": "model.compile chooses by the machine and the model",
+        "actor.use_torch_compile": "model.compile does this, off by default",
         "actor.strategy": "FSDP2 shards the weights",
         "actor.ulysses_size": "there is no sequence parallelism",
         "actor.loss_remove_clip": "with one update per step every ratio is 1, and nothing is clipped",

@@ -150,7 +150,7 @@ LEFT = {
     f"{ACTOR}.use_dynamic_bsz": "rows are always packed up to train.tokens_per_row",
     f"{ACTOR}.shuffle": "updates take the groups in the order in which they were drawn",
     f"{ACTOR}.fsdp_config.": "sharding follows from --gpus; parallel.offload and parallel.shard_size change it",
-    f"{ACTOR}.use_torch_compile": "model.compile chooses by the machine and the model",
+    f"{ACTOR}.use_torch_compile": "model.compile does this, off by default",
     f"{ACTOR}.entropy_from_logits_with_chunking": "log-probs and entropy are always computed in pieces",
     f"{ACTOR}.entropy_checkpointing": "log-probs and entropy are always computed in pieces",
     f"{ACTOR}.ulysses_sequence_parallel_size": "there is no sequence parallelism",
