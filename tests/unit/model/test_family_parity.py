@@ -189,10 +189,10 @@ def seen_siblings(patch: pytest.MonkeyPatch) -> None:
     def wrong(self, query, key, window, blocks):
         return (self.group[query] == self.group[key]) & (query >= key)
 
-    right = split_attention._groups
+    right = split_attention.row_groups
     together = lambda plan: [replace(g, each=(g.responses,)) if g.each else g for g in right(plan)]  # noqa: E731
     patch.setattr(packing.RowTokens, "sees", wrong)
-    patch.setattr(split_attention, "_groups", together)
+    patch.setattr(split_attention, "row_groups", together)
 
 
 def unseen_prompt(patch: pytest.MonkeyPatch) -> None:
