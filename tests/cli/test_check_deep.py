@@ -74,9 +74,9 @@ def test_rows_that_agree_are_shown_with_their_figures(table):
 
 @pytest.mark.slow
 def test_rows_that_disagree_are_named_and_leave_with_2(table, monkeypatch):
-    right = split_attention._groups  # all responses as one: each sees those before it
+    right = split_attention.row_groups  # all responses as one: each sees those before it
     siblings = lambda plan: [replace(g, each=(g.responses,)) if g.each else g for g in right(plan)]  # noqa: E731
-    monkeypatch.setattr(split_attention, "_groups", siblings)
+    monkeypatch.setattr(split_attention, "row_groups", siblings)
     result = deep("--json")
     told = json.loads(result.stdout)
     assert result.exit_code == 2 and not told["ok"] and not told["deep"]["agrees"]
