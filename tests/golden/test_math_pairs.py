@@ -11,9 +11,7 @@ in one, as its datasets have it.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -104,13 +102,14 @@ FORMULAS = (r"6\sqrt{5}", r"2.5x+1", r"\frac{a}{b}", r"x^2+y^2=4", r"\begin{pmat
 
 @pytest.mark.slow
 def test_model_text_reaches_no_evaluator(monkeypatch, grade) -> None:
-    """SymPy's reader of Python texts, which `sympify` calls for a text, gets nothing but numbers of math_verify's."""
+    """SymPy's reader of Python texts, which `sympify` calls for a text, is called for none of them."""
     import sympy.parsing.sympy_parser as parser
+    import sympy.physics.units  # it reads its own names when it is first imported
 
     from vlmrl.rewards.math import expressions, grader
 
-    expressions.warm_up()  # as a worker does when it starts
-    calls: list[Any] = []
+    maye.make_grader(key=None, min_tokens=1, penalty=-0.1)  # as a worker does when it starts
+    calls: list[object] = []
 
     def watched(*args, **kwargs):
         calls.append(args)
@@ -126,9 +125,6 @@ def test_model_text_reaches_no_evaluator(monkeypatch, grade) -> None:
         for gold in ("20", r"7x+\sqrt{3}"):
             grade(RewardInput(text, {"answer": gold}))
         maye.judge(text, "\\boxed{20}")
-    assert [code for code, *_ in calls if not re.fullmatch(r"(Integer|Float) \(['\d.]+ ?\)", code)] == []
-    import sympy
-
-    calls.clear()
+    assert calls == []
     sympy.sympify("1+1")
     assert calls, "the watch sees what sympify does"
