@@ -116,8 +116,12 @@ def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan
         key, value: [1, heads, N, D], with H or fewer heads.
     Returns: [1, H, N, D], the transpose of a contiguous [1, N, H, D].
     """
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    return _SplitAttention.apply(query, key, value, row_groups(plan), scale)
+    return _SplitAttention.apply(query, key, value, row_groups(plan), scale_of(query, scaling))
+
+
+def scale_of(query: Tensor, scaling: float | None) -> float:
+    """Return the factor of the scores: `scaling`, or 1 / sqrt(D) if it is None. `query`: [.., D]."""
+    return 1.0 / math.sqrt(query.shape[-1]) if scaling is None else scaling
 
 
 class _SplitAttention(torch.autograd.Function):
@@ -367,7 +371,7 @@ class DecodeCache(Cache):
         """
         B, H, _, D = query.shape
         K = key.shape[1]
-        scale = 1.0 / math.sqrt(D) if scale is None else scale
+        scale = scale_of(query, scale)
         q_BKRD = query[:, :, 0].reshape(B, K, H // K, D)
         own = attention_part(q_BKRD, key, value, scale)
         store = self.layers[self._keys_of[layer]]

@@ -10,7 +10,6 @@ Only the passes over packed rows are compiled. The built-in engine decodes with 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
@@ -22,13 +21,14 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.caches import row_groups, split_backward, split_forward
-from vlmrl.model.families import Family, part_of, units_of
+from vlmrl.model.caches import row_groups, scale_of, split_backward, split_forward
+from vlmrl.model.families import part_of, units_of
 from vlmrl.model.packing import RowPlan
 from vlmrl.redaction.redact import first_line
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 BACKEND = "inductor"
+"""Name of torch's compiler of graphs."""
 MOST_GRAPHS = 64
 """Largest number of graphs of one function: kinds of layers, with and without gradient, with and without adapter."""
 
@@ -80,12 +80,13 @@ def compile_layers(policy: Any) -> None:
     units = units_of(policy.model)
     inside = {module for unit in units for module in unit.modules()}
     policy.cheap = [module for module in policy.cheap if module not in inside]
+    has_breaks = policy.family.bidirectional != "never"
     for unit in units:
-        unit.forward = _compiled(unit, policy.family, is_vision=part_of(f"{names[unit]}.") == "vision")
+        unit.forward = _compiled(unit, part_of(f"{names[unit]}.") == "vision", has_breaks)
     policy.compiled = True
 
 
-def _compiled(layer: Any, family: Family, *, is_vision: bool) -> Callable[..., Any]:
+def _compiled(layer: Any, is_vision: bool, has_breaks: bool) -> Callable[..., Any]:
     """Return the forward of a layer, compiled for packed rows and, in a vision tower, for all images.
 
     Newer versions of transformers put checkpointing into the class's `forward`: it stays outside of the graph here too.
@@ -99,10 +100,9 @@ def _compiled(layer: Any, family: Family, *, is_vision: bool) -> Callable[..., A
     @wraps(forward)
     def run(*inputs: Any, **named: Any) -> Any:
         plan = named.get("row_plan")
+        is_known = is_vision or (isinstance(plan, RowPlan) and plan.number is not None)
         again = layer.training and torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False)
-        if again and family.bidirectional != "never":
-            return forward(*inputs, **named)
-        if not is_vision and not (isinstance(plan, RowPlan) and plan.number is not None):
+        if not is_known or (again and has_breaks):
             return forward(*inputs, **named)
         try:
             if checkpoints and again:
@@ -161,8 +161,7 @@ split_rows.register_autograd(_split_gradient, setup_context=_keep_split)
 def compiled_split(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None) -> Tensor:
     """Return what `split_row_attention` does, in a layer that is being compiled."""
     assert plan.number is not None
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    return split_rows(query, key, value, plan.number, scale)[0]
+    return split_rows(query, key, value, plan.number, scale_of(query, scaling))[0]
 
 
 @torch.library.custom_op("vlmrl::copy_keys", mutates_args=())

@@ -127,6 +127,10 @@ class ModelFacts:
         """Return whether the tokens of an image see each other in both directions."""
         return has_two_way_images(self.model_type, self.text.get("use_bidirectional_attention"))
 
+    def by_flash(self, dtype: str) -> bool:
+        """Return whether flash attention runs packed rows on a GPU, not FlexAttention; see `choose_backend`."""
+        return dtype != "float32" and not self.two_way_images
+
     @property
     def has_axes(self) -> bool:
         """Return whether position ids have three axes. Vision towers of such families run images as one sequence."""

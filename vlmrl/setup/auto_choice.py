@@ -88,16 +88,15 @@ def choose_compilation(recipe: Recipe, model: Callable[[], ModelFacts]) -> Choic
     """
     if recipe.model.quantize is not None:
         return Choice(COMPILE, False, "4-bit weights are not compiled")
-    if recipe.model.dtype == "float32":
-        return Choice(COMPILE, False, "float32 rows run by FlexAttention, which is compiled by itself")
     try:
         facts = model()
     except VlmrlError as error:  # the check of the model reports the same problem as an error
         return Choice(COMPILE, False, f"the model cannot be read: {first_line(error)}")
     if facts.sharing != "packed":
         return Choice(COMPILE, False, "responses do not share packed rows")
-    if facts.two_way_images:
-        return Choice(COMPILE, False, "rows run by FlexAttention, which is compiled by itself")
+    if not facts.by_flash(recipe.model.dtype):
+        why = "float32 rows, and bidirectional images, run by FlexAttention, which is compiled by itself"
+        return Choice(COMPILE, False, why)
     return Choice(COMPILE, True, "packed rows on a GPU")
 
 

@@ -198,7 +198,7 @@ def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = H
     here = flash_attn() is not None
     varlen = "flash-attn" if here else "PyTorch's variable-length kernel"
     half = loaded.recipe.model.dtype != "float32"
-    rows = "FlexAttention" if not half or facts.two_way_images else varlen
+    rows = varlen if facts.by_flash(loaded.recipe.model.dtype) else "FlexAttention"
     text = rows if facts.sharing == "packed" else PLAIN_ATTENTION
     images = varlen if half and facts.has_axes else PLAIN_ATTENTION
     profits = varlen in (text, images) and not here

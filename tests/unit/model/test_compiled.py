@@ -17,6 +17,7 @@ from vlmrl.model import compiled
 from vlmrl.model.attention import index_of, varlen_index
 from vlmrl.model.compiled import compile_layers, copy_keys, numbered, plan_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
+from vlmrl.model.model_facts import ModelFacts
 from vlmrl.model.packing import Span, make_row, pack, plan_row
 from vlmrl.model.policy import Policy
 from vlmrl.setup.auto_choice import choose_compilation
@@ -134,5 +135,6 @@ def test_what_is_compiled_on_a_gpu(model: dict[str, Any], facts: dict[str, Any],
     settings = SimpleNamespace(**{"quantize": None, "dtype": "bfloat16", **model})
     recipe: Any = SimpleNamespace(model=settings)
     known: Any = SimpleNamespace(**{"sharing": "packed", "two_way_images": False, **facts})
+    known.by_flash = functools.partial(ModelFacts.by_flash, known)
     choice = choose_compilation(recipe, lambda: known)
     assert choice.value is value and reason in choice.reason
