@@ -43,6 +43,7 @@ SHOWN = {
     "startup": "vlmrl --help",
     "stop_strings": "growth_plain",
     "svg_attacks": "largest_mb",
+    "update_roofline": "vision forward",
     "vllm_families": "gemma3",
     "vs_trl": "parity       log-prob ",
 }

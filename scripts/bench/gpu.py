@@ -74,6 +74,7 @@ def plan(smoke: bool) -> list[Case]:
     long: dict[str, Any] = {"rank": 64, "tokens_per_row": 65_536}
     three = (("shared", fast), ("packed", fast), ("padded", "sdpa"))
     cases = [Case("update", "taxon", small, p, b) for p, b in three]
+    cases += [Case("update", "taxon", small, "shared", fast, recompute=False, compiled=c) for c in (False, True)]
     # All weights of a 7B model with kahan's 14 bytes each, 116 GB, fit an H200; an H100 has room for adapters.
     cases += [Case("update", "taxon", large, p, b, **way) for way in (kahan, lora) for p, b in three]
     cases += [Case("update", "text", "Qwen3-VL-4B", "shared", fast, rank=16)]
@@ -88,6 +89,7 @@ def plan(smoke: bool) -> list[Case]:
         )
     ]
     cases += [Case("parity", "taxon", small, "shared", b) for b in dict.fromkeys((fast, "flex", "sdpa"))]
+    cases += [Case("parity", "taxon", small, "shared", fast, compiled=True)]
     cases += [Case("cap", "taxon", small, "shared", fast, cap_gib=24, **lora)]
     cases += [Case("cap", "taxon", large, "shared", fast, cap_gib=32, ranks=2, **lora)]
     cases += [Case("cap", "taxon", large, "shared", fast, cap_gib=40, ranks=4, **kahan)]
@@ -165,6 +167,7 @@ def measure_parity(case: Case, smoke: bool) -> dict[str, Any]:
         return logp, gradients
 
     ours = outcome(case.path)
+    world.uncompile()
     use_attention(model, dataclasses.replace(case, path="padded", backend="stock"))
     stock = outcome("padded")
     model.float()

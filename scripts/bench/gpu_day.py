@@ -1,6 +1,6 @@
 """The GPU day: everything of vlmrl that only a GPU can measure, in parts that run alone and end in time.
 
-    scripts/gpu-day [--part NAME ...] [--call 1|2|3] [--minutes 9] [--out gpu-day.jsonl] [--smoke]
+    scripts/gpu-day [--part NAME ...] [--call 1|2|3|4] [--minutes 9] [--out gpu-day.jsonl] [--smoke]
     scripts/gpu-day --bare DIR [PYTHON]     makes the environment of a lent machine and tries everything there
 
 Each measurement runs in a process of its own under a time limit. Its lines are added to `--out`, and what it printed to
@@ -97,7 +97,7 @@ class Part:
     """Some measurements whose results are one table.
 
     Args:
-        about: what the part measures, in one line.      call: in which of the three calls it runs.
+        about: what the part measures, in one line.      call: in which of the four calls it runs.
         criterion: when a case is ok, in words; "" = the part has none.
         columns: heading -> (key of the row, format) of its table.
     """
@@ -116,6 +116,7 @@ def _cases(patterns: Sequence[str], limit_seconds: int, needs: tuple[str, ...] =
 
 PATHS = ("shared-varlen", "packed-varlen", "padded-sdpa")
 LARGE = "taxon/Qwen2.5-VL-7B"
+SMALL = "taxon/Qwen2.5-VL-3B/adamw/shared-varlen"
 PARTS: dict[str, Part] = {
     "kernels": Part(
         "attention kernels beside a float32 oracle: packed rows and vision towers, by heads and head width",
@@ -179,6 +180,30 @@ PARTS: dict[str, Part] = {
             "MFU of the padded equivalent": ("mfu_worth", ".1%"),
             "peak GiB": ("peak_gib", ".1f"),
         },
+    ),
+    "compiled": Part(
+        "the update of the 3B model with compiled layers and without recomputation; counted operations beside it",
+        4,
+        (
+            *_cases([f"{SMALL}/{way}" for way in ("recompute-False", "recompute-False/compiled")], 75),
+            *_cases([f"parity-{SMALL}/compiled"], 75),
+            Measure("roofline", "update_roofline:beside_measured", 120, ADAPTERS),
+        ),
+        {
+            "s an update": ("seconds", ".2f"),
+            "MFU of the work done": ("mfu_done", ".1%"),
+            "peak GiB": ("peak_gib", ".1f"),
+            "log-prob mean": ("ours_logp_mean", ".1e"),
+            "stock mean": ("stock_logp_mean", ".1e"),
+            "gradient": ("ours_gradient", ".1e"),
+            "stock gradient": ("stock_gradient", ".1e"),
+            "predicted, s": ("predicted_s", ".2f"),
+            "predicted / measured": ("ratio", ".2f"),
+            "products, TFLOP/s": ("products_rate", ".0f"),
+            "attention, TFLOP/s": ("attention_rate", ".0f"),
+            "memory, TB/s": ("memory_rate", ".2f"),
+        },
+        "compiled: mean log-prob error and gradient error are at most 1.2 times the stock model's",
     ),
     "parity": Part(
         "log-probs and gradients in bfloat16 beside the stock model's, both against the stock model in float32",
@@ -549,7 +574,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="scripts/gpu-day"
     )
     parser.add_argument("--part", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
-    parser.add_argument("--call", type=int, choices=(1, 2, 3), help="the parts of one of three calls")
+    parser.add_argument("--call", type=int, choices=(1, 2, 3, 4), help="the parts of one of four calls")
     parser.add_argument("--minutes", type=float, default=CALL_MINUTES, help="when this call ends (default: 9)")
     parser.add_argument("--out", type=Path, default=Path("gpu-day.jsonl"), help="JSON lines; the log goes beside it")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to import from (see --carry)")

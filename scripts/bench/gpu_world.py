@@ -16,6 +16,7 @@ import transformers
 from flops import PassWork, forked_work
 from torch import Tensor
 
+from vlmrl.model import compiled
 from vlmrl.model.attention import VISION_NAME
 from vlmrl.model.families import head_of, part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
@@ -67,6 +68,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
 }  # fmt: skip
 _NINE_B = MODELS["Qwen3.5-9B"]
 MODELS["Qwen3.5-9B-quarter"] = (_NINE_B[0], _NINE_B[1] | {"num_hidden_layers": 8}, *_NINE_B[2:])
+MODELS["43M"] = ("Qwen2_5_VL", _text(512, 2048, 8, 8, 2, 8192, _AXES | {"mrope_section": [8, 12, 12]}),
+                 _VISION_2_5 | {"depth": 6, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 4,
+                                "out_hidden_size": 512, "fullatt_block_indexes": [5]}, False)  # fmt: skip
 """Name -> transformers' class, text and vision configuration as published, and whether the embeddings are tied."""
 IMAGE, VIDEO, START, END, PAD = range(2, 7)
 """Ids of special tokens, which random text leaves out. Where they are in the vocabulary makes no difference here."""
@@ -80,11 +84,12 @@ class Case:
 
     Args:
         kind: "update", "parity" or "cap".      path: "padded", "packed" or "shared".
-        work: "taxon", "vfig", "text" (one sequence without an image), or "row": taxon's prompt with responses that
-            fill a row of 16,384 tokens.
+        work: "taxon", "vfig", "text" (one sequence without an image), "row": taxon's prompt with responses that
+            fill a row of 16,384 tokens, or "small": two images of 392 pixels, 16 responses of 96 tokens.
         backend: of packed rows; of padded ones "sdpa" or "stock".      optimizer: as `optim.name`.
         rank: of the adapter; 0 = all weights are trained.      tokens_per_row: budget of a row, or of a padded batch.
         cap_gib, ranks: of "cap": memory of one GPU, and over how many of them states are sharded.
+        recompute: as `model.gradient_checkpointing`.      compiled: as `model.compile`.
         limit_seconds: of the whole case, its start included.
     """
 
@@ -98,11 +103,15 @@ class Case:
     tokens_per_row: int = 16_384
     cap_gib: float = 0.0
     ranks: int = 1
+    recompute: bool | str | float = True
+    compiled: bool = False
     limit_seconds: int = 240
 
     @property
     def name(self) -> str:
         more = f"/{self.ranks}x{self.cap_gib:g}GiB" if self.kind == "cap" else ""
+        more += f"/recompute-{self.recompute}" if self.recompute is not True else ""
+        more += "/compiled" if self.compiled else ""
         trained = f"LoRA{self.rank}" if self.rank else self.optimizer
         head = self.work if self.kind == "update" else f"{self.kind}-{self.work}"
         return f"{head}/{self.model}/{trained}/{self.path}-{self.backend}{more}"
@@ -163,7 +172,7 @@ def make_model(case: Case, device: torch.device, dtype: torch.dtype, smoke: bool
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # 0 at first, and then the other factor has no gradient
                 torch.nn.init.normal_(parameter, std=0.02)
-    checkpoint_gradients(model)
+    checkpoint_gradients(model, case.recompute)
     return model.eval()
 
 
@@ -180,7 +189,9 @@ def shape_of(case: Case, smoke: bool) -> Shape:
     patch = MODELS[case.model][2]["patch_size"]
     if case.work == "text":
         return Shape((), 8, (24,)) if smoke else Shape((), 64, (16_320,))
-    if case.work in ("taxon", "row"):
+    if case.work == "small" and not smoke:
+        return Shape(((28, 28),) * 2, 516, (96,) * 16)
+    if case.work in ("taxon", "row", "small"):
         side = round(800 / (2 * patch)) * 2 if not smoke else 10  # the processor's rounding: 58 x 14, 50 x 16 pixels
         grids, text, responses = ((side, side),) * 2, 12 if smoke else 300, (6,) * 4 if smoke else (300,) * 16
         if case.work == "row" and not smoke:
@@ -327,9 +338,19 @@ class World:
         self.policy = Policy(self.model, backend="auto" if case.path == "padded" else case.backend)
         self.items = make_items(shape_of(case, smoke), self.model.config, dtype)
         use_attention(self.model, case)
+        if case.compiled:
+            if smoke:
+                compiled.BACKEND = "aot_eager"  # the same graphs, without a C compiler
+            compiled.compile_layers(self.policy)
         # FlexAttention has no backward pass on a CPU.
         self.backward = self.device.type == "cuda" or case.backend != "flex"
         self.optimizer = None if case.kind == "parity" else make_optimizer(self.policy, case.optimizer)
+
+    def uncompile(self) -> None:
+        """Run the layers as they are from now on: what a compiled pass is compared with is not compiled."""
+        for module in self.model.modules():
+            module.__dict__.pop("forward", None)
+        self.policy.compiled = False
 
     def gradients(self) -> list[PassWork]:
         """Forward, backward and clipping."""

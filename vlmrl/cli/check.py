@@ -204,6 +204,7 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{model['type']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['trained'] / 1e6:,.1f} M trained",
     )
     from vlmrl.setup.auto_choice import choice_texts
+    from vlmrl.setup.check import FLASH_NAMES
 
     yield from (("chosen", text) for text in choice_texts(plan.get("chosen", [])))
     if attention := plan.get("attention"):
@@ -211,6 +212,9 @@ def _machine_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "attention", text if text == images else f"{text}; for images {images}"
         if attention["missing"]:
             yield "", f"flash-attn would be used instead if it were installed: {attention['missing']}"
+        for name in attention["unused"]:
+            known = FLASH_NAMES[name]
+            yield "", f"{known} is installed, not used: not yet run on a GPU (--set model.attention={name})"
     most = disk["rollouts_bytes_at_most"]
     rollouts = f"at most {gib(most)}" if most >= 1 << 20 else "below 1 MiB"
     checkpoints = number_of(disk["checkpoints_at_once"], "checkpoint")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import attention as torch_attention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, vision_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -32,6 +33,7 @@ from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
 from vlmrl.model.compiled import compiled_split, constant, copy_keys, numbered, opaque
 from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import RowPlan, RowTokens
+from vlmrl.redaction.redact import first_line
 
 COMPILATIONS = 128
 """Maximum number of shapes that the kernel is compiled for. In a model with one window size, rows of up to 65,536
@@ -336,11 +338,52 @@ def _takes_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= WIDEST_HEAD
 
 
+KERNELS = {"fa3": ("FA3", "flash_attn_interface"), "fa4": ("FA4", "flash_attn.cute.interface")}
+"""Value of `model.attention` -> torch's name of the kernels, and the module that has them."""
+WITHOUT_KERNELS = 'install it, or set model.attention = "auto": torch has kernels of its own'
+
+
+def has_kernels(name: str) -> bool:
+    """Return whether the module with the kernels of a value of `model.attention` is installed."""
+    try:
+        return importlib.util.find_spec(KERNELS[name][1]) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def use_kernels(name: str) -> None:
+    """Let torch's flash attention use other kernels in this process (`model.attention`); "auto" = its own.
+
+    Raises: CheckpointError when they are not installed, or cannot be used here.
+    """
+    _kernel.cache_clear()
+    if name not in KERNELS:
+        if torch_attention.current_flash_attention_impl() is not None:
+            torch_attention.restore_flash_attention_impl()
+        return
+    require_kernels(name)
+    try:
+        torch_attention.activate_flash_attention_impl(KERNELS[name][0])
+    except (ImportError, RuntimeError) as error:
+        message = f'model.attention = "{name}" cannot be used here: {first_line(error)}'
+        raise CheckpointError(message, hint=WITHOUT_KERNELS) from error
+
+
+def require_kernels(name: str) -> None:
+    """Raise a CheckpointError if the kernels of a value of `model.attention` are not installed."""
+    if name in KERNELS and not has_kernels(name):
+        message = f'model.attention = "{name}" needs the module {KERNELS[name][1]}, which is not installed'
+        raise CheckpointError(message, hint=WITHOUT_KERNELS)
+
+
 @constant
 @cache
 def _kernel() -> Callable[..., Any]:
-    """Return flash attention over sequences of different length: flash-attn's if it is installed, else torch's own."""
-    if (function := flash_attn()) is not None:
+    """Return flash attention over sequences of different length.
+
+    It is torch's own if `model.attention` names its kernels, else flash-attn's if that is installed, else torch's own.
+    """
+    if torch_attention.current_flash_attention_impl() is None and (function := flash_attn()) is not None:
         return _with_torch_signature(function)
     from torch.nn.attention.varlen import varlen_attn
 

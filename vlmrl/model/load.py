@@ -13,6 +13,7 @@ import torch
 from vlmrl.errors import CheckpointError
 from vlmrl.model.attention import NAME as SHARED_PREFIX
 from vlmrl.model.attention import VISION_NAME as VISION
+from vlmrl.model.attention import use_kernels
 from vlmrl.model.caches import checkpoint_layer
 from vlmrl.model.device_memory import keep_freed_memory
 from vlmrl.model.families import PART_NAMES, family_of, part_of
@@ -152,9 +153,12 @@ def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
 def prepare_model(model: Any, settings: Model) -> Any:
     """Set attention, checkpointing, frozen parts, device and eval mode of a model, as the recipe says.
 
-    Raises: CheckpointError when `model.freeze` lists a part that this model does not have.
+    Raises: CheckpointError when `model.freeze` lists a part that this model does not have, or the kernels of
+        `model.attention` cannot be used.
     """
     share_prefix(model)
+    if pick_device(settings.device).type == "cuda":
+        use_kernels(settings.attention)
     checkpoint_gradients(model, settings.gradient_checkpointing)
     parts = {name: part_of(name) for name, _ in model.named_parameters()}
     check_freeze(settings, set(parts.values()))

@@ -96,6 +96,10 @@ class Model(RecipeTable):
     numbers up to rounding, and a longer first step. Not measured on a GPU yet; on a CPU 4% faster. auto = true on a GPU
     where packed rows run in half precision without bidirectional images, else false; chosen when a run begins, and kept
     on resume."""
+    attention: Annotated[Literal["auto", "fa3", "fa4"], SPEED] = "auto"
+    """Kernels of flash attention on a GPU, where it runs packed rows or images: fa3 = FlashAttention 3 (the module
+    flash_attn_interface, for Hopper), fa4 = flash-attn-4 (for Hopper and Blackwell). auto = flash-attn 2 if it is
+    installed, else torch's own; never fa3 or fa4, because vlmrl has not run with them on a GPU yet."""
     shared_prefix: Annotated[bool, SPEED] = True
     """Run the prompt of a group once for all its responses, if the model's family supports it (exact; `check --deep`
     proves it on your rows). false = each response has its own copy of the prompt: the slow reference."""

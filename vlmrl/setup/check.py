@@ -159,6 +159,8 @@ def _names(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 PLAIN_ATTENTION = "PyTorch's scaled_dot_product_attention"
+FLASH_NAMES = {"fa3": "FlashAttention 3", "fa4": "flash-attn-4"}
+"""Value of `model.attention` -> name in words."""
 
 
 def check_kernels(loaded: LoadedRecipe, facts: ModelFacts, target: Target = HERE) -> list[Problem]:
@@ -186,23 +188,28 @@ def attention_kernel(loaded: LoadedRecipe, facts: ModelFacts, target: Target = H
     If flash-attn is missing, there is no warning, because PyTorch has a similar kernel.
 
     Returns: `text` and `images`: the kernels of the language model and of the vision tower in words; `missing`: how to
-        install flash-attn if this run would use it, else None.
-    Raises: CheckpointError for a flash-attn that cannot be imported.
+        install flash-attn if this run would use it, else None; `unused`: values of `model.attention` that name
+        installed kernels which this run could use.
+    Raises: CheckpointError for a flash-attn that cannot be imported, and kernels of the recipe that are not installed.
     """
     if target.is_elsewhere or find_cluster(loaded, target).gpu is None:
         return None
     if facts.sharing == "padded":
-        return {"text": PLAIN_ATTENTION, "images": PLAIN_ATTENTION, "missing": None}
-    from vlmrl.model.attention import flash_attn
+        return {"text": PLAIN_ATTENTION, "images": PLAIN_ATTENTION, "missing": None, "unused": []}
+    from vlmrl.model.attention import KERNELS, flash_attn, has_kernels, require_kernels
 
-    here = flash_attn() is not None
-    varlen = "flash-attn" if here else "PyTorch's variable-length kernel"
+    chosen = loaded.recipe.model.attention
+    require_kernels(chosen)
+    here = chosen in KERNELS or flash_attn() is not None
+    varlen = FLASH_NAMES.get(chosen, "flash-attn" if here else "PyTorch's variable-length kernel")
     half = loaded.recipe.model.dtype != "float32"
     rows = varlen if facts.by_flash(loaded.recipe.model.dtype) else "FlexAttention"
     text = rows if facts.sharing == "packed" else PLAIN_ATTENTION
     images = varlen if half and facts.has_axes else PLAIN_ATTENTION
-    profits = varlen in (text, images) and not here
-    return {"text": text, "images": images, "missing": install_line("flash-attn") if profits else None}
+    flashes = varlen in (text, images)
+    missing = install_line("flash-attn") if flashes and not here else None
+    unused = [name for name in KERNELS if flashes and chosen == "auto" and has_kernels(name)]
+    return {"text": text, "images": images, "missing": missing, "unused": unused}
 
 
 def check_location(loaded: LoadedRecipe, model_files: str | None = None) -> list[Problem]:

@@ -248,16 +248,20 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
 
     if target.is_elsewhere:
         return []
-    device, problems = device_facts(loaded.recipe.model.device)
-    if problems:
+    device, errors = device_facts(loaded.recipe.model.device)
+    if errors:
         where = loaded.where(("model", "device"), ("model", "path"))
-        return [Problem(what, where, hint) for what, hint in problems]
-    if device["kind"] == "cpu" and loaded.recipe.model.dtype == "bfloat16":
-        where = loaded.where(("model", "dtype"), ("model", "device"))
-        return [
-            Problem("bfloat16 on a CPU is slower than float32 on most machines", where, 'dtype = "float32"', "warning")
-        ]
-    return []
+        return [Problem(what, where, hint) for what, hint in errors]
+    if device["kind"] != "cpu":
+        return []
+    problems: list[Problem] = []
+    if loaded.recipe.model.dtype == "bfloat16":
+        message, where = "bfloat16 on a CPU is slower than float32 on most machines", ("model", "dtype")
+        problems.append(Problem(message, loaded.where(where, ("model", "device")), 'dtype = "float32"', "warning"))
+    if loaded.recipe.model.attention != "auto":
+        message, where = "`model.attention` does nothing: no GPU is used", loaded.where(("model", "attention"))
+        problems.append(Problem(message, where, "leave it out on a CPU", "warning"))
+    return problems
 
 
 def check_memory(loaded: LoadedRecipe, fitted: FittedPlan) -> list[Problem]:

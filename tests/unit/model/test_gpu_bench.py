@@ -160,7 +160,7 @@ def test_every_path_says_the_same_and_counts_its_tokens(model, work, rank, budge
 def test_flops_of_every_path_are_what_torch_counts(model, rank, path, monkeypatch):
     """Matrix products one for one but for the head's extra row of each batch. SDPA's operations are at least the pairs
     of the formula, and at most all pairs of a batch's sequences, masked or not."""
-    monkeypatch.setattr(gpu_world, "checkpoint_gradients", lambda model: None)
+    monkeypatch.setattr(gpu_world, "checkpoint_gradients", lambda model, setting: None)
     world = World(case(path, model, rank=rank, tokens_per_row=160), smoke=True)
     one_pass(path, world.policy, world.items, 160)  # positions are kept from here on
     world.model.zero_grad()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.nn.attention import _registry, current_flash_attention_impl
 
 from vlmrl.cli import check
 from vlmrl.errors import CheckpointError
@@ -16,7 +17,7 @@ from vlmrl.model.model_facts import ModelFacts
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup import check as kernels
 from vlmrl.setup.check import PLAIN_ATTENTION, attention_kernel, check_kernels
-from vlmrl.setup.memory_fit import Target
+from vlmrl.setup.memory_fit import Target, check_device
 from vlmrl.setup.memory_sizes import Gpu
 
 GPU = Gpu("H100", 80 << 30, 3.35e12)
@@ -64,7 +65,61 @@ def facts(model_type: str = "qwen2_5_vl", sharing: str = "packed", **text) -> Mo
 def test_what_computes_attention(tmp_path, environment, model, dtype, installed, text, images, missing):
     environment(*installed)
     found = attention_kernel(recipe(tmp_path, f"model.dtype={dtype}"), model)
-    assert found == {"text": text, "images": images, "missing": missing}
+    assert found == {"text": text, "images": images, "missing": missing, "unused": []}
+
+
+def test_other_kernels_are_used_only_where_the_recipe_names_them(tmp_path, environment):
+    """Installed, they are offered, if flash attention runs anything of this model."""
+    environment("flash_attn_interface", "flash_attn.cute.interface")
+    plain = recipe(tmp_path, "model.dtype=bfloat16")
+    assert attention_kernel(plain, facts()) == {
+        "text": OWN,
+        "images": OWN,
+        "missing": INSTALL,
+        "unused": ["fa3", "fa4"],
+    }
+    assert attention_kernel(plain, facts("gemma3"))["unused"] == []
+    chosen = attention_kernel(recipe(tmp_path, "model.dtype=bfloat16", "model.attention=fa3"), facts())
+    assert chosen == {"text": "FlashAttention 3", "images": "FlashAttention 3", "missing": None, "unused": []}
+    environment()
+    with pytest.raises(CheckpointError, match=r"needs the module flash_attn\.cute\.interface, which is not installed"):
+        attention_kernel(recipe(tmp_path, "model.attention=fa4"), facts())
+
+
+def test_kernels_are_exchanged_in_torch_and_put_back(monkeypatch):
+    """torch's own registry, with a stand-in for the package: it says what would be installed into the dispatcher."""
+    events: list[str] = []
+    handle = SimpleNamespace(remove=lambda: events.append("removed"))
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=print))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    registry = {"FA3": lambda: events.append("FA3") or handle, "FA4": lambda: [][0]}
+    monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", registry)
+    attention.use_kernels("auto")
+    assert attention._kernel().__name__ == "kernel" and not events, "flash-attn's own function"
+    attention.use_kernels("fa3")
+    assert events == ["FA3"] and current_flash_attention_impl() == "FA3"
+    assert attention._kernel().func.__name__ == "varlen_attn", "torch's, through which these kernels run"
+    attention.use_kernels("auto")
+    assert events == ["FA3", "removed"] and current_flash_attention_impl() is None
+    assert attention._kernel().__name__ == "kernel"
+    attention._kernel.cache_clear()
+
+
+@pytest.mark.parametrize("error", [ImportError("no kernels for this GPU"), RuntimeError("no kernels for this GPU")])
+def test_kernels_that_cannot_be_used_are_named(monkeypatch, error):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", {"FA4": fail})
+    with pytest.raises(CheckpointError, match=r'model\.attention = "fa4" cannot be used here: no kernels') as raised:
+        attention.use_kernels("fa4")
+    assert "torch has kernels of its own" in str(raised.value.hint)
+
+
+def test_on_a_cpu_the_key_does_nothing_and_check_says_so(tmp_path):
+    found = check_device(recipe(tmp_path, "model.attention=fa3", "model.device=cpu"), Target())
+    assert [p.level for p in found] == ["warning"] and "does nothing: no GPU is used" in found[0].message
 
 
 @pytest.mark.parametrize(
@@ -72,7 +127,7 @@ def test_what_computes_attention(tmp_path, environment, model, dtype, installed,
     [
         ("__init__.py", "def flash_attn_varlen_func(): ...", "flash-attn"),
         ("__init__.py", "", OWN),
-        ("cute/__init__.py", "def flash_attn_varlen_func(): ...", OWN),  # what flash-attn-4 installs
+        ("cute/interface.py", "def flash_attn_varlen_func(): ...", OWN),  # what flash-attn-4 installs
     ],
 )
 def test_a_flash_attn_without_the_function_counts_as_absent(tmp_path, monkeypatch, file, source, kernel):
@@ -83,8 +138,10 @@ def test_a_flash_attn_without_the_function_counts_as_absent(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     monkeypatch.setattr(kernels, "find_cluster", lambda loaded, target: SimpleNamespace(gpu=GPU))
     named = attention_kernel(recipe(tmp_path), facts())
-    sys.modules.pop("flash_attn", None)
-    assert named == {"text": kernel, "images": kernel, "missing": None if kernel == "flash-attn" else INSTALL}
+    for name in [name for name in sys.modules if name.split(".")[0] == "flash_attn"]:
+        sys.modules.pop(name)
+    missing = None if kernel == "flash-attn" else INSTALL
+    assert named == {"text": kernel, "images": kernel, "missing": missing, "unused": ["fa4"] if "cute" in file else []}
     assert (attention.flash_attn() is not None) == (kernel == "flash-attn")
     sys.modules.pop("flash_attn", None)
 
@@ -131,7 +188,9 @@ def test_the_screen_names_the_missing_kernel():
         disk = {"checkpoints_at_once": 1, "folder": "runs", **dict.fromkeys(bytes_of, 0)}
         return dict(check._machine_lines({"model": facts, "disk": disk, "attention": attention}))
 
-    lines = shown(text=OWN, images=OWN, missing=INSTALL)
+    lines = shown(text=OWN, images=OWN, missing=INSTALL, unused=[])
     assert lines["attention"] == OWN and lines[""].endswith(INSTALL) and "flash-attn would be used instead" in lines[""]
-    lines = shown(text="FlexAttention", images=PLAIN_ATTENTION, missing=None)
+    lines = shown(text="FlexAttention", images=PLAIN_ATTENTION, missing=None, unused=[])
     assert lines["attention"] == f"FlexAttention; for images {PLAIN_ATTENTION}" and "" not in lines
+    lines = shown(text="flash-attn", images="flash-attn", missing=None, unused=["fa3"])
+    assert lines[""] == "FlashAttention 3 is installed, not used: not yet run on a GPU (--set model.attention=fa3)"
