@@ -22,6 +22,7 @@ SHOWN = {
     "episodes": "growth_mib",
     "eval_kills": "holds: true",
     "eval_memory": "holds: true",
+    "head": "bytes a logit",
     "judge_drill": "holds: true",
     "long_figures": "holds: true",
     "kill": "kill.py: 2 kills, 2 recovered, resumed runs bitwise equal: yes (1 runs)",

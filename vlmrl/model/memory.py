@@ -341,9 +341,10 @@ class HeadChunks:
         return BYTES_A_LOGIT * vocabulary * min(positions, self.positions(vocabulary))
 
 
-ON_CPU = HeadChunks(2**22, 2**19)
-"""Sizes on the CPU. Larger chunks are not faster; a block, 2 MiB of float32, stays in a core's cache between
-operations."""
+ON_CPU = HeadChunks(2**24, 2**19)
+"""Sizes on the CPU. Each further chunk computes its logits again and adds a gradient of the head's size: with a
+vocabulary of 152,000, chunks of 2^22 take 1.7 times as long (scripts/bench/head.py). A block, 2 MiB of float32, stays in
+a core's cache between operations."""
 ON_DEVICE = HeadChunks(2**28, 2**28)
 """Sizes on a GPU. For 4,800 positions and a vocabulary of 152,000, they mean 3 chunks and about 150 kernel launches;
 with blocks of 2^21 logits it would be 15,000 launches."""

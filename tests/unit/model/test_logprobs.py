@@ -213,7 +213,7 @@ def test_the_full_kl_stays_within_the_same_plan(monkeypatch):
 
 def test_chunks_by_device_and_free_memory():
     gib = 2**30
-    assert head_chunks("cpu", 8 * gib) == HeadChunks(2**22, 2**19)
+    assert head_chunks("cpu", 8 * gib) == HeadChunks(2**24, 2**19)
     assert head_chunks("cuda") == head_chunks("cuda", 1000 * gib) == HeadChunks(2**28, 2**28)
     # a quarter of 8 GiB, 13 bytes a logit: 165,191,049
     assert head_chunks("cuda", 8 * gib).chunk == 2 * gib // 13
