@@ -108,6 +108,8 @@ CPU_CACHE_SHARE = 0.25
 """Share of the free main memory that an automatic cache may take."""
 BATCHED_TOKENS = 8192
 """Minimum number of tokens per step of the engine. The images of a prompt are encoded in one step."""
+PACKED_BYTES = 1 << 30
+"""Largest copy of float32 weights that the built-in engine makes on a CPU while it generates."""
 GRAPH_BYTES = 1 << 30
 """Bytes that CUDA graphs and vLLM's kernels take; sleep does not free them. A typical value for vLLM, not measured
 here. docs/design/tried.md says what bounds it."""
@@ -343,8 +345,8 @@ class HeadChunks:
 
 ON_CPU = HeadChunks(2**24, 2**19)
 """Sizes on the CPU. Each further chunk computes its logits again and adds a gradient of the head's size: with a
-vocabulary of 152,000, chunks of 2^22 take 1.7 times as long (scripts/bench/head.py). A block, 2 MiB of float32, stays in
-a core's cache between operations."""
+vocabulary of 152,000, chunks of 2^22 take 1.7 times as long (`scripts/bench/head.py`). A block, 2 MiB of float32, stays
+in a core's cache between operations."""
 ON_DEVICE = HeadChunks(2**28, 2**28)
 """Sizes on a GPU. For 4,800 positions and a vocabulary of 152,000, they mean 3 chunks and about 150 kernel launches;
 with blocks of 2^21 logits it would be 15,000 launches."""

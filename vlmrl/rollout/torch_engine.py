@@ -20,15 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from vlmrl.dist.fsdp import gathered
 from vlmrl.errors import Load, OutOfMemoryError
 from vlmrl.model.attention import NAME as SHARED_ATTENTION
 from vlmrl.model.attention import no_mask
-from vlmrl.model.caches import DecodeCache, cache_name, fast_linears, key_layers, rows_of
+from vlmrl.model.caches import DecodeCache, cache_name, key_layers, rows_of
 from vlmrl.model.device_memory import asking_for, give_back, upload
+from vlmrl.model.memory import PACKED_BYTES
 from vlmrl.model.packing import GRIDS, images_on, join_images, load_name
 from vlmrl.model.policy import Policy, banned_mask, policy_logits
 from vlmrl.rollout.engine import Generator, SamplingRequest
@@ -37,11 +39,60 @@ from vlmrl.types import Sample, SamplingParams, name_row
 
 RETIRE_SHARE = 0.75
 """The batch is compacted when fewer than this share of its rows are still running."""
+MAX_ROWS = 64
+"""Maximum number of rows for which oneDNN's matrix product is used. For more rows (a prompt), torch's own is used."""
+HAS_FAST_LINEAR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+"""True if this torch has oneDNN's matrix product, which is not part of torch's public interface for float32."""
+PACKED_ROWS = 16
+"""Number of rows that oneDNN's order of the weights is chosen for. It serves other small numbers as well."""
 
 
 def can_store_once(policy: Policy) -> bool:
     """Return whether a prompt's keys and values can be stored once: the text model must use vlmrl's attention."""
     return policy.model.config.get_text_config()._attn_implementation == SHARED_ATTENTION
+
+
+@contextmanager
+def fast_linears(model: nn.Module) -> Iterator[None]:
+    """Context manager: the model's plain float32 linear layers on the CPU use oneDNN for few rows. Without gradient.
+
+    torch itself uses MKL, which reorders the weights at every call. oneDNN gets a copy of the weights in its own order,
+    made when a layer first runs and kept until the end: at most `PACKED_BYTES`, the other layers are called with their
+    weights as they are. Measured on 16 rows, beside MKL: 0.59 of the time, 0.86 without a copy. The weights must not
+    change meanwhile.
+    """
+    layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m) and _fits(m)]
+    left = PACKED_BYTES
+    for layer in layers:
+        left -= layer.weight.nbytes
+        layer.forward = _FewRows(layer, packs=left >= 0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _fits(layer: nn.Linear) -> bool:
+    return HAS_FAST_LINEAR and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
+
+
+class _FewRows:
+    """Forward of a linear layer; see `fast_linears`. `packs`: whether it copies the weights."""
+
+    def __init__(self, layer: nn.Linear, packs: bool) -> None:
+        self.layer, self.packs = layer, packs
+        self.weight: Tensor | None = None
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer, rows = self.layer, input.reshape(-1, input.shape[-1])
+        if len(rows) > MAX_ROWS or input.dtype != torch.float32:
+            return F.linear(input, layer.weight, layer.bias)
+        if self.weight is None:
+            weight = layer.weight.detach()
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS) if self.packs else weight
+        out = torch.ops.mkldnn._linear_pointwise(rows, self.weight, layer.bias, "none", [], "")
+        return out.view(*input.shape[:-1], layer.out_features)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlmrl.model.memory import (
     GRAPH_BYTES,
     MIN_CACHE_BYTES,
+    PACKED_BYTES,
     RESERVE_SHARE,
     CacheShape,
     Demand,
@@ -291,7 +292,9 @@ class _Planner:
         if self.vllm:
             return states | self._engine()
         gathered = self.facts.total * s.size if self.sharded else 0
-        return states | {"gathered": gathered, CACHE: self._built_in_cache(), "activations": s.prefill()}
+        copied = 0 if self.on_gpu or s.size != 4 else min(PACKED_BYTES, self.facts.total * s.size)
+        parts = {"gathered": gathered, "weights in another order": copied}
+        return states | parts | {CACHE: self._built_in_cache(), "activations": s.prefill()}
 
     def _sync(self) -> dict[str, int]:
         """Return the memory during a weight sync.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vlmrl.model import caches
-from vlmrl.model.caches import MAX_ROWS, fast_linears
+from vlmrl.rollout import torch_engine
+from vlmrl.rollout.torch_engine import MAX_ROWS, fast_linears
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -20,6 +20,20 @@ def test_same_products(shape: tuple[int, ...], bias: bool) -> None:
             found = layer(x)
     assert found.shape == wanted.shape
     torch.testing.assert_close(found, wanted)
+
+
+def test_weights_are_copied_as_far_as_there_is_room_and_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two layers of 35 weights fits in 140 bytes. Changed weights count in the next round."""
+    monkeypatch.setattr(torch_engine, "PACKED_BYTES", 4 * 35)
+    model, x = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5)), torch.randn(3, 5)
+    for _ in range(2):
+        with torch.inference_mode(), fast_linears(model):
+            found = model(x)
+            copies = [layer.forward.weight.is_mkldnn for layer in model]
+        assert copies == [True, False]
+        torch.testing.assert_close(found, model(x))
+        with torch.no_grad():
+            model[0].weight.mul_(3.0)
 
 
 def test_layers_are_as_before_even_after_an_error() -> None:
@@ -45,7 +59,7 @@ def test_other_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any("forward" in vars(m) for m in model[:2])
         assert model[2](torch.zeros(1)) == 1.0
     assert replaced(torch.zeros(1)) == 1.0
-    monkeypatch.setattr(caches, "HAS_FAST_LINEAR", False)
+    monkeypatch.setattr(torch_engine, "HAS_FAST_LINEAR", False)
     layer = nn.Linear(2, 2)
     with fast_linears(layer):
         assert "forward" not in vars(layer)
