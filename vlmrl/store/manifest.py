@@ -338,15 +338,17 @@ def record_end(run_dir: Path, status: Status | None, reason: str) -> None:
     refuses the write, the text of that process stays.
 
     Args:
-        status: new status if the stored one is "running"; "failed" replaces "interrupted", too: the writing process is
-            interrupted when another one fails. None = the writing process may be alive, nothing changes.
+        status: new status if the stored one is "running". "failed" and "interrupted" replace each other, too: the
+            writing process is interrupted when another one fails, and may fail because another was interrupted first.
+            None = the writing process may be alive, nothing changes.
         reason: reason for the end; "" = the stored error stays.
     """
 
     def change(m: Manifest) -> Manifest:
-        error = excerpt(reason, MAX_ERROR_CHARS) or m.error
-        replaceable = ("running", "interrupted") if status == "failed" else ("running",)
-        if m.status not in replaceable or status is None:
+        cause = excerpt(reason, MAX_ERROR_CHARS)
+        is_consequence = status == "interrupted" and m.status == "failed"
+        error = cause or (None if is_consequence else m.error)
+        if m.status not in ("running", "failed", "interrupted") or status in (None, m.status):
             return replace(m, error=error)
         last = replace(m.attempts[-1], end=now(), status=status)
         return replace(m, error=error, status=status, end=last.end, attempts=(*m.attempts[:-1], last))

@@ -94,3 +94,12 @@ def test_a_failure_elsewhere_replaces_interrupted_and_nothing_else(tmp_path: Pat
         record_end(run.dir, status, "rank 1 was killed")
         after = read_manifest(run.dir)
         assert after.status == after.attempts[-1].status == expected
+
+
+def test_an_interrupted_run_is_not_called_failed_for_what_followed(tmp_path: Path) -> None:
+    """At the second Ctrl-C, one rank may end first; the writer then fails for its closed connection."""
+    run = make_run(tmp_path)
+    run.finish("failed", "RuntimeError: connection closed by peer")
+    record_end(run.dir, "interrupted", "")
+    after = read_manifest(run.dir)
+    assert (after.status, after.attempts[-1].status, after.error) == ("interrupted", "interrupted", None)
