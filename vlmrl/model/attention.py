@@ -28,8 +28,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import get_max_seqlen
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
-from vlmrl.model.compiled import compiled_split, constant, copy_keys, numbered, opaque
+from vlmrl.model.caches import HAS_FLASH_BACKWARD, DecodeCache, can_split, scale_of, split_row_attention
+from vlmrl.model.compiled import compiled_split, copy_keys, numbered, opaque, split_rows
 from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import RowPlan, RowTokens
 
@@ -252,7 +252,7 @@ def varlen_row_attention(
         k, v = (copy_keys(x, index.key_at, index.own_at, plan.number) for x in (k, v))
     else:
         k, v = (_Copied.apply(x, index) for x in (k, v))
-    out = _kernel()(
+    out = _called_kernel()(
         q.contiguous(),
         k,
         v,
@@ -293,8 +293,13 @@ def vision_attention(
     if _takes_kernel(query):
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         longest = int(max_length_q)
-        out = _kernel()(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1))
+        out = _called_kernel()(
+            q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1)
+        )
         return out[None], None
+    if torch.compiler.is_compiling() and HAS_FLASH_BACKWARD and query.device.type == "cpu":
+        out = split_rows(query, key, value, cu_seq_lens_q, scale_of(query, scaling))[0]
+        return out.transpose(1, 2), None
     return _by_windows(query, key, value, cu_seq_lens_q, scaling).transpose(1, 2), None
 
 
@@ -336,7 +341,19 @@ def _takes_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= WIDEST_HEAD
 
 
-@constant
+_kernels: list[Callable[..., Any]] = []
+"""The kernel that compiled layers call."""
+
+
+def hold_kernel() -> None:
+    """Look for the kernel before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
+    _kernels[:] = [_kernel()]
+
+
+def _called_kernel() -> Callable[..., Any]:
+    return _kernels[0] if torch.compiler.is_compiling() else _kernel()
+
+
 @cache
 def _kernel() -> Callable[..., Any]:
     """Return flash attention over sequences of different length: flash-attn's if it is installed, else torch's own."""
