@@ -252,7 +252,7 @@ def varlen_row_attention(
         k, v = (copy_keys(x, index.key_at, index.own_at, plan.number) for x in (k, v))
     else:
         k, v = (_Copied.apply(x, index) for x in (k, v))
-    out = _called_kernel()(
+    out = (_held or [_kernel()])[0](
         q.contiguous(),
         k,
         v,
@@ -293,9 +293,8 @@ def vision_attention(
     if _takes_kernel(query):
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         longest = int(max_length_q)
-        out = _called_kernel()(
-            q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1)
-        )
+        kernel, starts = (_held or [_kernel()])[0], cu_seq_lens_q
+        out = kernel(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, -1))
         return out[None], None
     if torch.compiler.is_compiling() and HAS_FLASH_BACKWARD and query.device.type == "cpu":
         out = split_rows(query, key, value, cu_seq_lens_q, scale_of(query, scaling))[0]
@@ -341,17 +340,12 @@ def _takes_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= WIDEST_HEAD
 
 
-_kernels: list[Callable[..., Any]] = []
-"""The kernel that compiled layers call."""
+_held: list[Callable[..., Any]] = []
 
 
 def hold_kernel() -> None:
-    """Look for the kernel before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
-    _kernels[:] = [_kernel()]
-
-
-def _called_kernel() -> Callable[..., Any]:
-    return _kernels[0] if torch.compiler.is_compiling() else _kernel()
+    """Look for flash attention before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
+    _held[:] = [_kernel()]
 
 
 @cache

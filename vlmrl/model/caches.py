@@ -17,7 +17,6 @@ of passes; a rank makes a filler pass, without loss, where it needs none of its 
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise, zip_longest
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -99,8 +99,7 @@ def row_groups(plan: RowPlan) -> Sequence[Group]:
 
 def windows_as_groups(starts: Tensor) -> list[Group]:
     """Return the windows of a vision tower as prompts without responses. `starts`: [windows + 1], N at the end."""
-    pairs = itertools.pairwise(starts.tolist())
-    return [Group(slice(start, end), slice(end, end), ()) for start, end in pairs if end > start]
+    return [Group(slice(a, b), slice(b, b), ()) for a, b in pairwise(starts.tolist()) if b > a]
 
 
 def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
@@ -111,9 +110,7 @@ def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
     """
     if not HAS_FLASH_BACKWARD or query.device.type != "cpu" or plan.has_blocks(window):
         return False
-    if window is None or torch.compiler.is_compiling():  # compiled code must not depend on the lengths of a row
-        return window is None
-    return window >= max(int(plan.tokens.index.max()) + 1, 1)
+    return window is None or window >= max(int(plan.tokens.index.max()) + 1, 1)
 
 
 def split_row_attention(query: Tensor, key: Tensor, value: Tensor, plan: RowPlan, scaling: float | None) -> Tensor:
@@ -668,7 +665,7 @@ def common_passes(of_ranks: Sequence[Sequence[bool]]) -> tuple[bool, ...]:
     Example: [text, image, text] and [image, text, text] -> [text, image, text, text].
     """
     common: list[bool] = []
-    for counts in itertools.zip_longest(*map(_texts_between_images, of_ranks), fillvalue=0):
+    for counts in zip_longest(*map(_texts_between_images, of_ranks), fillvalue=0):
         common += [True, *[False] * max(counts)]
     return tuple(common[1:])
 

@@ -34,6 +34,7 @@ BACKEND = "inductor"
 MOST_GRAPHS = 64
 """Largest number of graphs of one function: kinds of layers, with and without gradient, with and without adapter."""
 
+_warn = cache(logging.getLogger(__name__).warning)  # once for all layers of a kind
 _numbers = itertools.count()
 _plans: WeakValueDictionary[int, RowPlan] = WeakValueDictionary()
 
@@ -75,12 +76,15 @@ def compile_layers(policy: Any) -> None:
     layers alone. Gradient checkpointing and sharding work on a layer as a whole, outside of its graph.
     """
     from torch._dynamo import config
+    from torch._functorch import config as kept
 
     from vlmrl.model.attention import hold_kernel  # which imports this module
 
     if policy.device.type == "cuda":
         hold_kernel()
     config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+    # Compute cheap inputs of matrix products again. Otherwise layers keep up to 28% more than the memory plan counts.
+    kept.ban_recompute_materialized_backward = False
     names = {module: name for name, module in policy.model.named_modules()}
     # Not the embeddings and pooling heads of vision towers, which are units too.
     layers = {m for layer in names if isinstance(layer, GradientCheckpointingLayer) for m in layer.modules()}
@@ -99,18 +103,11 @@ def compile_layers(policy: Any) -> None:
     policy.compiled = True
 
 
-@cache  # once for all layers of a kind
-def _warn(text: str) -> None:
-    logging.getLogger(__name__).warning(text)
-
-
 def _compiled(layer: Any, is_vision: bool, leave: Callable[[Any], None]) -> Callable[..., Any]:
     """Return the forward of a layer, compiled for packed rows and, in a vision tower, for all images.
 
     Newer versions of transformers put checkpointing into the class's `forward`: it stays outside of the graph here too.
-
-    Args:
-        leave: is called if the layer cannot be one graph.
+    If the layer cannot be one graph, `leave` is called with it.
     """
     forward, own = layer.forward, type(layer).forward
     checkpoints = own.__code__.co_name == "forward_with_checkpointing"
@@ -118,8 +115,7 @@ def _compiled(layer: Any, is_vision: bool, leave: Callable[[Any], None]) -> Call
     graph, is_whole = torch.compile(inner, dynamic=True, fullgraph=True, backend=BACKEND), True
 
     def run_graph(*inputs: Any, **named: Any) -> Any:
-        # The backward pass computes a layer again in eval mode. Without dropout both modes are the same function: one
-        # graph is enough.
+        # A layer is computed again in eval mode. Without dropout both modes are the same: one graph is enough.
         if training := layer.training:
             layer.train(False)
         try:
@@ -155,17 +151,13 @@ def _compiled(layer: Any, is_vision: bool, leave: Callable[[Any], None]) -> Call
 
 
 def _groups_at(where: Tensor) -> tuple[Sequence[Group], bool]:
-    """Return the groups of the row with this number, or windows from their starts; and whether attention is causal."""
+    """Return the groups of the row whose plan has this number, or windows with these starts; and whether causal."""
     return (row_groups(plan_of(where)), True) if where.ndim == 0 else (windows_as_groups(where), False)
 
 
 @torch.library.custom_op("vlmrl::split_rows", mutates_args=())
 def split_rows(query: Tensor, key: Tensor, value: Tensor, where: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the attention of a row or of windows, and what its backward pass needs: see `split_forward`.
-
-    Args:
-        where: number of the row's plan; or int [windows + 1], the start of each window, and N at the end.
-    """
+    """Return the attention of what `_groups_at` finds, and what its backward pass needs: see `split_forward`."""
     return split_forward(query, key, value, *_groups_at(where), scale)
 
 
