@@ -29,8 +29,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.generic import get_max_seqlen
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.caches import DecodeCache, can_split, split_row_attention
-from vlmrl.model.compiled import compiled_split, constant, copy_keys, numbered, opaque
+from vlmrl.model.caches import HAS_FLASH_BACKWARD, DecodeCache, can_split, scale_of, split_row_attention
+from vlmrl.model.compiled import compiled_split, copy_keys, numbered, opaque, split_rows
 from vlmrl.model.device_memory import upload
 from vlmrl.model.packing import RowPlan, RowTokens
 from vlmrl.redaction.redact import first_line
@@ -254,7 +254,7 @@ def varlen_row_attention(
         k, v = (copy_keys(x, index.key_at, index.own_at, plan.number) for x in (k, v))
     else:
         k, v = (_Copied.apply(x, index) for x in (k, v))
-    out = _kernel()(
+    out = (_held or [_kernel()])[0](
         q.contiguous(),
         k,
         v,
@@ -295,8 +295,12 @@ def vision_attention(
     if _takes_kernel(query):
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         longest = int(max_length_q)
-        out = _kernel()(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, -1))
+        kernel, starts = (_held or [_kernel()])[0], cu_seq_lens_q
+        out = kernel(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, -1))
         return out[None], None
+    if torch.compiler.is_compiling() and HAS_FLASH_BACKWARD and query.device.type == "cpu":
+        out = split_rows(query, key, value, cu_seq_lens_q, scale_of(query, scaling))[0]
+        return out.transpose(1, 2), None
     return _by_windows(query, key, value, cu_seq_lens_q, scaling).transpose(1, 2), None
 
 
@@ -340,6 +344,7 @@ def _takes_kernel(query: Tensor) -> bool:
 
 KERNELS = {"fa3": ("FA3", "flash_attn_interface"), "fa4": ("FA4", "flash_attn.cute.interface")}
 """Value of `model.attention` -> torch's name of the kernels, and the module that has them."""
+_held: list[Callable[..., Any]] = []
 WITHOUT_KERNELS = 'install it, or set model.attention = "auto": torch has kernels of its own'
 
 
@@ -357,6 +362,7 @@ def use_kernels(name: str) -> None:
     Raises: CheckpointError when they are not installed, or cannot be used here.
     """
     _kernel.cache_clear()
+    _held.clear()
     if name not in KERNELS:
         if torch_attention.current_flash_attention_impl() is not None:
             torch_attention.restore_flash_attention_impl()
@@ -376,7 +382,11 @@ def require_kernels(name: str) -> None:
         raise CheckpointError(message, hint=WITHOUT_KERNELS)
 
 
-@constant
+def hold_kernel() -> None:
+    """Look for flash attention before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
+    _held[:] = [_kernel()]
+
+
 @cache
 def _kernel() -> Callable[..., Any]:
     """Return flash attention over sequences of different length.

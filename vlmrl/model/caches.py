@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +74,7 @@ def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> t
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Positions of a group in the row: of its prompt, of all its responses together, and of each response."""
 
     prompt: slice
@@ -82,17 +82,22 @@ class _Group:
     each: tuple[slice, ...]
 
 
-def row_groups(plan: RowPlan) -> Sequence[_Group]:
+def row_groups(plan: RowPlan) -> Sequence[Group]:
     """Return the groups of a row, computed once."""
     if "split" not in plan.prepared:
-        groups: list[_Group] = []
+        groups: list[Group] = []
         for indices in groups_of(plan.spans):
             prompt, *responses = (slice(plan.spans[i].start, plan.spans[i].end) for i in indices)
             each = tuple(own for own in responses if own.stop > own.start)
-            groups.append(_Group(prompt, slice(prompt.stop, [prompt, *responses][-1].stop), each))
+            groups.append(Group(prompt, slice(prompt.stop, [prompt, *responses][-1].stop), each))
         plan.prepared["split"] = groups
     prepared: Any = plan.prepared["split"]
     return prepared
+
+
+def windows_as_groups(starts: Tensor) -> list[Group]:
+    """Return the windows of a vision tower as prompts without responses. `starts`: [windows + 1], N at the end."""
+    return [Group(slice(a, b), slice(b, b), ()) for a, b in pairwise(starts.tolist()) if b > a]
 
 
 def can_split(plan: RowPlan, window: int | None, query: Tensor) -> bool:
@@ -126,8 +131,8 @@ class _SplitAttention(torch.autograd.Function):
     """Attention of a packed row by `attention_part`, with a backward pass by torch's kernel."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[_Group], scale: float) -> Tensor:
-        out, lse = split_forward(query, key, value, groups, scale)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[Group], scale: float) -> Tensor:
+        out, lse = split_forward(query, key, value, groups, True, scale)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.groups, ctx.scale = groups, scale
         return out
@@ -135,11 +140,11 @@ class _SplitAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        return (*split_backward(grad, query, key, value, out, lse, ctx.groups, ctx.scale), None, None)
+        return (*split_backward(grad, query, key, value, out, lse, ctx.groups, True, ctx.scale), None, None)
 
 
 def split_forward(
-    query: Tensor, key: Tensor, value: Tensor, groups: Sequence[_Group], scale: float
+    query: Tensor, key: Tensor, value: Tensor, groups: Sequence[Group], causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the attention of a packed row, [1, H, N, D], and the log-sum-exps of its scores, [K, R, N].
 
@@ -150,6 +155,7 @@ def split_forward(
         query: [1, H, N, D].
         key, value: [1, K, N, D].
         groups: of the row; see `row_groups`.
+        causal: whether a token sees only itself and the tokens before it; False for windows.
     """
     q, k, v = _by_key_head(query, key), key[0], value[0]
     # [K, R, N, D], in the memory order of [N, K, R, D]: `prefix_attention` transposes it without a copy.
@@ -158,7 +164,7 @@ def split_forward(
     for group in groups:
         for own in (group.prompt, *group.each):
             keys, values = _expand(k[:, own], q), _expand(v[:, own], q)
-            out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=True)
+            out[:, :, own], lse[:, :, own] = attention_part(q[:, :, own], keys, values, scale, causal=causal)
         if group.each:
             R, own, prompt = q.shape[1], group.responses, group.prompt
             over_prompt = attention_part(_flat(q[:, :, own]), k[None, :, prompt], v[None, :, prompt], scale)
@@ -175,7 +181,8 @@ def split_backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
+    causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value of `split_forward`, which returned `out` and `lse`."""
@@ -187,7 +194,7 @@ def split_backward(
         for own in (group.prompt, *group.each):
             saved = (t[:, :, own] for t in (out, lse))
             inputs = q[:, :, own], _expand(k[:, own], q), _expand(v[:, own], q)
-            grads = kernel(grad[:, :, own], *inputs, *saved, 0.0, True, scale=scale)
+            grads = kernel(grad[:, :, own], *inputs, *saved, 0.0, causal, scale=scale)
             dq[:, :, own], dk[:, own], dv[:, own] = grads[0], grads[1].sum(1), grads[2].sum(1)
         if group.each:
             R, own, prompt = q.shape[1], group.responses, group.prompt

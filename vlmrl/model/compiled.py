@@ -10,18 +10,20 @@ Only the passes over packed rows are compiled. The built-in engine decodes with 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vlmrl.errors import CheckpointError
-from vlmrl.model.caches import row_groups, scale_of, split_backward, split_forward
+from vlmrl.model.caches import Group, row_groups, scale_of, split_backward, split_forward, windows_as_groups
 from vlmrl.model.families import part_of, units_of
 from vlmrl.model.packing import RowPlan
 from vlmrl.redaction.redact import first_line
@@ -32,6 +34,7 @@ BACKEND = "inductor"
 MOST_GRAPHS = 64
 """Largest number of graphs of one function: kinds of layers, with and without gradient, with and without adapter."""
 
+_warn = cache(logging.getLogger(__name__).warning)  # once for all layers of a kind
 _numbers = itertools.count()
 _plans: WeakValueDictionary[int, RowPlan] = WeakValueDictionary()
 
@@ -62,68 +65,105 @@ def opaque(function: Function) -> Function:
     return cast(Function, torch.compiler.disable(function))
 
 
-def constant(function: Function) -> Function:
-    """Return a function that the compiler calls once, for the same result ever after."""
-    return cast(Function, torch.compiler.assume_constant_result(function))
-
-
 def compile_layers(policy: Any) -> None:
     """Compile the text layers and vision blocks of a policy, each when it first runs.
 
-    The compiler decides itself which tensors it keeps for the backward pass, so `recomputing_cheap` leaves these layers
-    alone. Gradient checkpointing and sharding work on a layer as a whole, outside of its graph.
+    A layer is compiled as one graph. If it cannot be one, it runs as it is, with a warning that says why: its code
+    depends on numbers in tensors, or its attention is FlexAttention (which is compiled by itself) or runs a row piece
+    by piece. Text layers of a policy without packed rows run as they are too.
+
+    The compiler decides itself which tensors it keeps for the backward pass, so `recomputing_cheap` leaves compiled
+    layers alone. Gradient checkpointing and sharding work on a layer as a whole, outside of its graph.
     """
     from torch._dynamo import config
+    from torch._functorch import config as kept
 
+    from vlmrl.model.attention import hold_kernel  # which imports this module
+
+    if policy.device.type == "cuda":
+        hold_kernel()
     config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+    # Compute cheap inputs of matrix products again. Otherwise layers keep up to 28% more than the memory plan counts.
+    if hasattr(kept, "ban_recompute_materialized_backward"):  # newer versions of torch
+        kept.ban_recompute_materialized_backward = False
     names = {module: name for name, module in policy.model.named_modules()}
-    units = units_of(policy.model)
-    inside = {module for unit in units for module in unit.modules()}
-    policy.cheap = [module for module in policy.cheap if module not in inside]
-    has_breaks = policy.family.bidirectional != "never"
-    for unit in units:
-        unit.forward = _compiled(unit, part_of(f"{names[unit]}.") == "vision", has_breaks)
+    # Not the embeddings and pooling heads of vision towers, which are units too.
+    layers = {m for layer in names if isinstance(layer, GradientCheckpointingLayer) for m in layer.modules()}
+    parts = {unit: part_of(f"{names[unit]}.") for unit in units_of(policy.model) if unit in layers}
+    compiled = {unit for unit, part in parts.items() if part == "vision" or policy.sharing == "packed"}
+    cheap = policy.cheap
+
+    def leave(*without: Any) -> None:
+        compiled.difference_update(without)
+        inside = {module for unit in compiled for module in unit.modules()}
+        policy.cheap = [module for module in cheap if module not in inside]
+
+    for unit in compiled:
+        unit.forward = _compiled(unit, parts[unit] == "vision", leave)
+    leave()
     policy.compiled = True
 
 
-def _compiled(layer: Any, is_vision: bool, has_breaks: bool) -> Callable[..., Any]:
+def _compiled(layer: Any, is_vision: bool, leave: Callable[[Any], None]) -> Callable[..., Any]:
     """Return the forward of a layer, compiled for packed rows and, in a vision tower, for all images.
 
     Newer versions of transformers put checkpointing into the class's `forward`: it stays outside of the graph here too.
-    A layer with breaks in its graph may run by another graph when it is computed again, so it is not compiled then.
+    If the layer cannot be one graph, `leave` is called with it.
     """
     forward, own = layer.forward, type(layer).forward
     checkpoints = own.__code__.co_name == "forward_with_checkpointing"
     inner = partial(own.__wrapped__, layer) if checkpoints else forward
-    graph = torch.compile(inner, dynamic=True, backend=BACKEND)
+    graph, is_whole = torch.compile(inner, dynamic=True, fullgraph=True, backend=BACKEND), True
+
+    def run_graph(*inputs: Any, **named: Any) -> Any:
+        # A layer is computed again in eval mode. Without dropout both modes are the same: one graph is enough.
+        if training := layer.training:
+            layer.train(False)
+        try:
+            return graph(*inputs, **named)
+        finally:
+            layer.train(training)
 
     @wraps(forward)
     def run(*inputs: Any, **named: Any) -> Any:
+        nonlocal is_whole
         plan = named.get("row_plan")
         is_known = is_vision or (isinstance(plan, RowPlan) and plan.number is not None)
-        again = layer.training and torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False)
-        if not is_known or (again and has_breaks):
+        if not is_known or not is_whole:
             return forward(*inputs, **named)
+        # Text layers get what is computed of a row's images, and make no use of it; rows without images have none.
+        needed = {name: x for name, x in named.items() if is_vision or not name.startswith("image_")}
+        again = layer.training and torch.is_grad_enabled() and getattr(layer, "gradient_checkpointing", False)
         try:
             if checkpoints and again:
-                return layer._gradient_checkpointing_func(partial(graph, **named), *inputs)
-            return graph(*inputs, **named)
+                return layer._gradient_checkpointing_func(partial(run_graph, **needed), *inputs)
+            return run_graph(*inputs, **needed)
         except BackendCompilerFailed as error:
             message = f"a layer cannot be compiled: {first_line(error)}"
             hint = "install a C compiler, if there is none; or --set model.compile=false"
             raise CheckpointError(message, hint=hint) from error
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            is_whole = False
+            leave(layer)
+            _warn(f"{type(layer).__name__} is not compiled: {first_line(error)}")
+            return forward(*inputs, **named)
 
     return run
 
 
+def _groups_at(where: Tensor) -> tuple[Sequence[Group], bool]:
+    """Return the groups of the row whose plan has this number, or windows with these starts; and whether causal."""
+    return (row_groups(plan_of(where)), True) if where.ndim == 0 else (windows_as_groups(where), False)
+
+
 @torch.library.custom_op("vlmrl::split_rows", mutates_args=())
-def split_rows(query: Tensor, key: Tensor, value: Tensor, number: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the attention of the row with this plan, and what its backward pass needs: see `split_forward`."""
-    return split_forward(query, key, value, row_groups(plan_of(number)), scale)
+def split_rows(query: Tensor, key: Tensor, value: Tensor, where: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the attention of what `_groups_at` finds, and what its backward pass needs: see `split_forward`."""
+    return split_forward(query, key, value, *_groups_at(where), scale)
 
 
 @split_rows.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, number: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, where: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     _, heads, tokens, width = query.shape
     lse = query.new_empty(key.shape[1], heads // key.shape[1], tokens, dtype=torch.float32)
     return query.new_empty(1, tokens, heads, width).transpose(1, 2), lse
@@ -131,28 +171,28 @@ def _(query: Tensor, key: Tensor, value: Tensor, number: Tensor, scale: float) -
 
 @torch.library.custom_op("vlmrl::split_rows_backward", mutates_args=())
 def split_rows_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, number: Tensor, scale: float
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, where: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value of `split_rows`."""
-    grads = split_backward(grad, query, key, value, out, lse, row_groups(plan_of(number)), scale)
+    grads = split_backward(grad, query, key, value, out, lse, *_groups_at(where), scale)
     return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
 
 
 @split_rows_backward.register_fake
 def _(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, number: Tensor, scale: float
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, where: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _keep_split(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, number, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, *output, number)
+    query, key, value, where, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, where)
 
 
 def _split_gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, out, lse, number = ctx.saved_tensors
-    return (*split_rows_backward(grad, query, key, value, out, lse, number, ctx.scale), None, None)
+    query, key, value, out, lse, where = ctx.saved_tensors
+    return (*split_rows_backward(grad, query, key, value, out, lse, where, ctx.scale), None, None)
 
 
 split_rows.register_autograd(_split_gradient, setup_context=_keep_split)
