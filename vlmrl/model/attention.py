@@ -343,9 +343,9 @@ def _takes_kernel(query: Tensor) -> bool:
 _held: list[Callable[..., Any]] = []
 
 
-def hold_kernel() -> None:
+def hold_kernel(device: torch.device) -> None:
     """Look for flash attention before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
-    _held[:] = [_kernel()]
+    _held[:] = [_kernel()] if device.type == "cuda" else []
 
 
 @cache
