@@ -17,7 +17,7 @@ from flops import PassWork, forked_work
 from torch import Tensor
 
 from vlmrl.model import compiled
-from vlmrl.model.attention import VISION_NAME
+from vlmrl.model.attention import VISION_NAME, hold_kernel
 from vlmrl.model.families import head_of, part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.lora import attach_adapter
@@ -341,6 +341,7 @@ class World:
         if case.compiled:
             if smoke:
                 compiled.BACKEND = "aot_eager"  # the same graphs, without a C compiler
+            hold_kernel(self.device)
             compiled.compile_layers(self.policy)
         # FlexAttention has no backward pass on a CPU.
         self.backward = self.device.type == "cuda" or case.backend != "flex"

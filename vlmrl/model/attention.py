@@ -382,9 +382,9 @@ def require_kernels(name: str) -> None:
         raise CheckpointError(message, hint=WITHOUT_KERNELS)
 
 
-def hold_kernel() -> None:
+def hold_kernel(device: torch.device) -> None:
     """Look for flash attention before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
-    _held[:] = [_kernel()]
+    _held[:] = [_kernel()] if device.type == "cuda" else []
 
 
 @cache

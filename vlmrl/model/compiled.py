@@ -61,7 +61,7 @@ def keep_for_backward(plan: RowPlan, hidden: Tensor) -> None:
 
 
 def opaque(function: Function) -> Function:
-    """Return a function that the compiler leaves as it is: a break in the graph."""
+    """Return a function that the compiler leaves as it is. A layer that calls it cannot be one graph."""
     return cast(Function, torch.compiler.disable(function))
 
 
@@ -78,10 +78,6 @@ def compile_layers(policy: Any) -> None:
     from torch._dynamo import config
     from torch._functorch import config as kept
 
-    from vlmrl.model.attention import hold_kernel  # which imports this module
-
-    if policy.device.type == "cuda":
-        hold_kernel()
     config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
     # Compute cheap inputs of matrix products again. Otherwise layers keep up to 28% more than the memory plan counts.
     if hasattr(kept, "ban_recompute_materialized_backward"):  # newer versions of torch

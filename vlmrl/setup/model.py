@@ -25,6 +25,7 @@ from vlmrl.environments.base import EnvironmentLimits
 from vlmrl.environments.calls import form_of
 from vlmrl.environments.processes import EnvironmentPool, LoadedEnvironment
 from vlmrl.errors import CheckpointError, EngineError, Load
+from vlmrl.model.attention import hold_kernel
 from vlmrl.model.compiled import compile_layers
 from vlmrl.model.device_memory import free_bytes, memory_use
 from vlmrl.model.load import (
@@ -156,6 +157,7 @@ def make_policy(
         critic=critic,
     )
     if settings.compile is True:
+        hold_kernel(policy.device)
         compile_layers(policy)
     return policy
 

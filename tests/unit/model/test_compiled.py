@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 from vlmrl.errors import CheckpointError
 from vlmrl.model import attention, compiled
-from vlmrl.model.attention import index_of, varlen_index
+from vlmrl.model.attention import hold_kernel, index_of, varlen_index
 from vlmrl.model.compiled import compile_layers, copy_keys, numbered, plan_of, split_rows
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.lora import adapter_off
@@ -26,6 +26,7 @@ from vlmrl.model.model_facts import ModelFacts
 from vlmrl.model.packing import Span, TrainItem, make_row, pack, plan_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
+from vlmrl.setup import model as setup_model
 from vlmrl.setup.auto_choice import choose_compilation
 
 NAME, WHOLE = "qwen2_5_vl", 10_000
@@ -178,15 +179,15 @@ def test_an_adapter_in_compiled_layers_is_exact_and_can_be_switched_off(monkeypa
     lora, items = Lora(rank=4, dora=True, rslora=True, targets=["q_proj", "down_proj"]), texts_alone()
     policy, row = policy_of(True, lora=lora, compiles=False), make_row(items)
     plain = packed(policy, items, WHOLE)
-    with torch.no_grad(), adapter_off(policy.model):
-        base = policy(row).logp
-    compile_layers(policy)
-    assert max(differences(packed(policy, items, WHOLE), plain)) <= TOLERANCE
-    assert counters["stats"]["unique_graphs"] == 2  # the first layer's input has no gradient
     with torch.no_grad():
         on = policy(row).logp
         with adapter_off(policy.model):
-            off = policy(row).logp
+            base = policy(row).logp
+    compile_layers(policy)
+    assert max(differences(packed(policy, items, WHOLE), plain)) <= TOLERANCE
+    assert counters["stats"]["unique_graphs"] == 2  # the first layer's input has no gradient
+    with torch.no_grad(), adapter_off(policy.model):
+        off = policy(row).logp
     assert float((off - base).abs().max()) <= TOLERANCE < 0.1 < float((on - off).abs().max())
 
 
@@ -211,12 +212,23 @@ def test_layers_are_whole_graphs_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attention, "_held", [])
     monkeypatch.setattr(attention, "_kernel", lambda: importlib.import_module("test_compiled").by_mask)
     monkeypatch.setattr(attention, "_takes_kernel", lambda query: True)
-    policy = policy_of(backend="varlen", compiles=False)
-    monkeypatch.setattr(policy, "device", torch.device("cuda"))
-    compile_layers(policy)
-    monkeypatch.setattr(policy, "device", torch.device("cpu"))
+    hold_kernel(torch.device("cuda"))
+    policy = policy_of(backend="varlen")
     assert max(differences(packed(policy, items, WHOLE), stock)) <= TOLERANCE
     assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
+
+
+def test_a_run_looks_for_the_kernel_before_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(setup_model, "refuse_unknown_ids", lambda *_: None)
+    monkeypatch.setattr(setup_model, "banned_ids_of", lambda *_: ())
+    monkeypatch.setattr(setup_model, "hold_kernel", calls.append)
+    monkeypatch.setattr(setup_model, "compile_layers", calls.append)
+    processor = SimpleNamespace(tokenizer=None)
+    for compiles in (False, "auto", True):
+        settings: Any = SimpleNamespace(path="", shared_prefix=True, compile=compiles)
+        policy = setup_model.make_policy(settings, build(NAME).model, processor, 1.0)
+        assert calls == ([policy.device, policy] if compiles is True else [])
 
 
 def test_windows_of_a_vision_tower_and_their_gradients_are_those_of_one_call_each() -> None:
