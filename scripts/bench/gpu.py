@@ -48,6 +48,8 @@ import transformers
 from flops import padded_work, prime_rl_flops, training_flops
 from gpu_world import GIB, Case, World, make_config, one_pass, rank_of, shape_of, use_attention
 
+from vlmrl.model.attention import KERNELS, has_kernels
+
 if TYPE_CHECKING:
     from vlmrl.setup.memory_sizes import Gpu
 
@@ -75,6 +77,7 @@ def plan(smoke: bool) -> list[Case]:
     three = (("shared", fast), ("packed", fast), ("padded", "sdpa"))
     cases = [Case("update", "taxon", small, p, b) for p, b in three]
     cases += [Case("update", "taxon", small, "shared", fast, recompute=False, compiled=c) for c in (False, True)]
+    cases += [Case("update", "taxon", small, "shared", fast, recompute=False, attention=a) for a in KERNELS]
     # All weights of a 7B model with kahan's 14 bytes each, 116 GB, fit an H200; an H100 has room for adapters.
     cases += [Case("update", "taxon", large, p, b, **way) for way in (kahan, lora) for p, b in three]
     cases += [Case("update", "text", "Qwen3-VL-4B", "shared", fast, rank=16)]
@@ -249,6 +252,9 @@ def measure_cases(smoke: bool, pattern: str) -> Iterator[dict[str, Any]]:
     """Results of the cases of this name or pattern, for the GPU day; of `parity` with a mark, `ok`."""
     pattern = pattern.replace("varlen", "sdpa") if smoke else pattern
     for case in (c for c in plan(smoke) if fnmatchcase(c.name, pattern)):
+        if case.attention in KERNELS and not smoke and not has_kernels(case.attention):
+            yield {"case": case.name, "outcome": f"skipped: needs {KERNELS[case.attention][1]}"}
+            continue
         result = run_case(case, smoke)
         pairs = [("ours_logp_mean", "stock_logp_mean"), ("ours_gradient", "stock_gradient")]
         known = [(result[a], result[b]) for a, b in pairs if result.get(a) is not None]

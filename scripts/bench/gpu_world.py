@@ -17,7 +17,7 @@ from flops import PassWork, forked_work
 from torch import Tensor
 
 from vlmrl.model import compiled
-from vlmrl.model.attention import VISION_NAME, hold_kernel
+from vlmrl.model.attention import VISION_NAME, hold_kernel, use_kernels
 from vlmrl.model.families import head_of, part_of
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.lora import attach_adapter
@@ -90,6 +90,7 @@ class Case:
         rank: of the adapter; 0 = all weights are trained.      tokens_per_row: budget of a row, or of a padded batch.
         cap_gib, ranks: of "cap": memory of one GPU, and over how many of them states are sharded.
         recompute: as `model.gradient_checkpointing`.      compiled: as `model.compile`.
+        attention: as `model.attention`, on a GPU.
         limit_seconds: of the whole case, its start included.
     """
 
@@ -105,6 +106,7 @@ class Case:
     ranks: int = 1
     recompute: bool | str | float = True
     compiled: bool = False
+    attention: str = "auto"
     limit_seconds: int = 240
 
     @property
@@ -112,6 +114,7 @@ class Case:
         more = f"/{self.ranks}x{self.cap_gib:g}GiB" if self.kind == "cap" else ""
         more += f"/recompute-{self.recompute}" if self.recompute is not True else ""
         more += "/compiled" if self.compiled else ""
+        more += f"/{self.attention}" if self.attention != "auto" else ""
         trained = f"LoRA{self.rank}" if self.rank else self.optimizer
         head = self.work if self.kind == "update" else f"{self.kind}-{self.work}"
         return f"{head}/{self.model}/{trained}/{self.path}-{self.backend}{more}"
@@ -338,6 +341,8 @@ class World:
         self.policy = Policy(self.model, backend="auto" if case.path == "padded" else case.backend)
         self.items = make_items(shape_of(case, smoke), self.model.config, dtype)
         use_attention(self.model, case)
+        if self.device.type == "cuda":
+            use_kernels(case.attention)
         if case.compiled:
             if smoke:
                 compiled.BACKEND = "aot_eager"  # the same graphs, without a C compiler

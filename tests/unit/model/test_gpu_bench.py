@@ -153,6 +153,13 @@ def test_every_path_says_the_same_and_counts_its_tokens(model, work, rank, budge
         assert float((said[path] - said["padded"]).abs().max()) <= 1e-5, path
 
 
+def test_an_update_with_kernels_that_are_not_installed_is_skipped(monkeypatch):
+    monkeypatch.setattr(gpu, "has_kernels", lambda name: False)
+    monkeypatch.setattr(gpu, "run_case", lambda case, smoke: pytest.fail("it was run"))
+    [row] = gpu.measure_cases(False, "*/fa3")
+    assert row["outcome"] == "skipped: needs flash_attn_interface" and row["case"].endswith("recompute-False/fa3")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("rank", [0, 4])

@@ -82,11 +82,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_four_calls_of_nine_minutes_and_thirty_one_in_all():
+def test_four_calls_of_nine_minutes_and_thirty_three_in_all():
     seconds = dict.fromkeys((1, 2, 3, 4), 0)
     for p in PARTS.values():
         seconds[p.call] += sum(m.limit_seconds for m in p.measures)
-    assert max(seconds.values()) <= 60 * gpu_day.CALL_MINUTES and sum(seconds.values()) <= 31 * 60
+    assert max(seconds.values()) <= 60 * gpu_day.CALL_MINUTES and sum(seconds.values()) <= 33 * 60
     assert all(len({m.name for m in p.measures}) == len(p.measures) for p in PARTS.values())
 
 
