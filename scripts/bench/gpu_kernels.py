@@ -274,7 +274,7 @@ def layer_speed(smoke: bool) -> Iterator[Row]:
         yield {"case": f"{backend}, {tokens} tokens, {heads}/{key_heads} heads, D {width}", **or_failure(speed)}
 
 
-def median_seconds(run: Callable[[], None], times: int, device: torch.device) -> float:
+def median_seconds(run: Callable[[], object], times: int, device: torch.device) -> float:
     """Median time of a run, after two that warm up."""
     found = []
     for k in range(times + 2):

@@ -1,4 +1,4 @@
-"""How long a training update should take on a card, from its counted operations, beside what was measured:
+"""Time of a training update on a card, predicted from its counted operations, beside the measured time:
 
     python scripts/bench/update_roofline.py [--json] [--card "NVIDIA H100 80GB HBM3"] [--model Qwen2.5-VL-7B]
                                             [--groups 2] [--rank 0] [--only here|card] [--smoke]
@@ -24,9 +24,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from flops import Flops, PassWork, training_flops
 from gpu import PEAKS
+from gpu_kernels import median_seconds
 from gpu_world import GIB, Case, World, batches, make_items, make_model, shape_of
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -215,9 +214,8 @@ def kernels(counted: Counted, compiled: bool) -> list[Operation]:
     """Return the operations as kernels run them: in compiled layers, those between two products as one."""
     runs: list[list[Operation]] = []
     for operation in counted.operations:
-        last = runs[-1][-1] if runs else None
-        fuses = compiled and operation.kind == "memory" and operation.part != "head" and last is not None
-        if fuses and last is not None and _same_run(last, operation):
+        fuses = compiled and operation.kind == "memory" and operation.part != "head"
+        if fuses and runs and _same_run(runs[-1][-1], operation):
             runs[-1].append(operation)
         else:
             runs.append([operation])
@@ -285,24 +283,10 @@ def measured_rates(world: World) -> Rates:
 
     pairs = 4 * hidden * work.pairs * (1 + BACKWARD_ATTENTION)
     return Rates(
-        3 * 2 * tokens * hidden * inner / timed(products, device),
-        pairs / timed(attend, device),
-        3 * gradient.nbytes / timed(lambda: gradient * other, device),
+        3 * 2 * tokens * hidden * inner / median_seconds(products, 5, device),
+        pairs / median_seconds(attend, 5, device),
+        3 * gradient.nbytes / median_seconds(lambda: gradient * other, 5, device),
     )
-
-
-def timed(run: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
-    """Return the median time of a run in seconds, after one that warms up."""
-    times: list[float] = []
-    for _ in range(repeats + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
 
 
 def here(smoke: bool) -> dict[str, Any]:
@@ -321,7 +305,7 @@ def here(smoke: bool) -> dict[str, Any]:
         kinds: Counter[str] = Counter(memory=_optimizer_bytes(world) / rates.memory)
         for (_, _, kind), seconds in predict(counted, rates, compiled).items():
             kinds[kind] += seconds
-        measured = timed(world.update, world.device, 1 if smoke else 3)
+        measured = median_seconds(world.update, 1 if smoke else 3, world.device)
         ways[name] = {"predicted_s": kinds.total(), "measured_s": measured, "ratio": kinds.total() / measured}
         ways[name] |= {"predicted": dict(kinds)}
         if not compiled:  # a compiled operation has no name that tells its kind

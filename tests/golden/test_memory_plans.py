@@ -170,7 +170,7 @@ EIGHT_BITS = ("parallel.offload=false", "optim.name=adamw_8bit")
     ],
 )
 def test_the_recipes_leave_recomputation_to_the_plan(name, gpus, gpu, overrides, value, gib):
-    """What docs/experiments/rllava.md shows."""
+    """The table of docs/experiments/rllava.md."""
     loaded, facts = recipe_4b(name, *overrides, "model.gradient_checkpointing=auto")
     cluster = Cluster(gpus, parse_gpu(gpu), parse_gpu(gpu).memory_bytes)
     choice = choose_recomputation(loaded, facts, cluster, PROMPTS_4B)

@@ -254,7 +254,7 @@ def varlen_row_attention(
         k, v = (copy_keys(x, index.key_at, index.own_at, plan.number) for x in (k, v))
     else:
         k, v = (_Copied.apply(x, index) for x in (k, v))
-    out = (_held or [_kernel()])[0](
+    out = _kernel_now()(
         q.contiguous(),
         k,
         v,
@@ -295,7 +295,7 @@ def vision_attention(
     if _takes_kernel(query):
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         longest = int(max_length_q)
-        kernel, starts = (_held or [_kernel()])[0], cu_seq_lens_q
+        kernel, starts = _kernel_now(), cu_seq_lens_q
         out = kernel(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, -1))
         return out[None], None
     if torch.compiler.is_compiling() and HAS_FLASH_BACKWARD and query.device.type == "cpu":
@@ -344,7 +344,6 @@ def _takes_kernel(query: Tensor) -> bool:
 
 KERNELS = {"fa3": ("FA3", "flash_attn_interface"), "fa4": ("FA4", "flash_attn.cute.interface")}
 """Value of `model.attention` -> torch's name of the kernels, and the module that has them."""
-_held: list[Callable[..., Any]] = []
 WITHOUT_KERNELS = 'install it, or set model.attention = "auto": torch has kernels of its own'
 
 
@@ -382,9 +381,17 @@ def require_kernels(name: str) -> None:
         raise CheckpointError(message, hint=WITHOUT_KERNELS)
 
 
+_held: list[Callable[..., Any]] = []
+"""The kernel of compiled layers; empty = no layer is compiled."""
+
+
 def hold_kernel(device: torch.device) -> None:
     """Look for flash attention before layers are compiled: compiled code cannot. Raises: as `flash_attn`."""
     _held[:] = [_kernel()] if device.type == "cuda" else []
+
+
+def _kernel_now() -> Callable[..., Any]:
+    return _held[0] if _held else _kernel()
 
 
 @cache

@@ -156,8 +156,9 @@ def prepare_model(model: Any, settings: Model) -> Any:
     Raises: CheckpointError when `model.freeze` lists a part that this model does not have, or the kernels of
         `model.attention` cannot be used.
     """
+    device = pick_device(settings.device)
     share_prefix(model)
-    if pick_device(settings.device).type == "cuda":
+    if device.type == "cuda":
         use_kernels(settings.attention)
     checkpoint_gradients(model, settings.gradient_checkpointing)
     parts = {name: part_of(name) for name, _ in model.named_parameters()}
@@ -175,8 +176,8 @@ def prepare_model(model: Any, settings: Model) -> Any:
             module.p = 0.0
     # A quantized model was loaded onto its device. Weights in files get a device when they are sharded.
     if not getattr(model, "is_quantized", False) and not is_stored(model):
-        model = model.to(pick_device(settings.device))
-    if pick_device(settings.device).type == "cpu":
+        model = model.to(device)
+    if device.type == "cpu":
         keep_freed_memory()
     return model.eval()
 

@@ -93,9 +93,9 @@ class Model(RecipeTable):
     on a GPU the least of these that fits by the memory plan; chosen when a run begins, and kept on resume."""
     compile: Annotated[bool | Literal["auto"], SPEED] = False
     """Compile the text layers and vision blocks (torch.compile) for training: fewer passes over memory, the same
-    numbers up to rounding, and a longer first step. Not measured on a GPU yet; on a CPU 4% faster. auto = true on a GPU
-    where packed rows run in half precision without bidirectional images, else false; chosen when a run begins, and kept
-    on resume."""
+    numbers up to rounding, and a longer first step. Not measured on a GPU yet; on a CPU 4% to 9% faster. auto = true on
+    a GPU where packed rows run in half precision without bidirectional images, else false; chosen when a run begins,
+    and kept on resume."""
     attention: Annotated[Literal["auto", "fa3", "fa4"], SPEED] = "auto"
     """Kernels of flash attention on a GPU, where it runs packed rows or images: fa3 = FlashAttention 3 (the module
     flash_attn_interface, for Hopper), fa4 = flash-attn-4 (for Hopper and Blackwell). auto = flash-attn 2 if it is

@@ -63,9 +63,16 @@ def fast_linears(model: nn.Module) -> Iterator[None]:
     """
     layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m) and _fits(m)]
     left = PACKED_BYTES
+
+    def packed(weight: Tensor) -> Tensor:
+        nonlocal left
+        if weight.nbytes > left:
+            return weight
+        left -= weight.nbytes
+        return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+
     for layer in layers:
-        left -= layer.weight.nbytes
-        layer.forward = _FewRows(layer, packs=left >= 0)
+        layer.forward = _FewRows(layer, packed)
     try:
         yield
     finally:
@@ -78,10 +85,10 @@ def _fits(layer: nn.Linear) -> bool:
 
 
 class _FewRows:
-    """Forward of a linear layer; see `fast_linears`. `packs`: whether it copies the weights."""
+    """Forward of a linear layer; see `fast_linears`. `packed`: called once, with its weights, at its first few rows."""
 
-    def __init__(self, layer: nn.Linear, packs: bool) -> None:
-        self.layer, self.packs = layer, packs
+    def __init__(self, layer: nn.Linear, packed: Callable[[Tensor], Tensor]) -> None:
+        self.layer, self.packed = layer, packed
         self.weight: Tensor | None = None
 
     def __call__(self, input: Tensor) -> Tensor:
@@ -89,8 +96,7 @@ class _FewRows:
         if len(rows) > MAX_ROWS or input.dtype != torch.float32:
             return F.linear(input, layer.weight, layer.bias)
         if self.weight is None:
-            weight = layer.weight.detach()
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS) if self.packs else weight
+            self.weight = self.packed(layer.weight.detach())
         out = torch.ops.mkldnn._linear_pointwise(rows, self.weight, layer.bias, "none", [], "")
         return out.view(*input.shape[:-1], layer.out_features)
 

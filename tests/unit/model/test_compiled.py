@@ -59,7 +59,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is said of layers that are not compiled."""
+    """The warnings of layers that are not compiled."""
     said: list[str] = []
     monkeypatch.setattr(compiled, "_warn", functools.cache(said.append))
     return said

@@ -36,6 +36,15 @@ def test_weights_are_copied_as_far_as_there_is_room_and_read_anew_each_time(monk
             model[0].weight.mul_(3.0)
 
 
+def test_a_layer_that_runs_many_rows_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vision tower, say, which comes first among the modules and sees no few rows."""
+    monkeypatch.setattr(torch_engine, "PACKED_BYTES", 4 * 35)
+    tower, text = nn.Linear(5, 7), nn.Linear(7, 5)
+    with torch.inference_mode(), fast_linears(nn.ModuleList([tower, text])):
+        text(tower(torch.randn(MAX_ROWS + 1, 5))[:3])
+        assert tower.forward.weight is None and text.forward.weight.is_mkldnn
+
+
 def test_layers_are_as_before_even_after_an_error() -> None:
     layer = nn.Linear(5, 7)
     with pytest.raises(RuntimeError, match="stop"), fast_linears(layer):
