@@ -35,7 +35,8 @@ def families() -> None:
                                         (torch.bfloat16, "auto", 0.2)):  # fmt: skip
             gap = gaps(name, dtype, backend)
             print(f"{name:17} {str(dtype)[6:]:9} {gap}", flush=True)
-            assert gap["logp"] < allowed and gap["gradient"] < allowed, name
+            # Two roundings of one gradient are up to 1.4 times as far apart as each is from the exact one.
+            assert gap["logp"] < allowed and gap["gradient"] < max(allowed, 1.4 * gap["rounding"]), name
 
 
 def runs() -> None:
