@@ -1,10 +1,12 @@
 """Cases that the tests run in a process with a pretended GPU: `python gpu_cases.py CASE ARGUMENTS`; prints JSON.
 
-cases: `gaps FAMILY DTYPE BACKEND`, `waits FAMILY DTYPE`, `handles`, `memory RECIPE RUNS`.
+cases: `accepted`, `gaps FAMILY DTYPE BACKEND`, `updates FAMILIES`, `waits FAMILY DTYPE`, `runs PLACE`, `handles`,
+`memory RECIPE RUNS`.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -14,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from parity import differences, packed, world
+from parity import adapted, differences, packed, world
 from pretend_gpu.kernels import seen
 from tinyfamilies import build
 
@@ -26,11 +29,33 @@ from vlmrl.algo.algorithms import resolve
 from vlmrl.model.load import checkpoint_gradients, share_prefix
 from vlmrl.model.packing import TrainItem
 from vlmrl.model.policy import Policy
+from vlmrl.recipe.schema import Lora
 from vlmrl.rollout.vllm.wire import export, open_tensor
 from vlmrl.train.step_batch import StepBatch
 from vlmrl.train.update import PolicyGradient, add_gradients
 
 TOKENS_PER_ROW = 120
+
+
+def accepted() -> list[str]:
+    """What the pretended GPU does though CUDA would refuse it."""
+    x, mask = torch.ones(3, device="cuda"), torch.ones(3, dtype=torch.bool)
+    assert (x + torch.tensor(1.0)).sum().item() == 6 and x[mask].is_cuda and not x.cpu().is_cuda
+    wrong: dict[str, Callable[[], Any]] = {
+        "a sum": lambda: x + torch.ones(3),
+        "a list": lambda: torch.cat([x, torch.ones(3)]),
+        "an index": lambda: torch.ones(3)[x.long()],
+        "a generator": lambda: torch.rand(3, device="cuda", generator=torch.Generator()),
+        "a mask": lambda: x.where(mask, x),
+        "values": lambda: x.index_put((mask,), torch.ones(3)),
+        "numpy": lambda: x.numpy(),
+    }
+    done = []
+    for name, call in wrong.items():
+        with suppress(RuntimeError, TypeError):
+            call()
+            done.append(name)
+    return done
 
 
 def policy_of(name: str, device: str, dtype: torch.dtype, backend: str = "auto", recomputed: bool = False) -> Policy:
@@ -70,6 +95,21 @@ def gaps(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
     with choosing(policy, lambda router, _: experts[router].pop(0)):
         logp, gradient = differences(packed(policy, items, TOKENS_PER_ROW), expected)
     return {"logp": logp, "gradient": gradient, "rounding": rounding, "path": policy.path}
+
+
+def updates(names: str) -> dict[str, tuple[float, float]]:
+    """Family -> `differences` of one update of all weights in float32; with " lora": of an adapter, vision included."""
+    found = {}
+    for name in names.split(","):
+        outcomes = []
+        for device in ("cpu", "cuda"):
+            family = build(name.removesuffix(" lora"))
+            model = adapted(family.model, Lora(rank=4, vision=True)) if name.endswith(" lora") else family.model
+            share_prefix(model)
+            policy = Policy(model.to(device), backend="sdpa")
+            outcomes.append(packed(policy, world(family), TOKENS_PER_ROW))
+        found[name] = differences(outcomes[1], outcomes[0])
+    return found
 
 
 @contextmanager
@@ -143,6 +183,38 @@ def _receive(channel: socket.socket) -> None:
             print(json.dumps([str(tensor.device), total]), file=other, flush=True)
 
 
+RUNS = {
+    "several updates, the full KL, checkpoints beside": (
+        "train.updates_per_step=2", "algo.kl_coef=0.1", "algo.kl=full", "checkpoint.asynchronous=true"
+    ),
+    "adapter, KL in the reward": ("lora.rank=4", "algo.kl_coef=0.1", "algo.kl_in=reward", "optim.lr=1e-3"),
+    "critic, sampling that cuts": (
+        "algo.name=ppo", "rollout.top_p=0.9", "rollout.top_k=50", "rollout.allow_filtered_sampling=true"
+    ),
+    "greedy baseline": ("algo.name=remax",),
+    "tokens that are chosen": ("algo.name=clip_cov", "train.updates_per_step=2", "algo.cov_share=0.2"),
+    "supervised": (),
+    "half precision": ("model.dtype=bfloat16", "optim.name=adamw_bf16_kahan"),
+}  # fmt: skip
+"""Name -> overrides of a run on the CPU and of the same on the GPU."""
+
+
+def runs(place: str) -> dict[str, Any]:
+    """Run each of `RUNS` with the recipes of a place, as PLACE/DEVICE/NAME; return what the deep check says there."""
+    from small_runs import train
+
+    from vlmrl.evaluate.deep_check import deep_check
+    from vlmrl.recipe.load import load_recipe
+
+    for name, overrides in RUNS.items():
+        for device in ("cpu", "cuda"):
+            kind = "sft" if name == "supervised" else "rl"
+            train(Path(place), Path(place) / device / name, f"model.device={device}", *overrides, kind=kind)
+    recipe = load_recipe(Path(place) / "rl.toml", kind="rl", overrides=["model.device=cuda"]).recipe
+    found = deep_check(recipe, Path(place), prompts=3)
+    return {"agrees": found.agrees, "gradient": found.gradient, "logp_max": found.logp_max}
+
+
 def memory(recipe: str, runs: str) -> None:
     """Train on a GPU that has no free memory during the second step's update, and enough otherwise."""
     from vlmrl.cli.app import main
@@ -174,6 +246,7 @@ if __name__ == "__main__":
     case, words = sys.argv[1], sys.argv[2:]
     if case in ("gaps", "waits"):
         words[1] = getattr(torch, words[1])  # type: ignore[call-overload]
+    gc.freeze()  # as in tests/conftest.py: a run collects garbage
     result = globals()[case](*words)
     if result is not None:
         print(json.dumps(result))

@@ -145,6 +145,8 @@ def check(name: str, tensors: list[Tensor], args: Any) -> torch.device:
         )
     if name == "aten::index.Tensor" and not args[0].is_cuda:
         raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+    if name == "aten::_index_put_impl_" and args[0].is_cuda and args[2].dim() and not args[2].is_cuda:
+        raise RuntimeError("Expected all tensors to be on the same device, but values are on the cpu (index_put)")
     if base in MATRIX and on_gpu and not (on_gpu[0].is_floating_point() or on_gpu[0].is_complex()):
         raise RuntimeError(f'"{base}_cuda" not implemented for {on_gpu[0].dtype}')
     return next(iter(devices), torch.device("cuda", torch.cuda.current_device()))
@@ -185,7 +187,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
             return special(device, *args, **kwargs)
         note_waits(name, args, kwargs)
         if generator_at is not None:
-            kwargs = kwargs | {"generator": None} if generator_at >= len(args) else kwargs
+            kwargs = {"generator": None} | kwargs if generator_at >= len(args) else kwargs
         views = _Views(device)
         near_args, near_kwargs = tree_map(views.down, args), tree_map(views.down, dict(kwargs))
         near_kwargs.pop("pin_memory", None)

@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 import warm
 from command_line import own_process
+from parity import TOLERANCE
+from pretend_gpu.gpu_cases import RUNS
 from pretend_gpu.start import environment, why_not
-from small_runs import assert_close_history, assert_same_run, events, finite, history, make_place
+from small_runs import (
+    TWO_STEPS,
+    answers,
+    assert_close_history,
+    assert_same_run,
+    events,
+    finite,
+    history,
+    make_place,
+)
 
 from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.runs import Run, open_run
@@ -71,6 +82,33 @@ def test_a_family_is_on_a_gpu_what_it_is_on_a_cpu(gpu, family, dtype, path, allo
     gaps = result(gpu, "gaps", family, dtype, "auto")
     assert path in gaps["path"]
     assert gaps["logp"] < allowed and gaps["gradient"] < allowed / 3, gaps
+
+
+def test_it_refuses_what_a_gpu_refuses(gpu):
+    assert result(gpu, "accepted") == []
+
+
+FAMILIES = ("gemma3", "gemma4", "glm4v", "idefics3", "minicpmv4_6", "qwen3_vl", "qwen3_vl_moe")
+WITH_ADAPTERS = ("internvl", "llava", "qwen2_5_vl", "qwen3_5")
+
+
+@pytest.mark.parametrize("names", [FAMILIES, [f"{n}{more}" for n in WITH_ADAPTERS for more in ("", " lora")]])
+def test_an_update_is_on_a_gpu_what_it_is_on_a_cpu(gpu, names):
+    for name, (gap, gradient) in result(gpu, "updates", ",".join(names)).items():
+        assert gap <= 2 * TOLERANCE and gradient <= 2 * TOLERANCE, name  # each may be that far from the reference
+
+
+def test_runs_are_on_a_gpu_what_they_are_on_a_cpu(gpu, tmp_path, tiny_folder):
+    place = make_place(tmp_path, tiny_folder, TWO_STEPS, kinds=("rl", "sft"))
+    deep = result(gpu, "runs", place)
+    assert deep["agrees"] and deep["gradient"] is not None and deep["logp_max"] <= 2 * TOLERANCE
+    for name in RUNS:
+        near, far = (open_run(place / device / name, "last") for device in ("cpu", "cuda"))
+        if name == "half precision":
+            assert all(finite(m) and m["optim/grad_norm"] > 0 for m in far.metrics("train"))
+            continue
+        assert answers(far) == answers(near)
+        assert_close_history(far, near, rel=1e-3, absolute=1e-5, without=("policy/attention_compilations",))
 
 
 @pytest.mark.parametrize("case", json.loads(WAITS.read_text()))

@@ -5,6 +5,7 @@ JOBS is a JSON file, a list of what `job` makes.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ def train(job: dict, world: World) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as in tests/conftest.py: a run collects garbage
     with join_world("cpu", timeout_seconds=60) as everyone:
         for one in json.loads(Path(sys.argv[1]).read_text()):
             train(one, everyone)

@@ -150,11 +150,19 @@ def _name_of(runs: WorkerReward) -> str:
     return runs.function if isinstance(runs, UserReward) else runs.name
 
 
+_facts: dict[str, dict[str, Any]] = {}
+
+
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
-    """Import the user's file in a worker and return the facts about its function (see `WorkerPool.describe`)."""
+    """Import the user's file in a worker and return the facts about its function (see `WorkerPool.describe`).
+
+    A process does this once for the same text and arguments: a run opens its reward for training and each validation.
+    """
+    if facts := _facts.get(repr(user)):
+        return facts
     pool = WorkerPool(user, size=1, memory_mb=memory_mb, timeout_seconds=LOAD_SECONDS)
     try:
-        return pool.describe()
+        return _facts.setdefault(repr(user), pool.describe())
     finally:
         pool.close()
 
