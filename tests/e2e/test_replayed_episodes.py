@@ -35,7 +35,21 @@ def test_the_rows_of_an_evaluation_are_replayed_as_well(run, place):  # noqa: F8
 
 
 def test_grey_pictures_are_compared_with_grey_ones(run, place):  # noqa: F811
-    done = vlmrl(run, place, "eval", run.id, "--checkpoint", "1", "--tools", "blank", "--sample", "0.9", "--json")
+    done = vlmrl(
+        run,
+        place,
+        "eval",
+        run.id,
+        "--checkpoint",
+        "1",
+        "--tools",
+        "blank",
+        "--max-rows",
+        "9",
+        "--sample",
+        "0.9",
+        "--json",
+    )
     assert done.code == 0, done.err
     rows = Path(done.json["evaluations"][0]["folder"]) / layout.EVAL_ROWS
     turns = [t for text in pq.read_table(rows)["turns"].to_pylist() for t in json.loads(text)["turns"]]
