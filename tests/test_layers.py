@@ -15,7 +15,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "vlmrl"
 LEVELS = {
-    "errors": 0, "untrusted": 0, "key_facts": 0, "metric": 0, "process": 0, "redaction": 0, "types": 0,
+    "errors": 0, "untrusted": 0, "key_facts": 0, "metric": 0, "owned_folder": 0, "process": 0, "redaction": 0,
+    "types": 0,
     "__init__": 1, "algo": 1, "store": 1, "workers": 1,
     "rewards": 2, "svg": 2, "sandbox": 2,
     "recipe": 3, "environments": 3, "browser": 3,

@@ -34,6 +34,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vlmrl.owned_folder import OwnedFolder
 from vlmrl.process import descendants, die_with_parent, kill_all, private_memory
 from vlmrl.sandbox.confine import NOBODY, layers, wrapped
 from vlmrl.untrusted import parse_json
@@ -88,7 +89,7 @@ memory that the browser may have for each of them, in MiB."""
 MOST_BYTES = 64 << 20
 """Largest message, in bytes."""
 ZERO = b"\0"
-HOME, LOCK = "vlmrl-browser-", "lock"
+HOME = "vlmrl-browser-"
 """Begin of the names of the servers' folders, and a file there that a living server locks."""
 PEER = struct.Struct("3i")
 """Process, user and group of a client (SO_PEERCRED)."""
@@ -426,15 +427,10 @@ def main(words: Sequence[str]) -> None:
     nothing = fcntl.fcntl(os.open(os.devnull, os.O_RDWR), fcntl.F_DUPFD_CLOEXEC, WRITE_END + 1)
     for number in (READ_END, WRITE_END):  # kept free for the browser's pipes
         os.dup2(nothing, number, inheritable=False)
-    for old in Path(tempfile.gettempdir()).glob(f"{HOME}*"):
-        with contextlib.suppress(OSError), open(old / LOCK) as lock:  # of a server that was killed
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=HOME) as home, open(f"{home}/{LOCK}", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.chmod(home, 0o755)
-        make_home(Path(home))
-        asyncio.run(Server(home, memory_mb, bool(is_asked)).serve(listener))
+    with contextlib.closing(OwnedFolder(HOME)) as home:
+        home.path.chmod(0o755)
+        make_home(home.path)
+        asyncio.run(Server(str(home.path), memory_mb, bool(is_asked)).serve(listener))
 
 
 if __name__ == "__main__":

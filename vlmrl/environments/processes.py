@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +24,7 @@ from typing import Any, Literal
 from vlmrl.environments.base import EnvironmentLimits, UserEnvironment
 from vlmrl.environments.row_fields import Repeats, row_fields
 from vlmrl.errors import DataError, RewardError
+from vlmrl.owned_folder import OwnedFolder
 from vlmrl.process import descendants, ending_of, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.user_reward import read_user_file
@@ -287,18 +286,6 @@ def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     return sorted(name for name in old | new if old.get(name) != new.get(name)) if "files" in before else []
 
 
-def _remove_dead_folders() -> None:
-    """Remove the folders of pools whose process was killed: nobody answers at their sockets."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(folder / "s"))
-            except ConnectionRefusedError:
-                shutil.rmtree(folder, ignore_errors=True)
-            except OSError:  # it has no socket yet, or belongs to another user
-                continue
-
-
 class EnvironmentPool:
     """Episodes of one environment, by any keys.
 
@@ -310,9 +297,8 @@ class EnvironmentPool:
     def __init__(self, environment: LoadedEnvironment, form: str, limits: EnvironmentLimits) -> None:
         self.limits, self.own_reward = limits, any(one.own_reward for one in environment.described.values())
         self.form = form
-        _remove_dead_folders()
-        self._folder = tempfile.mkdtemp(prefix=FOLDERS)
-        address = os.path.join(self._folder, "s")
+        self._folder = OwnedFolder(FOLDERS)
+        address = str(self._folder.path / "s")
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._listener.bind(address)
@@ -424,7 +410,7 @@ class EnvironmentPool:
             link.close()
         self._forks.close()
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _ask(self, episode: _Process, body: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         episode.waiting.append((body, list(blobs)))

@@ -34,8 +34,10 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from vlmrl.owned_folder import OwnedFolder
 from vlmrl.redaction.redact import excerpt
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.sandbox.confine import (
@@ -120,8 +122,8 @@ class _Zygote:
     def __init__(self, listener: socket.socket, life_fd: int, machine: str, landlock: int) -> None:
         self.listener, self.machine, self.landlock = listener, machine, landlock
         self.life_fd, self.key = life_fd, os.read(life_fd, KEY_BYTES).decode()
-        _sweep()
-        self.root = tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-")
+        self.folder = _Root(FOLDERS)
+        self.root = str(self.folder.path)
         os.chmod(self.root, 0o711)
         self.sessions: dict[int, _Session] = {}
         self.watched, self.selector = time.monotonic(), selectors.DefaultSelector()
@@ -235,26 +237,16 @@ class _Zygote:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-        remove(self.root)
+        self.folder.close()
         os._exit(0)
 
 
-def _sweep() -> None:
-    """Remove the folders of zygotes that were killed."""
-    for entry in os.scandir(tempfile.gettempdir()):
-        number = entry.name.removeprefix(FOLDERS).partition("-")[0]
-        if (
-            entry.name.startswith(FOLDERS)
-            and number.isdigit()
-            and entry.stat(follow_symlinks=False).st_uid == os.getuid()
-        ):
-            try:
-                os.kill(int(number), 0)
-            except ProcessLookupError:
-                with contextlib.suppress(OSError):
-                    remove(entry.path)
-            except OSError:  # another user's process has the number now
-                pass
+class _Root(OwnedFolder):
+    """Folder of the sessions' folders."""
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            remove(str(path))
 
 
 def remove(folder: str) -> None:

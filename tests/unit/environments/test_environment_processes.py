@@ -566,7 +566,7 @@ def test_the_folder_of_a_killed_pool_is_removed_by_the_next_one(file: Path) -> N
     code = (
         "import os, signal, sys\nfrom vlmrl.environments.processes import *\n"
         "pool = EnvironmentPool(load_environment(sys.argv[1], {}), 'hermes', EnvironmentLimits())\n"
-        "print(pool._folder, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "print(pool._folder.path, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     words = [sys.executable, "-c", code, f"{file}:TOOLBOX"]
     folder = Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
@@ -574,6 +574,6 @@ def test_the_folder_of_a_killed_pool_is_removed_by_the_next_one(file: Path) -> N
     living = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS)
     try:
         EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS).close()
-        assert not folder.exists() and Path(living._folder).is_dir()
+        assert not folder.exists() and living._folder.path.is_dir()
     finally:
         living.close()

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from vlmrl import owned_folder
 from vlmrl.rollout.vllm import transports
-from vlmrl.rollout.vllm.transports import PREFIX, OwnedFolder
+from vlmrl.rollout.vllm.transports import PREFIX, SharedFolder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from vlmrl.rollout.vllm.transports import OwnedFolder
-folder = OwnedFolder(Path(sys.argv[1]))
+from vlmrl.rollout.vllm.transports import SharedFolder
+folder = SharedFolder(Path(sys.argv[1]))
 (folder.path / "adapter").write_text("weights")
 print(folder.path, flush=True)
 time.sleep(600)
@@ -25,7 +26,7 @@ time.sleep(600)
 
 
 def test_a_closed_folder_is_gone(tmp_path: Path) -> None:
-    folder = OwnedFolder(tmp_path)
+    folder = SharedFolder(tmp_path)
     (folder.path / "deep").mkdir()
     assert folder.path.name.startswith(PREFIX) and list(tmp_path.iterdir()) == [folder.path]
     folder.close()
@@ -34,7 +35,7 @@ def test_a_closed_folder_is_gone(tmp_path: Path) -> None:
 
 
 def test_it_is_made_in_memory_unless_told() -> None:
-    folder = OwnedFolder()
+    folder = SharedFolder()
     assert not transports.TMPFS.is_dir() or folder.path.parent == transports.TMPFS
     folder.close()
 
@@ -45,13 +46,13 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_liv
     try:
         assert process.stdout is not None
         theirs = Path(process.stdout.readline().strip())
-        OwnedFolder(tmp_path).close()
+        SharedFolder(tmp_path).close()
         assert (theirs / "adapter").exists(), "a living owner was robbed"
     finally:
         process.kill()
         process.communicate()
     assert theirs.exists()
-    own = OwnedFolder(tmp_path)
+    own = SharedFolder(tmp_path)
     assert not theirs.exists() and {p.name for p in tmp_path.iterdir()} == {own.path.name, "somebody else's"}
     own.close()
 
@@ -59,7 +60,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_liv
 @pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
 def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Path, monkeypatch, moment: str) -> None:
     """Between its making and its lock another process may take it for a dead one's."""
-    make, lock, made = transports.tempfile.mkdtemp, transports.fcntl.flock, []
+    make, lock, made = owned_folder.tempfile.mkdtemp, owned_folder.fcntl.flock, []
 
     def cleaned_up(when: str) -> None:
         if when == moment and len(made) == 1:
@@ -74,19 +75,19 @@ def test_a_folder_that_is_taken_away_before_it_is_held_is_made_anew(tmp_path: Pa
         cleaned_up("before it is locked")
         lock(handle, how)
 
-    monkeypatch.setattr(transports.tempfile, "mkdtemp", mkdtemp)
-    monkeypatch.setattr(transports.fcntl, "flock", flock)
-    folder = OwnedFolder(tmp_path)
+    monkeypatch.setattr(owned_folder.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(owned_folder.fcntl, "flock", flock)
+    folder = SharedFolder(tmp_path)
     assert len(made) == 2 and str(folder.path) == made[1] and folder.path.is_dir() and not Path(made[0]).exists()
     folder.close()
 
 
 @pytest.mark.parametrize("what", ["held", "gone"])
 def test_a_lock_is_refused_for_a_folder_that_is(tmp_path: Path, what: str) -> None:
-    folder = OwnedFolder(tmp_path)
+    folder = SharedFolder(tmp_path)
     if what == "gone":
         folder.close()
-    assert transports._lock(folder.path) is None
+    assert owned_folder._lock(folder.path) is None
     folder.close()
 
 
@@ -101,8 +102,8 @@ if len(sys.argv) == 3:
     held = share(sys.argv[2])
     print("ready", flush=True)
     time.sleep(600)
-from vlmrl.rollout.vllm.transports import OwnedFolder
-folder, held = OwnedFolder(Path(sys.argv[1])), share(sys.argv[2])
+from vlmrl.rollout.vllm.transports import SharedFolder
+folder, held = SharedFolder(Path(sys.argv[1])), share(sys.argv[2])
 below = subprocess.Popen([sys.executable, __file__, sys.argv[1], sys.argv[3]], stdout=subprocess.PIPE)
 below.stdout.readline()
 folder.adopt_segments()
@@ -125,12 +126,12 @@ def test_shared_memory_of_a_killed_engine_is_removed_by_the_next_that_makes_a_fo
     try:
         assert process.stdout is not None
         below = int(process.stdout.readline())
-        OwnedFolder(folders).close()
+        SharedFolder(folders).close()
         assert all(name.exists() for name in names), "a living owner was robbed"
         process.kill()
         os.kill(below, signal.SIGKILL)
         process.communicate()
-        OwnedFolder(folders).close()
+        SharedFolder(folders).close()
         assert not any(name.exists() for name in names) and other.exists()
     finally:
         for name in (*names, other):
@@ -143,5 +144,5 @@ def test_no_name_leads_out_of_the_place_of_shared_memory(tmp_path: Path) -> None
     dead.mkdir()
     victim.write_text("precious")
     (dead / transports.SEGMENTS).write_text(f"{victim}\n../../{victim}\n\n.\n..")
-    OwnedFolder(tmp_path).close()
+    SharedFolder(tmp_path).close()
     assert victim.exists() and not dead.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -18,8 +19,10 @@ from processes import assert_all_gone
 from sandbox_attacks import ATTACKS, SECRET, SLOW, Place, attack
 
 from vlmrl.errors import EngineError
+from vlmrl.owned_folder import OwnedFolder
 from vlmrl.sandbox.box import CLEAN, Ran, Sandbox, Session
 from vlmrl.sandbox.confine import BoxLimits, Layers, layers
+from vlmrl.sandbox.zygote import FOLDERS
 
 REQUIRED = os.environ.get("VLMRL_TEST_SANDBOX") == "required"
 """Whether a skip is an error: in continuous integration."""
@@ -125,15 +128,15 @@ def test_what_a_killed_sandbox_left_is_removed_by_the_next(monkeypatch: pytest.M
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setitem(CLEAN, "TMPDIR", str(tmp_path))
-    alone, dead = replace(layers(), bubblewrap=""), subprocess.Popen(["true"])
-    dead.wait()
-    left = tmp_path / f"vlmrl-box-{dead.pid}-abc"
+    left = tmp_path / f"{FOLDERS}abc"
     (left / "s1").mkdir(parents=True)
-    (other := tmp_path / f"vlmrl-box-{os.getpid()}-abc").mkdir()
-    with Sandbox(LIMITS, alone):
-        names = sorted(path.name for path in tmp_path.iterdir())
-        assert not left.exists() and other.exists() and len(names) == 2, "its own, and that of a living process"
-    assert list(tmp_path.iterdir()) == [other]
+    (left / "s1").chmod(0)
+    with contextlib.closing(OwnedFolder(FOLDERS)) as other, Sandbox(LIMITS, replace(layers(), bubblewrap="")):
+        left.mkdir()
+        with Sandbox(LIMITS, replace(layers(), bubblewrap="")):
+            names = sorted(path.name for path in tmp_path.iterdir())
+            assert not left.exists() and other.path.exists() and len(names) == 3, "those of living processes"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_comes_out_is_bounded(sandbox: Sandbox) -> None:

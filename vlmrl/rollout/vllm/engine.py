@@ -31,7 +31,7 @@ from vlmrl.recipe.rules.engine import MIN_TEMPERATURE, TORCH_HINT, VLLM_HINT, vl
 from vlmrl.rollout.engine import Generator, SamplingRequest, SyncSpeed
 from vlmrl.rollout.response_end import ResponseEnd, ResponseTexts
 from vlmrl.rollout.vllm.settings import EngineSettings
-from vlmrl.rollout.vllm.transports import WORDS, OwnedFolder
+from vlmrl.rollout.vllm.transports import WORDS, SharedFolder
 from vlmrl.rollout.vllm.weight_loading import Handover, InProcess, ToWorkers, check_freed
 from vlmrl.rollout.weight_sync import WeightSource, folder_bytes
 from vlmrl.types import Sample, SamplingParams, name_row
@@ -232,7 +232,7 @@ class VllmEngine(Generator):
         self._open: dict[int, _Open] = {}
         self._progress: Callable[[int], Any] = lambda n: None
         self._in_world = has_world()  # read before vLLM creates a process group of its own
-        self._folder = OwnedFolder()
+        self._folder = SharedFolder()
         self._handover: Handover = InProcess(weights)
         if settings.tensor_parallel > 1:
             self._handover = ToWorkers(weights, self._folder.path / "weights", settings.tensor_parallel)

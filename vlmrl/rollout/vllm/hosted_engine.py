@@ -38,8 +38,8 @@ from vlmrl.rollout.vllm.transports import (
     ByBroadcast,
     ByHandle,
     BySocket,
-    OwnedFolder,
     Sender,
+    SharedFolder,
     Transport,
     choose_transport,
 )
@@ -158,7 +158,7 @@ class HostedEngine(Generator):
     ) -> None:
         self.weights, self.settings, self.world, self.shared = weights, settings, world, shared
         self.version, self._loaded = 0, False
-        self._folder, self._logs = OwnedFolder(), None if log is None else LogPump()
+        self._folder, self._logs = SharedFolder(), None if log is None else LogPump()
         led = [i for i, place in enumerate(places) if place.leader == world.rank]
         self._hosts = {i: self._start(i, places[i], log) for i in led}
         folders = world.gather(str(self._folder.path))

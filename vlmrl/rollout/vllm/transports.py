@@ -1,17 +1,13 @@
 """Transports of weights from a trainer to engines in other processes: which one is used, and the trainer's side of it.
 
 The messages of each transport describe themselves: weight_loading.py reads them, and needs no setting. Nothing is
-pickled. Files are passed in a folder in memory, which is removed even if its process was killed: the owner holds an
-advisory lock on it, which the kernel releases, and the next process that creates such a folder removes those without a
-lock, with the shared memory that they list.
+pickled. Files are passed in a folder in memory, which is removed even if its process was killed (owned_folder.py), with
+the shared memory that it lists.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from vlmrl.dist.engine_isolation import BroadcastGroup
+from vlmrl.owned_folder import OwnedFolder
 from vlmrl.rollout.vllm import wire
 
 Transport = Literal["memory", "ipc", "nccl", "socket"]
@@ -190,44 +187,23 @@ SEGMENTS = "segments"
 """File in the folder: names of shared memory that an engine's processes would leave behind when they are killed."""
 
 
-class OwnedFolder:
-    """New, empty folder of this process, which exists until `close` or the end of the process.
-
-    Args:
-        parent: where it is created; None = in memory where the system has /dev/shm, else in the temporary folder.
-    """
+class SharedFolder(OwnedFolder):
+    """Folder of weights for engines: in memory where the system has /dev/shm. See owned_folder.py."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or (TMPFS if TMPFS.is_dir() else Path(tempfile.gettempdir()))
-        _remove_ownerless(parent)
-        while True:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            handle = _lock(self.path)
-            if handle is not None:
-                break  # else another process locked and removed it between the two lines above
-        self._handle: int | None = handle
+        super().__init__(PREFIX, parent or (TMPFS if TMPFS.is_dir() else None))
 
     def adopt_segments(self) -> None:
-        """Record all shared memory that this process and its descendants use now: it is removed with the folder."""
+        """Record all shared memory that this process and its descendants use now: it is removed after a kill."""
         (self.path / SEGMENTS).write_text("\n".join(_segments(os.getpid())))
 
-    def close(self) -> None:
-        """Remove the folder and what is in it. Safe to call twice."""
-        if self._handle is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._handle)
-            self._handle = None
-
-
-def _remove_ownerless(parent: Path) -> None:
-    for path in parent.glob(f"{PREFIX}*"):
-        if (handle := _lock(path)) is not None:
-            if (path / SEGMENTS).is_file() and path.stat().st_uid == os.getuid():
-                for name in (path / SEGMENTS).read_text().splitlines():
-                    with suppress(OSError):
-                        (TMPFS / Path(name).name).unlink()  # only in /dev/shm, whatever path the file names
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(handle)
+    def bury(self, path: Path) -> None:
+        """Remove the folder of a process that was killed, and the shared memory that it lists."""
+        if (path / SEGMENTS).is_file():
+            for name in (path / SEGMENTS).read_text().splitlines():
+                with suppress(OSError):
+                    (TMPFS / Path(name).name).unlink()  # only in /dev/shm, whatever path the file names
+        super().bury(path)
 
 
 def _segments(pid: int) -> list[str]:
@@ -239,19 +215,3 @@ def _segments(pid: int) -> list[str]:
     names = {line.partition(f"{TMPFS}/")[2] for line in maps.splitlines() if f" {TMPFS}/" in line}
     names = {name for name in names if "/" not in name and not name.endswith(" (deleted)")}
     return sorted(names.union(*(_segments(int(child)) for child in below.split())))
-
-
-def _lock(folder: Path) -> int | None:
-    """Return a handle that locks the folder; None if another process holds it, it is gone, or another user owns it."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle), os.stat(folder)):
-            return handle
-    except OSError:
-        pass
-    os.close(handle)
-    return None
