@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import this_process
+from endpoint_server import failure, serve_endpoint
 from test_hostile_runs import ended, origin, project, run_dir, seal_checkpoints
 
 from vlmrl.launch.request import TrainRequest
@@ -91,9 +92,10 @@ def test_one_option_runs_the_code_and_a_resume_by_ones_own_recipe_needs_none(run
 
 
 def test_an_endpoint_s_model_needs_no_consent_and_a_printed_resume_repeats_the_users(run: Path, project: Path):
-    endpoint = ("--endpoint", "http://127.0.0.1:9/v1", "--recipe", str(run), "--max-rows", "1")
-    done = ended(("eval", *endpoint, "--model", "m"), run)
-    assert "127.0.0.1:9" in done.err and " ".join(CONSENT) not in done.err, done
+    with serve_endpoint(lambda number, body: failure(404)) as endpoint:
+        words = ("--endpoint", endpoint.address, "--recipe", str(run), "--max-rows", "1")
+        done = ended(("eval", *words, "--model", "m"), run)
+    assert endpoint.requests and "404" in done.err and " ".join(CONSENT) not in done.err, done
     assert not (project / "mark").exists()
     request = TrainRequest("rl")
     assert " ".join(CONSENT) in resume_command(request, run)
