@@ -160,7 +160,7 @@ def test_a_killed_sandbox_ends_the_episode_with_a_name(tmp_path: Path) -> None:
         for process in zygotes:
             os.kill(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 20
-        while any(lives(p.pid) for p in zygotes) and time.monotonic() < deadline:
+        while any(lives(p.pid) for p in new) and time.monotonic() < deadline:  # its sessions end with it
             time.sleep(0.05)
         stopped = place.call("python", code="2")
         assert isinstance(stopped, Stopped) and "the sandbox has ended" in stopped.why
