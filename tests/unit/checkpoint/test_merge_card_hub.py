@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,55 +194,63 @@ def test_every_merge_has_a_card(checkpoint, tmp_path):
 
 
 PUSH = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from vlmrl.checkpoint.merge import check_access, push
 from vlmrl.errors import VlmrlError
-try:
-    check_access(sys.argv[2])
-    print(push(Path(sys.argv[1]), sys.argv[2], public=sys.argv[3] == "public"))
-except VlmrlError as error:
-    print("refused:", error.message)
+for line in sys.stdin:
+    folder, repo, how, os.environ["HF_TOKEN"] = json.loads(line)
+    try:
+        check_access(repo)
+        print(push(Path(folder), repo, public=how == "public"), flush=True)
+    except VlmrlError as error:
+        print("refused:", error.message, flush=True)
 """
 
 
-def push_in_a_process(address: str, folder: Path, repo: str, how: str = "private", token: str = TOKEN) -> str:
-    """The hub's address is read when its client is imported."""
+@contextmanager
+def pusher(address: str, home: Path) -> Iterator[Callable[..., str]]:
+    """(folder, repository, how, token) -> what is said of an upload to the hub there, by one process for all: the hub's
+    address is read when its client is imported."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": address, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", PUSH, str(folder), repo, how],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip().splitlines()[-1]
+    environment |= {"HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PUSH], stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def push(folder: Path, repo: str, how: str = "private", token: str = TOKEN) -> str:
+            process.stdin.write(json.dumps([str(folder), repo, how, token]) + "\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        yield push
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow
 def test_an_upload_is_private_whole_and_never_into_a_public_repository(checkpoint, tmp_path):
     folder = merge(checkpoint, tmp_path / "out", max_shard_size="400KB", name="org/im").folder
-    with serve_hub() as hub:
-        told = push_in_a_process(hub.address, folder, "org/im")
+    with serve_hub() as hub, pusher(hub.address, tmp_path) as push:
+        told = push(folder, "org/im")
         assert told == f"{hub.address}/org/im/commit/{'1' * 40}"
         assert hub.private == {"org/im": True}
         own = {p.name: p.read_bytes() for p in folder.iterdir()}
         assert hub.files["org/im"] == own and {CARD, MERGE_RECORD, "config.json"} <= own.keys()
         assert len([n for n in own if n.endswith(".safetensors")]) > 1
 
-        assert push_in_a_process(hub.address, folder, "org/open", "public").startswith(hub.address)
+        assert push(folder, "org/open", "public").startswith(hub.address)
         assert hub.private["org/open"] is False
         hub.files.clear()
-        assert "exists and is public: nothing was uploaded" in push_in_a_process(hub.address, folder, "org/open")
+        assert "exists and is public: nothing was uploaded" in push(folder, "org/open")
         assert hub.files == {}
 
 
 @pytest.mark.slow
 def test_what_cannot_be_uploaded_is_known_before_anything_is_done(tmp_path):
-    with serve_hub() as hub:
-        assert "does not accept your token" in push_in_a_process(hub.address, tmp_path, "org/im", token="hf_wrong")
-        assert "is not a valid name of a hub repository" in push_in_a_process(hub.address, tmp_path, "a/b/c")
+    with serve_hub() as hub, pusher(hub.address, tmp_path) as push:
+        assert "does not accept your token" in push(tmp_path, "org/im", token="hf_wrong")
+        assert "is not a valid name of a hub repository" in push(tmp_path, "a/b/c")
         assert not any("create" in request for request in hub.requests)
-    assert "the hub does not accept your token" in push_in_a_process("http://127.0.0.1:9", tmp_path, "org/im")
+    with pusher("http://127.0.0.1:9", tmp_path) as push:
+        assert "the hub does not accept your token" in push(tmp_path, "org/im")
