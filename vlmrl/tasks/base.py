@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmrl.environments.calls import traced_turns, turn_text
@@ -433,14 +434,24 @@ class Task:
         raise unknown("reward profile", name, self.profiles, whose=f" of task `{self.name}`")
 
 
-def require_prepared(name: str, info: Mapping[str, Any]) -> None:
-    """Raise a DataError if the dataset is a table; its rows lack what the task of this name needs.
+def prepared_task(
+    name: str, summary: str, info: Mapping[str, Any], template: str, *, environments: str = "", **fields: Any
+) -> Task:
+    """Return a task bound to a dataset that `vlmrl prep` made.
 
     Args:
-        info: dataset.json of a prepared dataset, or the facts of a table.
+        info: dataset.json of the dataset, or the facts of a table.
+        template, environments: files in this folder, for these fields.
+        fields: other fields of the task.
+
+    Raises: DataError if the dataset is a table that was not prepared: its rows lack what the task needs.
     """
     if "style" in info:
         raise DataError(
             f"task `{name}` needs a prepared dataset, not a table",
             hint=f"make one: `vlmrl prep {name} {info.get('path', 'SOURCE')}`",
         )
+    folder = Path(__file__).parent
+    fields = {"template_file": f"tasks/{template}", **fields}
+    fields["environments"] = str(folder / environments) if environments else ""
+    return Task(name, summary, (folder / template).read_text(encoding="utf-8"), **fields)

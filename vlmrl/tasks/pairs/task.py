@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels, answer_labels
@@ -21,7 +20,7 @@ from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import LEVEL_NAME
 from vlmrl.tasks.attack import Probe, ProbeRows
-from vlmrl.tasks.base import GradedResponse, Outcome, Task
+from vlmrl.tasks.base import GradedResponse, Outcome, Task, prepared_task
 from vlmrl.tasks.figure import Histogram, by_label
 from vlmrl.tasks.pairs.answer import form_of
 from vlmrl.tasks.pairs.draw import pair_distance
@@ -224,12 +223,11 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         )
     check_levels(levels)
     measure = outcome_as("taxonomy", {"levels": levels})
-    template = files("vlmrl.tasks").joinpath(name).joinpath("prompt.jinja").read_text(encoding="utf-8")
-    return Task(
-        name=name,
-        summary=summary,
-        template=template,
-        template_file=f"tasks/{name}/prompt.jinja",
+    return prepared_task(
+        name,
+        summary,
+        info,
+        f"{name}/prompt.jinja",
         variables={"levels": levels},
         validate=_validator(levels),
         profiles={"default": ("taxonomy", {"levels": levels})},

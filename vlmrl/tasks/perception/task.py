@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from vlmrl.rewards.boxes.planes import Box
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Measure, Outcome, Task, require_prepared
+from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Measure, Outcome, Task, prepared_task
 from vlmrl.tasks.perception.answer import NAMES, RIGHT, SURE, Detection, Read, Settings, positions_as, read_answer
 from vlmrl.tasks.perception.probe_responses import box_kind, write_boxes
 from vlmrl.tasks.perception.reward import (
@@ -61,17 +60,12 @@ SUMMARIES: Mapping[str, str] = {
     DETECTION: "all objects of a category, as boxes with confidences (made by `vlmrl prep detection`)",
     COUNTING: "how many objects of a kind an image shows, as a whole number (made by `vlmrl prep counting`)",
 }
-PLACE = files("vlmrl.tasks.perception")
 
 
-def _task(name: str, info: Mapping[str, Any], template: str, **facts: Any) -> Task:
-    """Return a task whose prompt is the file `template`; `facts`: its other fields.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(name, info)
-    text = (PLACE / name / template).read_text(encoding="utf-8")
-    return Task(name, SUMMARIES[name], text, template_file=f"tasks/{name}/{template}", **facts)
+def _task(name: str, info: Mapping[str, Any], template: str, **fields: Any) -> Task:
+    """Return a task whose prompt is the file `template`; `fields`: its other fields."""
+    shown = f"tasks/{name}/{template}"
+    return prepared_task(name, SUMMARIES[name], info, f"perception/{name}/{template}", template_file=shown, **fields)
 
 
 def _box_task(
@@ -137,10 +131,7 @@ THRESHOLDS = (0.1, 0.3, 0.5, 0.75, 0.95)
 
 
 def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant_of(variant)
     names = ("iou", "centre_accuracy", *(f"acc@{threshold:g}" for threshold in THRESHOLDS))
     return _box_task(
@@ -189,10 +180,7 @@ MEASURES: Mapping[str, Metric] = {
 
 
 def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant_of(variant)
     settings = Settings(chosen.space, thought=chosen.thought)
     return _box_task(
@@ -270,10 +258,7 @@ MOST_ERROR = 100
 
 
 def counting_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant or THINK
     return _task(
         COUNTING,

@@ -10,12 +10,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import Task, require_prepared
+from vlmrl.tasks.base import Task, prepared_task
 from vlmrl.tasks.pairs.answer import AnswerForm, FormField
 from vlmrl.tasks.pairs.probe_responses import pair_probe_of
 from vlmrl.tasks.pairs.task import METRICS, PAIRS, confidence_figures, draw_probability, outcome_as, pair_labels_of
@@ -205,14 +204,13 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     """
     chosen = _choose(domain, info, variant)
     stated = [domain.truth_field(name) for name in chosen.required_fields]
-    template = files("vlmrl.tasks.taxonrl") / domain.name / f"{chosen.name}.jinja"
     own = default_reward(domain, chosen)
     measure = outcome_as(*own)
-    return Task(
-        name=domain.name,
-        summary=domain.summary,
-        template=template.read_text(encoding="utf-8"),
-        template_file=f"tasks/taxonrl/{domain.name}/{chosen.name}.jinja",
+    return prepared_task(
+        domain.name,
+        domain.summary,
+        info,
+        f"taxonrl/{domain.name}/{chosen.name}.jinja",
         variables={"labels": list(stated[0].labels)} if stated and stated[0].labels else {},
         validate=partial(truth_problems, domain),
         profiles={"default": own, "taxonrl": published_reward(domain, chosen)},
@@ -229,7 +227,6 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
 
 
 def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Variant:
-    require_prepared(domain.name, info)
     there = info.get("truth_fields", domain.field_names)
     requested = domain.variant(name or domain.main or BASELINE)
     lacking = [f"`{field}`" for field in requested.required_fields if field not in there]

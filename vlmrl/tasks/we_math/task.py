@@ -17,13 +17,12 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import GradedResponse, Task, require_prepared
+from vlmrl.tasks.base import GradedResponse, Task, prepared_task
 from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_options, truth_problems
 from vlmrl.types import RewardInput, Row
 
@@ -106,17 +105,13 @@ VARIANTS: Mapping[str, str] = {THINK: REQUIRED, DIRECT: OPTIONAL}
 
 
 def we_math_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(NAME, info)
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant or THINK
-    return Task(
-        name=NAME,
-        summary=SUMMARY,
-        template=files("vlmrl.tasks.we_math").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8"),
-        template_file=f"tasks/we_math/{chosen}.jinja",
+    return prepared_task(
+        NAME,
+        SUMMARY,
+        info,
+        f"we_math/{chosen}.jinja",
         validate=truth_problems,
         notes=notes_on,
         profiles={"default": ("we_math", {"thought": VARIANTS[chosen]}), "rllava": ("rllava_we_math", {})},
