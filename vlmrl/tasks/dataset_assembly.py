@@ -57,12 +57,14 @@ class Limits:
         on_overlong: treatment of rows over the limit: drop them, shrink their images, or fail.
         workers: number of processes; None = one per core.
         progress: called when parts are finished.
+        force: whether a dataset of other arguments is replaced.
     """
 
     max_prompt_tokens: int | None = None
     on_overlong: OnOverlong = "fail"
     workers: int | None = None
     progress: Progress | None = None
+    force: bool = False
 
     @property
     def args(self) -> dict[str, Any]:
@@ -134,9 +136,7 @@ def drawn_counts(num_rows: int) -> dict[str, int]:
     return {"train": num_rows, **held_out}
 
 
-def assemble(
-    build: Build, parts: Assembly, info: Mapping[str, Any], limits: Limits, *, force: bool = False
-) -> Prepared:
+def assemble(build: Build, parts: Assembly, info: Mapping[str, Any], limits: Limits) -> Prepared:
     """Handle prompts that are too long, write the dataset, examine it, and put its folder in place.
 
     Args:
@@ -166,7 +166,7 @@ def assemble(
         "dropped": parts.dropped[:SHOWN_DROPS],
         "doctor": report,
     }
-    outcome = build.finish(whole, force=force)
+    outcome = build.finish(whole, force=limits.force)
     return Prepared(build.target, outcome, read_info(build.target), build.leftovers)
 
 
@@ -294,7 +294,7 @@ def image_struct() -> Any:
 
 
 def parse_limits(
-    max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None = None
+    max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None, force: bool
 ) -> Limits:
     """Return the limits of a command line. Raises: DataError for an unknown --on-overlong."""
     if on_overlong not in get_args(OnOverlong):
@@ -302,7 +302,7 @@ def parse_limits(
     if on_overlong != "fail" and max_prompt_tokens is None:
         message = f"--on-overlong {on_overlong} without --max-prompt-tokens"
         raise DataError(message, hint="give the limit, too, such as 2048")
-    return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)
+    return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress, force)
 
 
 BATCH_ROWS = 256

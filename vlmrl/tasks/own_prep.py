@@ -86,7 +86,6 @@ def prepare_own(
     limits: Limits,
     *,
     name: str | None = None,
-    force: bool = False,
     source: Callable[[], Mapping[str, Any]] = dict,
     files: Mapping[str, str] | None = None,
 ) -> Prepared:
@@ -103,7 +102,7 @@ def prepare_own(
         raise no_prep(task.name)
     args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     _require_kept(args, f"the options of `prep` of `{task.name}`")
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     splits = _watched(task, lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
         raise DataError(f"`prep` of `{task.name}` returned {type(splits).__name__}, not a mapping of split -> rows")
@@ -124,7 +123,7 @@ def prepare_own(
         parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]
         facts = {"name": task.name, **source()}
         whole = {"name": name or out.name, "task": task.name, "source": facts, "args": args}
-        return _assembled(build, parts, whole, limits, force)
+        return _assembled(build, parts, whole, limits)
 
 
 def own_command(name: str) -> PrepCommand:
@@ -159,11 +158,10 @@ def rows_command(task: Task, *, named: str | None = None, default: str | None = 
         name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None,
         *,
         limits: Limits,
-        force: bool = False,
         **options: Any,
     ) -> Prepared:
         dataset_name = name or (out.name if out is not None else default)
-        return prepare_own(task, options, out or Path("data") / dataset_name, limits, name=dataset_name, force=force)
+        return prepare_own(task, options, out or Path("data") / dataset_name, limits, name=dataset_name)
 
     return PrepCommand(_with_parameters(run, task.prep), _help(task, named), keeps=lambda options: False)
 
@@ -187,14 +185,14 @@ def no_prep(name: str) -> DataError:
     return DataError(f"the task `{name}` has no `prep`", hint="give its Task a `prep`, or bring a table of rows")
 
 
-def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits, force: bool) -> Prepared:
+def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits) -> Prepared:
     if bare := [split for split, rows in parts.rows.items() if not rows]:
         raise DataError(
             f"`prep` returned no row for the split `{bare[0]}`", hint="leave the split out, or give it rows"
         )
     for split, rows in parts.rows.items():
         _require_alike(split, [row.key[0] for row in rows])
-    return assemble(build, parts, whole, limits, force=force)
+    return assemble(build, parts, whole, limits)
 
 
 def _require_alike(split: str, rows: Sequence[Row]) -> None:

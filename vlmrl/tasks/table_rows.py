@@ -275,7 +275,6 @@ def prepare_table(
     drawn_settings: Mapping[str, Any],
     split_names: Mapping[str, str] | None = None,
     files: Mapping[str, str] | None = None,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of a task from tables, or draw it.
 
@@ -291,4 +290,4 @@ def prepare_table(
     splits = partial(draw, counts) if counts else partial(read_tables, request, form, split_names or {})
     args = {**request.args(), **(drawn_settings if counts else settings), **limits.args}
     own, texts = replace(task, prep=lambda **_: splits()), (files or {}) if counts else {}
-    return prepare_own(own, args, out, limits, name=name, force=force, files=texts)
+    return prepare_own(own, args, out, limits, name=name, files=texts)

@@ -26,7 +26,7 @@ ONE = Limits(workers=1)
 
 
 def prepare(out: Path, domain: str, source: Path | str, limits: Limits = ONE, force: bool = False, **more: Any):
-    return prepare_domain(DomainRequest(domain, str(source), out=out, **more), limits, force=force)
+    return prepare_domain(DomainRequest(domain, str(source), out=out, **more), replace(limits, force=force))
 
 
 def checks(made: Any) -> dict[str, tuple[str, str]]:

@@ -119,7 +119,7 @@ def prepare_digits(
     )
     task = digits_task({"name": "digits", "levels": LEVELS})
     with building(out) as build:
-        return fill_pairs(build, plan, task, images, MemoryFiles(files), force=force, limits=Limits(workers=1))
+        return fill_pairs(build, plan, task, images, MemoryFiles(files), limits=Limits(workers=1, force=force))
 
 
 PREP = PrepCommand(

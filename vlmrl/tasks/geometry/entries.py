@@ -27,11 +27,10 @@ def prep(
     width: Annotated[int, Option(WIDTH_HELP, min=112, max=1344)] = 448,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of a collection; see `prepare_collection`."""
     names = tuple(topic.strip() for topic in topics.split(",")) if topics else ()
-    return prepare_collection(collection, request, limits, topics=names, width=width, force=force)
+    return prepare_collection(collection, request, limits, topics=names, width=width)
 
 
 def prep_command(collection: Collection) -> PrepCommand:

@@ -344,7 +344,6 @@ def prepare_collection(
     *,
     topics: Sequence[str] = (),
     width: int,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of a collection.
 
@@ -354,19 +353,19 @@ def prepare_collection(
     Raises: DataError for a source, name, topic or row that cannot be used; nothing is written.
     """
     if request.synthetic is not None:
-        return _prepare_drawn(collection, request, topics, width, limits, force)
+        return _prepare_drawn(collection, request, topics, width, limits)
     if request.table is None:
         raise DataError(
             f"`vlmrl prep {collection.name}` needs a source: there is no published table of its rows",
             hint="name MAYE's folder of JSONL files and images, or a table; --synthetic N makes problems",
         )
-    return _prepare_rows(collection, request, limits, force)
+    return _prepare_rows(collection, request, limits)
 
 
-def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits, force: bool) -> Prepared:
+def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits) -> Prepared:
     name, out = request.place(collection.name)
     args = {**request.args(), **limits.args}
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     located = [locate_rows(*one) for one in request.sources()]
     key = [collection.name, name, [str(one.root) for one in located], args, [one.state for one in located]]
     with building(out, key=key) as build:
@@ -391,11 +390,11 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits,
             "args": args,
             "counts": {"images": len(survey.images), "rows": survey.total},
         }
-        return assemble(build, assembly, info, limits, force=force)
+        return assemble(build, assembly, info, limits)
 
 
 def _prepare_drawn(
-    collection: Collection, request: TableRequest, topics: Sequence[str], width: int, limits: Limits, force: bool
+    collection: Collection, request: TableRequest, topics: Sequence[str], width: int, limits: Limits
 ) -> Prepared:
     name, out = request.place(collection.name)
     counts, figures = request.drawn(), collection.figures
@@ -405,7 +404,7 @@ def _prepare_drawn(
         if topic not in known:
             raise unknown("topic", topic, known, error=DataError)
     args = {**request.args(), "topics": list(topics), **({"width": width} if figures else {}), **limits.args}
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     if figures:
         problems = drawn.draw_problems(
             counts, seed=request.seed, values=collection.values, topics=topics, width=width, progress=limits.progress
@@ -424,4 +423,4 @@ def _prepare_drawn(
             "args": args,
             "counts": {"images": len(assembly.images), "rows": sum(counts.values())},
         }
-        return assemble(build, assembly, info, limits, force=force)
+        return assemble(build, assembly, info, limits)

@@ -27,7 +27,6 @@ def prep(
     distance_shares: Annotated[str | None, Option(SHARES_HELP)] = None,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset; see `prepare_folder`."""
     counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
@@ -40,7 +39,6 @@ def prep(
         seed=seed,
         unseen_classes=unseen_classes,
         distance_shares=parse_shares(distance_shares),
-        force=force,
         limits=limits,
     )
 

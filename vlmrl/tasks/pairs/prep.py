@@ -77,7 +77,6 @@ def fill_pairs(
     files: Files,
     *,
     dropped: Sequence[Mapping[str, Any]] = (),
-    force: bool = False,
     limits: Limits,
 ) -> Prepared:
     """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write them.
@@ -107,7 +106,7 @@ def fill_pairs(
         "unseen_classes": ["/".join(labels) for labels in splits.unseen],
     }
     lost = [*dropped, *repeats]
-    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, force=force, limits=limits)
+    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, limits=limits)
 
 
 def write_pairs(
@@ -119,7 +118,6 @@ def write_pairs(
     info: Mapping[str, Any],
     *,
     dropped: Sequence[Mapping[str, Any]],
-    force: bool,
     limits: Limits,
 ) -> Prepared:
     """Check the pairs of each split against the task's truth schema, and write them.
@@ -174,7 +172,7 @@ def write_pairs(
         **({} if plan.truth_fields is None else {"truth_fields": list(plan.truth_fields)}),
         "splits": splits,
     }
-    return assemble(build, assembly, whole, limits, force=force)
+    return assemble(build, assembly, whole, limits)
 
 
 def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
@@ -285,7 +283,6 @@ def prepare_folder(
     seed: int = 0,
     unseen_classes: int = 0,
     distance_shares: Mapping[int, float] | None = None,
-    force: bool = False,
     limits: Limits = Limits(),
 ) -> Prepared:
     """Read the images, distribute them over the splits, draw pairs, and write the dataset.
@@ -308,14 +305,12 @@ def prepare_folder(
         "distance_shares": shares,
     }
     target = out or Path("data") / name
-    refuse_other(target, args, force=force)
+    refuse_other(target, args, force=limits.force)
     task = pair_task({"name": name, "levels": list(levels)})
     with building(target, key=[name, args, collection_state(source)]) as build:
         read = read_labelled(source, levels, build.work, workers=limits.workers, progress=limits.progress)
         plan = PairPlan(name, levels, num_pairs, seed, args, read.about, unseen_classes, distance_shares)
-        return fill_pairs(
-            build, plan, task, read.images, read.collection, dropped=read.dropped, force=force, limits=limits
-        )
+        return fill_pairs(build, plan, task, read.images, read.collection, dropped=read.dropped, limits=limits)
 
 
 def parse_shares(text: str | None) -> dict[int, float] | None:

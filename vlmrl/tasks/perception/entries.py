@@ -82,7 +82,6 @@ def _prepare(
     drawing: Drawing,
     drawn: tuple[str, ...],
     limits: Limits,
-    force: bool,
 ) -> Prepared:
     """Make the dataset of a task from a table whose rows have this form, or draw it.
 
@@ -100,7 +99,6 @@ def _prepare(
         settings=settings,
         draw=partial(drawn_rows, task, drawing, request.seed),
         drawn_settings={**chosen, "asks": list(drawing.asks)},
-        force=force,
     )
 
 
@@ -116,14 +114,13 @@ def prep_grounding(
     others: Annotated[int, Option("Drawn images: largest number of shapes beside those needed.", min=0, max=10)] = 3,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of grounding; see `_prepare`."""
     space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
     settings = {"truth_space": space, "box_order": order}
     drawing = Drawing(side, others, chosen_names("--asks", asks, EXPRESSION_KINDS, "kinds of expressions") or USUAL)
     form = grounding_form(space, order)
-    return _prepare(GROUNDING, request, form, settings, drawing, ("side", "others"), limits, force)
+    return _prepare(GROUNDING, request, form, settings, drawing, ("side", "others"), limits)
 
 
 @table_options(PUBLISHED[DETECTION], validation_rows=500)
@@ -137,14 +134,13 @@ def prep_detection(
     others: Annotated[int, Option("Drawn images: largest number of shapes beside the first.", min=0, max=10)] = 4,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of detection; see `_prepare`."""
     space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
     settings = {"truth_space": space, "box_order": order}
     kinds = chosen_names("--asks", asks, CATEGORY_KINDS, "kinds of categories") or tuple(CATEGORY_KINDS)
     drawing, form = Drawing(side, others, kinds, absent), detection_form(space, order)
-    return _prepare(DETECTION, request, form, settings, drawing, ("side", "others", "absent"), limits, force)
+    return _prepare(DETECTION, request, form, settings, drawing, ("side", "others", "absent"), limits)
 
 
 @table_options(
@@ -159,12 +155,11 @@ def prep_counting(
     others: Annotated[int, Option("Drawn images: largest number of shapes that do not count.", min=0, max=30)] = 6,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of counting; see `_prepare`."""
     kinds = chosen_names("--asks", asks, QUESTION_KINDS, "kinds of questions") or QUESTION_KINDS
     drawing, form = Drawing(side, others, kinds, most=most), counting_form(objects)
-    return _prepare(COUNTING, request, form, {"objects": objects}, drawing, ("side", "most", "others"), limits, force)
+    return _prepare(COUNTING, request, form, {"objects": objects}, drawing, ("side", "most", "others"), limits)
 
 
 def _command(prep: Callable[..., Prepared], task: str, about: str, rows: str, exact: str, example: str) -> PrepCommand:

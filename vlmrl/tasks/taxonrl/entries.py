@@ -34,7 +34,6 @@ def prep(
     ] = None,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of a domain; see `prepare.prepare_domain`."""
     request = prepare.DomainRequest(
@@ -49,7 +48,7 @@ def prep(
         max_bad=max_bad,
         images_root=images_root,
     )
-    return prepare.prepare_domain(request, limits, force=force)
+    return prepare.prepare_domain(request, limits)
 
 
 def prep_command(domain: Domain) -> PrepCommand:

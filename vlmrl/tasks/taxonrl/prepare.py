@@ -32,23 +32,23 @@ from vlmrl.tasks.taxonrl.specimens import draw_collection
 from vlmrl.tasks.taxonrl.task import domain_task
 
 
-def prepare_domain(request: DomainRequest, limits: Limits, *, force: bool = False) -> Prepared:
+def prepare_domain(request: DomainRequest, limits: Limits) -> Prepared:
     """Make the dataset. Raises: DataError for a source, name or row that cannot be used."""
     domain = DOMAINS[request.domain]
     name = check_name(request.name or domain.name)
     source = request.source or published(domain)
     out = request.out or Path("data") / name
     if request.synthetic is not None:
-        return _prepare_drawn(request, domain, name, request.synthetic, out, limits, force)
+        return _prepare_drawn(request, domain, name, request.synthetic, out, limits)
     if is_raw(source, by_folders=bool(request.levels)):
-        return _prepare_images(request, domain, name, Path(source), None, out, limits, force)
+        return _prepare_images(request, domain, name, Path(source), None, out, limits)
     if request.levels:
         hint = "leave it out; or give a folder or zip archive of images"
         raise DataError(f"--levels names folders, but {source} is a table", hint=hint)
     located = locate_rows(source, request.images_root)
     if is_image_table(domain, located.columns()):
-        return _prepare_images(request, domain, name, Path(source), located, out, limits, force)
-    return prepare_rows(out, domain, name, source, request, limits, force=force)
+        return _prepare_images(request, domain, name, Path(source), located, out, limits)
+    return prepare_rows(out, domain, name, source, request, limits)
 
 
 def is_raw(source: str, *, by_folders: bool = False) -> bool:
@@ -75,11 +75,10 @@ def _prepare_images(
     located: Located | None,
     out: Path,
     limits: Limits,
-    force: bool,
 ) -> Prepared:
     args = {"source": source.name, "levels": list(request.levels) if request.levels else None}
     args |= _pair_args(request, limits) | {"max_bad": request.max_bad}
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     state = located.state if located else collection_state(source if source.is_dir() else source.parent)
     with building(out, key=[domain.name, name, args, state]) as build:
         table = open_row_files(located, build.work) if located else None
@@ -90,11 +89,11 @@ def _prepare_images(
         else:
             specimens = read_folders(domain, source, request.levels, build.work, limits)
         refuse_bad(specimens, request.max_bad)
-        return _write(build, request, domain, name, specimens, args, limits, force)
+        return _write(build, request, domain, name, specimens, args, limits)
 
 
 def _prepare_drawn(
-    request: DomainRequest, domain: Domain, name: str, num_pairs: int, out: Path, limits: Limits, force: bool
+    request: DomainRequest, domain: Domain, name: str, num_pairs: int, out: Path, limits: Limits
 ) -> Prepared:
     if request.source is not None:
         raise DataError(f"--synthetic draws images, but {request.source} is a source of images", hint="leave one out")
@@ -102,12 +101,12 @@ def _prepare_drawn(
     counts = {split: min(count, most.get(split, count)) for split, count in request.num_pairs.items()}
     request = replace(request, num_pairs={**counts, "train": num_pairs})
     args = {"synthetic": num_pairs} | _pair_args(request, limits)
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     images, files = draw_collection(domain, num_pairs, seed=request.seed)
     source = {"name": f"drawn {domain.subject}", "images": len(images)}
     specimens = Specimens(images, MemoryFiles(files), [], source=source)
     with building(out) as build:
-        return _write(build, request, domain, name, specimens, args, replace(limits, workers=1), force)
+        return _write(build, request, domain, name, specimens, args, replace(limits, workers=1))
 
 
 def _pair_args(request: DomainRequest, limits: Limits) -> dict[str, Any]:
@@ -122,7 +121,6 @@ def _write(
     specimens: Specimens,
     args: Mapping[str, Any],
     limits: Limits,
-    force: bool,
 ) -> Prepared:
     known = {one for image in specimens.images for one, value in image.facts.items() if value is not None}
     fields = [one for one in domain.field_names if one in domain.ranks or one in known]
@@ -146,14 +144,12 @@ def _write(
     task = domain_task(domain, {"truth_fields": fields})
     if specimens.pairs is None:
         return fill_pairs(
-            build, plan, task, specimens.images, specimens.files, dropped=specimens.dropped, force=force, limits=limits
+            build, plan, task, specimens.images, specimens.files, dropped=specimens.dropped, limits=limits
         )
     counts = {"images": len(specimens.images), "classes": len({image.labels for image in specimens.images})}
     info = {"counts": counts, "splits": {split: {"reports": []} for split in specimens.pairs}}
     dropped = [*specimens.dropped, *specimens.lost, *specimens.spare]
-    return write_pairs(
-        build, plan, task, specimens.pairs, specimens.files, info, dropped=dropped, force=force, limits=limits
-    )
+    return write_pairs(build, plan, task, specimens.pairs, specimens.files, info, dropped=dropped, limits=limits)
 
 
 def published(domain: Domain) -> str:

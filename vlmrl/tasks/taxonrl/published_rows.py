@@ -151,9 +151,7 @@ class DomainRequest:
     images_root: Path | None = None
 
 
-def prepare_rows(
-    out: Path, domain: Domain, name: str, source: str, request: DomainRequest, limits: Limits, *, force: bool = False
-) -> Prepared:
+def prepare_rows(out: Path, domain: Domain, name: str, source: str, request: DomainRequest, limits: Limits) -> Prepared:
     """Read, check and write a table of a domain's rows. `source`: the table, as `locate_rows` accepts it.
 
     Raises: DataError when it cannot be read, when more than `max_bad` of its rows are wrong, or another dataset is at
@@ -167,7 +165,7 @@ def prepare_rows(
         "max_bad": request.max_bad,
         **limits.args,
     }
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     located = locate_rows(source, request.images_root)
     with building(out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
         find = partial(find_columns, classes_of(domain))
@@ -196,7 +194,7 @@ def prepare_rows(
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
             "counts": {"images": len(survey.images), "rows": survey.total},
         }
-        return assemble(build, assembly, info, limits, force=force)
+        return assemble(build, assembly, info, limits)
 
 
 def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter[str]]:

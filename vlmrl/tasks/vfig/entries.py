@@ -63,7 +63,6 @@ def prep(
     name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset. Raises: DataError for an option, source or row that cannot be used; nothing is written."""
     sources = _sources({"svg": svg, "sharegpt": sharegpt, "parquet": parquet}, image_root, label)
@@ -96,7 +95,7 @@ def prep(
         workers=limits.workers,
         progress=limits.progress,
     )
-    return _prepared(plan, check_name(name or NAME), out, limits, force)
+    return _prepared(plan, check_name(name or NAME), out, limits)
 
 
 def _sources(options: dict[Any, list[str] | None], image_root: Path | None, label: str | None) -> list[FigureSource]:
@@ -106,7 +105,7 @@ def _sources(options: dict[Any, list[str] | None], image_root: Path | None, labe
     return [named_source(kind, text, image_root, label) for kind, text in given]
 
 
-def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits, force: bool) -> Prepared:
+def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits) -> Prepared:
     args = {
         "sources": [source.short for source in plan.sources],
         "benches": [source.short for source in plan.benches],
@@ -126,7 +125,7 @@ def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits, force: bo
     collector = Collector(plan)
     task = replace(figures_task({}), prep=lambda **_: collector.splits(), notes=lambda _: collector.notes())
     place = out or Path("data") / name
-    return prepare_own(task, args, place, limits, name=name, force=force, source=collector.report.fields)
+    return prepare_own(task, args, place, limits, name=name, source=collector.report.fields)
 
 
 PREP = PrepCommand(
