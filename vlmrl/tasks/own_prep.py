@@ -163,7 +163,7 @@ def rows_command(task: Task, *, named: str | None = None, default: str | None = 
         dataset_name = name or (out.name if out is not None else default)
         return prepare_own(task, options, out or Path("data") / dataset_name, limits, name=dataset_name)
 
-    return PrepCommand(_with_parameters(run, task.prep), _help(task, named), keeps=lambda options: False)
+    return PrepCommand(_with_parameters(run, task.prep), _help(task, named))
 
 
 def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> Callable[..., Prepared]:

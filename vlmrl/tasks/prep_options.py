@@ -58,7 +58,7 @@ class PrepCommand:
 
     run: Callable[..., Any]
     help: str
-    keeps: Callable[[Mapping[str, Any]], bool] = lambda options: True
+    keeps: Callable[[Mapping[str, Any]], bool] = lambda options: False
 
 
 def parameters_of(function: Callable[..., Any], where: str = "") -> list[Parameter]:

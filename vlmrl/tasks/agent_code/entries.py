@@ -45,7 +45,6 @@ COMMAND = PrepCommand(
     f"Questions about pictures that code must repair first.\n\nSOURCE: {row_form(False).help}. {SOURCES} Default: "
     f"{PUBLISHED}. --synthetic N draws shapes and damages the pictures in seven ways instead.\n\n"
     "Example: vlmrl prep agent_code --synthetic 2000 --out data/agent_code",
-    keeps=lambda options: False,
 )
 TASKS = {
     "agent_code": TaskEntry(

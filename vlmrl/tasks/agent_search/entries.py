@@ -46,7 +46,6 @@ COMMAND = PrepCommand(
     f"{SOURCES} Default: {PUBLISHED}. --synthetic N draws emblems of towns in a world without a place on earth, and "
     f"writes {PASSAGES_FILE}, the corpus to search, into the dataset.\n\n"
     "Example: vlmrl prep agent_search --synthetic 2000 --out data/agent_search",
-    keeps=lambda options: False,
 )
 TASKS = {
     "agent_search": TaskEntry(

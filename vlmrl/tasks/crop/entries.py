@@ -47,6 +47,5 @@ COMMAND = PrepCommand(
     f"Questions whose answer stands in a small place of a picture.\n\nSOURCE: {ROW_FORM.help} {SOURCES} Default: "
     f"{PUBLISHED}. --synthetic N draws lines that are too fine for the width `--seen` instead.\n\n"
     "Example: vlmrl prep crop --synthetic 2000 --out data/crop",
-    keeps=lambda options: False,
 )
 TASKS = {"crop": TaskEntry(crop_task, SUMMARY, variants=VARIANTS, profiles=("default", "rllava"), prep=COMMAND)}

@@ -126,5 +126,4 @@ PREP = PrepCommand(
     prepare_digits,
     "Pairs of real handwritten digits: same digit or not. Needs no download.\n\n"
     "Example: vlmrl prep digits --out data/digits --seed 0",
-    keeps=lambda options: False,
 )

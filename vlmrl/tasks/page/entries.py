@@ -191,7 +191,6 @@ COMMAND = PrepCommand(
     "and pictures in a page are a grey placeholder. --synthetic N draws pages of eleven layouts instead.\n\n"
     "Example: vlmrl prep page --synthetic 2000 --out data/page\n\n"
     "Example: vlmrl prep page --max-rows 20000 --test hub:SALT-NLP/Design2Code-hf --out data/websight",
-    keeps=lambda options: False,
 )
 TASKS = {NAME: TaskEntry(page_task, SUMMARY, variants=VARIANTS, truth_form=lambda *_: TruthForm((HTML,)), prep=COMMAND)}
 KINDS = (PAGES,)

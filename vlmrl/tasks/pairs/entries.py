@@ -47,6 +47,7 @@ PREP = PrepCommand(
     prep,
     "Pairs of images, same class or not, from any labelled image folder whose path spells the hierarchy.\n\n"
     "Example: vlmrl prep pairs --source images.zip --levels family,species --out data/birds",
+    keeps=lambda options: True,
 )
 
 

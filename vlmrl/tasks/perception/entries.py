@@ -175,7 +175,6 @@ def _command(prep: Callable[..., Prepared], task: str, about: str, rows: str, ex
         f"{about}\n\nSOURCE: rows with an image, {rows}Default: {PUBLISHED[task]}. --synthetic N draws coloured shapes "
         f"with exact {exact} instead.\n\nExample: vlmrl prep {task} --synthetic 600 --out data/{task}\n\n"
         f"Example: vlmrl prep {task} {example}",
-        keeps=lambda options: False,
     )
 
 

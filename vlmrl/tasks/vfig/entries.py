@@ -136,7 +136,6 @@ PREP = PrepCommand(
     "figures are kept once, and those of --bench are in no other split.\n\n"
     "Example: vlmrl prep figures --synthetic 600 --synthetic-bench 100 --out data/figures\n\n"
     "Example: vlmrl prep figures --sharegpt arxiv.json --svg icons=icons/ --bench bench/arxiv --out data/figures",
-    keeps=lambda options: False,
 )
 
 

@@ -62,7 +62,6 @@ PREP = PrepCommand(
     " sets of coloured shapes with exact answers instead: 2 or 3 numbers to count, and a composite problem.\n\n"
     "Example: vlmrl prep we_math --synthetic 200 --out data/we_math\n\n"
     "Example: vlmrl prep we_math rows.parquet --test testmini.json --images-root data",
-    keeps=lambda options: False,
 )
 
 
