@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 
 class Point(NamedTuple):
@@ -44,9 +44,6 @@ class Box(NamedTuple):
     def grown(self, margin: float) -> Box:
         """Return the box with a margin on every side; a negative margin shrinks it."""
         return Box(self.x1 - margin, self.y1 - margin, self.x2 + margin, self.y2 + margin)
-
-    def rounded(self) -> Box:
-        return Box(*(round(side, 1) for side in self))
 
     def overlaps(self, other: Box) -> bool:
         """Return whether the boxes share an area; boxes that only touch do not."""
@@ -139,16 +136,11 @@ def tag(name: str, attributes: Mapping[str, str | float], *content: str) -> str:
 
     Args:
         attributes: in the order in which they are written; numbers get at most one decimal.
-        content: code of the children, or text that `escaped` has returned.
+        content: code of the children, or text without markup.
     """
     texts = {key: value if isinstance(value, str) else number(value) for key, value in attributes.items()}
     start = " ".join([name, *(f"{key}={quoteattr(text)}" for key, text in texts.items())])
     return f"<{start}>{''.join(content)}</{name}>" if content else f"<{start}/>"
-
-
-def escaped(text: str) -> str:
-    """Return text as the content of an element."""
-    return escape(text)
 
 
 def translated(elements: Iterable[str], by: Point) -> str:
