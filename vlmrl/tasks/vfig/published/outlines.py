@@ -154,12 +154,7 @@ def own_box(element: Element) -> Box | None:
 
 
 class Definitions:
-    """Elements with an id in the `defs` that are children of the root: what `use` refers to.
-
-    Args:
-        root: root of the document.
-        work: counter of the visits.
-    """
+    """Elements with an id in the `defs` that are children of the root: what `use` refers to."""
 
     def __init__(self, root: Element, work: Work) -> None:
         self.work = work
@@ -297,15 +292,10 @@ def is_inside(x: float, y: float, box: Box, margin: float = 0.0) -> bool:
     return box[0] - margin <= x <= box[2] + margin and box[1] - margin <= y <= box[3] + margin
 
 
-def claim_label(
-    box: Box, texts: Sequence[Text], work: Work, *, margin: float, inside_first: bool
-) -> tuple[str, str, list[Text]]:
-    """Return label, font and texts of a shape, and mark the texts as used; ("", "", []) without any.
+def claim_label(box: Box, texts: Sequence[Text], work: Work, *, margin: float, inside_first: bool) -> tuple[str, str]:
+    """Return label and font of a shape in a figure with these texts, and mark its texts as used; ("", "") without any.
 
     Args:
-        box: the shape's.
-        texts: all of the figure.
-        work: counter of the comparisons.
         margin: pixels by which the box is widened.
         inside_first: whether texts in the box itself come first, in document order, whatever their distance.
     """
@@ -320,7 +310,7 @@ def claim_label(
             is_first = inside_first and is_inside(text.x, text.y, box)
             candidates.append((-1.0 if is_first else away, text))
     if not candidates:
-        return "", "", []
+        return "", ""
     candidates.sort(key=lambda candidate: candidate[0])
     first = candidates[0][1]
     lines = [first]
@@ -331,7 +321,7 @@ def claim_label(
     lines.sort(key=lambda line: line.y)
     for line in lines:
         line.is_used = True
-    return " ".join(line.text for line in lines), lines[0].font, lines
+    return " ".join(line.text for line in lines), lines[0].font
 
 
 GAP = 2
