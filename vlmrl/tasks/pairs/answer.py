@@ -166,6 +166,11 @@ def _short(text: str) -> str:
 
 
 Kind = Literal["answer", "names", "agreements", "labels", "named_labels"]
+"""Form of a response inside think.
+
+answer: reasoning without tags. names: two names per level. agreements: Same, Different or Uncertain per level. labels:
+two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
+"""
 Pair = tuple[str, str]
 
 
@@ -177,7 +182,7 @@ class FormField:
         name: name of the truth field.
         tag: name of its tag in answers.
         labels: the names that it may hold; () = any name.
-        level: whether the field is a level of the hierarchy.
+        level: whether it is a level of the hierarchy: two different names mean two different classes.
     """
 
     name: str
@@ -191,7 +196,6 @@ class AnswerForm:
     """Form `<think>...</think><answer>P</answer>` with one tag per field inside think.
 
     Args:
-        kind: form of a tag's text; see `Form` in taxonrl/domain.py.
         fields: the fields in the order of their tags.
     """
 

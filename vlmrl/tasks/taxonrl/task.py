@@ -15,7 +15,7 @@ from typing import Any
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task, prepared_task
-from vlmrl.tasks.pairs.answer import AnswerForm, FormField
+from vlmrl.tasks.pairs.answer import AnswerForm
 from vlmrl.tasks.pairs.probe_responses import pair_probe_of
 from vlmrl.tasks.pairs.task import METRICS, PAIRS, confidence_figures, draw_probability, outcome_as, pair_labels_of
 from vlmrl.tasks.taxonrl.domains import (
@@ -161,8 +161,7 @@ SPECIES_PAIRS = replace(
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
     """Return the form of a variant's answers."""
-    fields = [domain.truth_field(name) for name in variant.required_fields]
-    return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
+    return AnswerForm(variant.form, tuple(domain.truth_field(name) for name in variant.required_fields))
 
 
 def truth_form(domain: str, truth: Truth, columns: Sequence[str]) -> TruthForm:
