@@ -154,8 +154,12 @@ def assemble(build: Build, parts: Assembly, info: Mapping[str, Any], limits: Lim
     media = [image.media for image in parts.images]
     for split, rows in parts.rows.items():
         build.write_rows(split, parts.fields(rows, media), parts.schema)
+    if parts.dropped:
+        first = parts.dropped[0]
+        finding = f"{len(parts.dropped):,}, such as {first['origin']}: {first['reason']}"
+        parts.notes["left out"] = ("look", finding)
     facts_of = {split: [row.facts for row in rows] for split, rows in parts.rows.items()}
-    facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes | _note_on_drops(parts))
+    facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes)
     report = examine_dataset(facts, max_prompt_tokens=limits.max_prompt_tokens)
     if parts.dropped:
         lines = "".join(json.dumps(drop, ensure_ascii=False) + "\n" for drop in parts.dropped)
@@ -231,13 +235,6 @@ def _shrink(build: Build, parts: Assembly, limits: Limits, limit: int, num_over:
 def row_tokens(images: Sequence[Examined], facts: RowFacts) -> int:
     """Return the estimated number of tokens of a row's prompt, images included (data/measurements.py)."""
     return facts.text_tokens + sum(estimate_image_tokens(images[i].media) for i in facts.images)
-
-
-def _note_on_drops(parts: Assembly) -> dict[str, tuple[CheckLevel, str]]:
-    if not parts.dropped:
-        return {}
-    first = parts.dropped[0]
-    return {"left out": ("look", f"{len(parts.dropped):,}, such as {first['origin']}: {first['reason']}")}
 
 
 class PromptLengths:

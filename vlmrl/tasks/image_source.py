@@ -124,16 +124,18 @@ def _require_prompt(task: Task, has_own: bool) -> None:
 
 def _require_image_alone(source: Source, row: Row) -> None:
     """Raise a DataError, with all missing columns, unless the prompt can be made for an image alone."""
+    from jinja2.meta import find_undeclared_variables
+
     try:
         text = render_user(source.template, row, source.task.variables, where=source.template_path)
     except DataError as error:
-        missing = _missing_columns(source)
+        names = find_undeclared_variables(parse_template(source.template, source.template_path))
+        missing = sorted(names - {"columns", *source.task.variables})
         if not missing:
             raise
-        names = ", ".join(f"`{name}`" for name in missing)
+        columns = f"column{plural(len(missing))} {', '.join(f'`{name}`' for name in missing)}"
         raise DataError(
-            f"the prompt of task `{source.task.name}` needs the column{plural(len(missing))} {names} of a row, "
-            "which an image alone does not have",
+            f"the prompt of task `{source.task.name}` needs the {columns} of a row, which an image alone does not have",
             where=source.template_path,
             hint=f"{ASK}, or make a table with an image and these columns per row: --data TABLE",
         ) from error
@@ -144,10 +146,3 @@ def _require_image_alone(source: Source, row: Row) -> None:
             where=source.template_path,
             hint=f"{ASK}, or make a table with {marks} images per row: --data TABLE",
         )
-
-
-def _missing_columns(source: Source) -> list[str]:
-    from jinja2.meta import find_undeclared_variables
-
-    names = find_undeclared_variables(parse_template(source.template, source.template_path))
-    return sorted(names - {"columns", *source.task.variables})

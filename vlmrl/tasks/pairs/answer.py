@@ -237,8 +237,9 @@ class AnswerForm:
         guess: dict[str, Pair | None] = {}
         for field in self.fields:
             pairs = [pair for x in rows if (pair := _pair(x.truth.get(field.name))) is not None]
+            made_up = (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
             sides = [Counter(pair[side] for pair in pairs).most_common(1) for side in (0, 1)]
-            guess[field.name] = (sides[0][0][0], sides[1][0][0]) if pairs else self._made_up(field)
+            guess[field.name] = (sides[0][0][0], sides[1][0][0]) if pairs else made_up
         return guess
 
     def others(self, x: RewardInput, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
@@ -251,9 +252,6 @@ class AnswerForm:
             same = pair is not None and pair[0] == pair[1]
             names[field.name] = (free[0], free[1]) if same else (free[0], free[0])
         return names
-
-    def _made_up(self, field: FormField) -> Pair:
-        return (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
 
 
 def form_of(levels: Sequence[str]) -> AnswerForm:

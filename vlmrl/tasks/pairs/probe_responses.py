@@ -6,7 +6,6 @@ A near miss has a single error: if it earns as much as the right answer, the rew
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Probe, ProbeRows, says, void_attacks
@@ -143,8 +142,15 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
         stated = ((f.tag, form.value(pair)) for f, pair in form.stated(form.names_of(x)))
         return "".join(f"<{tag}>{value}; {value}</{tag}>" for tag, value in stated)
 
+    def decides(x: RewardInput) -> bool:
+        """Return whether the true names determine the answer: at one level at least, they differ."""
+        return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
+
+    def shows_tags(x: RewardInput) -> bool:
+        return any(f"<{f.tag}>" in (x.prompt or echo) for f in form.fields)
+
     def contradicting(x: RewardInput) -> str | None:
-        return form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None
+        return form.write(form.names_of(x), wrong(x)) if decides(x) else None
 
     def around(inside: Make, after: Make = lambda x: "") -> Make:
         return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
@@ -173,7 +179,7 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
             "prompt and answer",
             "the prompt's own tags inside think, then right names",
             "broken",
-            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None,
+            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if shows_tags(x) else None,
         ),
     ]
     if any(f.level for f in form.fields):
@@ -279,15 +285,6 @@ def _denied(form: AnswerForm, x: RewardInput, rows: Sequence[RewardInput]) -> st
     return out
 
 
-def _has_tags(form: AnswerForm, prompt: str) -> bool:
-    return any(f"<{f.tag}>" in prompt for f in form.fields)
-
-
-def _decided(form: AnswerForm, x: RewardInput) -> bool:
-    """Return whether the true names determine the answer: at one level at least, they differ."""
-    return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
-
-
 def _arabic(text: str) -> str:
     return text.translate({ord("0") + i: 0x660 + i for i in range(10)})
 
@@ -374,11 +371,6 @@ def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("every name, or", "the same, joined by `or`", "guess", joined(" or ")),
         Attack("every name, listed", "the same, joined by commas", "guess", joined(", ")),
     ]
-
-
-def pair_probe_of(form: AnswerForm) -> Callable[[ProbeRows], Probe]:
-    """Return a function for `RowKind.probe`, for rows whose answers have this form."""
-    return partial(pair_probe, form)
 
 
 def pair_probe(form: AnswerForm, rows_tried: ProbeRows) -> Probe:

@@ -19,7 +19,6 @@ from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import LEVEL_NAME
-from vlmrl.tasks.attack import Probe, ProbeRows
 from vlmrl.tasks.base import GradedResponse, Outcome, Task, prepared_task
 from vlmrl.tasks.figure import Histogram, by_label
 from vlmrl.tasks.pairs.answer import form_of
@@ -55,15 +54,10 @@ def pair_labels_of(row: Row) -> RowLabels:
     return RowLabels(label, distance if isinstance(distance, int) else None, "individual" if shown else "", names)
 
 
-def probe_by_levels(rows_tried: ProbeRows) -> Probe:
-    """Return the answers and tricks for pairs without a task; the levels are found from their truths."""
-    return pair_probe(form_of(level_names(rows_tried.rows[0].truth)), rows_tried)
-
-
 PAIRS = RowKind(
     matches=lambda truth: "same" in truth,
     arguments=lambda truth: {"levels": level_names(truth)},
-    probe=probe_by_levels,
+    probe=lambda tried: pair_probe(form_of(level_names(tried.rows[0].truth)), tried),  # without a task
     is_right=side_of,
     labels=pair_labels_of,
     specificity=1,

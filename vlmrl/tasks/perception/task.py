@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.metric import SHARE, Metric
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Measure, Outcome, Task, prepared_task
+from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Outcome, Task, prepared_task
 from vlmrl.tasks.perception.answer import NAMES, RIGHT, SURE, Detection, Read, Settings, positions_as, read_answer
 from vlmrl.tasks.perception.probe_responses import box_kind, write_boxes
 from vlmrl.tasks.perception.reward import (
@@ -99,7 +98,7 @@ def _box_task(
         notes=partial(notes_on_boxes, field),
         profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})},
         outcome=partial(measure, settings),
-        outcome_as=partial(_measure_as, measure, settings, rewards[0]),
+        outcome_as=lambda spec: partial(measure, settings_as(settings, rewards[0], spec)),
         trace=partial(_write_boxes, field, settings, thought),
         trace_sees=True,
         positions=partial(positions_as, settings, rewards[0], read),
@@ -108,13 +107,6 @@ def _box_task(
         variants=VARIANTS,
         **facts,
     )
-
-
-def _measure_as(
-    measure: Callable[..., Outcome], settings: BoxSettings, reward: str, spec: RewardSpec | None
-) -> Measure:
-    """Return `measure` for responses that a reward has scored: it reads boxes as this reward does."""
-    return partial(measure, settings_as(settings, reward, spec))
 
 
 def _write_boxes(
@@ -219,7 +211,7 @@ def measure_detection(settings: Settings, x: RewardInput, score: Score) -> Outco
         "box_f1": 2 * right / (stated + there) if there else float(answer.is_none),
         "box_brier": fmean(losses) if losses else None,
         "absent_accuracy": None if there else float(answer.is_none),
-        "parse_failure": float(not answer.says_something),
+        "parse_failure": float(not (answer.is_none or answer.detections)),
     }
 
 

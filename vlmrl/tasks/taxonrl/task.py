@@ -16,7 +16,7 @@ from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task, prepared_task
 from vlmrl.tasks.pairs.answer import AnswerForm
-from vlmrl.tasks.pairs.probe_responses import pair_probe_of
+from vlmrl.tasks.pairs.probe_responses import pair_probe
 from vlmrl.tasks.pairs.task import METRICS, PAIRS, confidence_figures, draw_probability, outcome_as, pair_labels_of
 from vlmrl.tasks.taxonrl.domains import (
     BASELINE,
@@ -219,7 +219,7 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         figures=confidence_figures,
         by=("distance",),
         trace=partial(write_response, domain, chosen),
-        kind=replace(SPECIES_PAIRS, probe=pair_probe_of(answer_form(domain, chosen))),
+        kind=replace(SPECIES_PAIRS, probe=partial(pair_probe, answer_form(domain, chosen))),
         variant=chosen.name,
         variants=domain.variant_names,
     )

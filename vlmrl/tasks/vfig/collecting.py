@@ -341,15 +341,7 @@ class SourceCounts:
 
     def fields(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
-        return {
-            "rows": self.rows,
-            "kept": self.splits(),
-            "dropped": dict(self.dropped.most_common()),
-            "duplicates": self.duplicates,
-            "leaks": self.leaks,
-            "drawn": self.drawn,
-            "doubtful": self.doubtful,
-        }
+        return {**vars(self), "kept": self.splits(), "dropped": dict(self.dropped.most_common())}
 
     def note(self) -> tuple[CheckLevel, str]:
         """Return the counts as a check of the data doctor."""
@@ -592,10 +584,8 @@ class Collector:
         if is_bench:
             return TEST
         is_validation = split_point(one.picture_hash) < self.plan.val_share
-        return VALIDATION if is_validation and not self._is_trained(one) else TRAIN
-
-    def _is_trained(self, one: Screened) -> bool:
-        return one.picture_hash in self.trained or one.code_hash in self.trained
+        is_trained = one.picture_hash in self.trained or one.code_hash in self.trained
+        return VALIDATION if is_validation and not is_trained else TRAIN
 
     def _keep(self, one: Screened, counts: SourceCounts, split: str) -> None:
         assert self._work is not None
