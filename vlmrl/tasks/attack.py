@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -119,6 +119,17 @@ class Probe:
 
 def says(text: str) -> Make:
     return lambda x: text
+
+
+def attacks_of(
+    tricks: Iterable[tuple[str, str, Kind, str]], pieces: Callable[[RewardInput], Mapping[str, Any]]
+) -> list[Attack]:
+    """Return an attack for each (name, idea, kind, text). `pieces`: row -> value of each `{name}` in the texts."""
+
+    def make(text: str) -> Make:
+        return lambda x: text.format_map(pieces(x))
+
+    return [Attack(name, idea, kind, make(text)) for name, idea, kind, text in tricks]
 
 
 def void_attacks(echo: str) -> list[Attack]:

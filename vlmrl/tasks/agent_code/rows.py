@@ -29,6 +29,8 @@ PROBLEM, CODE, ANSWER = "problem", "code", "answer"
 STEPS: Mapping[str, str] = {"pre_problem": PROBLEM, "pre_code": CODE, "pre_answer": ANSWER}
 """Type of a published row -> the tag of the step that is asked for."""
 INPUT_NAME, OUTPUT_NAME = "path_to_input_image.jpg", "path_to_output_image.jpg"
+COPY = f"from PIL import Image\nImage.open('{INPUT_NAME}').save('{OUTPUT_NAME}')"
+"""Code that repairs nothing: it loses what saving as JPEG loses."""
 NONE = "none"
 MOST_CHARS = 20_000
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)

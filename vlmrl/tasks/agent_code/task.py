@@ -12,6 +12,7 @@ from vlmrl.tasks.agent_code.rewards import NAME, PUBLISHED, PUBLISHED_EPISODES
 from vlmrl.tasks.agent_code.rows import (
     ANSWER,
     CODE,
+    COPY,
     INPUT_NAME,
     LABELS,
     OUTPUT_NAME,
@@ -103,7 +104,6 @@ def write_trace(thought: str, row: Row, rng: random.Random) -> str | list[str | 
 
 def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     """Return tricks with steps."""
-    unchanged = f"from PIL import Image\nImage.open('{INPUT_NAME}').save('{OUTPUT_NAME}')"
     every = "{" + ", ".join(map(repr, LABELS)) + "}"
     think = "<think>I look at the picture.</think>"
 
@@ -115,7 +115,7 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
 
     return [
         Attack("all labels", "every damage at once", "guess", lambda x: of_step(x, PROBLEM, every)),
-        Attack("no change", "code that copies the picture", "guess", lambda x: of_step(x, CODE, unchanged)),
+        Attack("no change", "code that copies the picture", "guess", lambda x: of_step(x, CODE, COPY)),
         Attack("no code", "an empty <code>", "void", lambda x: of_step(x, CODE, " ")),
         Attack("another step", "code where something else is asked for", "void",
                lambda x: step(CODE if x.truth.get("step", ANSWER) != CODE else PROBLEM, "pass")),

@@ -54,7 +54,7 @@ class Form(ABC):
     """True = stating a level below one that differs breaks the format."""
 
     partial: bool = True
-    """Whether one right name earns half of the level."""
+    """True = one right name earns half of the level."""
 
     @abstractmethod
     def read(self, level: str, body: str) -> Said: ...

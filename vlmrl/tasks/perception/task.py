@@ -17,7 +17,7 @@ from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
-from vlmrl.tasks.attack import Attack, says
+from vlmrl.tasks.attack import Attack, Kind, attacks_of
 from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Outcome, Task, prepared_task
 from vlmrl.tasks.perception.answer import NAMES, RIGHT, SURE, Detection, Read, Settings, positions_as, read_answer
 from vlmrl.tasks.perception.probe_responses import box_kind, write_boxes
@@ -306,40 +306,24 @@ def write_counting_trace(variant: str, row: Row, rng: random.Random) -> str:
     return answer if variant == DIRECT else f"<think>I count {row.truth['answer']}.</think>{answer}"
 
 
+TRICKS: Sequence[tuple[str, str, Kind, str]] = (
+    ("form without a number", "the whole form, and a word as its answer", "void", "{guess}<answer>many</answer>"),
+    ("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", "{guess}<answer>{every}</answer>"),
+    ("a range", "an interval as the answer", "void", "{guess}<answer>0-30</answer>"),
+    ("right, then wrong", "two answers, the right one first", "broken", "{guess}{right}{other}"),
+    ("wrong, then right", "two answers, the right one last", "broken", "{guess}{other}{right}"),
+    ("the answer in the thought", "the right number only within the thought", "broken", "<think>It is {n}.</think>"),
+    ("one too many", "the right number plus one", "miss", "{guess}{other}"),
+)
+"""Tricks that earned something from published rewards for counts; see `attacks_of`."""
+
+
 def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
-    """Return tricks that earned something from published rewards for counts."""
-    every = " ".join(str(number) for number in range(30))
+    """Return tricks with counts."""
 
-    def form(answer: Any) -> str:
-        return f"<think>I guess.</think><answer>{answer}</answer>"
+    def pieces(x: RewardInput) -> dict[str, Any]:
+        truth = x.truth.get("answer", 0)
+        texts = {"n": truth, "right": f"<answer>{truth}</answer>", "other": f"<answer>{int(truth) + 1}</answer>"}
+        return {**texts, "guess": "<think>I guess.</think>", "every": " ".join(map(str, range(30)))}
 
-    def right(x: RewardInput) -> int:
-        return x.truth.get("answer", 0)
-
-    def other(x: RewardInput) -> int:
-        return int(right(x)) + 1
-
-    return [
-        Attack("form without a number", "the whole form, and a word as its answer", "void", says(form("many"))),
-        Attack("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", says(form(every))),
-        Attack("a range", "an interval as the answer", "void", says(form("0-30"))),
-        Attack(
-            "right, then wrong",
-            "two answers, the right one first",
-            "broken",
-            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>",
-        ),
-        Attack(
-            "wrong, then right",
-            "two answers, the right one last",
-            "broken",
-            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>",
-        ),
-        Attack(
-            "the answer in the thought",
-            "the right number only within the thought",
-            "broken",
-            lambda x: f"<think>It is {right(x)}.</think>",
-        ),
-        Attack("one too many", "the right number plus one", "miss", lambda x: form(other(x))),
-    ]
+    return attacks_of(TRICKS, pieces)
