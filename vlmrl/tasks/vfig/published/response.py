@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import (
@@ -363,8 +364,8 @@ class _Reader:
         self.parent_of = parents(root)
         self.rules: Classes = arrow_classes(root)
         self._looks: dict[tuple[Element, str], str] = {}
-        self._moves: dict[Element, Point] = {}
-        self._heads: dict[Element, float | None] = {}
+        self._head_height = cache(_polygon_height)
+        self._move = cache(lambda element: translation(element.get("transform")))
         self.markers = {e.get("id", ""): _marker(e) for e in root.iter() if name_of(e) == "marker"}
 
     def inherited(self, element: Element, name: str) -> str:
@@ -393,9 +394,8 @@ class _Reader:
         x = y = 0.0
         above = self.parent_of.get(element)
         while above is not None:
-            if above not in self._moves:
-                self._moves[above] = translation(above.get("transform"))
-            x, y = x + self._moves[above][0], y + self._moves[above][1]
+            move_x, move_y = self._move(above)
+            x, y = x + move_x, y + move_y
             above = self.parent_of.get(above)
         move_x, move_y = translation(element.get("transform"))
         return x + move_x, y + move_y
@@ -432,9 +432,7 @@ class _Reader:
         group = self.parent_of.get(element)
         if group is None or name_of(group) != "g":
             return False, 0.0
-        if group not in self._heads:
-            self._heads[group] = _polygon_height(group)
-        height = self._heads[group]
+        height = self._head_height(group)
         return height is not None, (height or 0.0) / stroke
 
 
