@@ -223,7 +223,7 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         info,
         f"{name}/prompt.jinja",
         variables={"levels": levels},
-        validate=_validator(levels),
+        validate=partial(_problems, levels),
         profiles={"default": ("taxonomy", {"levels": levels})},
         outcome=measure(None),
         outcome_as=measure,
@@ -275,29 +275,25 @@ def draw_probability(same: bool, rng: random.Random) -> float:
     return (tenths if same else 10 - tenths) / 10
 
 
-def _validator(levels: Sequence[str]) -> Callable[[Mapping[str, Any]], list[str]]:
-    def validate(truth: Mapping[str, Any]) -> list[str]:
-        wrong = []
-        if not isinstance(truth.get("same"), bool):
-            wrong.append(f"`same` is {truth.get('same')!r}, not true or false")
-        for level in levels:
-            names = truth.get(level)
-            if not (
-                isinstance(names, (list, tuple)) and len(names) == 2 and all(isinstance(n, str) and n for n in names)
-            ):
-                wrong.append(f"`{level}` is {names!r}, not two names")
-            elif bad := [n for n in names if any(c in n for c in ";<>\n") or n != n.strip()]:
-                wrong.append(
-                    f"`{level}` has the name {bad[0]!r}, which the answer format cannot hold (; < > or outer spaces)"
-                )
-        if wrong:
-            return wrong
-        first, second = (tuple(truth[level][side] for level in levels) for side in (0, 1))
-        distance = pair_distance(first, second)
-        if truth["same"] != (distance == 0):
-            wrong.append(f"`same` is {truth['same']} but the names are {'equal' if distance == 0 else 'different'}")
-        if truth.get("distance") != distance:
-            wrong.append(f"`distance` is {truth.get('distance')!r}; the names make it {distance}")
+def _problems(levels: Sequence[str], truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth, in words."""
+    wrong = []
+    if not isinstance(truth.get("same"), bool):
+        wrong.append(f"`same` is {truth.get('same')!r}, not true or false")
+    for level in levels:
+        names = truth.get(level)
+        if not (isinstance(names, (list, tuple)) and len(names) == 2 and all(isinstance(n, str) and n for n in names)):
+            wrong.append(f"`{level}` is {names!r}, not two names")
+        elif bad := [n for n in names if any(c in n for c in ";<>\n") or n != n.strip()]:
+            wrong.append(
+                f"`{level}` has the name {bad[0]!r}, which the answer format cannot hold (; < > or outer spaces)"
+            )
+    if wrong:
         return wrong
-
-    return validate
+    first, second = (tuple(truth[level][side] for level in levels) for side in (0, 1))
+    distance = pair_distance(first, second)
+    if truth["same"] != (distance == 0):
+        wrong.append(f"`same` is {truth['same']} but the names are {'equal' if distance == 0 else 'different'}")
+    if truth.get("distance") != distance:
+        wrong.append(f"`distance` is {truth.get('distance')!r}; the names make it {distance}")
+    return wrong

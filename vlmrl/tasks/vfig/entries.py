@@ -95,17 +95,7 @@ def prep(
         workers=limits.workers,
         progress=limits.progress,
     )
-    return _prepared(plan, check_name(name or NAME), out, limits)
-
-
-def _sources(options: dict[Any, list[str] | None], image_root: Path | None, label: str | None) -> list[FigureSource]:
-    given = [(kind, text) for kind, texts in options.items() for text in texts or []]
-    if label is not None and len(given) != 1:
-        raise DataError(f"--label names one source, but there are {len(given)}", hint="write NAME=PATH for each")
-    return [named_source(kind, text, image_root, label) for kind, text in given]
-
-
-def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits) -> Prepared:
+    name = check_name(name or NAME)
     args = {
         "sources": [source.short for source in plan.sources],
         "benches": [source.short for source in plan.benches],
@@ -126,6 +116,13 @@ def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits) -> Prepar
     task = replace(figures_task({}), prep=lambda **_: collector.splits(), notes=lambda _: collector.notes())
     place = out or Path("data") / name
     return prepare_own(task, args, place, limits, name=name, source=collector.report.fields)
+
+
+def _sources(options: dict[Any, list[str] | None], image_root: Path | None, label: str | None) -> list[FigureSource]:
+    given = [(kind, text) for kind, texts in options.items() for text in texts or []]
+    if label is not None and len(given) != 1:
+        raise DataError(f"--label names one source, but there are {len(given)}", hint="write NAME=PATH for each")
+    return [named_source(kind, text, image_root, label) for kind, text in given]
 
 
 PREP = PrepCommand(
