@@ -56,7 +56,11 @@ def ask_about(images: ImageFiles, entries: Sequence[Data], question: Question) -
     data = Data(path=images.path, task=task.name, prompt=own_prompt, system=entry.system)
     template = None if question.prompt is None else (literal(question.prompt), "--prompt")
     rows = images.rows(SPLIT)
-    _require_prompt(task, bool(template or own_prompt))
+    if not (template or own_prompt or task.template):
+        if task.name == DEFAULT:
+            raise RecipeError("there is no question to ask about the images", hint=f"name a --task, or {ASK}")
+        message = f"the prompts of task `{task.name}` are in the rows of its dataset, and an image alone has none"
+        raise DataError(message, hint=ASK)
     source = make_source(data, Reward(), images, task, SPLIT, rows, scored=False, template=template)
     _require_image_alone(source, rows[0])
     return source
@@ -110,16 +114,6 @@ def _task(entry: Data, question: Question, images: ImageFiles) -> Task:
     if (Path(entry.path) / INFO_FILE).is_file():  # some prompts have words of the dataset, such as names of levels
         info = {**read_info(Path(entry.path)), "task": name}
     return make_task(name, info, entry.variant)
-
-
-def _require_prompt(task: Task, has_own: bool) -> None:
-    if has_own or task.template:
-        return
-    if task.name == DEFAULT:
-        raise RecipeError("there is no question to ask about the images", hint=f"name a --task, or {ASK}")
-    raise DataError(
-        f"the prompts of task `{task.name}` are in the rows of its dataset, and an image alone has none", hint=ASK
-    )
 
 
 def _require_image_alone(source: Source, row: Row) -> None:

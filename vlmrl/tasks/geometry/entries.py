@@ -44,14 +44,13 @@ def prep_command(collection: Collection) -> PrepCommand:
     )
 
 
-def _entry(collection: Collection) -> TaskEntry:
-    return TaskEntry(
+TASKS = {
+    collection.name: TaskEntry(
         partial(geometry_task, collection),
         collection.summary,
         variants=collection.variants,
         profiles=collection.profiles,
         prep=prep_command(collection),
     )
-
-
-TASKS = {collection.name: _entry(collection) for collection in COLLECTIONS}
+    for collection in COLLECTIONS
+}

@@ -26,8 +26,8 @@ def prep_command(domain: Domain) -> PrepCommand:
     )
 
 
-def _entry(domain: Domain) -> TaskEntry:
-    return TaskEntry(
+TASKS = {
+    name: TaskEntry(
         partial(domain_task, domain),
         domain.summary,
         variants=domain.variant_names,
@@ -36,7 +36,6 @@ def _entry(domain: Domain) -> TaskEntry:
         truth_form=partial(truth_form, domain.name),
         prep=prep_command(domain),
     )
-
-
-TASKS = {name: _entry(domain) for name, domain in DOMAINS.items()}
+    for name, domain in DOMAINS.items()
+}
 KINDS = (SPECIES_PAIRS,)

@@ -96,7 +96,8 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
         field, pair = domain.truth_field(name), row.truth.get(name)
         agree = names_agree(pair, name)
         if agree is None and variant.form == "agreements":
-            agree = _level_agrees(name, row.truth)
+            distance = row.truth.get("distance")  # 1 = the species differ
+            agree = None if distance is None else distance < 2 + LEVELS_UP.index(name)
         if agree is None:
             raise DataError(
                 f"the row does not know its `{name}`: no correct response can be written",
@@ -112,12 +113,6 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
     lines[-1] = lines[-1][0].upper() + lines[-1][1:]
     probability = f"{draw_probability(row.truth['same'], rng):.4f}"
     return "<think>\n" + "\n".join(lines) + f"\n</think>\n<answer>{probability}</answer>"
-
-
-def _level_agrees(level: str, truth: Mapping[str, Any]) -> bool | None:
-    """Return whether the pair is equal at a level whose names are unknown, from `distance` (1 = the species differ)."""
-    distance = truth.get("distance")
-    return None if distance is None else distance < 2 + LEVELS_UP.index(level)
 
 
 def _body(variant: Variant, pair: Any, agree: bool) -> str:
