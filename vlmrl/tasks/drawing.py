@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.data.images import encode_png, image_hash
@@ -75,7 +77,13 @@ class Drawn(NamedTuple):
 
 
 def draw_rows(
-    task: str, counts: Mapping[str, int], seed: int, draw: Callable[[int, random.Random], Drawn | None], *, hint: str
+    task: str,
+    counts: Mapping[str, int],
+    seed: int,
+    draw: Callable[[int, random.Random], Drawn | None],
+    *,
+    hint: str,
+    images: set[str] | None = None,
 ) -> dict[str, list[NewRow]]:
     """Return split -> drawn rows. No image is there twice, and the same seed gives the same rows.
 
@@ -84,9 +92,10 @@ def draw_rows(
         counts: split -> number of rows.
         draw: (number of a row in its split, random numbers) -> the row; None = this drawing cannot be used.
         hint: options to change if the drawings of a row cannot be used.
+        images: hashes of images that are there already; those of the rows are added.
     Raises: DataError if no drawing of a row can be used.
     """
-    images: set[str] = set()
+    images = set() if images is None else images
 
     def row(split: str, number: int) -> NewRow:
         for attempt in range(MOST_TRIES):
@@ -98,6 +107,15 @@ def draw_rows(
         raise DataError(f"{MOST_TRIES} drawings gave no new image for row {number} of {split}", hint=hint)
 
     return {split: [row(split, number) for number in range(num_rows)] for split, num_rows in counts.items()}
+
+
+@cache
+def page_template(file: Path) -> Any:
+    """Return the template of drawn web pages in a file."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(file.read_text(encoding="utf-8"))
 
 
 def lay_out(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vlmrl.environments.calls import write_call
@@ -15,6 +16,7 @@ from vlmrl.tasks.agent_search.rewards import NAME, PUBLISHED, PUBLISHED_EPISODES
 from vlmrl.tasks.agent_search.rows import ANSWER, HARD, SEARCH, SIMPLE, STEPS, written
 from vlmrl.tasks.attack import Attack, Kind, says
 from vlmrl.tasks.base import Outcome, Task
+from vlmrl.tasks.truth_kinds import problems_of
 from vlmrl.types import Call, RewardInput, Row, Score, Turn
 
 SUMMARY = "a question about a picture whose answer must be looked up (by `vlmrl prep agent_search`)"
@@ -23,17 +25,9 @@ SUMMARY = "a question about a picture whose answer must be looked up (by `vlmrl 
 def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
     """Return the task of a dataset; see `prepared_task`."""
     rewards = NAME, PUBLISHED, PUBLISHED_EPISODES
-    facts = {"validate": truth_problems, "attacks": attacks, "metrics": {"f1": Metric("higher", SHARE)}}
+    validate = partial(problems_of, lambda truth: graded(RewardInput("", truth)))
+    facts = {"validate": validate, "attacks": attacks, "metrics": {"f1": Metric("higher", SHARE)}}
     return step_task(SUMMARY, rewards, info, variant, write_trace, outcome=measure, **facts)
-
-
-def truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
-    try:
-        graded(RewardInput("", truth))
-        return []
-    except RewardError as error:
-        return [error.message]
 
 
 def measure(x: RewardInput, score: Score) -> Outcome:

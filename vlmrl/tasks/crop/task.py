@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from vlmrl.environments.calls import write_call
-from vlmrl.errors import RewardError
 from vlmrl.rewards.boxes.planes import Box, check_space, convert, plane_of
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
@@ -16,6 +15,7 @@ from vlmrl.tasks.attack import Attack, Kind, says
 from vlmrl.tasks.base import Task, prepared_task
 from vlmrl.tasks.crop.rewards import CROP, RLLAVA_CROP, true_answer
 from vlmrl.tasks.perception.truth import BoxSettings, size_of
+from vlmrl.tasks.truth_kinds import problems_of
 from vlmrl.types import Call, RewardInput, Row, Size, Turn
 
 SUMMARY = "a question whose answer stands in a small place, with a tool to zoom (made by `vlmrl prep crop`)"
@@ -35,7 +35,7 @@ def crop_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         SUMMARY,
         info,
         "crop/direct.jinja" if thought == OPTIONAL else "crop/think.jinja",
-        validate=truth_problems,
+        validate=partial(problems_of, true_answer),
         variables={"form": "" if means == ALONE else FORMS[check_space(chosen.space)]},
         profiles={"default": (CROP, {"thought": thought}), "rllava": (RLLAVA_CROP, {})},
         by=("category",),
@@ -47,15 +47,6 @@ def crop_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         variant=name,
         variants=VARIANTS,
     )
-
-
-def truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
-    try:
-        true_answer(truth)
-        return []
-    except RewardError as error:
-        return [error.message]
 
 
 def write_trace(

@@ -78,7 +78,7 @@ def open_judged(
         account=place.account,
         offline=os.environ.get(OFFLINE, "") == "1",
         also=[] if settings.cache or place.folder is None else [folder.parent / JUDGE_FILE],
-        notify=_say,
+        notify=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return JudgedService(service, render=render, key=key)
 
@@ -118,16 +118,8 @@ class JudgedService:
             f"{cost}"
         )
         return {
-            "provider": answer.provider,
-            "model": answer.model,
-            "address": answer.address,
-            "seconds": answer.seconds,
-            "input_tokens": answer.input_tokens,
-            "output_tokens": answer.output_tokens,
-            "cost": answer.cost,
-            "concurrency": settings.concurrency,
-            "max_calls": settings.max_calls,
-            "max_cost": settings.max_cost,
+            **{name: value for name, value in vars(answer).items() if name != "judgement"},
+            **{name: getattr(settings, name) for name in ("concurrency", "max_calls", "max_cost")},
             "line": line,
         }
 
@@ -290,7 +282,3 @@ def png_of(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -170,9 +170,7 @@ class Rejected:
 
 
 class _Reject(Exception):
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
+    """Kind and reason of a `Rejected`."""
 
 
 def screen(
@@ -189,7 +187,7 @@ def screen(
         try:
             codes[number] = _checked_code(figure.text, filters)
         except _Reject as reject:
-            results[number] = Rejected(figure, reject.kind, reject.reason)
+            results[number] = Rejected(figure, *reject.args)
     drawings = dict(zip(codes, renderer.draw([DrawJob(svg) for svg in codes.values()]), strict=True))
     small = [
         (number, sizes.enlarged(*_size(drawing)))
@@ -203,7 +201,7 @@ def screen(
         try:
             results[number] = _screened(figure, codes[number], drawing, filters, sizes)
         except _Reject as reject:
-            results[number] = Rejected(figure, reject.kind, reject.reason)
+            results[number] = Rejected(figure, *reject.args)
     return [result for result in results if result is not None]
 
 
