@@ -22,8 +22,7 @@ from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
 from vlmrl.data.table_pieces import Located, RowFiles, TablePiece, open_row_files, read_piece
 from vlmrl.data.table_values import split_images
-from vlmrl.errors import DataError
-from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, first_bad, is_few, leave_out
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow
 from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
 from vlmrl.types import Media
 
@@ -209,26 +208,6 @@ class Survey:
     def leave_out(self, origin: str, reason: str) -> None:
         """Note a row that is wrong."""
         self.bad.append({"origin": origin, "reason": reason})
-
-    def may_go_on(self, max_bad: float) -> bool:
-        """Return whether a row is sound, and the share of wrong rows not above `max_bad`."""
-        return any(self.rows.values()) and is_few(len(self.bad), self.total, max_bad)
-
-    def refuse_bad(self, max_bad: float, question: str) -> None:
-        """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound.
-
-        Args:
-            question: what to ask the user if most rows are wrong.
-        """
-        if self.may_go_on(max_bad):
-            return
-        bad, total = len(self.bad), self.total
-        share = bad / max(1, total)
-        finding = f"{bad:,} of {total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
-        finding = finding if any(self.rows.values()) else f"all {total:,} rows are wrong"
-        lines = first_bad([(one["origin"], one["reason"]) for one in self.bad])
-        hint = question if share > 0.5 else f"fix the rows, or {leave_out(bad, total)}"
-        raise DataError(f"{finding}; nothing was written:{lines}", hint=hint)
 
     def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
         """Return the number of an image; an image that was not there before is added."""

@@ -122,7 +122,7 @@ def test_a_wrong_row_is_an_error_with_its_line_and_nothing_is_written(
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:5], {**rows[5], **fields}]))
     with pytest.raises(DataError) as error:
         prepare(tmp_path, source)
-    assert "1 of 11 rows (9.1%) are wrong" in error.value.message
+    assert "1 of 11 rows are wrong" in error.value.message
     assert "train line 6" in error.value.message and reason in error.value.message
     assert "--max-bad 0.1 leaves them out" in str(error.value.hint)
     assert not (tmp_path / "out").exists()
@@ -193,7 +193,7 @@ def test_another_test_source_replaces_the_sources_own(tmp_path: Path) -> None:
 def test_rows_that_repeat_one_are_left_out_and_rows_that_contradict_one_are_wrong(tmp_path: Path) -> None:
     rows = [hub_row(1), hub_row(2), hub_row(1), hub_row(4), hub_row(4, answer="5"), hub_row(6)]
     table = hub_table(tmp_path / "rows.parquet", rows)
-    with pytest.raises(DataError, match=r"2 of 6 rows \(33\.3%\) are wrong") as error:
+    with pytest.raises(DataError, match="2 of 6 rows are wrong") as error:
         prepare(tmp_path, table)
     assert "different answers in different rows" in error.value.message
     prepared = prepare(tmp_path, table, max_bad=0.4, validation_rows=0)
