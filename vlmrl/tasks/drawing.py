@@ -77,13 +77,7 @@ class Drawn(NamedTuple):
 
 
 def draw_rows(
-    task: str,
-    counts: Mapping[str, int],
-    seed: int,
-    draw: Callable[[int, random.Random], Drawn | None],
-    *,
-    hint: str,
-    images: set[str] | None = None,
+    task: str, counts: Mapping[str, int], seed: int, draw: Callable[[int, random.Random], Drawn | None], *, hint: str
 ) -> dict[str, list[NewRow]]:
     """Return split -> drawn rows. No image is there twice, and the same seed gives the same rows.
 
@@ -92,10 +86,9 @@ def draw_rows(
         counts: split -> number of rows.
         draw: (number of a row in its split, random numbers) -> the row; None = this drawing cannot be used.
         hint: options to change if the drawings of a row cannot be used.
-        images: hashes of images that are there already; those of the rows are added.
     Raises: DataError if no drawing of a row can be used.
     """
-    images = set() if images is None else images
+    images: set[str] = set()
 
     def row(split: str, number: int) -> NewRow:
         for attempt in range(MOST_TRIES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from vlmrl.browser.client import Browser, BrowserServer
 from vlmrl.environments.base import EnvironmentLimits, EnvironmentUnavailable, Start
@@ -81,7 +83,7 @@ def test_the_demonstration_of_each_kind_reaches_its_goal_and_nothing_else_does(k
     new = rows[kind]
     page = opened(new)
     first = page.screenshot()
-    assert np.array_equal(pixels(first), np.asarray(new.image)), "the prompt's picture"
+    assert np.array_equal(pixels(first), np.asarray(Image.open(io.BytesIO(new.images[0])))), "the prompt's picture"
     assert page.get_reward() == 0.0
     act(page, Call("click", {"x": 995, "y": 995}))
     assert page.get_reward() == 0.0

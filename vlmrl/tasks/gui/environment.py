@@ -9,19 +9,19 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from PIL import Image
 
 from vlmrl.browser.client import Browser, BrowserGone, BrowserServer, Tab
+from vlmrl.data.images import encode_png, image_hash
 from vlmrl.environments.base import EnvironmentUnavailable, Observation, Start, Started
 from vlmrl.environments.tools import ToolError
 from vlmrl.errors import DataError, RewardError
 from vlmrl.rewards.boxes.planes import Box, Plane, Space, check_space, convert, plane_of
 from vlmrl.tasks.base import NewRow
-from vlmrl.tasks.drawing import Drawn, draw_rows
 from vlmrl.tasks.gui.kinds import KINDS
+from vlmrl.types import hash64
 from vlmrl.untrusted import parse_json
 
 STATE, SCROLL = "({...document.body.dataset})", "scrollBy(0, {})"
@@ -30,8 +30,8 @@ const y = r.y + r.height / 2, top = document.elementFromPoint(x, y); return [x, 
 """Expressions for a page: its state; to scroll at once; the middle of an element, and whether a click there hits it."""
 MEMORY_MB = 16384
 """Memory of the browser with the pages of all episodes, in MiB, unless an argument says otherwise."""
-MOST_CHARS = 200
-"""Longest text that is typed at once."""
+MOST_CHARS, MOST_TRIES = 200, 20
+"""Longest text that is typed at once; largest number of drawings for one row."""
 
 
 class Clicks:
@@ -159,30 +159,33 @@ def draw_splits(
         side: width and height of a page, in pixels.
     Raises: DataError without a browser, or if no drawing of a row can be used.
     """
-    images, rows = set[str](), dict[str, list[NewRow]]()
+    images = set[str]()
 
-    def drawn(tab: Tab, split: str, number: int, rng: random.Random) -> Drawn | None:
+    def row(tab: Tab, split: str, number: int) -> NewRow:
         kind = kinds[split][number % len(kinds[split])]
-        row, group = draw_row(tab, kind, side, rng), "known" if kind in kinds["train"] else "unseen"
-        return row and row._replace(truth={**row.truth, "group": group})
+        for attempt in range(MOST_TRIES):
+            rng = random.Random(hash64("gui", str(seed), split, str(number), str(attempt)))
+            drawn = draw_row(tab, kind, side, rng)
+            if drawn is not None and (sha256 := image_hash(drawn.images[0])) not in images:
+                images.add(sha256)
+                truth = {**drawn.truth, "group": "known" if kind in kinds["train"] else "unseen"}
+                return NewRow(truth, drawn.images, drawn.columns, origin=f"{split} {number}")
+        raise DataError(f"{MOST_TRIES} drawings gave no new page of the kind {kind}", hint="fewer rows")
 
     try:
         with BrowserServer() as server, Browser(server.address) as browser, browser.tab(side, side) as tab:
-            for split, count in counts.items():
-                draw = partial(drawn, tab, split)
-                rows |= draw_rows("gui", {split: count}, seed, draw, hint="fewer rows", images=images)
-            return rows
+            return {split: [row(tab, split, number) for number in range(count)] for split, count in counts.items()}
     except (BrowserGone, TimeoutError) as error:
         why, hint = (error.message, error.hint) if isinstance(error, BrowserGone) else (str(error), None)
         raise DataError(f"pages cannot be drawn: {why}", hint=hint) from error
 
 
-def draw_row(tab: Tab, kind: str, side: int, rng: random.Random) -> Drawn | None:
+def draw_row(tab: Tab, kind: str, side: int, rng: random.Random) -> NewRow | None:
     """Return a row of a kind, with the actions that reach its goal; None if this drawing hides what must be clicked."""
     page = KINDS[kind](rng)
     html, actions = page.html(kind, rng, side), list[tuple[str, Any]]()
     tab.load(html)
-    image = Image.fromarray(tab.pixels())
+    image = encode_png(Image.fromarray(tab.pixels()))
     for name, value in page.steps:
         if name == "click":
             place = f"{PLACE}({json.dumps(value)})"
@@ -201,4 +204,4 @@ def draw_row(tab: Tab, kind: str, side: int, rng: random.Random) -> Drawn | None
     if not holds(tab, page.goal):
         raise DataError(f"the steps of a page of the kind {kind} do not reach its goal")
     facts = {"kind": kind, "goal": json.dumps(page.goal), "actions": json.dumps(actions), "side": side, "page": html}
-    return Drawn(image, facts, {"request": page.request})
+    return NewRow(facts, [image], {"request": page.request})
