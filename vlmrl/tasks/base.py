@@ -362,11 +362,6 @@ class Task:
         """Name in REWARDS of the task's own reward; None when the user must bring one."""
         return self.profiles["default"][0] if "default" in self.profiles else None
 
-    @property
-    def reward_args(self) -> Mapping[str, Any]:
-        """Arguments of the task's own reward that come from the dataset."""
-        return self.profiles["default"][1] if "default" in self.profiles else {}
-
     def correct_response(self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
         """Return a correct response to a row as text, made by `trace`: all its turns, calls in the format `hermes`.
 

@@ -273,7 +273,7 @@ def inputs() -> list[RewardInput]:
 @pytest.mark.parametrize("variant", ["thousand", "thousand_direct", "alone_direct"])
 def test_no_trick_earns_anything(variant: str) -> None:
     task = make_task("crop", {}, variant)
-    spec = load_reward("crop", args=task.reward_args)
+    spec = load_reward("crop", args=task.profiles["default"][1])
     found = probe_reward(spec, spec.weights, inputs(), more=task.attacks(inputs()))
     assert found["flagged"] == 0, [one for one in found["probes"] if one["flagged"]]
     assert {"answer in a call", "wrong after four calls"} <= {one["name"] for one in found["probes"]}

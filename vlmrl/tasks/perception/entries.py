@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from vlmrl.rewards.boxes.planes import Space
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.entry import TaskEntry
@@ -52,10 +51,8 @@ PUBLISHED: Mapping[str, str] = {
     DETECTION: "hub:laolao77/ViRFT_COCO_base65",
     GROUNDING: "hub:Kangheng/PR1-Datasets-Grounding",
 }
-PUBLISHED_SPACE: Space = "thousand"
-"""Coordinate space of the boxes of `PUBLISHED`."""
-GROUNDING_SPACE_HELP = space_help(PUBLISHED_SPACE, " and for a column normalized_solution")
-DETECTION_SPACE_HELP = space_help(PUBLISHED_SPACE)
+GROUNDING_SPACE_HELP = space_help(" and for a column normalized_solution")
+DETECTION_SPACE_HELP = space_help()
 ALL = "default: all of them."
 OBJECTS_HELP = "The question column names objects (`people`), as PixMo-count's does: ask how many there are."
 BoxSide = Annotated[int, Option("Drawn images: width and height in pixels.", min=84, max=1344)]
@@ -116,7 +113,7 @@ def prep_grounding(
     limits: Limits,
 ) -> Prepared:
     """Make the dataset of grounding; see `_prepare`."""
-    space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
+    space, order = declared(request, truth_space, box_order)
     settings = {"truth_space": space, "box_order": order}
     drawing = Drawing(side, others, chosen_names("--asks", asks, EXPRESSION_KINDS, "kinds of expressions") or USUAL)
     form = grounding_form(space, order)
@@ -136,7 +133,7 @@ def prep_detection(
     limits: Limits,
 ) -> Prepared:
     """Make the dataset of detection; see `_prepare`."""
-    space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
+    space, order = declared(request, truth_space, box_order)
     settings = {"truth_space": space, "box_order": order}
     kinds = chosen_names("--asks", asks, CATEGORY_KINDS, "kinds of categories") or tuple(CATEGORY_KINDS)
     drawing, form = Drawing(side, others, kinds, absent), detection_form(space, order)

@@ -58,26 +58,26 @@ ELSEWHERE = "are the boxes in another space (--truth-space) or order (--box-orde
 BoxOrder = Annotated[str, Option("Order of the numbers of a true box: xyxy, xywh or yxyx.")]
 
 
-def space_help(published: Space, also: str = "") -> str:
-    """Return the help of --truth-space. `published`: space of the published table; `also`: other uses of this space."""
+PUBLISHED_SPACE: Space = "thousand"
+"""Coordinate space of the boxes of published tables."""
+
+
+def space_help(also: str = "") -> str:
+    """Return the help of --truth-space. `also`: other uses of PUBLISHED_SPACE."""
     known = ", ".join(TRUTH_SPACES)
-    default = f"Default: {published} for the published table{also}; else it must be given."
+    default = f"Default: {PUBLISHED_SPACE} for the published table{also}; else it must be given."
     return f"Coordinate space of the true boxes: {known}. {default}"
 
 
-def declared(
-    request: TableRequest, truth_space: str | None, box_order: str, published: Space
-) -> tuple[Space | None, Order]:
+def declared(request: TableRequest, truth_space: str | None, box_order: str) -> tuple[Space | None, Order]:
     """Return the space that the options declare for true boxes, and the order of a box's numbers.
 
-    Args:
-        published: space of the published table.
     Returns: (None, order) if the space is not declared.
     Raises: DataError for a space that true boxes cannot have; RewardError for an unknown order.
     """
     order = check_order(box_order)
     if truth_space is None:
-        return published if request.source is None else None, order
+        return PUBLISHED_SPACE if request.source is None else None, order
     for space in TRUTH_SPACES:
         if space == truth_space:
             return space, order

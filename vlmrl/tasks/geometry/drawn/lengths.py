@@ -352,8 +352,6 @@ FEWEST, MOST = 3, 9
 """Range of the number of shaded squares."""
 DARK = 60
 """Grey value of a shaded square, between 0 (black) and 255."""
-Square = tuple[int, int]
-"""(column, row) of a square, from 1, at the bottom left."""
 
 
 def shaded_squares(rng: random.Random, values: bool) -> Problem:
@@ -363,7 +361,7 @@ def shaded_squares(rng: random.Random, values: bool) -> Problem:
     sketch = Sketch(values, shade=DARK)
     sketch.lines += [((float(x), 0.0), (float(x), float(ROWS))) for x in range(COLUMNS + 1)]
     sketch.lines += [((0.0, float(y)), (float(COLUMNS), float(y))) for y in range(ROWS + 1)]
-    sketch.filled += [_outline(square) for square in shaded]
+    sketch.filled += [[(x - 1.0, y - 1.0), (x, y - 1.0), (x, y), (x - 1.0, y)] for x, y in shaded]
     area = len(shaded)
     places = ", ".join(f"({column}, {row})" for column, row in shaded)
     return Problem(
@@ -376,11 +374,6 @@ def shaded_squares(rng: random.Random, values: bool) -> Problem:
         "",
         str(area),
     )
-
-
-def _outline(square: Square) -> list[Point]:
-    right, top = float(square[0]), float(square[1])
-    return [(right - 1, top - 1), (right, top - 1), (right, top), (right - 1, top)]
 
 
 SQUARES = (shaded_squares,)

@@ -274,12 +274,6 @@ def random_shape(left: int, top: int, rng: random.Random) -> SimpleShape:
     return SimpleShape(y - down, x - across, x + across, y + down, form, colour)
 
 
-def random_shapes(count: int, canvas: tuple[int, int], rng: random.Random) -> list[SimpleShape]:
-    """Return shapes in order, in slots of their own. `count` is at most the number of slots."""
-    slots = list(product(range(0, canvas[1], SLOT), range(0, canvas[0], SLOT)))
-    return [random_shape(left, top, rng) for top, left in sorted(rng.sample(slots, count))]
-
-
 def passes(start: Point, end: Point, box: Box) -> bool:
     """Return whether a line passes through a box or along it, tested at every pixel between its ends."""
     near = box.grown(CLEARANCE)
@@ -311,10 +305,11 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
     Raises: DataError if the shapes do not fit.
     """
     message = f"{count} simple shapes do not fit on {canvas[0]} x {canvas[1]} pixels"
-    if count > (canvas[0] // SLOT) * (canvas[1] // SLOT):
+    slots = list(product(range(0, canvas[1], SLOT), range(0, canvas[0], SLOT)))
+    if count > len(slots):
         raise DataError(message, hint="choose larger canvases, or fewer shapes")
     for _ in range(MOST_TRIES):
-        shapes = random_shapes(count, canvas, rng)
+        shapes = [random_shape(left, top, rng) for top, left in sorted(rng.sample(slots, count))]
         arrow = random_arrow(shapes, rng) if has_arrow else None
         if arrow or not has_arrow:
             break

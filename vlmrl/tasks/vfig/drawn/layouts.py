@@ -105,10 +105,6 @@ def arc(count: int, rng: random.Random) -> list[Point]:
     return points if rng.random() < 0.5 else flipped(points)
 
 
-def hub_and_spokes(count: int, rng: random.Random) -> list[Point]:
-    return [Point(0.5, 0.5), *around(count - 1, rng.uniform(0, 2 * math.pi))][:count]
-
-
 def star(count: int, rng: random.Random) -> list[Point]:
     """Return a middle and rays that are long and short by turns."""
     return [Point(0.5, 0.5), *around(count - 1, rng.choice([0, math.pi / 4, math.pi / 2]), (0.5, 0.36))][:count]
@@ -182,7 +178,7 @@ LAYOUTS: dict[str, Layout] = {
     "two-columns": lambda count, rng: swapped(two_rows(count, rng)),
     "ring": ring,
     "arc": arc,
-    "hub-and-spokes": hub_and_spokes,
+    "hub-and-spokes": lambda n, rng: [Point(0.5, 0.5), *around(n - 1, rng.uniform(0, 2 * math.pi))][:n],
     "star": star,
     "cross": cross,
     "tree-down": tree_down,

@@ -406,18 +406,13 @@ class TruthArrow:
     is_curved: bool
 
 
-def distance_to_box(x: float, y: float, box: Box, margin: float = MARGIN) -> float:
-    """Return the distance of a point from a box grown on every side, in pixels; 0 inside."""
-    across = max(box[0] - margin - x, 0.0, x - (box[2] + margin))
-    return distance(across, max(box[1] - margin - y, 0.0, y - (box[3] + margin)))
-
-
 def nearest(x: float, y: float, boxes: Mapping[str, Box], reach: float, work: Work) -> str | None:
-    """Return the key of the first nearest box within reach; None without any."""
+    """Return the key of the first nearest box within reach, each grown by MARGIN on every side; None without any."""
     best, best_distance = None, reach
     work.spend(len(boxes))
     for key, box in boxes.items():
-        away = distance_to_box(x, y, box)
+        across = max(box[0] - MARGIN - x, 0.0, x - (box[2] + MARGIN))
+        away = distance(across, max(box[1] - MARGIN - y, 0.0, y - (box[3] + MARGIN)))
         if away < best_distance:
             best, best_distance = key, away
     return best
