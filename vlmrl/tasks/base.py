@@ -9,6 +9,7 @@ examination of each response, such as an average precision. A task may turn resp
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ VALID, CEILING = "valid", "ceiling"
 value for those that cannot be measured."""
 EVERYTHING = "all"
 """Name in `eval.measures` that means every measure of the task."""
-Numbers = Mapping[str, "float | None"]
+Outcome = Mapping[str, float | None]
+"""Name of a metric -> its value; None = it is not defined, or does not apply."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Measurer(Protocol):
         """Reasons why responses were not measured through no fault of theirs, one text for each."""
         ...
 
-    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Numbers]:
+    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Outcome]:
         """Return the metrics of each response by name."""
         ...
 
@@ -118,7 +120,7 @@ class Measures:
         return tuple(name for name in self.names if name in names or EVERYTHING in names)
 
 
-GradedResponse = tuple[RewardInput, Score, Mapping[str, float | None]]
+GradedResponse = tuple[RewardInput, Score, Outcome]
 """Response, its score, and its outcome."""
 
 
@@ -140,22 +142,18 @@ class PooledMetrics:
     """
 
     count: Callable[[GradedResponse], Mapping[str, int]]
-    metrics: Callable[[Mapping[str, int]], Mapping[str, float | None]]
+    metrics: Callable[[Mapping[str, int]], Outcome]
 
     def sums(self, responses: Iterable[GradedResponse]) -> dict[str, int]:
         """Return the sums over responses; {} without responses."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for graded in responses:
-            for name, number in self.count(graded).items():
-                total[name] = total.get(name, 0) + number
-        return total
+            total.update(self.count(graded))
+        return dict(total)
 
-    def __call__(self, responses: Iterable[GradedResponse]) -> Mapping[str, float | None]:
+    def __call__(self, responses: Iterable[GradedResponse]) -> Outcome:
         """Return the metrics of responses, at least one."""
         return self.metrics(self.sums(responses))
-
-
-Metrics = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -173,10 +171,10 @@ class AccumulatedMetrics:
     """
 
     examine: Callable[[GradedResponse], Any]
-    accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Metrics]]
+    accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Outcome]]
     reflected: tuple[float, float] | None = None
 
-    def __call__(self, responses: Sequence[GradedResponse]) -> Metrics:
+    def __call__(self, responses: Sequence[GradedResponse]) -> Outcome:
         """Return the metrics of responses, at least one."""
         import numpy as np
 
@@ -213,9 +211,8 @@ class ResponseFile:
 
 
 REPLICATES = 400
-Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
-SetMetrics = Callable[[Sequence[GradedResponse]], Mapping[str, float | None]] | PooledMetrics
+SetMetrics = Callable[[Sequence[GradedResponse]], Outcome] | PooledMetrics
 
 
 def no_outcome(x: RewardInput, score: Score) -> Outcome:

@@ -515,8 +515,11 @@ class Collector:
         for one in wrong:
             self.report.of(one.label, is_bench=is_bench).dropped[WRONG] += 1
             self._left_out.append(LeftOut(one.where, one.reason))
-        if not is_few(len(wrong), total, self.plan.max_bad):
-            raise _too_many(wrong, total, self.plan.max_bad)
+        if not is_few(len(wrong), total, most := self.plan.max_bad):
+            message = f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {most:g}"
+            rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
+            hint = f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}"
+            raise DataError(f"{message}; nothing was written:{rows}", hint=hint)
 
     def _collect_drawn(self, number: int, renderer: SvgRenderer, *, is_bench: bool) -> None:
         """Draw figures until there are `number` rows for train (or for test) and as many for validation as usual."""
@@ -621,11 +624,3 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
-
-
-def _too_many(wrong: Sequence[WrongRow], total: int, max_bad: float) -> DataError:
-    rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
-    return DataError(
-        f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {max_bad:g}; nothing was written:{rows}",
-        hint=f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
-    )
