@@ -15,14 +15,15 @@ from vlmrl.tasks import TASKS
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.types import Row
 
-LIMITS = Limits(workers=1)
 
-
-def prepare(task: str, tmp_path: Path, source: Path | str | None = None, **options: Any) -> Prepared:
+def prepare(
+    task: str, tmp_path: Path, source: Path | str | None = None, force: bool = False, **options: Any
+) -> Prepared:
     """Make a dataset of a task in the folder `out`, unless the options name another one."""
     command = TASKS[task].prep
     assert command is not None
-    return command.run(str(source) if source else None, **{"out": tmp_path / "out", **options}, limits=LIMITS)
+    limits = Limits(workers=1, force=force)
+    return command.run(str(source) if source else None, **{"out": tmp_path / "out", **options}, limits=limits)
 
 
 def rows_of(made: Prepared, split: str | None = None) -> list[Row]:

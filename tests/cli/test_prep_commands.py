@@ -84,7 +84,7 @@ def test_who_interrupts_prep_is_told_whether_anything_is_kept(tmp_path: Path, mo
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vlmrl.tasks.taxonrl.prepare.prepare_domain", interrupted)
+    monkeypatch.setattr("vlmrl.tasks.taxonrl.prepare.check_name", interrupted)
     done = this_process("prep", "whale", *source, cwd=tmp_path)
     assert done.code == 130 and done.err.startswith(f"prep was interrupted: {then}")
 

@@ -114,9 +114,9 @@ def _task_command(name: str, command: PrepCommand) -> Any:
 
     def callback(**given: Any) -> None:
         force, as_json = given.pop("force"), given.pop("as_json")
-        limits = {"limits": _limits(*(given.pop(key) for key in LIMITS))} if has_limits else {}
+        limits = _limits(*(given.pop(key) for key in LIMITS), force=force) if has_limits else None
         with _tells_what_is_kept(keeps=command.keeps(given)):
-            dataset = command.run(**given, **limits, force=force)
+            dataset = command.run(**given, **({"force": force} if limits is None else {"limits": limits}))
         _show(dataset, as_json)
 
     parameters = {p.name: (p.kind, _option(p)) for p in parameters_of(command.run, name)}
@@ -163,11 +163,11 @@ def _tells_what_is_kept(*, keeps: bool = True) -> Iterator[None]:
         raise Interruption("prep", kept) from None
 
 
-def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None) -> Limits:
+def _limits(max_prompt_tokens: int | None, on_overlong: str, workers: int | None, *, force: bool) -> Limits:
     from vlmrl.cli.progress import PartCounter
     from vlmrl.tasks.dataset_assembly import parse_limits
 
-    return parse_limits(max_prompt_tokens, on_overlong, workers, PartCounter())
+    return parse_limits(max_prompt_tokens, on_overlong, workers, PartCounter(), force)
 
 
 def _show(dataset: Prepared, as_json: bool) -> None:

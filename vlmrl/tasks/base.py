@@ -9,9 +9,11 @@ examination of each response, such as an average precision. A task may turn resp
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmrl.environments.calls import traced_turns, turn_text
@@ -36,7 +38,8 @@ VALID, CEILING = "valid", "ceiling"
 value for those that cannot be measured."""
 EVERYTHING = "all"
 """Name in `eval.measures` that means every measure of the task."""
-Numbers = Mapping[str, "float | None"]
+Outcome = Mapping[str, float | None]
+"""Name of a metric -> its value; None = it is not defined, or does not apply."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Measurer(Protocol):
         """Reasons why responses were not measured through no fault of theirs, one text for each."""
         ...
 
-    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Numbers]:
+    def measure(self, inputs: Sequence[RewardInput]) -> Sequence[Outcome]:
         """Return the metrics of each response by name."""
         ...
 
@@ -117,7 +120,7 @@ class Measures:
         return tuple(name for name in self.names if name in names or EVERYTHING in names)
 
 
-GradedResponse = tuple[RewardInput, Score, Mapping[str, float | None]]
+GradedResponse = tuple[RewardInput, Score, Outcome]
 """Response, its score, and its outcome."""
 
 
@@ -139,22 +142,18 @@ class PooledMetrics:
     """
 
     count: Callable[[GradedResponse], Mapping[str, int]]
-    metrics: Callable[[Mapping[str, int]], Mapping[str, float | None]]
+    metrics: Callable[[Mapping[str, int]], Outcome]
 
     def sums(self, responses: Iterable[GradedResponse]) -> dict[str, int]:
         """Return the sums over responses; {} without responses."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for graded in responses:
-            for name, number in self.count(graded).items():
-                total[name] = total.get(name, 0) + number
-        return total
+            total.update(self.count(graded))
+        return dict(total)
 
-    def __call__(self, responses: Iterable[GradedResponse]) -> Mapping[str, float | None]:
+    def __call__(self, responses: Iterable[GradedResponse]) -> Outcome:
         """Return the metrics of responses, at least one."""
         return self.metrics(self.sums(responses))
-
-
-Metrics = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,10 @@ class AccumulatedMetrics:
     """
 
     examine: Callable[[GradedResponse], Any]
-    accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Metrics]]
+    accumulate: Callable[[Sequence[Any]], Callable[[NDArray[np.int64]], Outcome]]
     reflected: tuple[float, float] | None = None
 
-    def __call__(self, responses: Sequence[GradedResponse]) -> Metrics:
+    def __call__(self, responses: Sequence[GradedResponse]) -> Outcome:
         """Return the metrics of responses, at least one."""
         import numpy as np
 
@@ -212,9 +211,8 @@ class ResponseFile:
 
 
 REPLICATES = 400
-Outcome = Mapping[str, float | None]
 Measure = Callable[[RewardInput, Score], Outcome]
-SetMetrics = Callable[[Sequence[GradedResponse]], Mapping[str, float | None]] | PooledMetrics
+SetMetrics = Callable[[Sequence[GradedResponse]], Outcome] | PooledMetrics
 
 
 def no_outcome(x: RewardInput, score: Score) -> Outcome:
@@ -361,11 +359,6 @@ class Task:
         """Name in REWARDS of the task's own reward; None when the user must bring one."""
         return self.profiles["default"][0] if "default" in self.profiles else None
 
-    @property
-    def reward_args(self) -> Mapping[str, Any]:
-        """Arguments of the task's own reward that come from the dataset."""
-        return self.profiles["default"][1] if "default" in self.profiles else {}
-
     def correct_response(self, row: Row, rng: random.Random, seen_sizes: Sequence[Size] = ()) -> str:
         """Return a correct response to a row as text, made by `trace`: all its turns, calls in the format `hermes`.
 
@@ -433,14 +426,24 @@ class Task:
         raise unknown("reward profile", name, self.profiles, whose=f" of task `{self.name}`")
 
 
-def require_prepared(name: str, info: Mapping[str, Any]) -> None:
-    """Raise a DataError if the dataset is a table; its rows lack what the task of this name needs.
+def prepared_task(
+    name: str, summary: str, info: Mapping[str, Any], template: str, *, environments: str = "", **fields: Any
+) -> Task:
+    """Return a task bound to a dataset that `vlmrl prep` made.
 
     Args:
-        info: dataset.json of a prepared dataset, or the facts of a table.
+        info: dataset.json of the dataset, or the facts of a table.
+        template, environments: files in this folder, for these fields.
+        fields: other fields of the task.
+
+    Raises: DataError if the dataset is a table that was not prepared: its rows lack what the task needs.
     """
     if "style" in info:
         raise DataError(
             f"task `{name}` needs a prepared dataset, not a table",
             hint=f"make one: `vlmrl prep {name} {info.get('path', 'SOURCE')}`",
         )
+    folder = Path(__file__).parent
+    fields = {"template_file": f"tasks/{template}", **fields}
+    fields["environments"] = str(folder / environments) if environments else ""
+    return Task(name, summary, (folder / template).read_text(encoding="utf-8"), **fields)

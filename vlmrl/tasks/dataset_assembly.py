@@ -57,12 +57,14 @@ class Limits:
         on_overlong: treatment of rows over the limit: drop them, shrink their images, or fail.
         workers: number of processes; None = one per core.
         progress: called when parts are finished.
+        force: whether a dataset of other arguments is replaced.
     """
 
     max_prompt_tokens: int | None = None
     on_overlong: OnOverlong = "fail"
     workers: int | None = None
     progress: Progress | None = None
+    force: bool = False
 
     @property
     def args(self) -> dict[str, Any]:
@@ -134,9 +136,7 @@ def drawn_counts(num_rows: int) -> dict[str, int]:
     return {"train": num_rows, **held_out}
 
 
-def assemble(
-    build: Build, parts: Assembly, info: Mapping[str, Any], limits: Limits, *, force: bool = False
-) -> Prepared:
+def assemble(build: Build, parts: Assembly, info: Mapping[str, Any], limits: Limits) -> Prepared:
     """Handle prompts that are too long, write the dataset, examine it, and put its folder in place.
 
     Args:
@@ -154,8 +154,12 @@ def assemble(
     media = [image.media for image in parts.images]
     for split, rows in parts.rows.items():
         build.write_rows(split, parts.fields(rows, media), parts.schema)
+    if parts.dropped:
+        first = parts.dropped[0]
+        finding = f"{len(parts.dropped):,}, such as {first['origin']}: {first['reason']}"
+        parts.notes["left out"] = ("look", finding)
     facts_of = {split: [row.facts for row in rows] for split, rows in parts.rows.items()}
-    facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes | _note_on_drops(parts))
+    facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes)
     report = examine_dataset(facts, max_prompt_tokens=limits.max_prompt_tokens)
     if parts.dropped:
         lines = "".join(json.dumps(drop, ensure_ascii=False) + "\n" for drop in parts.dropped)
@@ -166,7 +170,7 @@ def assemble(
         "dropped": parts.dropped[:SHOWN_DROPS],
         "doctor": report,
     }
-    outcome = build.finish(whole, force=force)
+    outcome = build.finish(whole, force=limits.force)
     return Prepared(build.target, outcome, read_info(build.target), build.leftovers)
 
 
@@ -233,13 +237,6 @@ def row_tokens(images: Sequence[Examined], facts: RowFacts) -> int:
     return facts.text_tokens + sum(estimate_image_tokens(images[i].media) for i in facts.images)
 
 
-def _note_on_drops(parts: Assembly) -> dict[str, tuple[CheckLevel, str]]:
-    if not parts.dropped:
-        return {}
-    first = parts.dropped[0]
-    return {"left out": ("look", f"{len(parts.dropped):,}, such as {first['origin']}: {first['reason']}")}
-
-
 class PromptLengths:
     """Counter of the text tokens of a task's prompts. Rows with the same columns are rendered once."""
 
@@ -294,7 +291,7 @@ def image_struct() -> Any:
 
 
 def parse_limits(
-    max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None = None
+    max_prompt_tokens: int | None, on_overlong: str, workers: int | None, progress: Progress | None, force: bool
 ) -> Limits:
     """Return the limits of a command line. Raises: DataError for an unknown --on-overlong."""
     if on_overlong not in get_args(OnOverlong):
@@ -302,7 +299,7 @@ def parse_limits(
     if on_overlong != "fail" and max_prompt_tokens is None:
         message = f"--on-overlong {on_overlong} without --max-prompt-tokens"
         raise DataError(message, hint="give the limit, too, such as 2048")
-    return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress)
+    return Limits(max_prompt_tokens, cast(OnOverlong, on_overlong), workers, progress, force)
 
 
 BATCH_ROWS = 256

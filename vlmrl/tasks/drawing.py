@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.data.images import encode_png, image_hash
@@ -98,6 +100,15 @@ def draw_rows(
         raise DataError(f"{MOST_TRIES} drawings gave no new image for row {number} of {split}", hint=hint)
 
     return {split: [row(split, number) for number in range(num_rows)] for split, num_rows in counts.items()}
+
+
+@cache
+def page_template(file: Path) -> Any:
+    """Return the template of drawn web pages in a file."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(file.read_text(encoding="utf-8"))
 
 
 def lay_out(

@@ -56,7 +56,11 @@ def ask_about(images: ImageFiles, entries: Sequence[Data], question: Question) -
     data = Data(path=images.path, task=task.name, prompt=own_prompt, system=entry.system)
     template = None if question.prompt is None else (literal(question.prompt), "--prompt")
     rows = images.rows(SPLIT)
-    _require_prompt(task, bool(template or own_prompt))
+    if not (template or own_prompt or task.template):
+        if task.name == DEFAULT:
+            raise RecipeError("there is no question to ask about the images", hint=f"name a --task, or {ASK}")
+        message = f"the prompts of task `{task.name}` are in the rows of its dataset, and an image alone has none"
+        raise DataError(message, hint=ASK)
     source = make_source(data, Reward(), images, task, SPLIT, rows, scored=False, template=template)
     _require_image_alone(source, rows[0])
     return source
@@ -112,28 +116,20 @@ def _task(entry: Data, question: Question, images: ImageFiles) -> Task:
     return make_task(name, info, entry.variant)
 
 
-def _require_prompt(task: Task, has_own: bool) -> None:
-    if has_own or task.template:
-        return
-    if task.name == DEFAULT:
-        raise RecipeError("there is no question to ask about the images", hint=f"name a --task, or {ASK}")
-    raise DataError(
-        f"the prompts of task `{task.name}` are in the rows of its dataset, and an image alone has none", hint=ASK
-    )
-
-
 def _require_image_alone(source: Source, row: Row) -> None:
     """Raise a DataError, with all missing columns, unless the prompt can be made for an image alone."""
+    from jinja2.meta import find_undeclared_variables
+
     try:
         text = render_user(source.template, row, source.task.variables, where=source.template_path)
     except DataError as error:
-        missing = _missing_columns(source)
+        names = find_undeclared_variables(parse_template(source.template, source.template_path))
+        missing = sorted(names - {"columns", *source.task.variables})
         if not missing:
             raise
-        names = ", ".join(f"`{name}`" for name in missing)
+        columns = f"column{plural(len(missing))} {', '.join(f'`{name}`' for name in missing)}"
         raise DataError(
-            f"the prompt of task `{source.task.name}` needs the column{plural(len(missing))} {names} of a row, "
-            "which an image alone does not have",
+            f"the prompt of task `{source.task.name}` needs the {columns} of a row, which an image alone does not have",
             where=source.template_path,
             hint=f"{ASK}, or make a table with an image and these columns per row: --data TABLE",
         ) from error
@@ -144,10 +140,3 @@ def _require_image_alone(source: Source, row: Row) -> None:
             where=source.template_path,
             hint=f"{ASK}, or make a table with {marks} images per row: --data TABLE",
         )
-
-
-def _missing_columns(source: Source) -> list[str]:
-    from jinja2.meta import find_undeclared_variables
-
-    names = find_undeclared_variables(parse_template(source.template, source.template_path))
-    return sorted(names - {"columns", *source.task.variables})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from vlmrl.data.dataset import content_hash
-from vlmrl.data.dataset_writer import Build, building, refuse_other
+from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_scan import Examined, FileReader, examine
 from vlmrl.data.images import encode_png
@@ -86,7 +86,6 @@ def prepare_own(
     limits: Limits,
     *,
     name: str | None = None,
-    force: bool = False,
     source: Callable[[], Mapping[str, Any]] = dict,
     files: Mapping[str, str] | None = None,
 ) -> Prepared:
@@ -103,7 +102,7 @@ def prepare_own(
         raise no_prep(task.name)
     args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     _require_kept(args, f"the options of `prep` of `{task.name}`")
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     splits = _watched(task, lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
         raise DataError(f"`prep` of `{task.name}` returned {type(splits).__name__}, not a mapping of split -> rows")
@@ -124,7 +123,13 @@ def prepare_own(
         parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]
         facts = {"name": task.name, **source()}
         whole = {"name": name or out.name, "task": task.name, "source": facts, "args": args}
-        return _assembled(build, parts, whole, limits, force)
+        for split, planned in rows.items():
+            if not planned:
+                hint = "leave the split out, or give it rows"
+                raise DataError(f"`prep` returned no row for the split `{split}`", hint=hint)
+        for split, planned in rows.items():
+            _require_alike(split, [row.key[0] for row in planned])
+        return assemble(build, parts, whole, limits)
 
 
 def own_command(name: str) -> PrepCommand:
@@ -159,13 +164,13 @@ def rows_command(task: Task, *, named: str | None = None, default: str | None = 
         name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None,
         *,
         limits: Limits,
-        force: bool = False,
         **options: Any,
     ) -> Prepared:
         dataset_name = name or (out.name if out is not None else default)
-        return prepare_own(task, options, out or Path("data") / dataset_name, limits, name=dataset_name, force=force)
+        return prepare_own(task, options, out or Path("data") / dataset_name, limits, name=dataset_name)
 
-    return PrepCommand(_with_parameters(run, task.prep), _help(task, named), keeps=lambda options: False)
+    about = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
+    return PrepCommand(_with_parameters(run, task.prep), f"{about}\n\nExample: vlmrl prep {named} --out data/mine")
 
 
 def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> Callable[..., Prepared]:
@@ -178,23 +183,8 @@ def _with_parameters(run: Callable[..., Prepared], prep: Callable[..., Any]) -> 
     return run
 
 
-def _help(task: Task, name: str) -> str:
-    help_text = inspect.getdoc(task.prep) or task.summary or "Make the dataset of this task."
-    return f"{help_text}\n\nExample: vlmrl prep {name} --out data/mine"
-
-
 def no_prep(name: str) -> DataError:
     return DataError(f"the task `{name}` has no `prep`", hint="give its Task a `prep`, or bring a table of rows")
-
-
-def _assembled(build: Build, parts: Assembly, whole: Mapping[str, Any], limits: Limits, force: bool) -> Prepared:
-    if bare := [split for split, rows in parts.rows.items() if not rows]:
-        raise DataError(
-            f"`prep` returned no row for the split `{bare[0]}`", hint="leave the split out, or give it rows"
-        )
-    for split, rows in parts.rows.items():
-        _require_alike(split, [row.key[0] for row in rows])
-    return assemble(build, parts, whole, limits, force=force)
 
 
 def _require_alike(split: str, rows: Sequence[Row]) -> None:
@@ -214,6 +204,8 @@ def _planned(
     task: Task, split: str, rows: Iterable[NewRow | LeftOut], shelf: _Shelf, dropped: list[dict[str, Any]]
 ) -> list[PlannedRow]:
     """Check the rows of a split and return them, without repeated rows. A `LeftOut` is added to `dropped` instead."""
+    from vlmrl.tasks import kind_of
+
     lengths, planned, bad = PromptLengths(task), list[PlannedRow](), list[str]()
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
@@ -232,7 +224,7 @@ def _planned(
             raise DataError(f"`{prompt_id}` is the id of two rows of the split `{split}`", where=where)
         taken.add(prompt_id)
         checked = Row(prompt_id, "", task.name, row.truth, media, dict(row.columns), where)
-        labels = _labels(task, checked)
+        labels = (task.kind or kind_of(row.truth)).labels(checked)
         tokens = lengths.of(dict(row.columns), media, where) if task.template else 0
         facts = RowFacts(numbers, labels.label, labels.distance, tokens, labels.names, where)
         planned.append(PlannedRow((checked, labels), facts))
@@ -286,12 +278,6 @@ def _watched(task: Task, run: Callable[[], Any]) -> Any:
     if task.own is None:
         return run()
     return guarded(f"`prep` of `{task.name}`", task.own.path, run)
-
-
-def _labels(task: Task, row: Row) -> Any:
-    from vlmrl.tasks import kind_of
-
-    return (task.kind or kind_of(row.truth)).labels(row)
 
 
 def _fields(rows: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:

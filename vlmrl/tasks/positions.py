@@ -207,8 +207,12 @@ class Fit:
         best = max(means, key=lambda coordinates: means[coordinates])
         if means[best] < GOOD or means[best] - means[self.declared] < CLEARLY:
             return None
+        from scipy.stats import t
+
         gains = [b - d for b, d in zip(self.each[best], self.each[self.declared], strict=True)]
-        return best if _is_sure(gains) else None
+        error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+        is_sure = fmean(gains) > error * float(t.isf(CHANCE, max(1, len(gains) - 1)))
+        return best if is_sure else None
 
     @property
     def words(self) -> str:
@@ -259,14 +263,6 @@ class Fit:
 def _short(coordinates: Coordinates) -> str:
     order = "" if coordinates.order == "xyxy" else f" and order {coordinates.order}"
     return f"space `{coordinates.space}`{order}"
-
-
-def _is_sure(gains: Sequence[float]) -> bool:
-    """Return whether a mean gain above 0 is more than chance; see `CHANCE`."""
-    from scipy.stats import t
-
-    error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
-    return fmean(gains) > error * float(t.isf(CHANCE, max(1, len(gains) - 1)))
 
 
 def overlap(marks: Sequence[Mark]) -> float | None:

@@ -51,14 +51,14 @@ class PrepCommand:
     """Command `vlmrl prep` of a task.
 
     Args:
-        run: makes the dataset, and returns a `Prepared`; its parameters are the options, except `limits` and `force`.
+        run: makes the dataset, and returns a `Prepared`; its parameters are the options, and `limits` or `force`.
         help: help text: the first paragraph describes the dataset, the others the accepted sources, with an example.
         keeps: options -> whether an interrupted run with these options is continued.
     """
 
     run: Callable[..., Any]
     help: str
-    keeps: Callable[[Mapping[str, Any]], bool] = lambda options: True
+    keeps: Callable[[Mapping[str, Any]], bool] = lambda options: False
 
 
 def parameters_of(function: Callable[..., Any], where: str = "") -> list[Parameter]:
@@ -186,7 +186,7 @@ class TableRequest:
 def table_options(published: str | None, *, validation_rows: int, **helps: str) -> Callable[[Prep], Prep]:
     """Return a decorator that gives a function the options of `TableRequest`, which is its first argument.
 
-    The other parameters of the function are the task's own options; `limits` and `force` are among them.
+    The other parameters of the function are the task's own options, and `limits`.
 
     Args:
         published, validation_rows: defaults of these fields.
@@ -200,9 +200,9 @@ def table_options(published: str | None, *, validation_rows: int, **helps: str) 
     del hints["published"]
 
     def decorate(prep: Prep) -> Prep:
-        def run(source: str | None = None, *, limits: Limits, force: bool = False, **options: Any) -> Prepared:
+        def run(source: str | None = None, *, limits: Limits, **options: Any) -> Prepared:
             shared = {name: options.pop(name) for name in hints.keys() & options.keys()}
-            return prep(replace(usual, source=source, **shared), **options, limits=limits, force=force)
+            return prep(replace(usual, source=source, **shared), **options, limits=limits)
 
         _, *own = inspect.signature(prep).parameters.values()
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

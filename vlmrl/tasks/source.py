@@ -55,7 +55,7 @@ def reward_of(data: Data, reward: Reward, task: Task, scored: bool = True) -> Ch
     from vlmrl.rewards.several import compose
 
     if data.all_rewards:
-        several = compose([_member(listed_reward, data, task) for listed_reward in data.all_rewards])
+        several = compose([_member(one, data, task) for one in data.all_rewards])
         return name_accuracy(several, reward.accuracy), dict(several.weights)
     is_named = bool(data.reward or reward.name)
     own, own_args = (None, {}) if is_named and not task.has_profile(reward.profile) else task.profile(reward.profile)
@@ -71,11 +71,10 @@ def reward_of(data: Data, reward: Reward, task: Task, scored: bool = True) -> Ch
     return name_accuracy(spec, settings.accuracy), weights
 
 
-def _member(listed_reward: ListedReward, data: Data, task: Task) -> Member:
+def _member(one: ListedReward, data: Data, task: Task) -> Member:
     """Return one of the several rewards of an entry."""
     from vlmrl.rewards.several import label_from
 
-    one = listed_reward
     has_profile = one.name == OF_TASK or task.has_profile(one.profile)
     own, own_args = task.profile(one.profile) if has_profile else (None, {})
     name = own if one.name == OF_TASK else one.name
@@ -138,10 +137,8 @@ def outcome_with(task: Task, spec: RewardSpec) -> Measure:
     """
     from vlmrl.rewards.several import score_of, task_member
 
-    if not spec.members:
-        return task.outcome if task.outcome_as is None else task.outcome_as(spec)
-    member = task_member(spec)
-    read_as = member.spec if member is not None else None
+    member = task_member(spec) if spec.members else None
+    read_as = member.spec if member is not None else None if spec.members else spec
     measure = task.outcome if task.outcome_as is None else task.outcome_as(read_as)
     return measure if member is None else lambda x, score: measure(x, score_of(score, member))
 
@@ -312,7 +309,6 @@ def make_source(
     Args:
         data: entry with the prompt, the reward and the share.
         template: text of the template and its place, for messages; None = that of the entry or the task.
-        scored: as for `open_source`.
     Raises: RecipeError or RewardError, as `open_source`.
     """
     text, path = _template(data, task) if template is None else template
@@ -356,10 +352,8 @@ def open_validation(data: Data, reward: Reward, *, scored: bool = True) -> Sourc
 
     A share of the rows that is held out is the split `validation`, too.
 
-    Args:
-        scored: as for `open_source`.
     Returns: None if the entry names no validation rows and the dataset has no split `validation`.
-    Raises: as `open_source`; also when the split or file that the entry names does not exist.
+    Args, Raises: as `open_source`; also when the split or file that the entry names does not exist.
     """
     named = data.validation
     if isinstance(named, str) and is_table_file(named):
@@ -374,7 +368,6 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
 
     Args:
         split: name of the split that the file's rows get.
-        scored: as for `open_source`.
     Raises: as `open_source`.
     """
     other = data.model_copy(update={"path": file, "split": "train", "max_rows": None, "validation": None})
@@ -384,12 +377,7 @@ def open_rows_file(data: Data, reward: Reward, file: str, split: str, *, scored:
 
 
 def open_set(data: Data, reward: Reward, name: str, *, scored: bool = True) -> Source | None:
-    """Open the rows of one of `eval.sets` for an entry; None if the entry does not have it.
-
-    Args:
-        scored: as for `open_source`.
-    Raises: as `open_source`.
-    """
+    """Open the rows of one of `eval.sets` for an entry, as `open_source` does; None if the entry does not have it."""
     if is_table_file(name):
         return open_rows_file(data, reward, name, set_label(name), scored=scored)
     if name == VALIDATION:
@@ -412,12 +400,9 @@ def _template(data: Data, task: Task) -> tuple[str, str]:
 
     The template is compiled here, so that an invalid template is reported before the run begins.
     """
-    if data.prompt is None:
-        where = task.template_file
-        template = task.template
-    else:
-        where = data.prompt
-        template = read_template(Path(data.prompt))
+    template, where = task.template, task.template_file
+    if data.prompt is not None:
+        template, where = read_template(Path(data.prompt)), data.prompt
     if template:
         compile_template(template, where)
     return template, where
@@ -627,13 +612,13 @@ class PromptStream:
             draws.append(Draw(source, row, occurrence))
         return draws
 
+    def _facts(self) -> dict[str, Any]:
+        return {"schema": 1, "seed": self._seed, "lengths": list(self._lengths), "shares": list(self._given)}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the stream, as JSON values. Call it between steps only."""
         return {
-            "schema": 1,
-            "seed": self._seed,
-            "lengths": list(self._lengths),
-            "shares": list(self._given),
+            **self._facts(),
             "drawn": list(self._drawn),
             "decks": [
                 {"epoch": d.epoch, "position": d.position, "waiting": [list(w) for w in d.waiting]} for d in self._decks
@@ -645,8 +630,7 @@ class PromptStream:
 
         Raises: DataError when `state` belongs to other sources, shares or another seed.
         """
-        mine = {"schema": 1, "seed": self._seed, "lengths": list(self._lengths), "shares": list(self._given)}
-        for key, value in mine.items():
+        for key, value in self._facts().items():
             if state.get(key) != value:
                 raise DataError(
                     f"the saved data order has {key} {state.get(key)}, this run has {value}",

@@ -8,7 +8,9 @@ cut off for one. The rows may be drawn instead.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -144,11 +146,10 @@ class _Reader:
 
     def choose_images(self, table: _Table, pieces: Sequence[TablePiece]) -> frozenset[int]:
         """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
-        rows_of: dict[int, int] = {}
-        for _, cells, _ in _cells(table, pieces):
-            key = _image_key(table, cells, self.form)
-            if key is not None:
-                rows_of[key] = rows_of.get(key, 0) + 1
+        rows_of = Counter[int]()
+        for _, cells, root in _cells(table, pieces):
+            with suppress(DataError):  # `rows` reports it
+                rows_of[_key_of(_only_image(cells, root, self.form), cells)] += 1
         keys = sorted(rows_of)
         random.Random(hash64("validation", str(self.request.seed))).shuffle(keys)
         cut, num_rows = set[int](), 0
@@ -200,8 +201,11 @@ class _Reader:
             shown = hash64(key if images else 0, repr(sorted(columns.items())))
             reason = _repeats(seen, shown, hash64(repr(truth)), where)
             yield LeftOut(where, reason) if reason else NewRow(truth, images, columns, origin=where)
-        if not is_few(len(bad), total, self.request.max_bad):
-            raise _too_many(bad, total, self.request.max_bad, hints)
+        if not is_few(len(bad), total, most := self.request.max_bad):
+            fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
+            message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {most:g}; nothing was written:"
+            message += first_bad([(one.origin, visible(one.reason)) for one in bad])
+            raise DataError(message, hint="; else ".join([*hints, fix]))
 
     def sound(self, key: int, data: bytes) -> SoundImage:
         """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
@@ -236,13 +240,6 @@ def _only_image(cells: Cells, root: Path | None, form: RowForm) -> bytes | None:
     return image_bytes(read_image(values[0], root, ""), "") if values else None
 
 
-def _image_key(table: _Table, cells: Cells, form: RowForm) -> int | None:
-    try:
-        return _key_of(_only_image(cells, table.files.root, form), cells)
-    except DataError:
-        return None  # `rows` reports it
-
-
 def _key_of(data: bytes | None, cells: Cells) -> int:
     """Return the hash of a row's image; of a row without one, that of its cells."""
     return int(image_hash(data)[:16], 16) if data is not None else hash64(repr(sorted(cells.items())))
@@ -257,13 +254,6 @@ def _repeats(seen: dict[int, tuple[int, str]], shown: int, answer: int, where: s
     return f"the same row as {place}" if other == answer else f"another answer to the image and question of {place}"
 
 
-def _too_many(bad: Sequence[LeftOut], total: int, max_bad: float, hints: Iterable[str]) -> DataError:
-    rows = first_bad([(one.origin, visible(one.reason)) for one in bad])
-    fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
-    message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}; nothing was written:{rows}"
-    return DataError(message, hint="; else ".join([*hints, fix]))
-
-
 def prepare_table(
     task: Task,
     request: TableRequest,
@@ -275,7 +265,6 @@ def prepare_table(
     drawn_settings: Mapping[str, Any],
     split_names: Mapping[str, str] | None = None,
     files: Mapping[str, str] | None = None,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of a task from tables, or draw it.
 
@@ -291,4 +280,4 @@ def prepare_table(
     splits = partial(draw, counts) if counts else partial(read_tables, request, form, split_names or {})
     args = {**request.args(), **(drawn_settings if counts else settings), **limits.args}
     own, texts = replace(task, prep=lambda **_: splits()), (files or {}) if counts else {}
-    return prepare_own(own, args, out, limits, name=name, force=force, files=texts)
+    return prepare_own(own, args, out, limits, name=name, files=texts)

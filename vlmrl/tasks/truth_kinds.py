@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels, answer_labels
+from vlmrl.errors import RewardError
 from vlmrl.tasks.attack import Probe, ProbeRows
 from vlmrl.tasks.positions import Mark
 from vlmrl.types import Row
@@ -14,6 +15,15 @@ from vlmrl.types import Row
 Truth = Mapping[str, Any]
 CONTRADICTS = "contradicts itself"
 """Words in the message about a truth whose fields contradict each other."""
+
+
+def problems_of(read: Callable[[Truth], object], truth: Truth) -> list[str]:
+    """Return what is wrong with a truth, in words: why it cannot be read; [] if it can."""
+    try:
+        read(truth)
+        return []
+    except RewardError as error:
+        return [error.message]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from vlmrl.reward_check.tricks import WORDS, ProbeResult, ranked
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.pairs.answer import form_of
-from vlmrl.tasks.pairs.probe_responses import pair_probe_of
+from vlmrl.tasks.pairs.probe_responses import pair_probe
 from vlmrl.types import RewardInput
 
 LEVELS = ("loop", "digit")
@@ -21,8 +22,8 @@ PAIRS = [
     {"same": False, "loop": ["yes", "yes"], "digit": ["6", "8"]},
     {"same": True, "loop": ["yes", "yes"], "digit": ["8", "8"]},
 ]
-FORM = pair_probe_of(form_of(LEVELS))
-BASELINE = pair_probe_of(form_of(()))
+FORM = partial(pair_probe, form_of(LEVELS))
+BASELINE = partial(pair_probe, form_of(()))
 PAIR_ROWS = [RewardInput("", truth=t, prompt="Same digit?") for t in PAIRS]
 TEXT_ROWS = [RewardInput("", truth={"answer": str(n)}, prompt="How many?") for n in (3, 5, 7, 7)]
 

@@ -34,7 +34,7 @@ from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.crop.environment import DeepEyes, Zoom
 from vlmrl.tasks.crop.rewards import score_crop
 from vlmrl.tasks.crop.rows import WAYS, Drawing, draw_row
-from vlmrl.tasks.crop.task import FOLDER, VARIANTS, crop_task
+from vlmrl.tasks.crop.task import VARIANTS, crop_task
 from vlmrl.tasks.source import open_source
 from vlmrl.types import Call, RewardInput, SamplingParams, Turn
 
@@ -132,7 +132,7 @@ def test_the_engine_says_at_which_size_a_part_was_seen(tiny_encoder: Any) -> Non
     """The whole picture, and then the left half of what was shown, in pixels of what was shown as the model saw it."""
     prompt = next(p for p in mixed_prompts(tiny_encoder) if p.num_images == 1)
     prompt = replace(prompt, row=replace(prompt.row, source="s"))
-    environment = load_environment(f"{FOLDER / 'environment.py'}:Zoom", {"space": "seen", "least_side": 1})
+    environment = load_environment(f"{crop_task({}).environments}:Zoom", {"space": "seen", "least_side": 1})
     pool = EnvironmentPool(environment, "hermes", EnvironmentLimits())
     turns, limits = TurnEncoder(tiny_encoder), EpisodeLimits(4, 4000, 8, 64, 60)
     kinds, tokenizer = {"s": EpisodeKind(pool, limits, lambda row: turns)}, tiny_encoder.tokenizer
@@ -273,7 +273,7 @@ def inputs() -> list[RewardInput]:
 @pytest.mark.parametrize("variant", ["thousand", "thousand_direct", "alone_direct"])
 def test_no_trick_earns_anything(variant: str) -> None:
     task = make_task("crop", {}, variant)
-    spec = load_reward("crop", args=task.reward_args)
+    spec = load_reward("crop", args=task.profiles["default"][1])
     found = probe_reward(spec, spec.weights, inputs(), more=task.attacks(inputs()))
     assert found["flagged"] == 0, [one for one in found["probes"] if one["flagged"]]
     assert {"answer in a call", "wrong after four calls"} <= {one["name"] for one in found["probes"]}

@@ -13,16 +13,14 @@ from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 from vlmrl.tasks.dataset_assembly import Limits
 from vlmrl.tasks.taxonrl.domains import DOMAINS
-from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain
+from vlmrl.tasks.taxonrl.prepare import prepare_domain
 from vlmrl.tasks.taxonrl.raw_images import FacePair, _with_splits, check_folders, parse_pairs, person_of
 
-PAIRS = {"train": 60, "validation": 10, "test": 20}
+PAIRS = {"num_pairs": 60, "validation_pairs": 10, "test_pairs": 20}
 
 
 def prepare(out: Path, domain: str, source: Path, **more: Any):
-    return prepare_domain(
-        DomainRequest(domain, str(source), out=out, **{"num_pairs": PAIRS, **more}), Limits(workers=1)
-    )
+    return prepare_domain(domain, str(source), out=out, **{**PAIRS, **more}, limits=Limits(workers=1))
 
 
 def rows_of(path: Path) -> dict[str, list[Any]]:
@@ -109,13 +107,13 @@ def individuals(folder: Path, domain: str) -> Path:
 @pytest.mark.parametrize(
     ("domain", "levels", "field"),
     [
-        ("gorilla", ["type", "individual"], "type"),
-        ("chimp", ["age_group", "individual"], "age_group"),
+        ("gorilla", "type,individual", "type"),
+        ("chimp", "age_group,individual", "age_group"),
         ("whale", None, None),
     ],
 )
 def test_folders_an_individual_become_pairs_and_no_individual_is_in_two_splits(
-    tmp_path: Path, domain: str, levels: list[str] | None, field: str | None
+    tmp_path: Path, domain: str, levels: str | None, field: str | None
 ) -> None:
     made = prepare(tmp_path / "out", domain, individuals(tmp_path / "in", domain), levels=levels)
     found = rows_of(tmp_path / "out")
@@ -216,9 +214,9 @@ def test_levels_read_a_folder_of_images_by_its_folders_whatever_tables_are_in_it
     with pytest.raises(DataError, match="no column `images`; the table has: a, b") as caught:
         prepare(tmp_path / "out", "whale", source)
     assert "has image_path, individual; --levels reads a folder's images" in str(caught.value.hint)
-    assert prepare(tmp_path / "out", "whale", source, levels=["individual"]).info["counts"]["classes"] == 20
+    assert prepare(tmp_path / "out", "whale", source, levels="individual").info["counts"]["classes"] == 20
     with pytest.raises(DataError, match=r"--levels names folders, but .*notes\.csv is a table"):
-        prepare(tmp_path / "out", "whale", source / "notes.csv", levels=["individual"])
+        prepare(tmp_path / "out", "whale", source / "notes.csv", levels="individual")
 
 
 def test_too_few_individuals_for_the_splits_are_told(tmp_path: Path) -> None:
@@ -232,7 +230,7 @@ def test_too_few_individuals_for_the_splits_are_told(tmp_path: Path) -> None:
         prepare(tmp_path / "out", "whale", source)
     assert "--validation-pairs 0" in str(caught.value.hint)
     for seed in range(20):
-        made = prepare(tmp_path / f"{seed}", "whale", source, num_pairs={**PAIRS, "validation": 0}, seed=seed)
+        made = prepare(tmp_path / f"{seed}", "whale", source, validation_pairs=0, seed=seed)
         assert set(made.info["splits"]) == {"train", "test"}
 
 

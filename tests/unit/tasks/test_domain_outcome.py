@@ -99,7 +99,7 @@ def test_a_level_left_out_below_different_is_different_for_the_reward_and_the_me
     found = outcome("bird", "im_basic", text, **truth)
     task = make_task("bird", {}, "im_basic")
     assert task.reward is not None
-    paid = load_reward(task.reward, args=task.reward_args).fn(RewardInput(text, TRUTHS["bird"] | truth))
+    paid = load_reward(task.reward, args=task.profiles["default"][1]).fn(RewardInput(text, TRUTHS["bird"] | truth))
     assert (found["accuracy/order"], paid["order"]) == (0.0, 0.0)
     assert (found["accuracy/family"], paid["family"]) == (right, right)
 

@@ -20,13 +20,13 @@ from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
 from vlmrl.tasks.source import open_source
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS
-from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain, published
+from vlmrl.tasks.taxonrl.prepare import prepare_domain, published
 
 ONE = Limits(workers=1)
 
 
 def prepare(out: Path, domain: str, source: Path | str, limits: Limits = ONE, force: bool = False, **more: Any):
-    return prepare_domain(DomainRequest(domain, str(source), out=out, **more), limits, force=force)
+    return prepare_domain(domain, str(source), out=out, **more, limits=replace(limits, force=force))
 
 
 def checks(made: Any) -> dict[str, tuple[str, str]]:
@@ -67,13 +67,10 @@ def test_what_is_spelt_otherwise_keeps_its_text_for_the_published_reward(tmp_pat
     rows = table_rows("bird", 20)
     plain = rows[0]["answer_im"]
     rows[0]["answer_im"] = plain.replace(";", " ; ")
-    made = prepare(tmp_path / "out", "bird", write_parquet(tmp_path / "rows.parquet", rows), num_pairs=NO_VALIDATION)
+    made = prepare(tmp_path / "out", "bird", write_parquet(tmp_path / "rows.parquet", rows), validation_pairs=0)
     truths = [row.truth for row in open_dataset(Data(path=str(made.path))).rows("train")]
     assert truths[0]["ground_truth"] == plain.replace(";", " ; ") and LAYOUTS["bird"].write(truths[0]) == plain
     assert all(truth["ground_truth"] is None for truth in truths[1:])
-
-
-NO_VALIDATION = {"train": 10, "validation": 0, "test": 10}
 
 
 def spoilt(rows: list[dict[str, Any]]) -> dict[int, str]:
@@ -120,7 +117,7 @@ def test_every_wrong_row_is_listed_with_its_number_and_left_out(tmp_path: Path, 
     ):
         prepare(tmp_path / "out", "fungi", source)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
-    made = prepare(tmp_path / "out", "fungi", source, max_bad=0.3, num_pairs=NO_VALIDATION)
+    made = prepare(tmp_path / "out", "fungi", source, max_bad=0.3, validation_pairs=0)
     listed = {one["origin"]: one["reason"] for one in map(json.loads, (made.path / "dropped.jsonl").open())}
     first = 1 if kind == "jsonl" else 0
     assert listed.keys() == {name.format(number + first) for number in wrong}
@@ -135,7 +132,7 @@ def test_every_wrong_row_is_listed_with_its_number_and_left_out(tmp_path: Path, 
 def test_a_repeated_row_is_kept_once(tmp_path: Path) -> None:
     rows = table_rows("whale", 30)
     made = prepare(
-        tmp_path / "out", "whale", write_parquet(tmp_path / "r.parquet", [*rows, rows[4]]), num_pairs=NO_VALIDATION
+        tmp_path / "out", "whale", write_parquet(tmp_path / "r.parquet", [*rows, rows[4]]), validation_pairs=0
     )
     assert made.info["splits"]["train"]["rows"] == 30
     assert made.info["dropped"] == [{"origin": "train row 30", "reason": "the same two images as train row 4"}]
@@ -146,7 +143,7 @@ def test_a_validation_split_is_cut_off_where_there_is_none(tmp_path: Path) -> No
     assert {split: fields["rows"] for split, fields in made.info["splits"].items()} == {"train": 72, "validation": 8}
     verdict, told = checks(made)["validation split"]
     assert verdict == "look" and "8 rows cut off train, which share no image with it" in told
-    none = prepare(tmp_path / "b", "whale", tmp_path / "rows.parquet", num_pairs=NO_VALIDATION)
+    none = prepare(tmp_path / "b", "whale", tmp_path / "rows.parquet", validation_pairs=0)
     assert "do not choose checkpoints on the test split" in checks(none)["validation split"][1]
 
 
@@ -167,7 +164,7 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
             "human",
             source,
             replace(ONE, max_prompt_tokens=1000, on_overlong=how),
-            num_pairs=NO_VALIDATION,
+            validation_pairs=0,
         )
 
     with pytest.raises(DataError, match=r"5 rows are over --max-prompt-tokens 1,000.*nothing was written") as caught:

@@ -12,17 +12,15 @@ from pair_tables import photo, table_rows, write_parquet
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, is_few, leave_out
-from vlmrl.tasks.taxonrl.prepare import DomainRequest, prepare_domain
+from vlmrl.tasks.taxonrl.prepare import prepare_domain
 
 Rows = list[dict[str, Any]]
 
 
 def prepare(folder: Path, domain: str, rows: Rows, **more: Any) -> Prepared:
     source = write_parquet(folder / "rows.parquet", rows)
-    pairs = {"train": 10, "validation": 0, "test": 10}
-    return prepare_domain(
-        DomainRequest(domain, str(source), out=folder / "out", num_pairs=pairs, **more), Limits(workers=1)
-    )
+    limits = Limits(workers=1)
+    return prepare_domain(domain, str(source), out=folder / "out", validation_pairs=0, **more, limits=limits)
 
 
 def test_a_row_that_is_wrong_is_told_what_would_be_right(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from vlmrl.tasks import make_task
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.gui.environment import PLACE, Page, draw_row, draw_splits, holds
 from vlmrl.tasks.gui.kinds import KINDS, UNSEEN
-from vlmrl.tasks.gui.task import FOLDER, VARIANTS, prep
+from vlmrl.tasks.gui.task import VARIANTS, gui_task, prep
 from vlmrl.types import Call, Media, RewardInput, Row, Turn
 
 SIDE = 224
@@ -195,7 +195,7 @@ class Place:
     """A pool of real processes, and a way to ask it for one answer."""
 
     def __init__(self) -> None:
-        environment = load_environment(f"{FOLDER / 'environment.py'}:Page", {"space": "pixels", "seconds": 2.0})
+        environment = load_environment(f"{gui_task({}).environments}:Page", {"space": "pixels", "seconds": 2.0})
         self.pool = EnvironmentPool(environment, "hermes", EnvironmentLimits())
 
     def begin(self, new: Any, key: int = 0) -> Answer | Stopped:

@@ -45,7 +45,7 @@ def test_a_trace_is_a_right_answer_that_earns_all_but_its_hedging(truth: dict[st
     assert all(
         outcome[f"accuracy/{level}"] == (1.0 if level in levels_due(truth, LEVELS) else None) for level in LEVELS
     )
-    spec = load_reward("taxonomy", args=dict(task.reward_args))
+    spec = load_reward("taxonomy", args=dict(task.profiles["default"][1]))
     parts = dict(spec(RewardInput(text, truth)))
     assert parts["format"] == 1.0 and all(parts[level] == 1.0 for level in LEVELS)
     assert parts["answer"] == pytest.approx(1 - float(outcome["brier"] or 0), rel=1e-12)
@@ -119,7 +119,7 @@ def test_the_prompt_shows_a_format_that_parses_and_echoing_it_earns_nothing() ->
         assert f"<{level}>first; second</{level}>" in text
     filled = "".join(re.findall(r"<(?:order|family|genus)>.*", text))
     assert parse_pair_response(f"<think>{filled}</think><answer>0.5</answer>", LEVELS).ok
-    spec = load_reward("taxonomy", args=dict(task.reward_args))
+    spec = load_reward("taxonomy", args=dict(task.profiles["default"][1]))
     assert spec(RewardInput(text, SAME)) == dict.fromkeys(("format", "answer", *LEVELS), 0.0)
 
 

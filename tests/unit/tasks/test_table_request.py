@@ -14,11 +14,9 @@ from vlmrl.tasks.prep_options import Option, TableRequest, chosen_names, paramet
 
 
 @table_options("hub:org/rows", validation_rows=7, test="Another test set.")
-def prep(
-    request: TableRequest, side: Annotated[int, Option("Pixels.", min=5)] = 9, *, limits: Limits, force: bool = False
-) -> Any:
+def prep(request: TableRequest, side: Annotated[int, Option("Pixels.", min=5)] = 9, *, limits: Limits) -> Any:
     """Return the arguments."""
-    return request, side, force
+    return request, side, limits.force
 
 
 def test_shared_options_come_first_then_a_tasks_own() -> None:
@@ -35,7 +33,7 @@ def test_shared_options_come_first_then_a_tasks_own() -> None:
 
 def test_a_command_gets_its_options_and_the_request() -> None:
     assert prep(limits=Limits()) == (TableRequest("hub:org/rows", validation_rows=7), 9, False)
-    request, side, force = prep("rows.json", seed=3, side=8, limits=Limits(), force=True)
+    request, side, force = prep("rows.json", seed=3, side=8, limits=Limits(force=True))
     assert (request.table, request.seed, request.validation_rows, side, force) == ("rows.json", 3, 7, 8, True)
     with pytest.raises(TypeError, match="colour"):
         prep(colour="red", limits=Limits())

@@ -27,7 +27,6 @@ def prep_agent_code(
     damages: Annotated[str, Option("Drawn pictures: damages, separated by commas.")] = ",".join(LABELS),
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of agent_code from a table, or draw it; see `prepare_table`.
 
@@ -38,7 +37,7 @@ def prep_agent_code(
     draw = partial(draw_rows, "agent_code", seed=request.seed, draw=partial(draw_row, drawing), hint="a larger --side")
     settings = {"side": side, "damages": names, "stepwise": stepwise}
     chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, "draw": draw, "drawn_settings": settings}
-    return prepare_table(agent_code_task({}), request, limits, **chosen, force=force)
+    return prepare_table(agent_code_task({}), request, limits, **chosen)
 
 
 COMMAND = PrepCommand(
@@ -46,7 +45,6 @@ COMMAND = PrepCommand(
     f"Questions about pictures that code must repair first.\n\nSOURCE: {row_form(False).help}. {SOURCES} Default: "
     f"{PUBLISHED}. --synthetic N draws shapes and damages the pictures in seven ways instead.\n\n"
     "Example: vlmrl prep agent_code --synthetic 2000 --out data/agent_code",
-    keeps=lambda options: False,
 )
 TASKS = {
     "agent_code": TaskEntry(

@@ -17,6 +17,7 @@ from vlmrl.sandbox.box import GONE, Ran, Sandbox
 from vlmrl.sandbox.confine import BoxLimits
 from vlmrl.tasks.agent_code.rows import (
     ANSWER,
+    COPY,
     INPUT_NAME,
     OUTPUT_NAME,
     PROBLEM,
@@ -27,8 +28,6 @@ from vlmrl.tasks.agent_code.rows import (
 from vlmrl.types import RewardInput, RewardResult
 
 Pixels = np.ndarray[Any, Any]
-COPY = f"from PIL import Image\nImage.open('{INPUT_NAME}').save('{OUTPUT_NAME}')"
-"""Code that repairs nothing: it loses what saving as JPEG loses."""
 LIMITS = BoxLimits(seconds=10.0, images=2)
 SAME = 0.999
 """Least share of the repair from which a picture counts as the same: what JPEG changes is below."""

@@ -29,6 +29,8 @@ PROBLEM, CODE, ANSWER = "problem", "code", "answer"
 STEPS: Mapping[str, str] = {"pre_problem": PROBLEM, "pre_code": CODE, "pre_answer": ANSWER}
 """Type of a published row -> the tag of the step that is asked for."""
 INPUT_NAME, OUTPUT_NAME = "path_to_input_image.jpg", "path_to_output_image.jpg"
+COPY = f"from PIL import Image\nImage.open('{INPUT_NAME}').save('{OUTPUT_NAME}')"
+"""Code that repairs nothing: it loses what saving as JPEG loses."""
 NONE = "none"
 MOST_CHARS = 20_000
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -36,22 +38,15 @@ READ = f"from PIL import Image, ImageFilter\nimage = Image.open('{INPUT_NAME}')\
 WRITE = f"image.save('{OUTPUT_NAME}')"
 
 
-@dataclass(frozen=True)
-class Damage:
-    """Way in which a picture is damaged.
-
-    Args:
-        do: (picture, random numbers) -> (damaged picture, the line of Python that repairs `image`).
-    """
-
-    do: Callable[[Image, random.Random], tuple[Image, str]]
+Damage = Callable[["Image", random.Random], tuple["Image", str]]
+"""(Picture, random numbers) -> (damaged picture, the line of Python that repairs `image`)."""
 
 
 def _turned(degrees: int) -> Damage:
     def do(image: Image, _: random.Random) -> tuple[Image, str]:
         return image.rotate(-degrees, expand=True), f"image = image.rotate({degrees}, expand=True)"
 
-    return Damage(do)
+    return do
 
 
 def _dark(image: Image, rng: random.Random) -> tuple[Image, str]:
@@ -101,11 +96,11 @@ def _on_a_page(image: Image, rng: random.Random) -> tuple[Image, str]:
 DAMAGES: Mapping[str, Damage] = {
     "rotation90": _turned(90),
     "rotation180": _turned(180),
-    "dark": Damage(_dark),
-    "overexposure": Damage(_bright),
-    "blur": Damage(_blurred),
-    "noise": Damage(_noisy),
-    "crop": Damage(_on_a_page),
+    "dark": _dark,
+    "overexposure": _bright,
+    "blur": _blurred,
+    "noise": _noisy,
+    "crop": _on_a_page,
 }
 """Label of a damage, as published rows name it -> the damage."""
 LABELS = (*DAMAGES, NONE)
@@ -138,7 +133,7 @@ def draw_row(drawing: Drawing, number: int, rng: random.Random) -> Drawn:
         shapes.append(Shape(look, Box(x, y, x + width, y + width)))
     whole = paint(Scene(drawing.side, rng.choice(PAPERS), tuple(shapes)))
     label, corner = drawing.damages[number % len(drawing.damages)], rng.randrange(4)
-    image, repair = (whole, "") if label == NONE else DAMAGES[label].do(whole, rng)
+    image, repair = (whole, "") if label == NONE else DAMAGES[label](whole, rng)
     truth: dict[str, Any] = {
         "answer": [f"{looks[corner].colour} {looks[corner].kind}"],
         "damage": [label],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
@@ -13,6 +12,7 @@ from vlmrl.tasks.agent_code.rewards import NAME, PUBLISHED, PUBLISHED_EPISODES
 from vlmrl.tasks.agent_code.rows import (
     ANSWER,
     CODE,
+    COPY,
     INPUT_NAME,
     LABELS,
     OUTPUT_NAME,
@@ -21,11 +21,10 @@ from vlmrl.tasks.agent_code.rows import (
     written,
 )
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import Task, require_prepared
+from vlmrl.tasks.base import Task, prepared_task
 from vlmrl.types import Call, RewardInput, Row
 
 SUMMARY = "a picture that code must repair, turn or cut before its question is answered (by `vlmrl prep agent_code`)"
-FOLDER = Path(__file__).parent
 VARIANTS = ("think", "direct")
 """With a thought before the step, or without one."""
 DAMAGE_WORDS: Mapping[str, str] = {
@@ -40,37 +39,32 @@ DAMAGE_WORDS: Mapping[str, str] = {
 
 
 def agent_code_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     rewards = NAME, PUBLISHED, PUBLISHED_EPISODES
-    return step_task(SUMMARY, FOLDER, rewards, info, variant, write_trace, validate=truth_problems, attacks=attacks)
+    return step_task(SUMMARY, rewards, info, variant, write_trace, validate=truth_problems, attacks=attacks)
 
 
 def step_task(
     summary: str,
-    folder: Path,
     rewards: tuple[str, str, str],
     info: Mapping[str, Any],
     variant: str | None,
     trace: Callable[..., Any],
     **facts: Any,
 ) -> Task:
-    """Return a task of steps and episodes, which is called as its folder. `trace` is told first if a thought is needed.
+    """Return a task of steps and episodes. `trace` is told first if a thought is needed.
 
     Args:
-        rewards: its own, and those that RLLaVA published for steps and for episodes.
+        rewards: its own, which is called as the task, and those that RLLaVA published for steps and for episodes.
     """
-    require_prepared(folder.name, info)
-    name = variant or VARIANTS[0]
-    thought = OPTIONAL if name == "direct" else REQUIRED
+    chosen = variant or VARIANTS[0]
+    thought = OPTIONAL if chosen == "direct" else REQUIRED
     own, of_steps, of_episodes = rewards
-    return Task(
-        folder.name,
+    return prepared_task(
+        own,
         summary,
-        (folder / f"{name}.jinja").read_text(encoding="utf-8"),
-        template_file=f"tasks/{folder.name}/{name}.jinja",
+        info,
+        f"{own}/{chosen}.jinja",
         profiles={
             "default": (own, {"thought": thought}),
             "rllava": (of_steps, {}),
@@ -78,8 +72,8 @@ def step_task(
         },
         by=("step", "level"),
         trace=partial(trace, thought),
-        environments=str(folder / "environment.py"),
-        variant=name,
+        environments=f"{own}/environment.py",
+        variant=chosen,
         variants=VARIANTS,
         **facts,
     )
@@ -110,7 +104,6 @@ def write_trace(thought: str, row: Row, rng: random.Random) -> str | list[str | 
 
 def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
     """Return tricks with steps."""
-    unchanged = f"from PIL import Image\nImage.open('{INPUT_NAME}').save('{OUTPUT_NAME}')"
     every = "{" + ", ".join(map(repr, LABELS)) + "}"
     think = "<think>I look at the picture.</think>"
 
@@ -122,7 +115,7 @@ def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
 
     return [
         Attack("all labels", "every damage at once", "guess", lambda x: of_step(x, PROBLEM, every)),
-        Attack("no change", "code that copies the picture", "guess", lambda x: of_step(x, CODE, unchanged)),
+        Attack("no change", "code that copies the picture", "guess", lambda x: of_step(x, CODE, COPY)),
         Attack("no code", "an empty <code>", "void", lambda x: of_step(x, CODE, " ")),
         Attack("another step", "code where something else is asked for", "void",
                lambda x: step(CODE if x.truth.get("step", ANSWER) != CODE else PROBLEM, "pass")),

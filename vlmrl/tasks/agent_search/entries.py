@@ -28,7 +28,6 @@ def prep_agent_search(
     about: Annotated[str, Option("Drawn questions, separated by commas.")] = ",".join(ABOUT),
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of agent_search from a table, or draw it; see `prepare_table`.
 
@@ -38,7 +37,7 @@ def prep_agent_search(
     files = {} if request.synthetic is None else {PASSAGES_FILE: passages_of(drawing)}
     drawn = {"draw": partial(draw_splits, drawing), "drawn_settings": vars(drawing), "files": files}
     chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, **drawn}
-    return prepare_table(agent_search_task({}), request, limits, **chosen, force=force)
+    return prepare_table(agent_search_task({}), request, limits, **chosen)
 
 
 COMMAND = PrepCommand(
@@ -47,7 +46,6 @@ COMMAND = PrepCommand(
     f"{SOURCES} Default: {PUBLISHED}. --synthetic N draws emblems of towns in a world without a place on earth, and "
     f"writes {PASSAGES_FILE}, the corpus to search, into the dataset.\n\n"
     "Example: vlmrl prep agent_search --synthetic 2000 --out data/agent_search",
-    keeps=lambda options: False,
 )
 TASKS = {
     "agent_search": TaskEntry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from vlmrl.environments.calls import write_call
@@ -16,29 +16,18 @@ from vlmrl.tasks.agent_search.rewards import NAME, PUBLISHED, PUBLISHED_EPISODES
 from vlmrl.tasks.agent_search.rows import ANSWER, HARD, SEARCH, SIMPLE, STEPS, written
 from vlmrl.tasks.attack import Attack, Kind, says
 from vlmrl.tasks.base import Outcome, Task
+from vlmrl.tasks.truth_kinds import problems_of
 from vlmrl.types import Call, RewardInput, Row, Score, Turn
 
 SUMMARY = "a question about a picture whose answer must be looked up (by `vlmrl prep agent_search`)"
-FOLDER = Path(__file__).parent
 
 
 def agent_search_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     rewards = NAME, PUBLISHED, PUBLISHED_EPISODES
-    facts = {"validate": truth_problems, "attacks": attacks, "metrics": {"f1": Metric("higher", SHARE)}}
-    return step_task(SUMMARY, FOLDER, rewards, info, variant, write_trace, outcome=measure, **facts)
-
-
-def truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
-    try:
-        graded(RewardInput("", truth))
-        return []
-    except RewardError as error:
-        return [error.message]
+    validate = partial(problems_of, lambda truth: graded(RewardInput("", truth)))
+    facts = {"validate": validate, "attacks": attacks, "metrics": {"f1": Metric("higher", SHARE)}}
+    return step_task(SUMMARY, rewards, info, variant, write_trace, outcome=measure, **facts)
 
 
 def measure(x: RewardInput, score: Score) -> Outcome:

@@ -28,7 +28,6 @@ def prep_crop(
     ] = 1.0,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of crop from a table, or draw it; see `prepare_table`.
 
@@ -40,7 +39,7 @@ def prep_crop(
     drawing = Drawing(side, seen, places, right_looks)
     draw = partial(draw_rows, "crop", seed=request.seed, draw=partial(draw_row, drawing), hint="more --places")
     chosen = {"form": ROW_FORM, "settings": {}, "draw": draw, "drawn_settings": vars(drawing)}
-    return prepare_table(crop_task({}), request, limits, **chosen, force=force)
+    return prepare_table(crop_task({}), request, limits, **chosen)
 
 
 COMMAND = PrepCommand(
@@ -48,6 +47,5 @@ COMMAND = PrepCommand(
     f"Questions whose answer stands in a small place of a picture.\n\nSOURCE: {ROW_FORM.help} {SOURCES} Default: "
     f"{PUBLISHED}. --synthetic N draws lines that are too fine for the width `--seen` instead.\n\n"
     "Example: vlmrl prep crop --synthetic 2000 --out data/crop",
-    keeps=lambda options: False,
 )
 TASKS = {"crop": TaskEntry(crop_task, SUMMARY, variants=VARIANTS, profiles=("default", "rllava"), prep=COMMAND)}

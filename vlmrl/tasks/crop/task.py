@@ -5,22 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vlmrl.environments.calls import write_call
-from vlmrl.errors import RewardError
 from vlmrl.rewards.boxes.planes import Box, check_space, convert, plane_of
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, Kind, says
-from vlmrl.tasks.base import Task, require_prepared
+from vlmrl.tasks.base import Task, prepared_task
 from vlmrl.tasks.crop.rewards import CROP, RLLAVA_CROP, true_answer
 from vlmrl.tasks.perception.truth import BoxSettings, size_of
+from vlmrl.tasks.truth_kinds import problems_of
 from vlmrl.types import Call, RewardInput, Row, Size, Turn
 
 SUMMARY = "a question whose answer stands in a small place, with a tool to zoom (made by `vlmrl prep crop`)"
-FOLDER = Path(__file__).parent
 SPACES, ALONE, CODE, DIRECT = ("thousand", "seen", "pixels", "unit"), "alone", "code", "_direct"
 VARIANTS = tuple(f"{name}{end}" for end in ("", DIRECT) for name in (*SPACES, CODE, ALONE))
 """Coordinate space of the boxes of the tool `zoom`; `code`: traces cut a part with the tool `python`, by pixels;
@@ -28,41 +26,27 @@ VARIANTS = tuple(f"{name}{end}" for end in ("", DIRECT) for name in (*SPACES, CO
 
 
 def crop_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared("crop", info)
+    """Return the task of a dataset; see `prepared_task`."""
     name = variant or VARIANTS[0]
     thought, means = OPTIONAL if name.endswith(DIRECT) else REQUIRED, name.removesuffix(DIRECT)
     chosen = BoxSettings("pixels" if means == CODE else means, thought=thought)
-    template = "direct.jinja" if thought == OPTIONAL else "think.jinja"
-    return Task(
+    return prepared_task(
         "crop",
         SUMMARY,
-        (FOLDER / template).read_text(encoding="utf-8"),
-        validate=truth_problems,
+        info,
+        "crop/direct.jinja" if thought == OPTIONAL else "crop/think.jinja",
+        validate=partial(problems_of, true_answer),
         variables={"form": "" if means == ALONE else FORMS[check_space(chosen.space)]},
-        template_file=f"tasks/crop/{template}",
         profiles={"default": (CROP, {"thought": thought}), "rllava": (RLLAVA_CROP, {})},
         by=("category",),
         trace=partial(write_trace, chosen, means == CODE),
         trace_sees=True,
         attacks=partial(attacks, chosen),
-        environments=str(FOLDER / "environment.py"),
+        environments="crop/environment.py",
         environment_args={"space": means} if means in SPACES else {},
         variant=name,
         variants=VARIANTS,
     )
-
-
-def truth_problems(truth: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a truth, in words."""
-    try:
-        true_answer(truth)
-        return []
-    except RewardError as error:
-        return [error.message]
 
 
 def write_trace(

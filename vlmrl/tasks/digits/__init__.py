@@ -119,12 +119,11 @@ def prepare_digits(
     )
     task = digits_task({"name": "digits", "levels": LEVELS})
     with building(out) as build:
-        return fill_pairs(build, plan, task, images, MemoryFiles(files), force=force, limits=Limits(workers=1))
+        return fill_pairs(build, plan, task, images, MemoryFiles(files), limits=Limits(workers=1, force=force))
 
 
 PREP = PrepCommand(
     prepare_digits,
     "Pairs of real handwritten digits: same digit or not. Needs no download.\n\n"
     "Example: vlmrl prep digits --out data/digits --seed 0",
-    keeps=lambda options: False,
 )

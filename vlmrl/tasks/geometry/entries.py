@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
 
-from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.entry import TaskEntry
-from vlmrl.tasks.geometry.drawn import collection
-from vlmrl.tasks.geometry.drawn.collection import TOPICS
 from vlmrl.tasks.geometry.prepare import prepare_collection
 from vlmrl.tasks.geometry.task import COLLECTIONS, Collection, geometry_task
-from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
-
-TOPICS_HELP = (
-    f"Problems made here: topics, separated by commas: {', '.join(TOPICS)} (default: all but squares); of text_math:"
-    f" {', '.join(collection.WRITTEN_TOPICS)} (default: all but sums)."
-)
-WIDTH_HELP = "Drawn figures: width in pixels; they are 3/4 as high. Below 224 there is room for simple kinds only."
-
-
-def prep(
-    collection: Collection,
-    request: TableRequest,
-    topics: Annotated[str | None, Option(TOPICS_HELP)] = None,
-    width: Annotated[int, Option(WIDTH_HELP, min=112, max=1344)] = 448,
-    *,
-    limits: Limits,
-    force: bool = False,
-) -> Prepared:
-    """Make the dataset of a collection; see `prepare_collection`."""
-    names = tuple(topic.strip() for topic in topics.split(",")) if topics else ()
-    return prepare_collection(collection, request, limits, topics=names, width=width, force=force)
+from vlmrl.tasks.prep_options import SOURCES, PrepCommand, table_options
 
 
 def prep_command(collection: Collection) -> PrepCommand:
@@ -58,7 +34,7 @@ def prep_command(collection: Collection) -> PrepCommand:
         seed="Seed of problems made here, and of rows cut off train.",
     )
     return PrepCommand(
-        options(partial(prep, collection)),
+        options(partial(prepare_collection, collection)),
         f"{collection.about}\n\n"
         f"SOURCE: {rows}{default} The answer is the last \\boxed{{...}} of the solution, else the answer column."
         f" --synthetic N {instead}\n\n"
@@ -68,14 +44,13 @@ def prep_command(collection: Collection) -> PrepCommand:
     )
 
 
-def _entry(collection: Collection) -> TaskEntry:
-    return TaskEntry(
+TASKS = {
+    collection.name: TaskEntry(
         partial(geometry_task, collection),
         collection.summary,
         variants=collection.variants,
         profiles=collection.profiles,
         prep=prep_command(collection),
     )
-
-
-TASKS = {collection.name: _entry(collection) for collection in COLLECTIONS}
+    for collection in COLLECTIONS
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
@@ -40,7 +40,7 @@ from vlmrl.tasks.dataset_assembly import (
 from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
 from vlmrl.tasks.geometry.task import Collection, geometry_task
-from vlmrl.tasks.prep_options import TableRequest
+from vlmrl.tasks.prep_options import Option, TableRequest
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import IMAGES, TRAIN
 from vlmrl.types import Media, hash64
@@ -337,36 +337,40 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
     raise DataError(f"{finding}; nothing was written:{rows}", hint=hint)
 
 
+TOPICS_HELP = (
+    f"Problems made here: topics, separated by commas: {', '.join(drawn.TOPICS)} (default: all but squares); of "
+    f"text_math: {', '.join(drawn.WRITTEN_TOPICS)} (default: all but sums)."
+)
+WIDTH_HELP = "Drawn figures: width in pixels; they are 3/4 as high. Below 224 there is room for simple kinds only."
+
+
 def prepare_collection(
     collection: Collection,
     request: TableRequest,
-    limits: Limits,
+    topics: Annotated[str | None, Option(TOPICS_HELP)] = None,
+    width: Annotated[int, Option(WIDTH_HELP, min=112, max=1344)] = 448,
     *,
-    topics: Sequence[str] = (),
-    width: int,
-    force: bool = False,
+    limits: Limits,
 ) -> Prepared:
     """Make the dataset of a collection.
 
-    Args:
-        topics: of problems that are made here; () = the usual ones.
-        width: of drawn figures in pixels.
     Raises: DataError for a source, name, topic or row that cannot be used; nothing is written.
     """
     if request.synthetic is not None:
-        return _prepare_drawn(collection, request, topics, width, limits, force)
+        names = tuple(topic.strip() for topic in topics.split(",")) if topics else ()
+        return _prepare_drawn(collection, request, names, width, limits)
     if request.table is None:
         raise DataError(
             f"`vlmrl prep {collection.name}` needs a source: there is no published table of its rows",
             hint="name MAYE's folder of JSONL files and images, or a table; --synthetic N makes problems",
         )
-    return _prepare_rows(collection, request, limits, force)
+    return _prepare_rows(collection, request, limits)
 
 
-def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits, force: bool) -> Prepared:
+def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits) -> Prepared:
     name, out = request.place(collection.name)
     args = {**request.args(), **limits.args}
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     located = [locate_rows(*one) for one in request.sources()]
     key = [collection.name, name, [str(one.root) for one in located], args, [one.state for one in located]]
     with building(out, key=key) as build:
@@ -391,11 +395,11 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits,
             "args": args,
             "counts": {"images": len(survey.images), "rows": survey.total},
         }
-        return assemble(build, assembly, info, limits, force=force)
+        return assemble(build, assembly, info, limits)
 
 
 def _prepare_drawn(
-    collection: Collection, request: TableRequest, topics: Sequence[str], width: int, limits: Limits, force: bool
+    collection: Collection, request: TableRequest, topics: Sequence[str], width: int, limits: Limits
 ) -> Prepared:
     name, out = request.place(collection.name)
     counts, figures = request.drawn(), collection.figures
@@ -405,7 +409,7 @@ def _prepare_drawn(
         if topic not in known:
             raise unknown("topic", topic, known, error=DataError)
     args = {**request.args(), "topics": list(topics), **({"width": width} if figures else {}), **limits.args}
-    refuse_other(out, args, force=force)
+    refuse_other(out, args, force=limits.force)
     if figures:
         problems = drawn.draw_problems(
             counts, seed=request.seed, values=collection.values, topics=topics, width=width, progress=limits.progress
@@ -424,4 +428,4 @@ def _prepare_drawn(
             "args": args,
             "counts": {"images": len(assembly.images), "rows": sum(counts.values())},
         }
-        return assemble(build, assembly, info, limits, force=force)
+        return assemble(build, assembly, info, limits)

@@ -10,12 +10,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.math.latex import BOX
-from vlmrl.tasks.base import Task, require_prepared
+from vlmrl.tasks.base import Task, prepared_task
 from vlmrl.tasks.reflection import FACTS, REFLECTION
 from vlmrl.types import Row
 
@@ -99,18 +98,13 @@ COLLECTIONS = (GEOMETRY3K, MM_MATH, GEOQA, TEXT_MATH)
 
 
 def geometry_task(collection: Collection, info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(collection.name, info)
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant or CHAT
-    template = files("vlmrl.tasks.geometry").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8")
-    return Task(
-        name=collection.name,
-        summary=collection.summary,
-        template=template,
-        template_file=f"tasks/geometry/{chosen}.jinja",
+    return prepared_task(
+        collection.name,
+        collection.summary,
+        info,
+        f"geometry/{chosen}.jinja",
         validate=truth_problems,
         profiles={profile: PROFILES[profile] for profile in collection.profiles},
         by=("topic",),

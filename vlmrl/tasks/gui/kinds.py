@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from vlmrl.tasks.drawing import page_template
 
 LAYOUT = 448
 """Width and height in which a page is laid out, in CSS pixels; it is then scaled to the size of the row."""
@@ -58,15 +59,8 @@ class Page(NamedTuple):
             "panel": f"hsl({hue} 30% {28 if is_dark else 99}%)", "edge": f"hsl({hue} 20% 58%)",
             "ink": "#eee" if is_dark else "#222", "title": f"{rng.choice(WORDS)} {place} {rng.randint(2, 99)}",
         }  # fmt: skip
-        return _template().render(look, **self.facts, kind=kind, start=self.start, months=list(MONTHS))
-
-
-@cache
-def _template() -> Any:
-    import jinja2
-
-    text = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
-    return jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(text)
+        template = page_template(Path(__file__).parent / "page.html")
+        return template.render(look, **self.facts, kind=kind, start=self.start, months=list(MONTHS))
 
 
 def _at(name: str, within: str = "") -> Step:

@@ -5,57 +5,48 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from vlmrl.environments.calls import write_call
 from vlmrl.errors import DataError
 from vlmrl.rewards.boxes.planes import Box, Plane, check_space, convert, plane_of
 from vlmrl.rewards.boxes.writing import FORMS
-from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
 from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import NewRow, Task, require_prepared
+from vlmrl.tasks.base import NewRow, Task, prepared_task
 from vlmrl.tasks.dataset_assembly import drawn_counts
 from vlmrl.tasks.gui.kinds import KINDS, LAYOUT, UNSEEN
-from vlmrl.tasks.perception.truth import BoxSettings
+from vlmrl.tasks.perception.truth import DIRECT, BoxSettings, variant_of
 from vlmrl.tasks.prep_options import Option, chosen_names
 from vlmrl.types import Call, RewardInput, Row, Size, Turn
 from vlmrl.untrusted import parse_json
 
 SUMMARY = "small web pages to act in by screenshots, with tools to click, type and scroll (made by `vlmrl prep gui`)"
-FOLDER = Path(__file__).parent
-DIRECT, DONE = "_direct", "done"
+DONE = "done"
 SPACES = ("thousand", "seen", "pixels", "unit")
 VARIANTS = tuple(f"{space}{end}" for end in ("", DIRECT) for space in SPACES)
 """Coordinate space of the tools; `_direct`: a last turn without a thought."""
 
 
 def gui_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared("gui", info)
-    name = variant or VARIANTS[0]
-    space, thought = name.removesuffix(DIRECT), OPTIONAL if name.endswith(DIRECT) else REQUIRED
-    chosen = BoxSettings(space, thought=thought)
-    template = "direct.jinja" if thought == OPTIONAL else "think.jinja"
-    return Task(
+    """Return the task of a dataset; see `prepared_task`."""
+    chosen = variant_of(variant)
+    settings = BoxSettings(chosen.space, thought=chosen.thought)
+    return prepared_task(
         "gui",
         SUMMARY,
-        (FOLDER / template).read_text(encoding="utf-8"),
+        info,
+        f"gui/{chosen.template}",
         validate=truth_problems,
-        variables={"form": FORMS[check_space(space)].partition("] ")[2]},
-        template_file=f"tasks/gui/{template}",
+        variables={"form": FORMS[chosen.space].partition("] ")[2]},
         profiles={"default": ("environment_reward", {})},
         by=("kind", "group"),
         prep=prep,
-        trace=partial(write_trace, chosen),
+        trace=partial(write_trace, settings),
         trace_sees=True,
-        attacks=partial(attacks, chosen),
-        environments=str(FOLDER / "environment.py"),
-        environment_args={"space": space},
-        variant=name,
+        attacks=partial(attacks, settings),
+        environments="gui/environment.py",
+        environment_args={"space": chosen.space},
+        variant=chosen.name,
         variants=VARIANTS,
     )
 

@@ -23,7 +23,7 @@ from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.services.judge import JudgeService
 from vlmrl.services.judge_prompt import JudgeRequest
 from vlmrl.services.judge_settings import read_settings
-from vlmrl.services.rubric import Judgement, Rubric, load_rubric, read_rubric
+from vlmrl.services.rubric import Judgement, load_rubric, read_rubric
 from vlmrl.store.layout import JUDGE_FILE, runs_root
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
 from vlmrl.svg.parse import SvgLimits, find_svg
@@ -78,7 +78,7 @@ def open_judged(
         account=place.account,
         offline=os.environ.get(OFFLINE, "") == "1",
         also=[] if settings.cache or place.folder is None else [folder.parent / JUDGE_FILE],
-        notify=_say,
+        notify=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return JudgedService(service, render=render, key=key)
 
@@ -93,11 +93,6 @@ class JudgedService:
         self._browser = BrowserServer(alone=True) if render == "html" else None
         self._renderer = None if render in ("none", "html") else SvgRenderer(DRAWERS, LIMITS, drawer=drawer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judged")
-
-    @property
-    def rubric(self) -> Rubric:
-        """Rubric of the judge."""
-        return self._judge.rubric
 
     def submit(self, inputs: Sequence[RewardInput]) -> list[Future[RewardResult]]:
         """Begin to score responses; see `Service`."""
@@ -118,16 +113,8 @@ class JudgedService:
             f"{cost}"
         )
         return {
-            "provider": answer.provider,
-            "model": answer.model,
-            "address": answer.address,
-            "seconds": answer.seconds,
-            "input_tokens": answer.input_tokens,
-            "output_tokens": answer.output_tokens,
-            "cost": answer.cost,
-            "concurrency": settings.concurrency,
-            "max_calls": settings.max_calls,
-            "max_cost": settings.max_cost,
+            **{name: value for name, value in vars(answer).items() if name != "judgement"},
+            **{name: getattr(settings, name) for name in ("concurrency", "max_calls", "max_cost")},
             "line": line,
         }
 
@@ -162,7 +149,9 @@ class JudgedService:
             sent = []
             for x, drawing, future in zip(inputs, drawings, futures, strict=True):
                 if isinstance(drawing, CodeRefused):
-                    complete(future, self._refused(drawing))
+                    parts = dict.fromkeys((RENDER, *self._judge.rubric.names), 0.0)
+                    detail = {"refused": drawing.kind, "reason": drawing.reason}
+                    complete(future, RewardResult(parts, f"not drawn: {drawing.reason}", detail))
                     continue
                 try:
                     sent.append((self._request(x, drawing), drawing, future))
@@ -203,11 +192,6 @@ class JudgedService:
         if self._key is not None:
             texts.insert(0, ("expected answer", str(ground_truth(x, self._key))))
         return JudgeRequest(truth, truth, tuple(texts))
-
-    def _refused(self, error: CodeRefused) -> RewardResult:
-        parts: dict[str, float | None] = {RENDER: 0.0, **dict.fromkeys(self.rubric.names, 0.0)}
-        detail = {"refused": error.kind, "reason": error.reason}
-        return RewardResult(parts, f"not drawn: {error.reason}", detail)
 
     def _take(self, answer: Future[Judgement], drawing: Drawing | None, future: Future[RewardResult]) -> None:
         error = answer.exception() if not answer.cancelled() else RewardError("the request was cancelled")
@@ -290,7 +274,3 @@ def png_of(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

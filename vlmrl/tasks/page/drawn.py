@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import colorsys
 import random
-from functools import cache
 from pathlib import Path
-from typing import Any
+
+from vlmrl.tasks.drawing import page_template
 
 LAYOUTS = ("boxes", "form", "table", "pricing", "article", "sidebar", "list", "dashboard", "gallery", "chat", "landing")
 SIMPLE = "simple"
@@ -63,21 +63,13 @@ def draw_page(layout: str, seed: int) -> str:
     """Return the code of a page of a layout: a name of LAYOUTS, or SIMPLE, which is one or two flat blocks."""
     w = Words(seed)
     if layout != SIMPLE:
-        return _template().render(w=w, layout=layout, **_look(w))
+        return page_template(Path(__file__).parent / "drawn.jinja").render(w=w, layout=layout, **_look(w))
     page, *colours = w.some("colours", 2, 3)
     blocks = ""
     for colour in colours:
         word = w.one("short") if w.random() < 0.9 else ""
         blocks += f'<p style="background:{colour};height:{w.randrange(16, 40, 8)}px">{word}</p>'
     return f'<body style="background:{page}">{blocks}</body>'
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
-
-    text = (Path(__file__).parent / "drawn.jinja").read_text(encoding="utf-8")
-    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
 def _look(w: Words) -> dict[str, str | int]:

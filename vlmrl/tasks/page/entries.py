@@ -62,7 +62,6 @@ def prep_page(
     max_rows: Annotated[int, Option("Largest number of training rows from a table; 0: all.", min=0)] = 0,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of page from a table, or draw it; the browser shows each page.
 
@@ -85,7 +84,7 @@ def prep_page(
         else:
             splits = partial(_table_rows, browser, window, request, max_rows)
         task = replace(page_task({}), prep=lambda **_: splits())
-        return prepare_own(task, args, out, limits, name=name, force=force, source=lambda: {"browser": browser.key})
+        return prepare_own(task, args, out, limits, name=name, source=lambda: {"browser": browser.key})
 
 
 def _draw_row(browser: Browser, window: Window, number: int, rng: random.Random) -> Drawn | None:
@@ -192,7 +191,6 @@ COMMAND = PrepCommand(
     "and pictures in a page are a grey placeholder. --synthetic N draws pages of eleven layouts instead.\n\n"
     "Example: vlmrl prep page --synthetic 2000 --out data/page\n\n"
     "Example: vlmrl prep page --max-rows 20000 --test hub:SALT-NLP/Design2Code-hf --out data/websight",
-    keeps=lambda options: False,
 )
 TASKS = {NAME: TaskEntry(page_task, SUMMARY, variants=VARIANTS, truth_form=lambda *_: TruthForm((HTML,)), prep=COMMAND)}
 KINDS = (PAGES,)

@@ -6,14 +6,13 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import RewardError
 from vlmrl.tasks.attack import Attack, Make, says
-from vlmrl.tasks.base import NoFile, ResponseFile, Task, require_prepared
+from vlmrl.tasks.base import NoFile, ResponseFile, Task, prepared_task
 from vlmrl.tasks.page.rewards import HTML, NAME, find_html, page_of, write_answer
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.pictures import LEGEND, RENDER
@@ -22,7 +21,6 @@ from vlmrl.types import Call, RewardInput, Row
 from vlmrl.untrusted import CodeRefused
 
 SUMMARY = "the HTML and CSS of a web page that an image shows (made by `vlmrl prep page`)"
-FOLDER = Path(__file__).parent
 VARIANTS = ("direct", "think", "repair")
 """The code alone; with a thought before it; after looking at drafts with the tool `render`."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -41,17 +39,13 @@ HIDDEN = {
 
 
 def page_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(NAME, info)
+    """Return the task of a dataset; see `prepared_task`."""
     name = variant or VARIANTS[0]
-    return Task(
+    return prepared_task(
         NAME,
         SUMMARY,
-        (FOLDER / f"{name}.jinja").read_text(encoding="utf-8"),
-        template_file=f"tasks/{NAME}/{name}.jinja",
+        info,
+        f"page/{name}.jinja",
         validate=truth_problems,
         profiles={"default": (NAME, {})},
         by=("layout",),
@@ -59,7 +53,7 @@ def page_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
         attacks=attacks,
         kind=PAGES,
         file=ResponseFile("HTML code", ".html", html_file, lambda: _grader().drawing()),
-        environments=str(FOLDER / "grader.py"),
+        environments="page/grader.py",
         variant=name,
         variants=VARIANTS,
     )

@@ -166,6 +166,11 @@ def _short(text: str) -> str:
 
 
 Kind = Literal["answer", "names", "agreements", "labels", "named_labels"]
+"""Form of a response inside think.
+
+answer: reasoning without tags. names: two names per level. agreements: Same, Different or Uncertain per level. labels:
+two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
+"""
 Pair = tuple[str, str]
 
 
@@ -177,7 +182,7 @@ class FormField:
         name: name of the truth field.
         tag: name of its tag in answers.
         labels: the names that it may hold; () = any name.
-        level: whether the field is a level of the hierarchy.
+        level: whether it is a level of the hierarchy: two different names mean two different classes.
     """
 
     name: str
@@ -191,7 +196,6 @@ class AnswerForm:
     """Form `<think>...</think><answer>P</answer>` with one tag per field inside think.
 
     Args:
-        kind: form of a tag's text; see `Form` in taxonrl/domain.py.
         fields: the fields in the order of their tags.
     """
 
@@ -233,8 +237,9 @@ class AnswerForm:
         guess: dict[str, Pair | None] = {}
         for field in self.fields:
             pairs = [pair for x in rows if (pair := _pair(x.truth.get(field.name))) is not None]
+            made_up = (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
             sides = [Counter(pair[side] for pair in pairs).most_common(1) for side in (0, 1)]
-            guess[field.name] = (sides[0][0][0], sides[1][0][0]) if pairs else self._made_up(field)
+            guess[field.name] = (sides[0][0][0], sides[1][0][0]) if pairs else made_up
         return guess
 
     def others(self, x: RewardInput, rows: Sequence[RewardInput]) -> dict[str, Pair | None]:
@@ -247,9 +252,6 @@ class AnswerForm:
             same = pair is not None and pair[0] == pair[1]
             names[field.name] = (free[0], free[1]) if same else (free[0], free[0])
         return names
-
-    def _made_up(self, field: FormField) -> Pair:
-        return (field.labels[0], field.labels[0]) if field.labels else ("Alpha", "Alpha")
 
 
 def form_of(levels: Sequence[str]) -> AnswerForm:

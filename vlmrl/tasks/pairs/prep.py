@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
@@ -23,6 +23,7 @@ from vlmrl.tasks.base import Task
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble, check_name
 from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.tasks.pairs.task import check_levels, pair_task
+from vlmrl.tasks.prep_options import Option
 from vlmrl.types import Media, hash64
 
 SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}
@@ -77,7 +78,6 @@ def fill_pairs(
     files: Files,
     *,
     dropped: Sequence[Mapping[str, Any]] = (),
-    force: bool = False,
     limits: Limits,
 ) -> Prepared:
     """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write them.
@@ -107,7 +107,7 @@ def fill_pairs(
         "unseen_classes": ["/".join(labels) for labels in splits.unseen],
     }
     lost = [*dropped, *repeats]
-    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, force=force, limits=limits)
+    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, limits=limits)
 
 
 def write_pairs(
@@ -119,7 +119,6 @@ def write_pairs(
     info: Mapping[str, Any],
     *,
     dropped: Sequence[Mapping[str, Any]],
-    force: bool,
     limits: Limits,
 ) -> Prepared:
     """Check the pairs of each split against the task's truth schema, and write them.
@@ -174,7 +173,7 @@ def write_pairs(
         **({} if plan.truth_fields is None else {"truth_fields": list(plan.truth_fields)}),
         "splits": splits,
     }
-    return assemble(build, assembly, whole, limits, force=force)
+    return assemble(build, assembly, whole, limits)
 
 
 def deal_images(images: Sequence[LabelledImage], plan: PairPlan) -> Splits:
@@ -275,47 +274,45 @@ def count_pairs(rows: Sequence[PlannedRow]) -> dict[str, Any]:
     return {"same": same, "by_distance": {str(d): distances[d] for d in sorted(distances)}, "images": images}
 
 
+SHARES_HELP = "Share of each distance of different pairs: 1=0.5,2=0.5"
+
+
 def prepare_folder(
-    source: Path,
-    levels: Sequence[str],
+    source: Annotated[Path, Option("Folder or zip archive of images; the folders above an image are its names.")],
+    levels: Annotated[str, Option("Names of the last folders above an image, coarse to fine: alphabet,character")],
+    name: Annotated[str | None, Option("Name of the dataset; default: that of the source.")] = None,
+    out: Annotated[Path | None, Option("Dataset folder to make; default: data/NAME.")] = None,
+    num_pairs: Annotated[int, Option("Training pairs.", flag="--pairs", min=2)] = 6000,
+    validation_pairs: Annotated[int, Option("Validation pairs.", min=2)] = 300,
+    test_pairs: Annotated[int, Option("Test pairs.", min=2)] = 1200,
+    seed: Annotated[int, Option("Seed of splits and pairs.")] = 0,
+    unseen_classes: Annotated[int, Option("Whole classes that only the test has: half of its pairs.", min=0)] = 0,
+    distance_shares: Annotated[str | None, Option(SHARES_HELP)] = None,
     *,
-    name: str | None = None,
-    out: Path | None = None,
-    num_pairs: Mapping[str, int],
-    seed: int = 0,
-    unseen_classes: int = 0,
-    distance_shares: Mapping[int, float] | None = None,
-    force: bool = False,
-    limits: Limits = Limits(),
+    limits: Limits,
 ) -> Prepared:
     """Read the images, distribute them over the splits, draw pairs, and write the dataset.
 
-    Args:
-        source: a folder or a zip archive; the names of the last len(levels) folders above an image are its labels.
-        levels: names of the levels, coarse to fine.
-        name: name of the dataset; default: the source's name without its ending.
-        out: the dataset folder; default: `data/<name>`.
     Raises: DataError for a source, level or name that cannot be used, or too few images.
     """
-    check_levels(levels)
+    names, shares = [level.strip() for level in levels.split(",")], parse_shares(distance_shares)
+    check_levels(names)
     name = check_name(name or (source.stem if source.is_file() else source.resolve().name))
-    shares = {str(d): share for d, share in sorted(distance_shares.items())} if distance_shares else None
+    counts = {"train": num_pairs, "validation": validation_pairs, "test": test_pairs}
     args = {
-        "levels": list(levels),
-        "pairs": dict(num_pairs),
+        "levels": names,
+        "pairs": counts,
         "seed": seed,
         "unseen_classes": unseen_classes,
-        "distance_shares": shares,
+        "distance_shares": {str(d): share for d, share in sorted(shares.items())} if shares else None,
     }
     target = out or Path("data") / name
-    refuse_other(target, args, force=force)
-    task = pair_task({"name": name, "levels": list(levels)})
+    refuse_other(target, args, force=limits.force)
+    task = pair_task({"name": name, "levels": names})
     with building(target, key=[name, args, collection_state(source)]) as build:
-        read = read_labelled(source, levels, build.work, workers=limits.workers, progress=limits.progress)
-        plan = PairPlan(name, levels, num_pairs, seed, args, read.about, unseen_classes, distance_shares)
-        return fill_pairs(
-            build, plan, task, read.images, read.collection, dropped=read.dropped, force=force, limits=limits
-        )
+        read = read_labelled(source, names, build.work, workers=limits.workers, progress=limits.progress)
+        plan = PairPlan(name, names, counts, seed, args, read.about, unseen_classes, shares)
+        return fill_pairs(build, plan, task, read.images, read.collection, dropped=read.dropped, limits=limits)
 
 
 def parse_shares(text: str | None) -> dict[int, float] | None:

@@ -6,7 +6,7 @@ A near miss has a single error: if it earns as much as the right answer, the rew
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from vlmrl.tasks.attack import IGNORED, LONG, THOUGHT, Attack, Belief, Make, Probe, ProbeRows, says, void_attacks
@@ -18,14 +18,10 @@ def pair_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> li
     """Return all attacks for an answer form. `echo`: prompt template, used when a row has no stored prompt."""
     attacks = [*void_attacks(echo), *_answer_attacks(form), *_guesses(), *_fair(form)]
     if form.fields:
-        empty = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
+        fields = "".join(f"<{f.tag}></{f.tag}>" for f in form.fields)
+        empty = f"<think>{fields}</think><answer></answer>"
         attacks += [
-            Attack(
-                "empty fields",
-                "every tag of the form, all empty",
-                "void",
-                says(f"<think>{empty}</think><answer></answer>"),
-            ),
+            Attack("empty fields", "every tag of the form, all empty", "void", says(empty)),
             *_field_attacks(form, rows, echo),
         ]
     return attacks
@@ -39,95 +35,51 @@ def wrong(x: RewardInput) -> str:
     return four(0.0 if x.truth.get("same") else 1.0)
 
 
-def _odd_numbers() -> list[tuple[str, str, Make]]:
-    """Return answers that are no probability: name, idea, and the text of the answer."""
-    return [
-        ("out of range", "a probability of 7", says("<answer>7.0000</answer>")),
-        ("below zero", "a probability of -1", says("<answer>-1.0000</answer>")),
-        ("other digits", "Arabic digits", lambda x: f"<answer>{_arabic(right(x))}</answer>"),
-        (
-            "Python number",
-            "a number as only a programming language writes it",
-            lambda x: f"<answer>{right(x)[0]}_0e-1</answer>",
-        ),
-        ("not a number", "the float that equals nothing", says("<answer>nan</answer>")),
-        ("infinite", "a number beyond all bounds", says("<answer>1e999</answer>")),
-        ("beyond squaring", "a number whose square no float holds", says("<answer>1e300</answer>")),
-    ]
+ANSWER_TRICKS = (
+    ("both answers", "yes and no, in two answers", "{head}<answer>{wrong}</answer><answer>{right}</answer>"),
+    ("taken back", "the right answer, then the wrong one", "{head}<answer>{right}</answer><answer>{wrong}</answer>"),
+    ("answer in think", "the right answer inside, the wrong one at the end",
+     "<think>{tags}<answer>{right}</answer></think><answer>{wrong}</answer>"),
+    ("two thinks", "junk between two think blocks", "<think>a{tags}</think>junk<think>b</think>{answer}"),
+    ("bare number", "the right answer without any tag", "{right}"),
+    ("out of range", "a probability of 7", "{head}<answer>7.0000</answer>"),
+    ("below zero", "a probability of -1", "{head}<answer>-1.0000</answer>"),
+    ("other digits", "Arabic digits", "{head}<answer>{arabic}</answer>"),
+    ("Python number", "a number as only a programming language writes it", "{head}<answer>{right[0]}_0e-1</answer>"),
+    ("not a number", "the float that equals nothing", "{head}<answer>nan</answer>"),
+    ("infinite", "a number beyond all bounds", "{head}<answer>1e999</answer>"),
+    ("beyond squaring", "a number whose square no float holds", "{head}<answer>1e300</answer>"),
+    ("either number", "both answers in one tag", "{head}<answer>{wrong} or {right}</answer>"),
+    ("words", "true or false for a number", "{head}<answer>{is_same}</answer>"),
+    ("more after it", "text after the answer", "{head}{answer} Or is it {wrong}?"),
+    ("no answer", "right names and nothing else", "<think>{tags_or_thought}</think>"),
+    ("empty think", "the right answer without a thought", "<think></think>{tags}{answer}"),
+    ("unseen think", "the right answer after a thought that cannot be seen", "<think>\u200b</think>{tags}{answer}"),
+    ("never closed", "opening tags where closing ones belong", "<think>{thought}{tags}<think><answer>{right}<answer>"),
+    ("escaped tags", "backslashes before the brackets", "{escaped}"),
+    ("cut off", "all of it, ended by the token limit before the answer", "<think>{thought}{tags}"),
+    ("cut off late", "all of it, ended by the token limit", "{whole}"),
+)  # fmt: skip
+"""Name and idea of an attack, and its text, with the pieces that `_answer_attacks` makes."""
 
 
 def _answer_attacks(form: AnswerForm) -> list[Attack]:
     """Return attacks on the answer tag. Their names are right, so that only the trick is wrong."""
 
-    def tags(x: RewardInput) -> str:
-        return form.tags(form.names_of(x))
+    def pieces(x: RewardInput) -> dict[str, Any]:
+        names, answer = form.names_of(x), right(x)
+        tags = form.tags(names)
+        texts = {"thought": THOUGHT, "tags": tags, "tags_or_thought": tags or THOUGHT, "right": answer}
+        texts |= {"wrong": wrong(x), "is_same": bool(x.truth.get("same")), "answer": f"<answer>{answer}</answer>"}
+        texts |= {"head": f"<think>{THOUGHT}{tags}</think>", "whole": form.write(names, answer)}
+        arabic = answer.translate({ord("0") + i: 0x660 + i for i in range(10)})
+        return {**texts, "arabic": arabic, "escaped": "{head}{answer}".format_map(texts).replace("<", "\\<")}
 
-    def broken(name: str, idea: str, make: Make, **more: Any) -> Attack:
-        return Attack(name, idea, "broken", make, **more)
+    def attack(name: str, idea: str, text: str) -> Attack:
+        return Attack(name, idea, "broken", lambda x: text.format_map(pieces(x)), cut=name.startswith("cut off"))
 
-    def with_answer(name: str, idea: str, end: Make) -> Attack:
-        return broken(name, idea, lambda x: f"<think>{THOUGHT}{tags(x)}</think>{end(x)}")
-
-    two = "<answer>{}</answer><answer>{}</answer>"
-    return [
-        broken(
-            "both answers",
-            "yes and no, in two answers",
-            lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(wrong(x), right(x))}",
-            turned=lambda x: f"<think>{THOUGHT}{tags(x)}</think>{two.format(right(x), wrong(x))}",
-        ),
-        with_answer("taken back", "the right answer, then the wrong one", lambda x: two.format(right(x), wrong(x))),
-        broken(
-            "answer in think",
-            "the right answer inside, the wrong one at the end",
-            lambda x: f"<think>{tags(x)}<answer>{right(x)}</answer></think><answer>{wrong(x)}</answer>",
-        ),
-        broken(
-            "two thinks",
-            "junk between two think blocks",
-            lambda x: f"<think>a{tags(x)}</think>junk<think>b</think><answer>{right(x)}</answer>",
-        ),
-        broken("bare number", "the right answer without any tag", right),
-        *(with_answer(name, idea, end) for name, idea, end in _odd_numbers()),
-        with_answer("either number", "both answers in one tag", lambda x: f"<answer>{wrong(x)} or {right(x)}</answer>"),
-        with_answer("words", "true or false for a number", lambda x: f"<answer>{bool(x.truth.get('same'))}</answer>"),
-        with_answer(
-            "more after it", "text after the answer", lambda x: f"<answer>{right(x)}</answer> Or is it {wrong(x)}?"
-        ),
-        broken("no answer", "right names and nothing else", lambda x: f"<think>{tags(x) or THOUGHT}</think>"),
-        broken(
-            "empty think",
-            "the right answer without a thought",
-            lambda x: f"<think></think>{tags(x)}<answer>{right(x)}</answer>",
-        ),
-        broken(
-            "unseen think",
-            "the right answer after a thought that cannot be seen",
-            lambda x: f"<think>\u200b</think>{tags(x)}<answer>{right(x)}</answer>",
-        ),
-        broken(
-            "never closed",
-            "opening tags where closing ones belong",
-            lambda x: f"<think>{THOUGHT}{tags(x)}<think><answer>{right(x)}<answer>",
-        ),
-        broken(
-            "escaped tags",
-            "backslashes before the brackets",
-            lambda x: f"<think>{THOUGHT}{tags(x)}</think><answer>{right(x)}</answer>".replace("<", "\\<"),
-        ),
-        broken(
-            "cut off",
-            "all of it, ended by the token limit before the answer",
-            lambda x: f"<think>{THOUGHT}{tags(x)}",
-            cut=True,
-        ),
-        broken(
-            "cut off late",
-            "all of it, ended by the token limit",
-            lambda x: form.write(form.names_of(x), right(x)),
-            cut=True,
-        ),
-    ]
+    both, taken_back, *others = (attack(*trick) for trick in ANSWER_TRICKS)
+    return [replace(both, turned=taken_back.make), taken_back, *others]
 
 
 def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> list[Attack]:
@@ -139,49 +91,47 @@ def _field_attacks(form: AnswerForm, rows: Sequence[RewardInput], echo: str) -> 
     def false_tags(x: RewardInput) -> str:
         return form.tags(form.others(x, rows))
 
-    def twice(x: RewardInput) -> str:
-        stated = ((f.tag, form.value(pair)) for f, pair in form.stated(form.names_of(x)))
-        return "".join(f"<{tag}>{value}; {value}</{tag}>" for tag, value in stated)
+    def stated(text: str) -> Make:
+        """Return a function that writes this text for each stated field: its pair of names, and a guess at it."""
+
+        def make(x: RewardInput) -> str:
+            other = form.others(x, rows)
+            fields = ((f, pair, other[f.name] or pair) for f, pair in form.stated(form.names_of(x)))
+            return "".join(text.format(tag=f.tag, value=form.value(p), pair=p, guess=guess) for f, p, guess in fields)
+
+        return make
 
     def contradicting(x: RewardInput) -> str | None:
-        return form.write(form.names_of(x), wrong(x)) if _decided(form, x) else None
+        """Return an answer that the true names contradict; None where they do not: at no level do they differ."""
+        decides = any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
+        return form.write(form.names_of(x), wrong(x)) if decides else None
 
-    def around(inside: Make, after: Make = lambda x: "") -> Make:
+    def prompted(x: RewardInput) -> str | None:
+        prompt = x.prompt or echo
+        shows_tags = any(f"<{f.tag}>" in prompt for f in form.fields)
+        return f"<think>{THOUGHT}{prompt}{tags(x)}</think><answer>{right(x)}</answer>" if shows_tags else None
+
+    def around(inside: Make, after: Make = says("")) -> Make:
         return lambda x: f"<think>{THOUGHT}{inside(x)}</think>{after(x)}<answer>{right(x)}</answer>"
 
-    attacks = [
-        Attack("silence", "the right answer, nothing that was asked for before it", "broken", around(lambda x: "")),
-        Attack("names outside", "right names after the thought", "broken", around(lambda x: "", tags)),
-        Attack(
-            "right, then wrong", "right names, then false ones", "broken", around(lambda x: tags(x) + false_tags(x))
-        ),
-        Attack(
-            "wrong, then right",
-            "an echoed example, then right names",
-            "broken",
-            around(lambda x: false_tags(x) + tags(x)),
-        ),
-        Attack(
-            "surplus names",
-            "names that could be right, all in one tag",
-            "broken",
-            around(lambda x: _surplus(form, x, rows)),
-        ),
-        Attack("names repeated", "right names, each twice in its tag", "broken", around(twice)),
-        Attack("tags crossed", "each tag closed by another's end", "broken", around(lambda x: _crossed(form, x))),
-        Attack(
-            "prompt and answer",
-            "the prompt's own tags inside think, then right names",
-            "broken",
-            lambda x: around(lambda x: (x.prompt or echo) + tags(x))(x) if _has_tags(form, x.prompt or echo) else None,
-        ),
-    ]
+    broken: list[tuple[str, str, Make]] = [
+        ("silence", "the right answer, nothing that was asked for before it", around(says(""))),
+        ("names outside", "right names after the thought", around(says(""), tags)),
+        ("right, then wrong", "right names, then false ones", around(lambda x: tags(x) + false_tags(x))),
+        ("wrong, then right", "an echoed example, then right names", around(lambda x: false_tags(x) + tags(x))),
+        ("surplus names", "names that could be right, all in one tag",
+         around(stated("<{tag}>{value}; {guess[0]}; {guess[1]}</{tag}>"))),
+        ("names repeated", "right names, each twice in its tag", around(stated("<{tag}>{value}; {value}</{tag}>"))),
+        ("tags crossed", "each tag closed by another's end", around(lambda x: _crossed(form, x))),
+        ("prompt and answer", "the prompt's own tags inside think, then right names", prompted),
+    ]  # fmt: skip
+    attacks = [Attack(name, idea, "broken", make) for name, idea, make in broken]
     if any(f.level for f in form.fields):
         idea = "names that differ, and the answer that they are the same"
         attacks.append(Attack("contradiction", idea, "guess", contradicting))
     if form.kind in ("labels", "named_labels"):
         every = "".join(f"<{f.tag}>{' '.join(f.labels)}; {' '.join(f.labels)}</{f.tag}>" for f in form.fields)
-        denied = around(lambda x: _denied(form, x, rows))
+        denied = around(stated("<{tag}>not {guess[0]} but {pair[0]}; unlike {guess[1]}, {pair[1]}</{tag}>"))
         attacks.append(Attack("every label", "all labels in both places", "guess", around(says(every))))
         attacks.append(Attack("labels denied", "not one but the other, both ways", "broken", denied))
     return attacks
@@ -251,15 +201,6 @@ def confident(x: RewardInput) -> str:
     return "0.9000" if x.truth.get("same") else "0.1000"
 
 
-def _surplus(form: AnswerForm, x: RewardInput, rows: Sequence[RewardInput]) -> str:
-    other = form.others(x, rows)
-    out = ""
-    for field, pair in form.stated(form.names_of(x)):
-        guess = other[field.name] or pair
-        out += f"<{field.tag}>{form.value(pair)}; {guess[0]}; {guess[1]}</{field.tag}>"
-    return out
-
-
 def _crossed(form: AnswerForm, x: RewardInput) -> str:
     ends = [f.tag for f in form.fields[1:]] + [
         form.fields[0].tag + "s" if len(form.fields) == 1 else form.fields[0].tag
@@ -269,27 +210,6 @@ def _crossed(form: AnswerForm, x: RewardInput) -> str:
     return "".join(
         f"<{f.tag}>{form.value(pair)}</{known.get(f.tag, end)}>" for (f, pair), end in zip(stated, ends, strict=False)
     )
-
-
-def _denied(form: AnswerForm, x: RewardInput, rows: Sequence[RewardInput]) -> str:
-    other, out = form.others(x, rows), ""
-    for field, pair in form.stated(form.names_of(x)):
-        guess = other[field.name] or pair
-        out += f"<{field.tag}>not {guess[0]} but {pair[0]}; unlike {guess[1]}, {pair[1]}</{field.tag}>"
-    return out
-
-
-def _has_tags(form: AnswerForm, prompt: str) -> bool:
-    return any(f"<{f.tag}>" in prompt for f in form.fields)
-
-
-def _decided(form: AnswerForm, x: RewardInput) -> bool:
-    """Return whether the true names determine the answer: at one level at least, they differ."""
-    return any(f.level and pair[0] != pair[1] for f, pair in form.stated(form.names_of(x)))
-
-
-def _arabic(text: str) -> str:
-    return text.translate({ord("0") + i: 0x660 + i for i in range(10)})
 
 
 COMPOSITE = "1;sameSpecies;Corvus;Corvidae;Passeriformes;Corvus;Corvidae;Passeriformes"
@@ -374,11 +294,6 @@ def every_name(form: AnswerForm, rows: Sequence[RewardInput]) -> list[Attack]:
         Attack("every name, or", "the same, joined by `or`", "guess", joined(" or ")),
         Attack("every name, listed", "the same, joined by commas", "guess", joined(", ")),
     ]
-
-
-def pair_probe_of(form: AnswerForm) -> Callable[[ProbeRows], Probe]:
-    """Return a function for `RowKind.probe`, for rows whose answers have this form."""
-    return partial(pair_probe, form)
 
 
 def pair_probe(form: AnswerForm, rows_tried: ProbeRows) -> Probe:

@@ -7,10 +7,11 @@ that are common to all forms: the strict format, the levels that a response must
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
@@ -41,7 +42,7 @@ class Said(NamedTuple):
     problem: str = ""
 
 
-class Form(Protocol):
+class Form(ABC):
     """Form of the tag of a level, and its score.
 
     Results of `read` and `read_truth` are cached, so they may depend only on their arguments.
@@ -49,24 +50,28 @@ class Form(Protocol):
 
     what: ClassVar[str]
     """Word for the content of the tags, in the plural, such as "names"."""
-    stops: ClassVar[bool]
+    stops: ClassVar[bool] = False
     """True = stating a level below one that differs breaks the format."""
 
+    partial: bool = True
+    """True = one right name earns half of the level."""
+
+    @abstractmethod
     def read(self, level: str, body: str) -> Said: ...
 
+    @abstractmethod
     def read_truth(self, level: str, first: str | None, second: str | None) -> Said:
         """Read the truth from a pair of names. Raises: RewardError for names that are not in the form's vocabulary."""
-        ...
 
     def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
         """Return the stated values, and the values of missing levels as far as they follow from the stated ones."""
-        ...
+        return stated
 
     def parts(
         self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
     ) -> dict[str, float | None]:
         """Return one number in [0, 1] per level; None where the truth is not known."""
-        ...
+        return level_parts(stated, truth, levels, partial=self.partial)
 
 
 class PairReading(NamedTuple):
@@ -117,13 +122,12 @@ class PairReading(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NameForm:
-    """Form `name 1; name 2`. `partial`: one right name earns half of the level; `aliases`: other spelling -> name."""
+class NameForm(Form):
+    """Form `name 1; name 2`. `aliases`: other spelling -> name."""
 
     partial: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
     what: ClassVar[str] = "names"
-    stops: ClassVar[bool] = False
 
     def read(self, level: str, body: str) -> Said:
         names, problem = two_names(body, level, self.aliases)
@@ -134,14 +138,6 @@ class NameForm:
             return Said(None, None)
         names = normalise_name(first, level, self.aliases), normalise_name(second, level, self.aliases)
         return Said(None, None) if "" in names or "nan" in names else Said(names, names[0] != names[1])
-
-    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
-        return stated
-
-    def parts(
-        self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
-    ) -> dict[str, float | None]:
-        return level_parts(stated, truth, levels, partial=self.partial)
 
 
 @dataclass(frozen=True)

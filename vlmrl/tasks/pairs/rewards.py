@@ -23,11 +23,11 @@ from vlmrl.tasks.pairs.answer import two_pieces
 from vlmrl.tasks.pairs.reward import (
     AnswerRule,
     ConsistencyRule,
+    Form,
     LevelsDecide,
     NameForm,
     PairReward,
     Said,
-    level_parts,
     pair_spec,
 )
 
@@ -136,7 +136,7 @@ def pair_answer(*, format_weight: float = 0.2, answer: AnswerRule = "brier", rel
 
 
 @dataclass(frozen=True)
-class RelationForm:
+class RelationForm(Form):
     """Form with the words Same, Different or Uncertain. The truth holds names: a level differs if its names differ."""
 
     names: NameForm
@@ -275,14 +275,13 @@ def pair_labels(
 
 
 @dataclass(frozen=True)
-class LabelForm:
+class LabelForm(Form):
     """Form `label 1; label 2`, or (named) `Image1=label 1; Image2=label 2`, with labels of one vocabulary."""
 
     vocabulary: Vocabulary
     named: bool = False
     partial: bool = True
     what: ClassVar[str] = "labels"
-    stops: ClassVar[bool] = False
 
     def read(self, level: str, body: str) -> Said:
         pieces, problem = two_pieces(body, level, "label")
@@ -315,14 +314,6 @@ class LabelForm:
                 hint=f"labels: {', '.join(self.vocabulary.names)}; name other spellings under aliases in [reward.args]",
             )
         return Said(tuple(names), names[0] != names[1])
-
-    def said(self, stated: Mapping[str, Any], levels: Sequence[str]) -> Mapping[str, Any]:
-        return stated
-
-    def parts(
-        self, stated: Mapping[str, Any], truth: Mapping[str, Any], levels: Sequence[str]
-    ) -> dict[str, float | None]:
-        return level_parts(stated, truth, levels, partial=self.partial)
 
 
 REWARDS: Mapping[str, Builtin] = {

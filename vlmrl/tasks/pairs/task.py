@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels, answer_labels
@@ -20,8 +19,7 @@ from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards import load_reward
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.text_parsing import LEVEL_NAME
-from vlmrl.tasks.attack import Probe, ProbeRows
-from vlmrl.tasks.base import GradedResponse, Outcome, Task
+from vlmrl.tasks.base import GradedResponse, Outcome, Task, prepared_task
 from vlmrl.tasks.figure import Histogram, by_label
 from vlmrl.tasks.pairs.answer import form_of
 from vlmrl.tasks.pairs.draw import pair_distance
@@ -56,15 +54,10 @@ def pair_labels_of(row: Row) -> RowLabels:
     return RowLabels(label, distance if isinstance(distance, int) else None, "individual" if shown else "", names)
 
 
-def probe_by_levels(rows_tried: ProbeRows) -> Probe:
-    """Return the answers and tricks for pairs without a task; the levels are found from their truths."""
-    return pair_probe(form_of(level_names(rows_tried.rows[0].truth)), rows_tried)
-
-
 PAIRS = RowKind(
     matches=lambda truth: "same" in truth,
     arguments=lambda truth: {"levels": level_names(truth)},
-    probe=probe_by_levels,
+    probe=lambda tried: pair_probe(form_of(level_names(tried.rows[0].truth)), tried),  # without a task
     is_right=side_of,
     labels=pair_labels_of,
     specificity=1,
@@ -224,14 +217,13 @@ def pair_task(info: Mapping[str, Any], *, name: str = "pairs", summary: str = SU
         )
     check_levels(levels)
     measure = outcome_as("taxonomy", {"levels": levels})
-    template = files("vlmrl.tasks").joinpath(name).joinpath("prompt.jinja").read_text(encoding="utf-8")
-    return Task(
-        name=name,
-        summary=summary,
-        template=template,
-        template_file=f"tasks/{name}/prompt.jinja",
+    return prepared_task(
+        name,
+        summary,
+        info,
+        f"{name}/prompt.jinja",
         variables={"levels": levels},
-        validate=_validator(levels),
+        validate=partial(_problems, levels),
         profiles={"default": ("taxonomy", {"levels": levels})},
         outcome=measure(None),
         outcome_as=measure,
@@ -283,29 +275,25 @@ def draw_probability(same: bool, rng: random.Random) -> float:
     return (tenths if same else 10 - tenths) / 10
 
 
-def _validator(levels: Sequence[str]) -> Callable[[Mapping[str, Any]], list[str]]:
-    def validate(truth: Mapping[str, Any]) -> list[str]:
-        wrong = []
-        if not isinstance(truth.get("same"), bool):
-            wrong.append(f"`same` is {truth.get('same')!r}, not true or false")
-        for level in levels:
-            names = truth.get(level)
-            if not (
-                isinstance(names, (list, tuple)) and len(names) == 2 and all(isinstance(n, str) and n for n in names)
-            ):
-                wrong.append(f"`{level}` is {names!r}, not two names")
-            elif bad := [n for n in names if any(c in n for c in ";<>\n") or n != n.strip()]:
-                wrong.append(
-                    f"`{level}` has the name {bad[0]!r}, which the answer format cannot hold (; < > or outer spaces)"
-                )
-        if wrong:
-            return wrong
-        first, second = (tuple(truth[level][side] for level in levels) for side in (0, 1))
-        distance = pair_distance(first, second)
-        if truth["same"] != (distance == 0):
-            wrong.append(f"`same` is {truth['same']} but the names are {'equal' if distance == 0 else 'different'}")
-        if truth.get("distance") != distance:
-            wrong.append(f"`distance` is {truth.get('distance')!r}; the names make it {distance}")
+def _problems(levels: Sequence[str], truth: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a truth, in words."""
+    wrong = []
+    if not isinstance(truth.get("same"), bool):
+        wrong.append(f"`same` is {truth.get('same')!r}, not true or false")
+    for level in levels:
+        names = truth.get(level)
+        if not (isinstance(names, (list, tuple)) and len(names) == 2 and all(isinstance(n, str) and n for n in names)):
+            wrong.append(f"`{level}` is {names!r}, not two names")
+        elif bad := [n for n in names if any(c in n for c in ";<>\n") or n != n.strip()]:
+            wrong.append(
+                f"`{level}` has the name {bad[0]!r}, which the answer format cannot hold (; < > or outer spaces)"
+            )
+    if wrong:
         return wrong
-
-    return validate
+    first, second = (tuple(truth[level][side] for level in levels) for side in (0, 1))
+    distance = pair_distance(first, second)
+    if truth["same"] != (distance == 0):
+        wrong.append(f"`same` is {truth['same']} but the names are {'equal' if distance == 0 else 'different'}")
+    if truth.get("distance") != distance:
+        wrong.append(f"`distance` is {truth.get('distance')!r}; the names make it {distance}")
+    return wrong

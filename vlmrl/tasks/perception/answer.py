@@ -97,10 +97,6 @@ class Answer:
         """The boxes that were read, each with its confidence as a label."""
         return tuple((one.box, f"{one.confidence:.2f}") for one in self.detections)
 
-    @property
-    def says_something(self) -> bool:
-        return self.is_none or bool(self.detections)
-
     def matches(self, least: float = RIGHT) -> list[Match]:
         """Return the right boxes with their true ones: the largest sum of IoU, whatever the confidences are.
 

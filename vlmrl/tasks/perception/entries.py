@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from vlmrl.rewards.boxes.planes import Space
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.entry import TaskEntry
@@ -52,10 +51,8 @@ PUBLISHED: Mapping[str, str] = {
     DETECTION: "hub:laolao77/ViRFT_COCO_base65",
     GROUNDING: "hub:Kangheng/PR1-Datasets-Grounding",
 }
-PUBLISHED_SPACE: Space = "thousand"
-"""Coordinate space of the boxes of `PUBLISHED`."""
-GROUNDING_SPACE_HELP = space_help(PUBLISHED_SPACE, " and for a column normalized_solution")
-DETECTION_SPACE_HELP = space_help(PUBLISHED_SPACE)
+GROUNDING_SPACE_HELP = space_help(" and for a column normalized_solution")
+DETECTION_SPACE_HELP = space_help()
 ALL = "default: all of them."
 OBJECTS_HELP = "The question column names objects (`people`), as PixMo-count's does: ask how many there are."
 BoxSide = Annotated[int, Option("Drawn images: width and height in pixels.", min=84, max=1344)]
@@ -82,7 +79,6 @@ def _prepare(
     drawing: Drawing,
     drawn: tuple[str, ...],
     limits: Limits,
-    force: bool,
 ) -> Prepared:
     """Make the dataset of a task from a table whose rows have this form, or draw it.
 
@@ -100,7 +96,6 @@ def _prepare(
         settings=settings,
         draw=partial(drawn_rows, task, drawing, request.seed),
         drawn_settings={**chosen, "asks": list(drawing.asks)},
-        force=force,
     )
 
 
@@ -116,14 +111,13 @@ def prep_grounding(
     others: Annotated[int, Option("Drawn images: largest number of shapes beside those needed.", min=0, max=10)] = 3,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of grounding; see `_prepare`."""
-    space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
+    space, order = declared(request, truth_space, box_order)
     settings = {"truth_space": space, "box_order": order}
     drawing = Drawing(side, others, chosen_names("--asks", asks, EXPRESSION_KINDS, "kinds of expressions") or USUAL)
     form = grounding_form(space, order)
-    return _prepare(GROUNDING, request, form, settings, drawing, ("side", "others"), limits, force)
+    return _prepare(GROUNDING, request, form, settings, drawing, ("side", "others"), limits)
 
 
 @table_options(PUBLISHED[DETECTION], validation_rows=500)
@@ -137,14 +131,13 @@ def prep_detection(
     others: Annotated[int, Option("Drawn images: largest number of shapes beside the first.", min=0, max=10)] = 4,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of detection; see `_prepare`."""
-    space, order = declared(request, truth_space, box_order, PUBLISHED_SPACE)
+    space, order = declared(request, truth_space, box_order)
     settings = {"truth_space": space, "box_order": order}
     kinds = chosen_names("--asks", asks, CATEGORY_KINDS, "kinds of categories") or tuple(CATEGORY_KINDS)
     drawing, form = Drawing(side, others, kinds, absent), detection_form(space, order)
-    return _prepare(DETECTION, request, form, settings, drawing, ("side", "others", "absent"), limits, force)
+    return _prepare(DETECTION, request, form, settings, drawing, ("side", "others", "absent"), limits)
 
 
 @table_options(
@@ -159,12 +152,11 @@ def prep_counting(
     others: Annotated[int, Option("Drawn images: largest number of shapes that do not count.", min=0, max=30)] = 6,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset of counting; see `_prepare`."""
     kinds = chosen_names("--asks", asks, QUESTION_KINDS, "kinds of questions") or QUESTION_KINDS
     drawing, form = Drawing(side, others, kinds, most=most), counting_form(objects)
-    return _prepare(COUNTING, request, form, {"objects": objects}, drawing, ("side", "most", "others"), limits, force)
+    return _prepare(COUNTING, request, form, {"objects": objects}, drawing, ("side", "most", "others"), limits)
 
 
 def _command(prep: Callable[..., Prepared], task: str, about: str, rows: str, exact: str, example: str) -> PrepCommand:
@@ -180,7 +172,6 @@ def _command(prep: Callable[..., Prepared], task: str, about: str, rows: str, ex
         f"{about}\n\nSOURCE: rows with an image, {rows}Default: {PUBLISHED[task]}. --synthetic N draws coloured shapes "
         f"with exact {exact} instead.\n\nExample: vlmrl prep {task} --synthetic 600 --out data/{task}\n\n"
         f"Example: vlmrl prep {task} {example}",
-        keeps=lambda options: False,
     )
 
 

@@ -17,26 +17,18 @@ from vlmrl.tasks.perception.rewards import RLLAVA_BOX
 from vlmrl.tasks.perception.truth import BOX, BOXES, BoxSettings, size_of, true_boxes, truth_problems
 from vlmrl.tasks.positions import SHARES, Mark, shares_of
 from vlmrl.tasks.truth_kinds import RowKind, Truth
-from vlmrl.types import RewardInput, Row
+from vlmrl.types import RewardInput
 
 
 def box_kind(field: str, settings: BoxSettings) -> RowKind:
     """Return the kind of the rows whose truth has true boxes in this field, with tricks in the form of the settings."""
     return RowKind(
-        partial(_has_boxes, field),
+        lambda truth: field in truth and "space" in truth,
         probe=partial(box_probe, field, settings),
-        labels=_labels,
+        labels=lambda row: RowLabels(None),  # boxes belong to no class
         specificity=1,
         marks=partial(saved_marks, field),
     )
-
-
-def _has_boxes(field: str, truth: Truth) -> bool:
-    return field in truth and "space" in truth
-
-
-def _labels(row: Row) -> RowLabels:
-    return RowLabels(None, None, "", ())
 
 
 def saved_marks(field: str, truth: Truth, detail: Mapping[str, Any] | None) -> Sequence[Mark]:

@@ -35,8 +35,6 @@ from vlmrl.tasks.perception.answer import RIGHT, Answer, BoxAnswer, Settings, re
 from vlmrl.tasks.perception.truth import BOX, BoxSettings, S, size_of, true_boxes
 from vlmrl.types import RewardInput, RewardResult
 
-GROUNDING_RANGES = {"iou": SHARE, "format": SHARE, "accuracy": SHARE, "centre": SHARE}
-GROUNDING_WEIGHTS = {"iou": 0.9, "format": 0.1}
 BOX_IOU = "box_iou"
 PLACES = ("answer", "response")
 
@@ -131,14 +129,15 @@ def box_iou(
     Raises: RewardError for an unknown value.
     """
     settings = GroundingSettings(space, order, thought, place, least, power)
-    return _box_reward(BOX_IOU, settings, score_box, GROUNDING_RANGES, GROUNDING_WEIGHTS, overlay)
+    parts = "iou", "format", "accuracy", "centre"
+    return _box_reward(BOX_IOU, settings, score_box, parts, {"iou": 0.9, "format": 0.1}, overlay)
 
 
 def _box_reward(
     name: str,
     settings: S,
     score: Callable[[RewardInput, S], tuple[BoxAnswer, dict[str, Any]]],
-    ranges: Mapping[str, tuple[float, float]],
+    parts: Sequence[str],
     weights: Mapping[str, float],
     overlay: bool,
 ) -> RewardSpec:
@@ -151,6 +150,7 @@ def _box_reward(
     if type(overlay) is not bool:
         raise RewardError(f"overlay = {overlay!r} is neither true nor false")
     fn = partial(_score_boxes, score=score, settings=settings, overlay=overlay)
+    ranges = dict.fromkeys(parts, SHARE)
     return RewardSpec(name, fn, ranges, weights, pure=True, needs_images=overlay, accuracy="accuracy")
 
 
@@ -207,8 +207,6 @@ def _place_of_box(response: str, settings: GroundingSettings) -> tuple[str | Non
 
 
 BOX_LIST = "box_list"
-DETECTION_RANGES = {"detection": SHARE, "confidence": SHARE, "format": SHARE, "accuracy": SHARE}
-DETECTION_WEIGHTS = {"detection": 0.8, "confidence": 0.2}
 DECIMALS = 6
 """Decimals of the boxes in the detail of a score, in the plane of the truth."""
 
@@ -231,7 +229,8 @@ def box_list(
     Raises: RewardError for an unknown value.
     """
     settings = Settings(space, order, thought, least)
-    return _box_reward(BOX_LIST, settings, score_boxes, DETECTION_RANGES, DETECTION_WEIGHTS, overlay)
+    parts = "detection", "confidence", "format", "accuracy"
+    return _box_reward(BOX_LIST, settings, score_boxes, parts, {"detection": 0.8, "confidence": 0.2}, overlay)
 
 
 def score_boxes(x: RewardInput, settings: Settings) -> tuple[BoxAnswer, dict[str, Any]]:

@@ -49,7 +49,7 @@ from vlmrl.types import Size
 from vlmrl.untrusted import parse_json
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 
 BEYOND = 0.01
@@ -58,26 +58,26 @@ ELSEWHERE = "are the boxes in another space (--truth-space) or order (--box-orde
 BoxOrder = Annotated[str, Option("Order of the numbers of a true box: xyxy, xywh or yxyx.")]
 
 
-def space_help(published: Space, also: str = "") -> str:
-    """Return the help of --truth-space. `published`: space of the published table; `also`: other uses of this space."""
+PUBLISHED_SPACE: Space = "thousand"
+"""Coordinate space of the boxes of published tables."""
+
+
+def space_help(also: str = "") -> str:
+    """Return the help of --truth-space. `also`: other uses of PUBLISHED_SPACE."""
     known = ", ".join(TRUTH_SPACES)
-    default = f"Default: {published} for the published table{also}; else it must be given."
+    default = f"Default: {PUBLISHED_SPACE} for the published table{also}; else it must be given."
     return f"Coordinate space of the true boxes: {known}. {default}"
 
 
-def declared(
-    request: TableRequest, truth_space: str | None, box_order: str, published: Space
-) -> tuple[Space | None, Order]:
+def declared(request: TableRequest, truth_space: str | None, box_order: str) -> tuple[Space | None, Order]:
     """Return the space that the options declare for true boxes, and the order of a box's numbers.
 
-    Args:
-        published: space of the published table.
     Returns: (None, order) if the space is not declared.
     Raises: DataError for a space that true boxes cannot have; RewardError for an unknown order.
     """
     order = check_order(box_order)
     if truth_space is None:
-        return published if request.source is None else None, order
+        return PUBLISHED_SPACE if request.source is None else None, order
     for space in TRUTH_SPACES:
         if space == truth_space:
             return space, order
@@ -382,13 +382,18 @@ Chosen = tuple[Shape, str]
 
 
 def _draw_grounding_row(drawing: Drawing, number: int, rng: random.Random) -> Drawn | None:
+    from PIL import ImageDraw
+
     asks = drawing.asks[number % len(drawing.asks)]
     scene = _scene(asks, drawing, rng)
     if scene is None or (chosen := EXPRESSION_KINDS[asks](scene, rng)) is None:
         return None
     shape, expression = chosen
     truth = make_grounding_truth([float(number) for number in shape.box], "pixels", (scene.side, scene.side), asks)
-    return Drawn(_framed(paint(scene)) if asks == SINGLE else paint(scene), truth, {"expression": expression})
+    image = paint(scene)
+    if asks == SINGLE:
+        ImageDraw.Draw(image).rectangle((0, 0, image.width - 1, image.height - 1), outline=FRAME, width=GAP)
+    return Drawn(image, truth, {"expression": expression})
 
 
 def _scene(asks: str, drawing: Drawing, rng: random.Random) -> Scene | None:
@@ -399,14 +404,6 @@ def _scene(asks: str, drawing: Drawing, rng: random.Random) -> Scene | None:
     looks += [looks[0]] * (0 if asks == "look" else rng.randint(1, 2))
     rng.shuffle(looks)
     return lay_out(rng, looks, drawing.side, sizes=GROUNDING_SIZES)
-
-
-def _framed(image: Image) -> Image:
-    """Return the image with a frame of `GAP` pixels drawn onto its edge."""
-    from PIL import ImageDraw
-
-    ImageDraw.Draw(image).rectangle((0, 0, image.width - 1, image.height - 1), outline=FRAME, width=GAP)
-    return image
 
 
 def _by_look(scene: Scene, rng: random.Random) -> Chosen | None:
@@ -431,7 +428,7 @@ def _by_size(scene: Scene, rng: random.Random) -> Chosen | None:
 
 def _by_side(scene: Scene, rng: random.Random) -> Chosen | None:
     """Choose the outermost of several shapes of one look: "the leftmost red square"."""
-    word, along = rng.choice(SIDES)
+    word, _, along = rng.choice(DIRECTIONS)
     ordered = sorted(_several(scene), key=lambda shape: along(centre(shape.box)))
     if len(ordered) < 2:
         return None
@@ -446,7 +443,7 @@ def _by_relation(scene: Scene, rng: random.Random) -> Chosen | None:
     if not alike or not anchors:
         return None
     anchor = rng.choice(anchors)
-    words, along = rng.choice(RELATIONS)
+    _, words, along = rng.choice(DIRECTIONS)
     margins = [along(centre(anchor.box)) - along(centre(shape.box)) for shape in alike]
     beside = [shape for shape, margin in zip(alike, margins, strict=True) if margin > 0]
     if len(beside) != 1 or min(map(abs, margins)) < APART * scene.side:
@@ -454,18 +451,13 @@ def _by_relation(scene: Scene, rng: random.Random) -> Chosen | None:
     return beside[0], f"the {_name(beside[0].look)} {words} the {_name(anchor.look)}"
 
 
-SIDES: tuple[tuple[str, Callable[[Point], float]], ...] = (
-    ("leftmost", lambda point: point.x),
-    ("rightmost", lambda point: -point.x),
-    ("topmost", lambda point: point.y),
-    ("bottommost", lambda point: -point.y),
+DIRECTIONS: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
+    ("leftmost", "to the left of", lambda point: point.x),
+    ("rightmost", "to the right of", lambda point: -point.x),
+    ("topmost", "above", lambda point: point.y),
+    ("bottommost", "below", lambda point: -point.y),
 )
-RELATIONS: tuple[tuple[str, Callable[[Point], float]], ...] = (
-    ("to the left of", lambda point: point.x),
-    ("to the right of", lambda point: -point.x),
-    ("above", lambda point: point.y),
-    ("below", lambda point: -point.y),
-)
+"""Words for a side and for a relation, and the distance from the edge of that side."""
 EXPRESSION_KINDS: Mapping[str, Callable[[Scene, random.Random], Chosen | None]] = {
     "look": _by_look,
     "size": _by_size,
@@ -497,7 +489,7 @@ def _name(look: Look) -> str:
 
 DETECTION_SIZES = (0.12, 0.3)
 CATEGORY_KINDS: Mapping[str, Callable[[Look], str]] = {
-    "look": lambda look: f"{look.colour} {look.kind}",
+    "look": _name,
     "kind": lambda look: look.kind,
     "colour": lambda look: f"{look.colour} shape",
 }

@@ -9,18 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.metric import SHARE, Metric
 from vlmrl.redaction.redact import quoted
-from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.boxes.planes import Box
 from vlmrl.rewards.boxes.writing import FORMS
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
-from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Measure, Outcome, Task, require_prepared
+from vlmrl.tasks.attack import Attack, Kind, attacks_of
+from vlmrl.tasks.base import AccumulatedMetrics, GradedResponse, Outcome, Task, prepared_task
 from vlmrl.tasks.perception.answer import NAMES, RIGHT, SURE, Detection, Read, Settings, positions_as, read_answer
 from vlmrl.tasks.perception.probe_responses import box_kind, write_boxes
 from vlmrl.tasks.perception.reward import (
@@ -61,17 +59,12 @@ SUMMARIES: Mapping[str, str] = {
     DETECTION: "all objects of a category, as boxes with confidences (made by `vlmrl prep detection`)",
     COUNTING: "how many objects of a kind an image shows, as a whole number (made by `vlmrl prep counting`)",
 }
-PLACE = files("vlmrl.tasks.perception")
 
 
-def _task(name: str, info: Mapping[str, Any], template: str, **facts: Any) -> Task:
-    """Return a task whose prompt is the file `template`; `facts`: its other fields.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(name, info)
-    text = (PLACE / name / template).read_text(encoding="utf-8")
-    return Task(name, SUMMARIES[name], text, template_file=f"tasks/{name}/{template}", **facts)
+def _task(name: str, info: Mapping[str, Any], template: str, **fields: Any) -> Task:
+    """Return a task whose prompt is the file `template`; `fields`: its other fields."""
+    shown = f"tasks/{name}/{template}"
+    return prepared_task(name, SUMMARIES[name], info, f"perception/{name}/{template}", template_file=shown, **fields)
 
 
 def _box_task(
@@ -105,7 +98,7 @@ def _box_task(
         notes=partial(notes_on_boxes, field),
         profiles={"default": (rewards[0], chosen.args), "rllava": (rewards[1], {})},
         outcome=partial(measure, settings),
-        outcome_as=partial(_measure_as, measure, settings, rewards[0]),
+        outcome_as=lambda spec: partial(measure, settings_as(settings, rewards[0], spec)),
         trace=partial(_write_boxes, field, settings, thought),
         trace_sees=True,
         positions=partial(positions_as, settings, rewards[0], read),
@@ -114,13 +107,6 @@ def _box_task(
         variants=VARIANTS,
         **facts,
     )
-
-
-def _measure_as(
-    measure: Callable[..., Outcome], settings: BoxSettings, reward: str, spec: RewardSpec | None
-) -> Measure:
-    """Return `measure` for responses that a reward has scored: it reads boxes as this reward does."""
-    return partial(measure, settings_as(settings, reward, spec))
 
 
 def _write_boxes(
@@ -137,10 +123,7 @@ THRESHOLDS = (0.1, 0.3, 0.5, 0.75, 0.95)
 
 
 def grounding_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant_of(variant)
     names = ("iou", "centre_accuracy", *(f"acc@{threshold:g}" for threshold in THRESHOLDS))
     return _box_task(
@@ -189,10 +172,7 @@ MEASURES: Mapping[str, Metric] = {
 
 
 def detection_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant_of(variant)
     settings = Settings(chosen.space, thought=chosen.thought)
     return _box_task(
@@ -231,7 +211,7 @@ def measure_detection(settings: Settings, x: RewardInput, score: Score) -> Outco
         "box_f1": 2 * right / (stated + there) if there else float(answer.is_none),
         "box_brier": fmean(losses) if losses else None,
         "absent_accuracy": None if there else float(answer.is_none),
-        "parse_failure": float(not answer.says_something),
+        "parse_failure": float(not (answer.is_none or answer.detections)),
     }
 
 
@@ -270,10 +250,7 @@ MOST_ERROR = 100
 
 
 def counting_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant or THINK
     return _task(
         COUNTING,
@@ -329,40 +306,24 @@ def write_counting_trace(variant: str, row: Row, rng: random.Random) -> str:
     return answer if variant == DIRECT else f"<think>I count {row.truth['answer']}.</think>{answer}"
 
 
+TRICKS: Sequence[tuple[str, str, Kind, str]] = (
+    ("form without a number", "the whole form, and a word as its answer", "void", "{guess}<answer>many</answer>"),
+    ("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", "{guess}<answer>{every}</answer>"),
+    ("a range", "an interval as the answer", "void", "{guess}<answer>0-30</answer>"),
+    ("right, then wrong", "two answers, the right one first", "broken", "{guess}{right}{other}"),
+    ("wrong, then right", "two answers, the right one last", "broken", "{guess}{other}{right}"),
+    ("the answer in the thought", "the right number only within the thought", "broken", "<think>It is {n}.</think>"),
+    ("one too many", "the right number plus one", "miss", "{guess}{other}"),
+)
+"""Tricks that earned something from published rewards for counts; see `attacks_of`."""
+
+
 def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
-    """Return tricks that earned something from published rewards for counts."""
-    every = " ".join(str(number) for number in range(30))
+    """Return tricks with counts."""
 
-    def form(answer: Any) -> str:
-        return f"<think>I guess.</think><answer>{answer}</answer>"
+    def pieces(x: RewardInput) -> dict[str, Any]:
+        truth = x.truth.get("answer", 0)
+        texts = {"n": truth, "right": f"<answer>{truth}</answer>", "other": f"<answer>{int(truth) + 1}</answer>"}
+        return {**texts, "guess": "<think>I guess.</think>", "every": " ".join(map(str, range(30)))}
 
-    def right(x: RewardInput) -> int:
-        return x.truth.get("answer", 0)
-
-    def other(x: RewardInput) -> int:
-        return int(right(x)) + 1
-
-    return [
-        Attack("form without a number", "the whole form, and a word as its answer", "void", says(form("many"))),
-        Attack("numbers up to 29", "all numbers from 0 to 29 in the answer", "void", says(form(every))),
-        Attack("a range", "an interval as the answer", "void", says(form("0-30"))),
-        Attack(
-            "right, then wrong",
-            "two answers, the right one first",
-            "broken",
-            lambda x: f"{form(right(x))}<answer>{other(x)}</answer>",
-        ),
-        Attack(
-            "wrong, then right",
-            "two answers, the right one last",
-            "broken",
-            lambda x: f"{form(other(x))}<answer>{right(x)}</answer>",
-        ),
-        Attack(
-            "the answer in the thought",
-            "the right number only within the thought",
-            "broken",
-            lambda x: f"<think>It is {right(x)}.</think>",
-        ),
-        Attack("one too many", "the right number plus one", "miss", lambda x: form(other(x))),
-    ]
+    return attacks_of(TRICKS, pieces)

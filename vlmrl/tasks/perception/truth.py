@@ -32,14 +32,6 @@ def size_of(truth: Mapping[str, Any]) -> Size:
     return width, height
 
 
-def truth_plane(truth: Mapping[str, Any]) -> Plane:
-    """Return the plane of a row's truth. Raises: RewardError for a row without `space`, `width` and `height`."""
-    size, space = size_of(truth), check_space(str(truth.get("space")))
-    if space not in TRUTH_SPACES:
-        raise RewardError(f"the row's boxes are in the space `{space}`", hint=f"one of: {', '.join(TRUTH_SPACES)}")
-    return plane_of(space, size)
-
-
 def true_box(numbers: Any) -> Box:
     """Return a box of a truth. Raises: RewardError unless it is four numbers, with an area."""
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 4 or not all(map(_is_number, numbers)):
@@ -236,9 +228,12 @@ def notes_on_boxes(field: str, truths: Sequence[Mapping[str, Any]]) -> dict[str,
 def true_boxes(truth: Mapping[str, Any], field: str = BOXES) -> tuple[Plane, tuple[Box, ...]]:
     """Return the plane of a row's truth, and its boxes in this plane; no box = the image shows no such object.
 
-    Raises: RewardError for a row without them, or with a box that has no area.
+    Raises: RewardError for a row without them or without `space`, `width` and `height`, or a box that has no area.
     """
-    plane, boxes = truth_plane(truth), truth.get(field)
+    size, space, boxes = size_of(truth), check_space(str(truth.get("space"))), truth.get(field)
+    if space not in TRUTH_SPACES:
+        raise RewardError(f"the row's boxes are in the space `{space}`", hint=f"one of: {', '.join(TRUTH_SPACES)}")
+    plane = plane_of(space, size)
     if field == BOX:
         return plane, (true_box(boxes),)
     if not isinstance(boxes, (list, tuple)) or len(boxes) > MOST_TRUE_BOXES:

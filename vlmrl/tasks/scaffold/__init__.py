@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import re
 import shutil
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -93,21 +93,15 @@ def _write_whole(folder: Path, style: str, model: str, whole: bool, tools: bool)
 
 
 def _write_texts(part: Path, folder: Path, style: str, model: str, tools: bool) -> None:
-    function = FUNCTIONS[style]
-    recipe = _read("recipe.txt").replace("@MODEL@", _quoted(model))
-    recipe = recipe.replace("@FUNCTION@", function).replace("@WEIGHTS@", _WEIGHTS if style == "vlmrl" else "")
+    function, weights = FUNCTIONS[style], _WEIGHTS if style == "vlmrl" else ""
+    recipe = _read("recipe.txt", MODEL=_quoted(model), FUNCTION=function, WEIGHTS=weights)
     call = f"def value(response: str, answer: str) -> float:\n{_CALLS[style]}"
-    test = (
-        _read("test_reward.txt")
-        .replace("@FOLDER@", folder.name)
-        .replace("@IMPORTS@", _IMPORTS.get(style, ""))
-        .replace("@FUNCTION@", function)
-    )
+    marks = {"FOLDER": folder.name, "IMPORTS": _IMPORTS.get(style, ""), "FUNCTION": function, "CALL": call}
     texts = {
         "recipe.toml": recipe,
         "prompt.jinja": _read("prompt.jinja"),
         "reward.py": _read(f"reward_{style}.txt"),
-        f"test_{_identifier(folder.name)}.py": test.replace("@CALL@", call),
+        f"test_{_identifier(folder.name)}.py": _read("test_reward.txt", **marks),
     }
     if tools:
         texts["recipe.toml"] = recipe.replace("\n[[data]]", _TOOL_PIXELS).replace("[rollout]", _TOOL_TABLE)
@@ -115,20 +109,21 @@ def _write_texts(part: Path, folder: Path, style: str, model: str, tools: bool) 
         last = texts["reward.py"].replace("the text that the model wrote", "the text of the model's last turn")
         texts["reward.py"] = last.replace("x.response", "x.answer")
         texts["tools.py"] = _read("tools.txt")
-        name = f"test_{_identifier(folder.name)}_tools.py"
-        texts[name] = _read("test_tools.txt").replace("@FOLDER@", folder.name)
-    for name, text in texts.items():
-        (part / name).write_text(text, encoding="utf-8")
+        texts[f"test_{_identifier(folder.name)}_tools.py"] = _read("test_tools.txt", FOLDER=folder.name)
+    _write(part, texts)
 
 
 def _write_task_file(part: Path, folder: Path, model: str) -> None:
-    recipe = _read("task_recipe.txt").replace("@MODEL@", _quoted(model))
     texts = {
-        "task.py": _read("task.txt").replace("@NAME@", _quoted(folder.absolute().name)),
+        "task.py": _read("task.txt", NAME=_quoted(folder.absolute().name)),
         "prompt.jinja": _read("prompt.jinja"),
-        "recipe.toml": recipe.replace("@FOLDER@", folder.as_posix()),
-        f"test_{_identifier(folder.name)}.py": _read("test_task.txt").replace("@FOLDER@", folder.as_posix()),
+        "recipe.toml": _read("task_recipe.txt", MODEL=_quoted(model), FOLDER=folder.as_posix()),
+        f"test_{_identifier(folder.name)}.py": _read("test_task.txt", FOLDER=folder.as_posix()),
     }
+    _write(part, texts)
+
+
+def _write(part: Path, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         (part / name).write_text(text, encoding="utf-8")
 
@@ -155,14 +150,14 @@ def draw_squares(count: int, rng: random.Random, side: int = SIDE_PIXELS, edge: 
     """Return a PNG of side x side pixels with `count` black squares in different cells of a 4 x 4 grid."""
     from PIL import Image, ImageDraw
 
+    from vlmrl.data.images import encode_png
+
     image = Image.new("RGB", (side, side), "white")
     draw, cell = ImageDraw.Draw(image), side // CELLS
     for place in rng.sample(range(CELLS * CELLS), count):
         x, y = place % CELLS * cell, place // CELLS * cell
         draw.rectangle((x + 7, y + 7, x + 6 + edge, y + 6 + edge), fill="black")
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
+    return encode_png(image)
 
 
 def _identifier(name: str) -> str:
@@ -173,5 +168,9 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _read(name: str) -> str:
-    return files("vlmrl.tasks.scaffold").joinpath(name).read_text(encoding="utf-8")
+def _read(name: str, **marks: str) -> str:
+    """Return a text of this folder with a value in the place of each `@MARK@`."""
+    text = files("vlmrl.tasks.scaffold").joinpath(name).read_text(encoding="utf-8")
+    for mark, value in marks.items():
+        text = text.replace(f"@{mark}@", value)
+    return text

@@ -21,6 +21,7 @@ from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.entry import MAIN
+from vlmrl.tasks.pairs.answer import FormField, Kind
 from vlmrl.tasks.pairs.rewards import Vocabulary
 from vlmrl.tasks.truth_kinds import CONTRADICTS
 
@@ -287,12 +288,6 @@ LAYOUTS: dict[str, Layout] = {
 """Domain -> layout. `fungi` and `bird` have different orders of ranks. `gorilla` also reads chimp's five fields."""
 
 
-Form = Literal["answer", "names", "agreements", "labels", "named_labels"]
-"""Form of a response inside think.
-
-answer: reasoning without tags. names: two names per level. agreements: Same, Different or Uncertain per level. labels:
-two labels `a; b`. named_labels: two labels `Image1=a; Image2=b`.
-"""
 BASELINE = "baseline"
 INDIVIDUAL = "individual"
 RANKS = ("order", "family", "genus", "species")
@@ -300,23 +295,15 @@ RANKS = ("order", "family", "genus", "species")
 
 
 @dataclass(frozen=True)
-class Field:
+class Field(FormField):
     """Truth field: two names, image 1 first.
 
     Args:
-        name: its name in the truth.
-        tag: its tag in responses, `<tag>a; b</tag>`.
-        labels: the closed vocabulary, as spelled in the truth; empty = any name.
         aliases: other spelling -> label; differences in case, `-`, `_` and blanks need no alias.
-        level: whether it is a level of the hierarchy: two different names mean two different species.
         fixed: whether it never changes for an individual: two different labels mean two different individuals.
     """
 
-    name: str
-    tag: str
-    labels: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    level: bool = False
     fixed: bool = False
 
 
@@ -330,7 +317,7 @@ class Variant:
     """
 
     name: str
-    form: Form = "answer"
+    form: Kind = "answer"
     required_fields: tuple[str, ...] = ()
     published: str = "lfw:compute_score"
 
@@ -372,7 +359,7 @@ class Domain:
             if known is not None:
                 aliases |= {code: label for label, code in known.codes.items()}
             level = self.target == "species" and name in RANKS
-            fields.append(Field(name, name.replace("_", "-"), labels, aliases, level, name in layout.fixed))
+            fields.append(Field(name, name.replace("_", "-"), labels, level, aliases, name in layout.fixed))
         return tuple(fields)
 
     @property

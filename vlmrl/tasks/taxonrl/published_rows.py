@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.open_dataset import RowUnits
-from vlmrl.data.table_pieces import RowFiles, locate_rows
+from vlmrl.data.table_pieces import Located, RowFiles
 from vlmrl.data.table_values import PAIRS, match_columns, show
 from vlmrl.errors import DataError, RewardError
 from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
@@ -117,59 +117,46 @@ def check_row(
     return {"truth": truth, "problem": problem}, faults
 
 
-MAX_BAD = 0.01
-VALIDATION_PAIRS = 300
-
-
 @dataclass(frozen=True)
 class DomainRequest:
-    """Options of `vlmrl prep <domain>`.
+    """Dataset that `vlmrl prep <domain>` is to make.
 
     Args:
-        source: a table, a folder, an archive, or `hub:name`; None = the published data set.
-        synthetic: number of training pairs of drawn images, which replace a source; None = read a source.
-        out: the dataset folder; default: data/<name>.
-        name: name of the dataset; default: the domain's name.
+        source: a table, a folder, an archive, or `hub:name`.
         num_pairs: split -> number of pairs to make from raw images. For a table, only `validation` is used: so many
             training rows become validation rows if it has none; 0 = none.
         levels: meaning of the folders above a raw image, outermost first; None = the domain's own levels.
         max_bad: largest share of rows or images that may be left out because they are wrong.
-        images_root: folder that paths of images are relative to; None = the table's folder.
     """
 
-    domain: str
-    source: str | None = None
-    synthetic: int | None = None
-    out: Path | None = None
-    name: str | None = None
-    seed: int = 0
-    num_pairs: Mapping[str, int] = field(
-        default_factory=lambda: {"train": 6000, "validation": VALIDATION_PAIRS, "test": 1200}
-    )
-    levels: Sequence[str] | None = None
-    max_bad: float = MAX_BAD
-    images_root: Path | None = None
+    domain: Domain
+    name: str
+    out: Path
+    source: str
+    seed: int
+    num_pairs: Mapping[str, int]
+    levels: Sequence[str] | None
+    max_bad: float
+    images_root: Path | None
 
 
-def prepare_rows(
-    out: Path, domain: Domain, name: str, source: str, request: DomainRequest, limits: Limits, *, force: bool = False
-) -> Prepared:
-    """Read, check and write a table of a domain's rows. `source`: the table, as `locate_rows` accepts it.
+def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Prepared:
+    """Read, check and write a table of a domain's rows.
 
     Raises: DataError when it cannot be read, when more than `max_bad` of its rows are wrong, or another dataset is at
         `out`; nothing is written then.
     """
+    domain, name = request.domain, request.name
     validation_pairs = request.num_pairs["validation"]
     args = {
-        "source": short_source(source),
+        "source": short_source(request.source),
         "seed": request.seed,
         "validation_pairs": validation_pairs,
         "max_bad": request.max_bad,
         **limits.args,
     }
-    refuse_other(out, args, force=force)
-    located = locate_rows(source, request.images_root)
-    with building(out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
+    refuse_other(request.out, args, force=limits.force)
+    with building(request.out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
         find = partial(find_columns, classes_of(domain))
         checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
         (table,), (columns,) = checked.tables, checked.columns
@@ -196,7 +183,7 @@ def prepare_rows(
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
             "counts": {"images": len(survey.images), "rows": survey.total},
         }
-        return assemble(build, assembly, info, limits, force=force)
+        return assemble(build, assembly, info, limits)
 
 
 def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter[str]]:

@@ -317,11 +317,6 @@ def _fixed(share: float) -> Callable[[float], tuple[float, float]]:
     return lambda w: (1 - w - share, share)
 
 
-def _hard(w: float) -> tuple[float, float]:
-    """Return the weights (answer, middle part) of rule R22: both are 0.4 for any weight of the format."""
-    return 0.4, 0.4
-
-
 def _table() -> dict[str, Function]:
     bird, fungi = names_of(order=4, family=3, genus=2, step=3), names_of(order=3, family=1, genus=2, step=4)
     table = {
@@ -351,7 +346,8 @@ def _table() -> dict[str, Function]:
     for file, layout, part, plain, named in labels:
         table[f"{file}:compute_score"] = Function("answer")
         table[f"{file}:compute_score_gemini"] = Function(layout, part, plain, _halves)
-        table[f"{file}:compute_score_chatgpt"] = Function(layout, part, named, _hard)
+        # R22: both weights are 0.4 for any weight of the format.
+        table[f"{file}:compute_score_chatgpt"] = Function(layout, part, named, lambda w: (0.4, 0.4))
     return table
 
 

@@ -10,14 +10,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import Task, require_prepared
-from vlmrl.tasks.pairs.answer import AnswerForm, FormField
-from vlmrl.tasks.pairs.probe_responses import pair_probe_of
+from vlmrl.tasks.base import Task, prepared_task
+from vlmrl.tasks.pairs.answer import AnswerForm
+from vlmrl.tasks.pairs.probe_responses import pair_probe
 from vlmrl.tasks.pairs.task import METRICS, PAIRS, confidence_figures, draw_probability, outcome_as, pair_labels_of
 from vlmrl.tasks.taxonrl.domains import (
     BASELINE,
@@ -97,7 +96,8 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
         field, pair = domain.truth_field(name), row.truth.get(name)
         agree = names_agree(pair, name)
         if agree is None and variant.form == "agreements":
-            agree = _level_agrees(name, row.truth)
+            distance = row.truth.get("distance")  # 1 = the species differ
+            agree = None if distance is None else distance < 2 + LEVELS_UP.index(name)
         if agree is None:
             raise DataError(
                 f"the row does not know its `{name}`: no correct response can be written",
@@ -113,12 +113,6 @@ def write_response(domain: Domain, variant: Variant, row: Row, rng: random.Rando
     lines[-1] = lines[-1][0].upper() + lines[-1][1:]
     probability = f"{draw_probability(row.truth['same'], rng):.4f}"
     return "<think>\n" + "\n".join(lines) + f"\n</think>\n<answer>{probability}</answer>"
-
-
-def _level_agrees(level: str, truth: Mapping[str, Any]) -> bool | None:
-    """Return whether the pair is equal at a level whose names are unknown, from `distance` (1 = the species differ)."""
-    distance = truth.get("distance")
-    return None if distance is None else distance < 2 + LEVELS_UP.index(level)
 
 
 def _body(variant: Variant, pair: Any, agree: bool) -> str:
@@ -162,8 +156,7 @@ SPECIES_PAIRS = replace(
 
 def answer_form(domain: Domain, variant: Variant) -> AnswerForm:
     """Return the form of a variant's answers."""
-    fields = [domain.truth_field(name) for name in variant.required_fields]
-    return AnswerForm(variant.form, tuple(FormField(f.name, f.tag, tuple(f.labels), f.level) for f in fields))
+    return AnswerForm(variant.form, tuple(domain.truth_field(name) for name in variant.required_fields))
 
 
 def truth_form(domain: str, truth: Truth, columns: Sequence[str]) -> TruthForm:
@@ -205,14 +198,13 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
     """
     chosen = _choose(domain, info, variant)
     stated = [domain.truth_field(name) for name in chosen.required_fields]
-    template = files("vlmrl.tasks.taxonrl") / domain.name / f"{chosen.name}.jinja"
     own = default_reward(domain, chosen)
     measure = outcome_as(*own)
-    return Task(
-        name=domain.name,
-        summary=domain.summary,
-        template=template.read_text(encoding="utf-8"),
-        template_file=f"tasks/taxonrl/{domain.name}/{chosen.name}.jinja",
+    return prepared_task(
+        domain.name,
+        domain.summary,
+        info,
+        f"taxonrl/{domain.name}/{chosen.name}.jinja",
         variables={"labels": list(stated[0].labels)} if stated and stated[0].labels else {},
         validate=partial(truth_problems, domain),
         profiles={"default": own, "taxonrl": published_reward(domain, chosen)},
@@ -222,14 +214,13 @@ def domain_task(domain: Domain, info: Mapping[str, Any], variant: str | None = N
         figures=confidence_figures,
         by=("distance",),
         trace=partial(write_response, domain, chosen),
-        kind=replace(SPECIES_PAIRS, probe=pair_probe_of(answer_form(domain, chosen))),
+        kind=replace(SPECIES_PAIRS, probe=partial(pair_probe, answer_form(domain, chosen))),
         variant=chosen.name,
         variants=domain.variant_names,
     )
 
 
 def _choose(domain: Domain, info: Mapping[str, Any], name: str | None) -> Variant:
-    require_prepared(domain.name, info)
     there = info.get("truth_fields", domain.field_names)
     requested = domain.variant(name or domain.main or BASELINE)
     lacking = [f"`{field}`" for field in requested.required_fields if field not in there]

@@ -170,9 +170,7 @@ class Rejected:
 
 
 class _Reject(Exception):
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
+    """Kind and reason of a `Rejected`."""
 
 
 def screen(
@@ -189,7 +187,7 @@ def screen(
         try:
             codes[number] = _checked_code(figure.text, filters)
         except _Reject as reject:
-            results[number] = Rejected(figure, reject.kind, reject.reason)
+            results[number] = Rejected(figure, *reject.args)
     drawings = dict(zip(codes, renderer.draw([DrawJob(svg) for svg in codes.values()]), strict=True))
     small = [
         (number, sizes.enlarged(*_size(drawing)))
@@ -203,7 +201,7 @@ def screen(
         try:
             results[number] = _screened(figure, codes[number], drawing, filters, sizes)
         except _Reject as reject:
-            results[number] = Rejected(figure, reject.kind, reject.reason)
+            results[number] = Rejected(figure, *reject.args)
     return [result for result in results if result is not None]
 
 
@@ -341,15 +339,7 @@ class SourceCounts:
 
     def fields(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
-        return {
-            "rows": self.rows,
-            "kept": self.splits(),
-            "dropped": dict(self.dropped.most_common()),
-            "duplicates": self.duplicates,
-            "leaks": self.leaks,
-            "drawn": self.drawn,
-            "doubtful": self.doubtful,
-        }
+        return {**vars(self), "kept": self.splits(), "dropped": dict(self.dropped.most_common())}
 
     def note(self) -> tuple[CheckLevel, str]:
         """Return the counts as a check of the data doctor."""
@@ -525,8 +515,11 @@ class Collector:
         for one in wrong:
             self.report.of(one.label, is_bench=is_bench).dropped[WRONG] += 1
             self._left_out.append(LeftOut(one.where, one.reason))
-        if not is_few(len(wrong), total, self.plan.max_bad):
-            raise _too_many(wrong, total, self.plan.max_bad)
+        if not is_few(len(wrong), total, most := self.plan.max_bad):
+            message = f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {most:g}"
+            rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
+            hint = f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}"
+            raise DataError(f"{message}; nothing was written:{rows}", hint=hint)
 
     def _collect_drawn(self, number: int, renderer: SvgRenderer, *, is_bench: bool) -> None:
         """Draw figures until there are `number` rows for train (or for test) and as many for validation as usual."""
@@ -592,10 +585,8 @@ class Collector:
         if is_bench:
             return TEST
         is_validation = split_point(one.picture_hash) < self.plan.val_share
-        return VALIDATION if is_validation and not self._is_trained(one) else TRAIN
-
-    def _is_trained(self, one: Screened) -> bool:
-        return one.picture_hash in self.trained or one.code_hash in self.trained
+        is_trained = one.picture_hash in self.trained or one.code_hash in self.trained
+        return VALIDATION if is_validation and not is_trained else TRAIN
 
     def _keep(self, one: Screened, counts: SourceCounts, split: str) -> None:
         assert self._work is not None
@@ -633,11 +624,3 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
-
-
-def _too_many(wrong: Sequence[WrongRow], total: int, max_bad: float) -> DataError:
-    rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
-    return DataError(
-        f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {max_bad:g}; nothing was written:{rows}",
-        hint=f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}",
-    )

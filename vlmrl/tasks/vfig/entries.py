@@ -63,7 +63,6 @@ def prep(
     name: Annotated[str | None, Option("Name of the dataset; default: the task's.")] = None,
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset. Raises: DataError for an option, source or row that cannot be used; nothing is written."""
     sources = _sources({"svg": svg, "sharegpt": sharegpt, "parquet": parquet}, image_root, label)
@@ -96,17 +95,7 @@ def prep(
         workers=limits.workers,
         progress=limits.progress,
     )
-    return _prepared(plan, check_name(name or NAME), out, limits, force)
-
-
-def _sources(options: dict[Any, list[str] | None], image_root: Path | None, label: str | None) -> list[FigureSource]:
-    given = [(kind, text) for kind, texts in options.items() for text in texts or []]
-    if label is not None and len(given) != 1:
-        raise DataError(f"--label names one source, but there are {len(given)}", hint="write NAME=PATH for each")
-    return [named_source(kind, text, image_root, label) for kind, text in given]
-
-
-def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits, force: bool) -> Prepared:
+    name = check_name(name or NAME)
     args = {
         "sources": [source.short for source in plan.sources],
         "benches": [source.short for source in plan.benches],
@@ -126,7 +115,14 @@ def _prepared(plan: Plan, name: str, out: Path | None, limits: Limits, force: bo
     collector = Collector(plan)
     task = replace(figures_task({}), prep=lambda **_: collector.splits(), notes=lambda _: collector.notes())
     place = out or Path("data") / name
-    return prepare_own(task, args, place, limits, name=name, force=force, source=collector.report.fields)
+    return prepare_own(task, args, place, limits, name=name, source=collector.report.fields)
+
+
+def _sources(options: dict[Any, list[str] | None], image_root: Path | None, label: str | None) -> list[FigureSource]:
+    given = [(kind, text) for kind, texts in options.items() for text in texts or []]
+    if label is not None and len(given) != 1:
+        raise DataError(f"--label names one source, but there are {len(given)}", hint="write NAME=PATH for each")
+    return [named_source(kind, text, image_root, label) for kind, text in given]
 
 
 PREP = PrepCommand(
@@ -137,7 +133,6 @@ PREP = PrepCommand(
     "figures are kept once, and those of --bench are in no other split.\n\n"
     "Example: vlmrl prep figures --synthetic 600 --synthetic-bench 100 --out data/figures\n\n"
     "Example: vlmrl prep figures --sharegpt arxiv.json --svg icons=icons/ --bench bench/arxiv --out data/figures",
-    keeps=lambda options: False,
 )
 
 

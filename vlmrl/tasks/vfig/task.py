@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.doctor import RowLabels
 from vlmrl.redaction.redact import excerpt
 from vlmrl.svg.parse import Node, find_svg, parse_svg
 from vlmrl.tasks.attack import Attack, Probe, ProbeRows, says, void_attacks
-from vlmrl.tasks.base import AccumulatedMetrics, Draw, GradedResponse, NoFile, ResponseFile, Task, require_prepared
+from vlmrl.tasks.base import AccumulatedMetrics, Draw, GradedResponse, NoFile, ResponseFile, Task, prepared_task
 from vlmrl.tasks.truth_kinds import Drawn, RowKind
 from vlmrl.tasks.vfig.measures import METRICS, measures
 from vlmrl.tasks.vfig.pictures import LEGEND, RENDER, draw_pairs
@@ -210,16 +209,12 @@ Values = tuple[str, Mapping[str, float]]
 
 
 def figures_task(info: Mapping[str, Any]) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(NAME, info)
-    return Task(
-        name=NAME,
-        summary=SUMMARY,
-        template=files("vlmrl.tasks.vfig").joinpath("prompt.jinja").read_text(encoding="utf-8"),
-        template_file="tasks/vfig/prompt.jinja",
+    """Return the task of a dataset; see `prepared_task`."""
+    return prepared_task(
+        NAME,
+        SUMMARY,
+        info,
+        "vfig/prompt.jinja",
         validate=truth_problems,
         profiles={"default": (REWARD, {"key": CODE})},
         by=(SOURCE,),

@@ -14,7 +14,7 @@ from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.svg.parse import SvgLimits
-from vlmrl.tasks.truth_kinds import Truth, TruthForm
+from vlmrl.tasks.truth_kinds import Truth, TruthForm, problems_of
 from vlmrl.types import RewardInput
 from vlmrl.untrusted import CodeRefused, parse_json
 
@@ -78,13 +78,9 @@ def metadata_of(truth: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def truth_problems(truth: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a truth, in words. The truths of a table of responses may lack all but the code."""
-    problems = []
     has_size = "width" in truth or "height" in truth
-    for read in (code_of, *([size_of] if has_size else []), metadata_of):
-        try:
-            read(truth)
-        except RewardError as error:
-            problems.append(error.message)
+    reads = (code_of, *([size_of] if has_size else []), metadata_of)
+    problems = [problem for read in reads for problem in problems_of(read, truth)]
     label = truth.get(SOURCE, "_")
     if not isinstance(label, str) or label != as_label(label):
         problems.append(f"`{SOURCE}` is {quoted(label, 60)}, not a name of letters, digits, `.`, `_` and `-`")

@@ -33,7 +33,6 @@ def prep(
     steps: Annotated[str, Option(STEPS_HELP)] = "2,3",
     *,
     limits: Limits,
-    force: bool = False,
 ) -> Prepared:
     """Make the dataset. Raises: DataError for an option, source or row that cannot be used; nothing is written."""
     numbers = tuple(number.strip() for number in steps.split(","))
@@ -51,7 +50,6 @@ def prep(
         draw=partial(drawn_rows, drawing=drawing, seed=request.seed),
         drawn_settings={"side": side, "most": most, "steps": list(drawing.steps)},
         split_names=SPLITS,
-        force=force,
     )
 
 
@@ -64,7 +62,6 @@ PREP = PrepCommand(
     " sets of coloured shapes with exact answers instead: 2 or 3 numbers to count, and a composite problem.\n\n"
     "Example: vlmrl prep we_math --synthetic 200 --out data/we_math\n\n"
     "Example: vlmrl prep we_math rows.parquet --test testmini.json --images-root data",
-    keeps=lambda options: False,
 )
 
 

@@ -103,9 +103,9 @@ def answer_problem(truth: str) -> str:
 def right_values(answer: str, truth: str) -> list[bool]:
     """Return which values of an answer are right, each at its own place; [False] for another number of values."""
     answer, truth = answer.strip(), truth.strip()
-    numbered = _numbered(truth)
-    if len(numbered) > 1:
-        return _each(_numbered(answer), numbered)
+    items = numbered(truth)
+    if len(items) > 1:
+        return _each(numbered(answer), items)
     alternatives = ALTERNATIVES.split(truth)
     if len(alternatives) > 1:
         given = [one for piece in ALTERNATIVES.split(answer) for one in split_top(piece, (",",))]
@@ -144,9 +144,9 @@ def _values(text: str) -> list[str]:
     return [piece.strip() for piece in split_top(plain, (",",))]
 
 
-def _numbered(text: str) -> list[str]:
+def numbered(text: str, pattern: re.Pattern[str] = NUMBERED) -> list[str]:
     """Return the texts behind (1), (2), ...; the whole text if it is not numbered so."""
-    marks = list(NUMBERED.finditer(text))
+    marks = list(pattern.finditer(text))
     if len(marks) < 2 or [int(mark[1]) for mark in marks] != list(range(1, len(marks) + 1)):
         return [text]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]

@@ -19,6 +19,7 @@ from typing import Any
 
 from vlmrl.rewards.math.rllava import same_answer
 from vlmrl.tasks.perception.rewards import CLOSE, OPEN, first_answer, has_counting_form
+from vlmrl.tasks.we_math.grader import numbered
 from vlmrl.tasks.we_math.truth import LETTERS, true_answer
 from vlmrl.types import RewardInput, RewardResult
 
@@ -77,12 +78,12 @@ def share_of_values(answer: str, truth: str) -> float:
     """Return the share of the values of a truth that the published code finds in an answer."""
     if same_answer(answer, truth):
         return 1.0
-    numbered = _numbered(truth)
-    if len(numbered) > 1:
+    items = _numbered(truth)
+    if len(items) > 1:
         given = _numbered(answer)
-        if len(given) == len(numbered):
-            return sum(map(same_answer, given, numbered)) / len(numbered)
-        return sum(same_answer(answer, one) for one in numbered) / len(numbered)
+        if len(given) == len(items):
+            return sum(map(same_answer, given, items)) / len(items)
+        return sum(same_answer(answer, one) for one in items) / len(items)
     if re.search(r"\bor\b", truth, re.IGNORECASE):
         alternatives = [one.strip() for one in re.split(r"\s+or\s+", truth, flags=re.IGNORECASE) if one.strip()]
         if len(alternatives) > 1:
@@ -111,11 +112,6 @@ def _same_word(piece: str, value: str) -> bool:
 
 
 def _numbered(text: str) -> list[str]:
-    """Return the texts behind (1), (2), ...; the whole text if it is not numbered so."""
-    marks = list(NUMBERED.finditer(text))
-    if len(marks) < 2 or [int(mark[1]) for mark in marks] != list(range(1, len(marks) + 1)):
-        return [text]
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    pieces = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
-    pieces = [piece for piece in pieces if piece]
+    """Return the texts behind (1), (2), ... that are not empty; the whole text without two of them."""
+    pieces = [piece for piece in numbered(text, NUMBERED) if piece]
     return pieces if len(pieces) > 1 else [text]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from vlmrl.metric import SHARE
 from vlmrl.rewards import Builtin
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.math.rules import in_worker
 from vlmrl.rewards.text_parsing import REQUIRED, check_thought, format_weights
 
-UNIT = (0.0, 1.0)
 WEIGHTS = {"accuracy": 0.9, "format": 0.1}
 """Weights of the parts. `share` counts only where the recipe gives it a weight."""
 
@@ -26,7 +25,7 @@ def we_math(*, thought: str = REQUIRED) -> RewardSpec:
         thought: whether the form needs a `<think>` thought before the answer: "required" or "optional".
     """
     check_thought(thought)
-    ranges: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "format", "share"), UNIT)
+    ranges = dict.fromkeys((*WEIGHTS, "share"), SHARE)
     return in_worker("we_math", "vlmrl.tasks.we_math.grader", {"thought": thought}, ranges, WEIGHTS, {})
 
 
@@ -38,10 +37,9 @@ def rllava_we_math(*, format_weight: float = 0.0) -> RewardSpec:
             has 0.5.
     Raises: RewardError for a weight that is out of range.
     """
-    args: dict[str, Any] = {}
     weights = format_weights(format_weight)
-    ranges = dict.fromkeys(weights, UNIT)
-    return in_worker("rllava_we_math", "vlmrl.tasks.we_math.published", args, ranges, weights, {})
+    ranges = dict.fromkeys(weights, SHARE)
+    return in_worker("rllava_we_math", "vlmrl.tasks.we_math.published", {}, ranges, weights, {})
 
 
 REWARDS: Mapping[str, Builtin] = {

@@ -17,13 +17,12 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from vlmrl.metric import SHARE, Metric
 from vlmrl.rewards.text_parsing import OPTIONAL, REQUIRED
-from vlmrl.tasks.attack import Attack, says
-from vlmrl.tasks.base import GradedResponse, Task, require_prepared
+from vlmrl.tasks.attack import Attack, Kind, attacks_of
+from vlmrl.tasks.base import GradedResponse, Task, prepared_task
 from vlmrl.tasks.we_math.truth import LETTERS, MULTI, NUM_STEPS, notes_on, read_options, truth_problems
 from vlmrl.types import RewardInput, Row
 
@@ -106,17 +105,13 @@ VARIANTS: Mapping[str, str] = {THINK: REQUIRED, DIRECT: OPTIONAL}
 
 
 def we_math_task(info: Mapping[str, Any], variant: str | None = None) -> Task:
-    """Return the task bound to a dataset that `vlmrl prep` made; `info` is its dataset.json.
-
-    Raises: DataError when the dataset is a table that was not prepared.
-    """
-    require_prepared(NAME, info)
+    """Return the task of a dataset; see `prepared_task`."""
     chosen = variant or THINK
-    return Task(
-        name=NAME,
-        summary=SUMMARY,
-        template=files("vlmrl.tasks.we_math").joinpath(f"{chosen}.jinja").read_text(encoding="utf-8"),
-        template_file=f"tasks/we_math/{chosen}.jinja",
+    return prepared_task(
+        NAME,
+        SUMMARY,
+        info,
+        f"we_math/{chosen}.jinja",
         validate=truth_problems,
         notes=notes_on,
         profiles={"default": ("we_math", {"thought": VARIANTS[chosen]}), "rllava": ("rllava_we_math", {})},
@@ -138,44 +133,29 @@ def write_trace(variant: str, row: Row, rng: random.Random) -> str:
     return answer if variant == DIRECT else f"<think>{solution}</think>\n{answer}"
 
 
-def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
-    """Return tricks that earned something from published rewards for such answers."""
-    form = "<think>I guess.</think><answer>{}</answer>"
-    numbers = " ".join(str(number) for number in range(60))
+TRICKS: Sequence[tuple[str, str, Kind, str]] = (
+    ("every number", "all numbers from 0 to 59 in the answer", "void", "{guess}<answer>{numbers}</answer>"),
+    ("every letter", "all letters of options in the answer", "void", "{guess}<answer>{letters}</answer>"),
+    ("words that begin with a letter", "a word for each option", "void", "{guess}<answer>Because Any Can</answer>"),
+    ("right, then wrong", "two answers, the right one first", "broken",
+     "{guess}<answer>{truth}</answer><answer>{other}</answer>"),
+    ("right among others", "the right answer and a wrong one", "miss", "{guess}<answer>{truth} {other}</answer>"),
+    ("the answer in the thought", "the right answer only within the thought", "broken",
+     "<think>The Answer: {truth}</think>"),
+    ("another option", "a wrong answer", "miss", "{guess}<answer>{other}</answer>"),
+)  # fmt: skip
+"""Tricks that earned something from published rewards for such answers; see `attacks_of`."""
 
-    def other(x: RewardInput) -> str:
-        """Return an answer that is wrong: another option, or a number that no row has."""
+
+def attacks(rows: Sequence[RewardInput]) -> list[Attack]:
+    """Return tricks with answers, of which `other` is wrong: another option, or a number that no row has."""
+
+    def pieces(x: RewardInput) -> dict[str, str]:
         options = x.truth.get("options")
         letters = list(read_options(options)) if isinstance(options, str) else []
         wrong = [letter for letter in letters if letter != x.truth.get("answer")]
-        return wrong[0] if wrong else "987654.5"
+        chosen = {"truth": str(x.truth.get("answer", "")), "other": wrong[0] if wrong else "987654.5"}
+        every = {"numbers": " ".join(map(str, range(60))), "letters": ", ".join(LETTERS)}
+        return {**chosen, **every, "guess": "<think>I guess.</think>"}
 
-    def truth(x: RewardInput) -> str:
-        return str(x.truth.get("answer", ""))
-
-    return [
-        Attack("every number", "all numbers from 0 to 59 in the answer", "void", says(form.format(numbers))),
-        Attack("every letter", "all letters of options in the answer", "void", says(form.format(", ".join(LETTERS)))),
-        Attack(
-            "words that begin with a letter", "a word for each option", "void", says(form.format("Because Any Can"))
-        ),
-        Attack(
-            "right, then wrong",
-            "two answers, the right one first",
-            "broken",
-            lambda x: f"{form.format(truth(x))}<answer>{other(x)}</answer>",
-        ),
-        Attack(
-            "right among others",
-            "the right answer and a wrong one",
-            "miss",
-            lambda x: form.format(f"{truth(x)} {other(x)}"),
-        ),
-        Attack(
-            "the answer in the thought",
-            "the right answer only within the thought",
-            "broken",
-            lambda x: f"<think>The Answer: {truth(x)}</think>",
-        ),
-        Attack("another option", "a wrong answer", "miss", lambda x: form.format(other(x))),
-    ]
+    return attacks_of(TRICKS, pieces)

@@ -20,6 +20,7 @@ from vlmrl.tasks.geometry.drawn.problem import (
     centre_of,
     direction,
     letters,
+    numbers,
     posed,
     product,
     towards,
@@ -37,11 +38,8 @@ def _size(degrees: int) -> str:
 
 def third_angle(rng: random.Random, values: bool) -> Problem:
     """Return a problem: two angles of a triangle are known."""
-    first, second = rng.randint(28, 95), rng.randint(28, 95)
+    first, second = numbers(rng, (28, 95), (28, 95), fit=lambda pair: 28 <= 180 - sum(pair) <= 110)
     third = 180 - first - second
-    while not 28 <= third <= 110:
-        first, second = rng.randint(28, 95), rng.randint(28, 95)
-        third = 180 - first - second
     a, b, c = posed(rng, triangle_of_angles(first, second))
     names = letters(rng)
     sketch = Sketch(values)
@@ -96,9 +94,7 @@ def isosceles(rng: random.Random, values: bool) -> Problem:
 
 def exterior_angle(rng: random.Random, values: bool) -> Problem:
     """Return a problem: one side of a triangle is extended, and the exterior angle is to be found."""
-    first, second = rng.randint(30, 85), rng.randint(35, 85)
-    while not 30 <= 180 - first - second <= 105:
-        first, second = rng.randint(30, 85), rng.randint(35, 85)
+    first, second = numbers(rng, (30, 85), (35, 85), fit=lambda pair: 30 <= 180 - sum(pair) <= 105)
     corners = triangle_of_angles(first, 180 - first - second)
     a, b, c, d = posed(rng, [*corners, towards(corners[1], 0, 6)])
     names = letters(rng)
@@ -135,8 +131,7 @@ def crossing_lines(rng: random.Random, values: bool) -> Problem:
     a, c, b, d = ends
     sketch = Sketch(values)
     sketch.lines += [(a, b), (c, d)]
-    for at, name in zip((a, b, c, d), "ABCD", strict=True):
-        sketch.name(at, name, away=(0.0, 0.0))
+    sketch.names_at((a, b, c, d), "ABCD", away=(0.0, 0.0))
     sketch.name((0.0, 0.0), "O", away=_opposite((0.0, 0.0), direction((0.0, 0.0), d), direction((0.0, 0.0), a)))
     sketch.angle((0.0, 0.0), a, c, _size(size))
     first, second, name = (b, d, "BOD") if vertical else (c, b, "COB")
@@ -280,8 +275,7 @@ def inscribed_angle(rng: random.Random, values: bool) -> Problem:
     c = towards(O, turn + half + 180 + rng.uniform(-22, 22), R)
     sketch = _circle(values)
     sketch.lines += [(O, a), (O, b), (c, a), (c, b)]
-    for at, name in ((a, "A"), (b, "B"), (c, "C")):
-        sketch.name(at, name, away=O)
+    sketch.names_at((a, b, c), "ABC", away=O)
     sketch.name(O, "O", away=between(a, b))
     sketch.angle(O, a, b, f"{2 * half}{DEGREE}" if from_centre else UNKNOWN)
     sketch.angle(c, a, b, UNKNOWN if from_centre else f"{half}{DEGREE}")
@@ -307,8 +301,7 @@ def thales(rng: random.Random, values: bool) -> Problem:
     c = towards(O, turn + 2 * first, R)
     sketch = _circle(values)
     sketch.polygon((a, b, c))
-    for at, name in ((a, "A"), (b, "B"), (c, "C")):
-        sketch.name(at, name, away=O)
+    sketch.names_at((a, b, c), "ABC", away=O)
     sketch.name(O, "O", away=c)
     sketch.angle(a, b, c, f"{first}{DEGREE}")
     sketch.angle(b, a, c, UNKNOWN)
@@ -339,8 +332,7 @@ def tangent(rng: random.Random, values: bool) -> Problem:
     sketch.lines += [(O, t), (t, p), (O, p)]
     sketch.squares.append((t, O, p))
     middle = centre_of((O, t, p))
-    for at, name in ((O, "O"), (t, "T"), (p, "P")):
-        sketch.name(at, name, away=middle)
+    sketch.names_at((O, t, p), "OTP", away=middle)
     sketch.length(O, t, str(radius), away=middle)
     # The circle cuts OP: a label there could be read as the length of a part, so the question names OP.
     sketch.length(t, p, "x" if asks_tangent else answer.latex, away=middle)
@@ -376,9 +368,7 @@ def chord(rng: random.Random, values: bool) -> Problem:
     sketch = _circle(values)
     sketch.lines += [(a, b), (O, m), (O, a)]
     sketch.squares.append((m, O, b))
-    for at, name in ((a, "A"), (b, "B")):
-        sketch.name(at, name, away=O)
-    sketch.name(m, "M", away=O)
+    sketch.names_at((a, b, m), "ABM", away=O)
     sketch.name(O, "O", away=m)
     sketch.length(O, a, str(radius), away=between(O, b))
     sketch.length(O, m, str(apart), away=a)

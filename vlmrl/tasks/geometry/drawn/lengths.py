@@ -20,6 +20,7 @@ from vlmrl.tasks.geometry.drawn.problem import (
     direction,
     distance,
     letters,
+    numbers,
     posed,
     product,
     towards,
@@ -142,8 +143,7 @@ def similar_triangles(rng: random.Random, values: bool) -> Problem:
     sketch.polygon((a, b, c), "ABC")
     sketch.lines.append((d, e))
     sketch.arrows += [(d, e, 1), (b, c, 1)]
-    sketch.name(d, "D", away=middle)
-    sketch.name(e, "E", away=middle)
+    sketch.names_at((d, e), "DE", away=middle)
     for first, second, text in ((a, d, str(ad)), (d, b, str(db)), (a, e, str(ae)), (e, c, "x")):
         sketch.length(first, second, text, away=middle)
     return Problem(
@@ -168,8 +168,7 @@ def midsegment(rng: random.Random, values: bool) -> Problem:
     sketch.polygon((a, b, c), "ABC")
     sketch.lines.append((m, n))
     middle = centre_of((a, b, c))
-    sketch.name(m, "M", away=middle)
-    sketch.name(n, "N", away=middle)
+    sketch.names_at((m, n), "MN", away=middle)
     sketch.ticks += [(a, m, 1), (m, c, 1), (b, n, 2), (n, c, 2)]
     given, answer = (half, 2 * half) if third_asked else (2 * half, half)
     sketch.length(a, b, "x" if third_asked else str(given), away=middle)
@@ -192,9 +191,7 @@ LENGTHS = (pythagoras, special_triangle, similar_triangles, midsegment)
 
 def triangle_area(rng: random.Random, values: bool) -> Problem:
     """Return a problem: base and height of a triangle are known."""
-    base, height = rng.randint(6, 24), rng.randint(4, 16)
-    while not 0.45 <= height / base <= 1.2:
-        base, height = rng.randint(6, 24), rng.randint(4, 16)
+    base, height = numbers(rng, (6, 24), (4, 16), fit=lambda sides: 0.45 <= sides[1] / sides[0] <= 1.2)
     foot = base * rng.uniform(0.25, 0.75)
     corners: list[Point] = [(0.0, 0.0), (float(base), 0.0), (foot, float(height)), (foot, 0.0)]
     a, b, c, h = posed(rng, corners)
@@ -221,9 +218,7 @@ def triangle_area(rng: random.Random, values: bool) -> Problem:
 
 def parallelogram_area(rng: random.Random, values: bool) -> Problem:
     """Return a problem: base and height of a parallelogram are known."""
-    base, height = rng.randint(8, 22), rng.randint(4, 14)
-    while not 0.4 <= height / base <= 0.9:
-        base, height = rng.randint(8, 22), rng.randint(4, 14)
+    base, height = numbers(rng, (8, 22), (4, 14), fit=lambda sides: 0.4 <= sides[1] / sides[0] <= 0.9)
     shift = rng.uniform(0.25, 0.45) * base
     corners: list[Point] = [
         (0.0, 0.0), (float(base), 0.0), (base + shift, float(height)), (shift, float(height)), (shift, 0.0),
@@ -250,10 +245,9 @@ def parallelogram_area(rng: random.Random, values: bool) -> Problem:
 
 def trapezoid_area(rng: random.Random, values: bool) -> Problem:
     """Return a problem: both parallel sides and the height of a trapezoid are known."""
-    long_side, short_side = rng.randint(9, 22), rng.randint(4, 14)
-    height = rng.randint(4, 12)
-    while not (short_side <= 0.75 * long_side and 0.4 <= height / long_side <= 0.9):
-        long_side, short_side, height = rng.randint(9, 22), rng.randint(4, 14), rng.randint(4, 12)
+    long_side, short_side, height = numbers(
+        rng, (9, 22), (4, 14), (4, 12), fit=lambda s: s[1] <= 0.75 * s[0] and 0.4 <= s[2] / s[0] <= 0.9
+    )
     shift = rng.uniform(0.25, 0.75) * (long_side - short_side)
     top = float(height)
     corners: list[Point] = [(0.0, 0.0), (float(long_side), 0.0), (shift + short_side, top), (shift, top), (shift, 0.0)]
@@ -318,8 +312,7 @@ def round_hole(rng: random.Random, values: bool) -> Problem:
     sketch = Sketch(values)
     sketch.filled.append(corners)
     sketch.holes.append(((0.0, 0.0), 1.0))
-    for at, name in zip(corners, "ABCD", strict=True):
-        sketch.name(at, name, away=(0.0, 0.0))
+    sketch.names_at(corners, "ABCD", away=(0.0, 0.0))
     sketch.length(*rng.choice(((corners[0], corners[1]), (corners[1], corners[2]))), str(side), away=(0.0, 0.0))
     answer = f"{side**2} - {product(half**2, chr(92) + 'pi')}"
     return Problem(
@@ -359,8 +352,6 @@ FEWEST, MOST = 3, 9
 """Range of the number of shaded squares."""
 DARK = 60
 """Grey value of a shaded square, between 0 (black) and 255."""
-Square = tuple[int, int]
-"""(column, row) of a square, from 1, at the bottom left."""
 
 
 def shaded_squares(rng: random.Random, values: bool) -> Problem:
@@ -370,7 +361,7 @@ def shaded_squares(rng: random.Random, values: bool) -> Problem:
     sketch = Sketch(values, shade=DARK)
     sketch.lines += [((float(x), 0.0), (float(x), float(ROWS))) for x in range(COLUMNS + 1)]
     sketch.lines += [((0.0, float(y)), (float(COLUMNS), float(y))) for y in range(ROWS + 1)]
-    sketch.filled += [_outline(square) for square in shaded]
+    sketch.filled += [[(x - 1.0, y - 1.0), (x, y - 1.0), (x, y), (x - 1.0, y)] for x, y in shaded]
     area = len(shaded)
     places = ", ".join(f"({column}, {row})" for column, row in shaded)
     return Problem(
@@ -383,11 +374,6 @@ def shaded_squares(rng: random.Random, values: bool) -> Problem:
         "",
         str(area),
     )
-
-
-def _outline(square: Square) -> list[Point]:
-    right, top = float(square[0]), float(square[1])
-    return [(right - 1, top - 1), (right, top - 1), (right, top), (right - 1, top)]
 
 
 SQUARES = (shaded_squares,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -92,9 +92,11 @@ class Sketch:
     def polygon(self, points: Sequence[Point], names: str = "") -> None:
         """Add a closed outline, and the names of its corners, outside of it."""
         self.lines += list(zip(points, [*points[1:], points[0]], strict=True))
-        middle = centre_of(points)
-        for point, name in zip(points, names, strict=False):
-            self.name(point, name, away=middle)
+        self.names_at(points[: len(names)], names, away=centre_of(points))
+
+    def names_at(self, points: Sequence[Point], names: Sequence[str], *, away: Point) -> None:
+        """Add the names of points."""
+        self.names += [PointLabel(at, text, away) for at, text in zip(points, names, strict=True)]
 
     def name(self, at: Point, text: str, *, away: Point | None = None) -> None:
         """Add the name of a point."""
@@ -218,6 +220,13 @@ def product(factor: Fraction | int, sign: str = "") -> str:
     if factor.denominator == 1:
         return f"{factor.numerator}{sign}"
     return f"\\frac{{{factor.numerator}{sign}}}{{{factor.denominator}}}"
+
+
+def numbers(rng: random.Random, *ranges: tuple[int, int], fit: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Return a whole number of each range, its ends included: the first ones that fit together."""
+    while not fit(chosen := [rng.randint(*ends) for ends in ranges]):
+        pass
+    return chosen
 
 
 def letters(rng: random.Random) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
 
 from vlmrl.errors import DataError
 from vlmrl.tasks.vfig.drawn.layouts import Arrow, ArrowLook, Site, arrange, arrow_code, connect, head_code
@@ -30,7 +31,6 @@ from vlmrl.tasks.vfig.drawn.shapes import (
     Form,
     Paint,
     Point,
-    escaped,
     fitted,
     moved,
     numbers,
@@ -138,7 +138,7 @@ def label_code(label: Label, room: Box, ink: str) -> str:
     size = max(TEXT_SIZES[0], min(label.largest, math.floor(fitting)))
     x, y = room.centre
     place: dict[str, str | float] = {"x": x, "y": y + BASELINE * size, "text-anchor": "middle"}
-    return tag("text", {**place, "font-family": label.font, "font-size": size, "fill": ink}, escaped(label.word))
+    return tag("text", {**place, "font-family": label.font, "font-size": size, "fill": ink}, escape(label.word))
 
 
 def draw_shape(index: int, body: Body, form: Form, paint: Paint, label: Label) -> Drawn:
@@ -198,7 +198,8 @@ CLEAR_ENDS, CLEARANCE = 2, 1
 """An arrow keeps this distance from all shapes, except for this length at its ends, both in pixels."""
 HEAD = tag("marker", {"id": "a", "refX": 3, "refY": 1.5, "orient": "auto"}, tag("path", {"d": "M0 0L3 1.5 0 3"}))
 """Code of the head of an arrow; its tip is at the end of the line."""
-LINE: Mapping[str, str | float] = {"stroke": "black", "stroke-width": 2, "marker-end": "url(#a)"}
+LOOK = ArrowLook("black", 2, "solid", "a")
+LINE: Mapping[str, str | float] = {"stroke": LOOK.colour, "stroke-width": LOOK.width, "marker-end": "url(#a)"}
 MOST_TRIES = 400
 """Largest number of random figures of which none can be used."""
 
@@ -273,12 +274,6 @@ def random_shape(left: int, top: int, rng: random.Random) -> SimpleShape:
     return SimpleShape(y - down, x - across, x + across, y + down, form, colour)
 
 
-def random_shapes(count: int, canvas: tuple[int, int], rng: random.Random) -> list[SimpleShape]:
-    """Return shapes in order, in slots of their own. `count` is at most the number of slots."""
-    slots = list(product(range(0, canvas[1], SLOT), range(0, canvas[0], SLOT)))
-    return [random_shape(left, top, rng) for top, left in sorted(rng.sample(slots, count))]
-
-
 def passes(start: Point, end: Point, box: Box) -> bool:
     """Return whether a line passes through a box or along it, tested at every pixel between its ends."""
     near = box.grown(CLEARANCE)
@@ -310,10 +305,11 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
     Raises: DataError if the shapes do not fit.
     """
     message = f"{count} simple shapes do not fit on {canvas[0]} x {canvas[1]} pixels"
-    if count > (canvas[0] // SLOT) * (canvas[1] // SLOT):
+    slots = list(product(range(0, canvas[1], SLOT), range(0, canvas[0], SLOT)))
+    if count > len(slots):
         raise DataError(message, hint="choose larger canvases, or fewer shapes")
     for _ in range(MOST_TRIES):
-        shapes = random_shapes(count, canvas, rng)
+        shapes = [random_shape(left, top, rng) for top, left in sorted(rng.sample(slots, count))]
         arrow = random_arrow(shapes, rng) if has_arrow else None
         if arrow or not has_arrow:
             break
@@ -323,7 +319,7 @@ def draw_simple(canvas: tuple[int, int], count: int, has_arrow: bool, rng: rando
     entities = {f"shape_{i}": shape_entity(f"shape_{i}", shape) for i, shape in enumerate(shapes)}
     if arrow:
         code = [HEAD, *code, arrow.code()]
-        entities["arrow_0"] = simple_arrow_entity(arrow)
+        entities["arrow_0"] = arrow_entity("arrow_0", arrow, LOOK)
     return tag("svg", {"xmlns": NAMESPACE, "viewBox": f"0 0 {canvas[0]} {canvas[1]}"}, *code), entities
 
 
@@ -343,20 +339,6 @@ def shape_entity(identity: str, shape: SimpleShape) -> dict[str, Any]:
         "stacked": 1,
         "shape": shape.type if shape.form == "rect" else shape.form,
         "rounded": False,
-    }
-
-
-def simple_arrow_entity(arrow: SimpleArrow) -> dict[str, Any]:
-    """Return the metadata of the arrow."""
-    return {
-        "id": "arrow_0",
-        "type": "arrow",
-        "from": f"shape_{arrow.source}",
-        "to": f"shape_{arrow.target}",
-        "color": LINE["stroke"],
-        "width": LINE["stroke-width"],
-        "style": "straight",
-        "dash": "solid",
     }
 
 
@@ -470,7 +452,7 @@ def arrow_looks(count: int, rng: random.Random) -> list[ArrowLook]:
     return [ArrowLook(colours[i], width, rng.choice(dashes), f"head_{i}") for i in chosen]
 
 
-def arrow_entity(identity: str, arrow: Arrow, look: ArrowLook) -> dict[str, Any]:
+def arrow_entity(identity: str, arrow: Arrow | SimpleArrow, look: ArrowLook) -> dict[str, Any]:
     """Return the metadata of an arrow."""
     return {
         "id": identity,
@@ -479,6 +461,6 @@ def arrow_entity(identity: str, arrow: Arrow, look: ArrowLook) -> dict[str, Any]
         "to": f"shape_{arrow.target}",
         "color": look.colour,
         "width": look.width,
-        "style": "curved" if arrow.is_curved else "straight",
+        "style": "curved" if isinstance(arrow, Arrow) and arrow.is_curved else "straight",
         "dash": look.dash,
     }

@@ -77,10 +77,6 @@ def row(count: int, rng: random.Random) -> list[Point]:
     return [Point(u, v) for u in spread(count)]
 
 
-def column(count: int, rng: random.Random) -> list[Point]:
-    return swapped(row(count, rng))
-
-
 def grid(count: int, rng: random.Random) -> list[Point]:
     columns = min(count, max(1, round(math.sqrt(count * rng.uniform(0.8, 1.6)))))
     lines = math.ceil(count / columns)
@@ -100,10 +96,6 @@ def two_rows(count: int, rng: random.Random) -> list[Point]:
     return rows_of([part for part in (upper, count - upper) if part])
 
 
-def two_columns(count: int, rng: random.Random) -> list[Point]:
-    return swapped(two_rows(count, rng))
-
-
 def ring(count: int, rng: random.Random) -> list[Point]:
     return around(count, rng.uniform(0, 2 * math.pi))
 
@@ -111,10 +103,6 @@ def ring(count: int, rng: random.Random) -> list[Point]:
 def arc(count: int, rng: random.Random) -> list[Point]:
     points = [Point(0.5 - 0.5 * math.cos(math.pi * u), 1 - math.sin(math.pi * u)) for u in spread(count)]
     return points if rng.random() < 0.5 else flipped(points)
-
-
-def hub_and_spokes(count: int, rng: random.Random) -> list[Point]:
-    return [Point(0.5, 0.5), *around(count - 1, rng.uniform(0, 2 * math.pi))][:count]
 
 
 def star(count: int, rng: random.Random) -> list[Point]:
@@ -141,10 +129,6 @@ def tree_down(count: int, rng: random.Random) -> list[Point]:
     return rows_of(counts)
 
 
-def tree_right(count: int, rng: random.Random) -> list[Point]:
-    return swapped(tree_down(count, rng))
-
-
 def pyramid(count: int, rng: random.Random) -> list[Point]:
     """Return rows of 1, 2, 3, ... centres; the last row takes the rest."""
     counts, rest = [], count
@@ -152,10 +136,6 @@ def pyramid(count: int, rng: random.Random) -> list[Point]:
         counts.append(min(rest, len(counts) + 1))
         rest -= counts[-1]
     return rows_of(counts)
-
-
-def funnel(count: int, rng: random.Random) -> list[Point]:
-    return flipped(pyramid(count, rng))[::-1]
 
 
 def layers(count: int, rng: random.Random) -> list[Point]:
@@ -191,20 +171,20 @@ def swim_lanes(count: int, rng: random.Random) -> list[Point]:
 
 LAYOUTS: dict[str, Layout] = {
     "row": row,
-    "column": column,
+    "column": lambda count, rng: swapped(row(count, rng)),
     "grid": grid,
     "checkerboard": checkerboard,
     "two-rows": two_rows,
-    "two-columns": two_columns,
+    "two-columns": lambda count, rng: swapped(two_rows(count, rng)),
     "ring": ring,
     "arc": arc,
-    "hub-and-spokes": hub_and_spokes,
+    "hub-and-spokes": lambda n, rng: [Point(0.5, 0.5), *around(n - 1, rng.uniform(0, 2 * math.pi))][:n],
     "star": star,
     "cross": cross,
     "tree-down": tree_down,
-    "tree-right": tree_right,
+    "tree-right": lambda count, rng: swapped(tree_down(count, rng)),
     "pyramid": pyramid,
-    "funnel": funnel,
+    "funnel": lambda count, rng: flipped(pyramid(count, rng))[::-1],
     "layers": layers,
     "zigzag": zigzag,
     "diagonal": diagonal,

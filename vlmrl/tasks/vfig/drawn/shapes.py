@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 
 class Point(NamedTuple):
@@ -44,9 +44,6 @@ class Box(NamedTuple):
     def grown(self, margin: float) -> Box:
         """Return the box with a margin on every side; a negative margin shrinks it."""
         return Box(self.x1 - margin, self.y1 - margin, self.x2 + margin, self.y2 + margin)
-
-    def rounded(self) -> Box:
-        return Box(*(round(side, 1) for side in self))
 
     def overlaps(self, other: Box) -> bool:
         """Return whether the boxes share an area; boxes that only touch do not."""
@@ -139,16 +136,11 @@ def tag(name: str, attributes: Mapping[str, str | float], *content: str) -> str:
 
     Args:
         attributes: in the order in which they are written; numbers get at most one decimal.
-        content: code of the children, or text that `escaped` has returned.
+        content: code of the children, or text without markup.
     """
     texts = {key: value if isinstance(value, str) else number(value) for key, value in attributes.items()}
     start = " ".join([name, *(f"{key}={quoteattr(text)}" for key, text in texts.items())])
     return f"<{start}>{''.join(content)}</{name}>" if content else f"<{start}/>"
-
-
-def escaped(text: str) -> str:
-    """Return text as the content of an element."""
-    return escape(text)
 
 
 def translated(elements: Iterable[str], by: Point) -> str:
@@ -283,19 +275,10 @@ class Paint:
         return draw(self) if draw else ""
 
 
-def _stops(paint: Paint) -> Sequence[str]:
-    first, second = paint.colours.fill, paint.colours.second
-    return [tag("stop", {"offset": i, "stop-color": colour}) for i, colour in enumerate((first, second))]
-
-
-def _linear(paint: Paint) -> str:
-    across: dict[str, str | float] = {"id": paint.identity, "x1": 0, "y1": 0, "x2": 0, "y2": 1}
-    return tag("linearGradient", across, *_stops(paint))
-
-
-def _radial(paint: Paint) -> str:
-    around: dict[str, str | float] = {"id": paint.identity, "cx": "0.5", "cy": "0.5", "r": "0.7"}
-    return tag("radialGradient", around, *_stops(paint))
+def _gradient(paint: Paint, name: str, place: Mapping[str, str | float]) -> str:
+    colours = enumerate((paint.colours.fill, paint.colours.second))
+    stops = (tag("stop", {"offset": i, "stop-color": colour}) for i, colour in colours)
+    return tag(name, {"id": paint.identity, **place}, *stops)
 
 
 def _pattern(paint: Paint, *marks: str) -> str:
@@ -308,31 +291,16 @@ def _stroke(paint: Paint, x1: float, y1: float, x2: float, y2: float) -> str:
     return tag("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": paint.colours.second})
 
 
-def _dots(paint: Paint) -> str:
-    middle = TILE / 2
-    return _pattern(paint, tag("circle", {"cx": middle, "cy": middle, "r": 1.5, "fill": paint.colours.second}))
-
-
-def _hatching(paint: Paint) -> str:
-    return _pattern(paint, _stroke(paint, 0, TILE, TILE, 0))
-
-
-def _crosshatch(paint: Paint) -> str:
-    return _pattern(paint, _stroke(paint, 0, TILE, TILE, 0), _stroke(paint, 0, 0, TILE, TILE))
-
-
-def _horizontal(paint: Paint) -> str:
-    return _pattern(paint, _stroke(paint, 0, TILE / 2, TILE, TILE / 2))
-
-
 FILLS: Mapping[str, Callable[[Paint], str] | None] = {
     "solid": None,
-    "gradient-linear": _linear,
-    "gradient-radial": _radial,
-    "dots": _dots,
-    "hatching": _hatching,
-    "crosshatch": _crosshatch,
-    "horizontal-lines": _horizontal,
+    "gradient-linear": lambda paint: _gradient(paint, "linearGradient", {"x1": 0, "y1": 0, "x2": 0, "y2": 1}),
+    "gradient-radial": lambda paint: _gradient(paint, "radialGradient", {"cx": "0.5", "cy": "0.5", "r": "0.7"}),
+    "dots": lambda paint: _pattern(
+        paint, tag("circle", {"cx": TILE / 2, "cy": TILE / 2, "r": 1.5, "fill": paint.colours.second})
+    ),
+    "hatching": lambda paint: _pattern(paint, _stroke(paint, 0, TILE, TILE, 0)),
+    "crosshatch": lambda paint: _pattern(paint, _stroke(paint, 0, TILE, TILE, 0), _stroke(paint, 0, 0, TILE, TILE)),
+    "horizontal-lines": lambda paint: _pattern(paint, _stroke(paint, 0, TILE / 2, TILE, TILE / 2)),
 }
 """Fill style -> code of its definition."""
 
@@ -537,12 +505,8 @@ class Kind(NamedTuple):
     tallest: float | None = None
 
 
-def _polygon(name: str) -> Callable[[Box, Paint, float], Form]:
-    return lambda box, paint, radius: draw_polygon(name, box, paint)
-
-
-def _solid(name: str) -> Callable[[Box, Paint, float], Form]:
-    return lambda box, paint, radius: draw_solid(name, box, paint)
+def _named(draw: Callable[[str, Box, Paint], Form], name: str) -> Callable[[Box, Paint, float], Form]:
+    return lambda box, paint, radius: draw(name, box, paint)
 
 
 FLAT: Mapping[str, Kind] = {
@@ -551,12 +515,15 @@ FLAT: Mapping[str, Kind] = {
     "rectangle": Kind("rectangle", draw_rectangle, None, 1.25),
     "square": Kind("square", draw_rectangle, 1, 1),
     "cloud": Kind("cloud", lambda box, paint, radius: draw_cloud(box, paint), 2.2, 1.1),
-    **{name: Kind("polygon", _polygon(name), 1.5, 0.9) for name in ("triangle", "pentagon", "octagon")},
-    **{name: Kind("polygon", _polygon(name), 2, 1.1) for name in ("diamond", "trapezoid", "parallelogram", "hexagon")},
+    **{name: Kind("polygon", _named(draw_polygon, name), 1.5, 0.9) for name in ("triangle", "pentagon", "octagon")},
+    **{
+        name: Kind("polygon", _named(draw_polygon, name), 2, 1.1)
+        for name in ("diamond", "trapezoid", "parallelogram", "hexagon")
+    },
 }
 SOLID: Mapping[str, Kind] = {
     "3d-cylinder": Kind("3d-cylinder", lambda box, paint, radius: draw_cylinder(box, paint), 1.4, 0.7),
-    **{name: Kind(name, _solid(name), 1.7, 1) for name in FRONTS},
+    **{name: Kind(name, _named(draw_solid, name), 1.7, 1) for name in FRONTS},
 }
 KINDS: Mapping[str, Kind] = {**FLAT, **SOLID}
 """Name -> the 18 kinds of shapes."""

@@ -305,12 +305,7 @@ def style_property(element: Element, name: str, rules: Classes) -> str:
 
 
 class Fonts:
-    """Font families of a document; those of groups are looked up once.
-
-    Args:
-        parent_of: parents of its elements.
-        rules: style sheets.
-    """
+    """Font families of a document; those of groups are looked up once."""
 
     def __init__(self, parent_of: Mapping[Element, Element], rules: Classes) -> None:
         self.parent_of, self.rules = parent_of, rules

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, partial, reduce
 from xml.etree.ElementTree import Element
 
 from vlmrl.redaction.redact import excerpt
@@ -153,20 +153,23 @@ def own_box(element: Element) -> Box | None:
     return min(xs), min(ys), max(xs), max(ys)
 
 
-class Definitions:
-    """Elements with an id in the `defs` that are children of the root: what `use` refers to.
+def _target(use: Element, by_id: Mapping[str, Element]) -> Element | None:
+    """Return the element that a use refers to; None if it is not in the `defs`."""
+    return by_id.get((use.get("href") or use.get(LINK) or "").lstrip("#"))
 
-    Args:
-        root: root of the document.
-        work: counter of the visits.
-    """
+
+def _move(element: Element) -> tuple[float, float]:
+    """Return the translation of a group, or the position of a use."""
+    if name_of(element) == "use":
+        return number(element.get("x")), number(element.get("y"))
+    return translation(element.get("transform"))
+
+
+class Definitions:
+    """Elements with an id in the `defs` that are children of the root: what `use` refers to."""
 
     def __init__(self, root: Element, work: Work) -> None:
         self.work = work
-        # Outlines, positions and references are read once each, however often they are used.
-        self._boxes: dict[Element, Box | None] = {}
-        self._moves: dict[Element, tuple[float, float]] = {}
-        self._targets: dict[Element, Element | None] = {}
         self.by_id: Mapping[str, Element] = {
             key: element
             for child in root
@@ -174,27 +177,14 @@ class Definitions:
             for element in child.iter()
             if (key := element.get("id"))
         }
-
-    def target(self, use: Element) -> Element | None:
-        """Return the element that a use refers to; None if it is not in the `defs`."""
-        if use not in self._targets:
-            self._targets[use] = self.by_id.get((use.get("href") or use.get(LINK) or "").lstrip("#"))
-        return self._targets[use]
+        # Outlines, positions and references are read once each, however often they are used.
+        self._own_box, self.move = cache(own_box), cache(_move)
+        self.target = cache(partial(_target, by_id=self.by_id))
 
     def box(self, shape: Element, dx: float = 0.0, dy: float = 0.0) -> Box | None:
         """Return the box of a shape, moved; None for other elements and for fewer than two points."""
-        if shape not in self._boxes:
-            self._boxes[shape] = own_box(shape)
-        box = self._boxes[shape]
+        box = self._own_box(shape)
         return box if box is None else (box[0] + dx, box[1] + dy, box[2] + dx, box[3] + dy)
-
-    def move(self, element: Element) -> tuple[float, float]:
-        """Return the translation of a group, or the position of a use."""
-        if element not in self._moves:
-            is_use = name_of(element) == "use"
-            place = (number(element.get("x")), number(element.get("y"))) if is_use else None
-            self._moves[element] = place or translation(element.get("transform"))
-        return self._moves[element]
 
     def use_box(self, use: Element, dx: float = 0.0, dy: float = 0.0, depth: int = 0) -> Box | None:
         """Return the box of what a use shows; its own transform does not count. Raises: Unscorable for a circle."""
@@ -297,15 +287,10 @@ def is_inside(x: float, y: float, box: Box, margin: float = 0.0) -> bool:
     return box[0] - margin <= x <= box[2] + margin and box[1] - margin <= y <= box[3] + margin
 
 
-def claim_label(
-    box: Box, texts: Sequence[Text], work: Work, *, margin: float, inside_first: bool
-) -> tuple[str, str, list[Text]]:
-    """Return label, font and texts of a shape, and mark the texts as used; ("", "", []) without any.
+def claim_label(box: Box, texts: Sequence[Text], work: Work, *, margin: float, inside_first: bool) -> tuple[str, str]:
+    """Return label and font of a shape in a figure with these texts, and mark its texts as used; ("", "") without any.
 
     Args:
-        box: the shape's.
-        texts: all of the figure.
-        work: counter of the comparisons.
         margin: pixels by which the box is widened.
         inside_first: whether texts in the box itself come first, in document order, whatever their distance.
     """
@@ -320,7 +305,7 @@ def claim_label(
             is_first = inside_first and is_inside(text.x, text.y, box)
             candidates.append((-1.0 if is_first else away, text))
     if not candidates:
-        return "", "", []
+        return "", ""
     candidates.sort(key=lambda candidate: candidate[0])
     first = candidates[0][1]
     lines = [first]
@@ -331,7 +316,7 @@ def claim_label(
     lines.sort(key=lambda line: line.y)
     for line in lines:
         line.is_used = True
-    return " ".join(line.text for line in lines), lines[0].font, lines
+    return " ".join(line.text for line in lines), lines[0].font
 
 
 GAP = 2

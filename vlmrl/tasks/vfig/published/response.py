@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from xml.etree.ElementTree import Element
 
 from vlmrl.tasks.vfig.published.document import (
@@ -43,6 +44,7 @@ from vlmrl.tasks.vfig.published.outlines import (
     area,
     centre,
     claim_label,
+    is_inside,
     merged,
     path_end,
     path_length,
@@ -73,12 +75,7 @@ FILLED_ONLY = {"polyline", "path"}
 
 
 class Extraction:
-    """Shapes of one response.
-
-    Args:
-        root: root of the document.
-        work: counter of the comparisons.
-    """
+    """Shapes of one response."""
 
     def __init__(self, root: Element, work: Work) -> None:
         self.root, self.work = root, work
@@ -100,9 +97,7 @@ class Extraction:
         labels: set[str] = set()
         for cluster in merged(loose, self.work):
             one = self._joined(cluster)
-            one.label, one.font, _ = claim_label(
-                one.box, self.texts, self.work, margin=LABEL_MARGIN, inside_first=False
-            )
+            one.label, one.font = claim_label(one.box, self.texts, self.work, margin=LABEL_MARGIN, inside_first=False)
             if one.label and normal(one.label) not in labels:
                 labels.add(normal(one.label))
                 shapes.append(one)
@@ -362,19 +357,15 @@ class _Marker:
 
 
 class _Reader:
-    """Reader of the arrows of a response.
-
-    Args:
-        root: root of the document.
-    """
+    """Reader of the arrows of a response."""
 
     def __init__(self, root: Element) -> None:
         self.root = root
         self.parent_of = parents(root)
         self.rules: Classes = arrow_classes(root)
         self._looks: dict[tuple[Element, str], str] = {}
-        self._moves: dict[Element, Point] = {}
-        self._heads: dict[Element, float | None] = {}
+        self._head_height = cache(_polygon_height)
+        self._move = cache(lambda element: translation(element.get("transform")))
         self.markers = {e.get("id", ""): _marker(e) for e in root.iter() if name_of(e) == "marker"}
 
     def inherited(self, element: Element, name: str) -> str:
@@ -403,9 +394,8 @@ class _Reader:
         x = y = 0.0
         above = self.parent_of.get(element)
         while above is not None:
-            if above not in self._moves:
-                self._moves[above] = translation(above.get("transform"))
-            x, y = x + self._moves[above][0], y + self._moves[above][1]
+            move_x, move_y = self._move(above)
+            x, y = x + move_x, y + move_y
             above = self.parent_of.get(above)
         move_x, move_y = translation(element.get("transform"))
         return x + move_x, y + move_y
@@ -442,9 +432,7 @@ class _Reader:
         group = self.parent_of.get(element)
         if group is None or name_of(group) != "g":
             return False, 0.0
-        if group not in self._heads:
-            self._heads[group] = _polygon_height(group)
-        height = self._heads[group]
+        height = self._head_height(group)
         return height is not None, (height or 0.0) / stroke
 
 
@@ -500,13 +488,7 @@ def _ends(element: Element) -> tuple[Point, Point] | None:
 
 
 def extracted_arrows(root: Element, boxes: Iterable[Box], work: Work) -> list[DrawnArrow]:
-    """Return the arrows of a response without those that are parts of its shapes.
-
-    Args:
-        root: root of the document.
-        boxes: bounds of the response's shapes.
-        work: counter of the comparisons.
-    """
+    """Return the arrows of a response without those that are parts of its shapes, which have these bounds."""
     reader = _Reader(root)
     places = list(boxes)
     arrows: list[DrawnArrow] = []
@@ -524,15 +506,11 @@ def is_part(arrow: DrawnArrow, box: Box) -> bool:
     """Return whether an arrow is part of a shape: most of its chord is in the box, or it is short and its middle is."""
     (x1, y1), (x2, y2) = arrow.start, arrow.end
     steps = [i / (SAMPLES - 1) for i in range(SAMPLES)]
-    inside = sum(_is_in(x1 + t * (x2 - x1), y1 + t * (y2 - y1), box) for t in steps)
+    inside = sum(is_inside(x1 + t * (x2 - x1), y1 + t * (y2 - y1), box) for t in steps)
     if inside / SAMPLES >= INSIDE_SHARE:
         return True
     diagonal = distance(box[2] - box[0], box[3] - box[1])
-    return 0 < arrow.length < SHORT_SHARE * diagonal and _is_in((x1 + x2) / 2, (y1 + y2) / 2, box)
-
-
-def _is_in(x: float, y: float, box: Box) -> bool:
-    return box[0] <= x <= box[2] and box[1] <= y <= box[3]
+    return 0 < arrow.length < SHORT_SHARE * diagonal and is_inside((x1 + x2) / 2, (y1 + y2) / 2, box)
 
 
 def truth_heads(root: Element, boxes: Sequence[Box], work: Work) -> list[TruthHead]:
@@ -549,9 +527,7 @@ def truth_heads(root: Element, boxes: Sequence[Box], work: Work) -> list[TruthHe
         stroke = number(shafts[-1].get("stroke-width"), HEAD_STROKE)
         work.spend(len(boxes) + len(points) ** 2)
         x, y = tip(points)
-        is_hidden = any(
-            box[0] + HIDDEN <= x <= box[2] - HIDDEN and box[1] + HIDDEN <= y <= box[3] - HIDDEN for box in boxes
-        )
+        is_hidden = any(is_inside(x, y, box, -HIDDEN) for box in boxes)
         heads.append(TruthHead(_extent(points[1::2]), stroke, not is_hidden))
     return heads
 

@@ -305,7 +305,6 @@ def arrow_means(
             the last one a head of their mean width on a stroke of 2 pixels.
         arrows: arrows of the response.
         boxes: normal label -> bounds of the response's shapes.
-        work: counter of the comparisons.
     """
     if not truths:
         return dict.fromkeys(ARROW_METRICS, 1.0), 0.0, 1.0

@@ -211,7 +211,7 @@ def reconstructed_shapes(root: Element, work: Work) -> dict[str, TruthShape]:
         if box[2] - box[0] < SMALLEST or box[3] - box[1] < SMALLEST:
             continue
         key = f"shape_{number_text}"
-        label, font, _ = claim_label(box, texts, work, margin=LABEL_MARGIN, inside_first=True)
+        label, font = claim_label(box, texts, work, margin=LABEL_MARGIN, inside_first=True)
         look = _look(element, definitions, styles, colours)
         shapes[key] = TruthShape(key, kind_of(element), _whole(box), label or key, font, *look)
     return shapes
@@ -307,13 +307,7 @@ def _whole_number(digits: str) -> int:
 
 
 class _Search:
-    """Search for shapes in a reference that does not name them.
-
-    Args:
-        definitions: what a use refers to.
-        rules: style sheets.
-        width, height: of the canvas, in pixels.
-    """
+    """Search for shapes in a reference that does not name them. `width`, `height`: of the canvas, in pixels."""
 
     def __init__(self, definitions: Definitions, rules: Classes, width: float, height: float) -> None:
         self.definitions, self.rules, self.width, self.height = definitions, rules, width, height
@@ -412,32 +406,20 @@ class TruthArrow:
     is_curved: bool
 
 
-def distance_to_box(x: float, y: float, box: Box, margin: float = MARGIN) -> float:
-    """Return the distance of a point from a box grown on every side, in pixels; 0 inside."""
-    across = max(box[0] - margin - x, 0.0, x - (box[2] + margin))
-    return distance(across, max(box[1] - margin - y, 0.0, y - (box[3] + margin)))
-
-
 def nearest(x: float, y: float, boxes: Mapping[str, Box], reach: float, work: Work) -> str | None:
-    """Return the key of the first nearest box within reach; None without any."""
+    """Return the key of the first nearest box within reach, each grown by MARGIN on every side; None without any."""
     best, best_distance = None, reach
     work.spend(len(boxes))
     for key, box in boxes.items():
-        away = distance_to_box(x, y, box)
+        across = max(box[0] - MARGIN - x, 0.0, x - (box[2] + MARGIN))
+        away = distance(across, max(box[1] - MARGIN - y, 0.0, y - (box[3] + MARGIN)))
         if away < best_distance:
             best, best_distance = key, away
     return best
 
 
 def reconstructed_arrows(root: Element, text: str, boxes: Mapping[str, Box], work: Work) -> list[TruthArrow]:
-    """Return the arrows of a reference.
-
-    Args:
-        root: root of the document.
-        text: its SVG code, for the comments in it.
-        boxes: bounds of its shapes.
-        work: counter of the comparisons.
-    """
+    """Return the arrows of a reference. `text`: its SVG code, for the comments in it; `boxes`: bounds of its shapes."""
     arrows: list[TruthArrow] = []
     for element in arrow_elements(root, text):
         parts = element if name_of(element) == "g" else [element]

@@ -243,16 +243,14 @@ class Figure:
         return width, height
 
 
-def read_figure(
-    svg: str, size: tuple[int, int] | None = None, *, images: Images = "refuse", limits: SvgLimits | None = None
-) -> Figure:
+def read_figure(svg: str, size: tuple[int, int] | None = None, *, images: Images = "refuse") -> Figure:
     """Return a drawing as it is compared.
 
     Args:
         size: width and height of its picture; None = what it declares, with a longer side of LEAST_SIDE to SIDE.
     Raises: CodeRefused.
     """
-    limits = limits or SvgLimits()
+    limits = SvgLimits()
     scene = build_scene(parse_svg(svg, limits), limits, images=images, size=size)
     width, height = size or compared_size(*own_size(scene, limits))
     view = look(scene, width, height)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -215,16 +216,13 @@ def _element(one: Seen, frame: Box) -> Element | None:
     leaf = one.leaf
     if one.background:
         return None  # the pictures are compared apart
+    make = partial(Element, colour=one.colour, pixels=one.pixels, ink=one.ink, number=leaf.number)
     if isinstance(leaf, Bitmap):
         rows, columns = leaf.pixels.shape[:2]
         corners = [one.to_picture.times(leaf.matrix).apply(x, y) for x in (0, columns) for y in (0, rows)]
         xs, ys = zip(*corners, strict=True)
         box = Box(min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)).common(_grown(one.box, EDGE))
-        return (
-            Element("shape", box, one.colour, pixels=one.pixels, ink=one.ink, number=leaf.number)
-            if box is not None
-            else None
-        )
+        return make("shape", box) if box is not None else None
     commands = moved(leaf.commands, one.to_picture.times(leaf.matrix))
     whole = bounds(commands)
     if whole is None:
@@ -233,26 +231,15 @@ def _element(one: Seen, frame: Box) -> Element | None:
     box = whole.common(_grown(one.box, EDGE)) or one.box
     if leaf.text:
         text = " ".join(leaf.text.split())
-        return (
-            Element("text", box, one.colour, text=text, pixels=one.pixels, ink=one.ink, number=leaf.number)
-            if text
-            else None
-        )
+        return make("text", box, text=text) if text else None
     lines = polyline(commands)
     path = max(lines, key=len)
     reach = _grown(one.box, END * math.hypot(frame.width, frame.height))
     if leaf.fill is None and len(lines) == 1 and path[0] != path[-1]:
-        points = _within(_ends(path), reach)
-        return Element(
-            "line", box, one.colour, points=points, heads=leaf.heads, pixels=one.pixels, ink=one.ink, number=leaf.number
-        )
-    bar = _bar(path, leaf) if len(lines) == 1 else None
-    if bar is not None:
-        return Element(
-            "line", box, one.colour, points=_within(bar, reach), pixels=one.pixels, ink=one.ink, number=leaf.number
-        )
-    form = raster(lines, box, even_odd=leaf.even_odd)
-    return Element("shape", box, one.colour, form=form, pixels=one.pixels, ink=one.ink, number=leaf.number)
+        return make("line", box, points=_within(_ends(path), reach), heads=leaf.heads)
+    if len(lines) == 1 and (bar := _bar(path, leaf)) is not None:
+        return make("line", box, points=_within(bar, reach))
+    return make("shape", box, form=raster(lines, box, even_odd=leaf.even_odd))
 
 
 def _grown(box: Box, reach: float) -> Box:
