@@ -36,7 +36,7 @@ WATCHED = (
 
 
 def is_watched(metric: str) -> bool:
-    """Return whether this module or `diagnose/signs.py` uses the metric."""
+    """Return whether the signs are derived from the metric."""
     return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
 
 
@@ -261,13 +261,8 @@ def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
     if not samples:
         return {}
     m = measure_texts([s.text for s in samples], [s.group for s in samples])
-    metrics = {
-        "alike_in_group_share": m.alike_in_group_share,
-        "same_prefix_share": m.same_prefix_share,
-        "repeating_share": m.repeating_share,
-        "top_character_share": m.top_character_share,
-        "characters_mean": m.characters_mean,
-    }
+    names = ("alike_in_group_share", "same_prefix_share", "repeating_share", "top_character_share", "characters_mean")
+    metrics = {name: getattr(m, name) for name in names}
     metrics |= {f"{name}_share": share for name, share in m.class_shares.items() if f"{name}_share" in CHARACTERS}
     truths = {s.prompt_id: s.truth for s in samples}
     if len(truths) >= LEAST_PROMPTS:
