@@ -8,7 +8,6 @@ the same work are reused, others are removed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +25,7 @@ from vlmrl.data.parallel_parts import LostWorkerError
 from vlmrl.errors import FULL, DataError
 from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.files import sync_file, sync_folder, write_atomic
+from vlmrl.store.lock import is_current, try_flock
 from vlmrl.untrusted import parse_json
 
 Outcome = Literal["created", "replaced", "up to date"]
@@ -192,7 +192,7 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
             raise DataError(f"no room for {target}: {error.strerror}", hint=f"free disk space{again}") from error
         raise
     finally:
-        if not keep and folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+        if not keep and is_current(lock, folder):
             shutil.rmtree(folder)
         os.close(lock)
 
@@ -201,14 +201,10 @@ def _lock_folder(folder: Path, target: Path) -> int:
     for _ in range(5):
         folder.mkdir(exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_flock(lock):
             os.close(lock)
-            raise DataError(
-                f"another process is making {target} right now", hint="wait for it, or give another --out"
-            ) from None
-        if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+            raise DataError(f"another process is making {target} right now", hint="wait for it, or give another --out")
+        if is_current(lock, folder):
             return lock
         os.close(lock)  # the previous owner renamed or removed the folder between mkdir and flock
     raise DataError(f"other processes make {target} again and again", hint="give another --out")

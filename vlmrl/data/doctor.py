@@ -22,7 +22,7 @@ from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, meas
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
 from vlmrl.types import LONG_SIDES, Media, Row
-from vlmrl.untrusted import number_of, plural
+from vlmrl.untrusted import number_of
 
 CheckLevel = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
@@ -310,9 +310,7 @@ def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:
     between = report["exact_copies"]["between"]
     if not between:
         return _check("same image in two splits", "ok", "none")
-    finding = "; ".join(
-        f"{count:,} image{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
-    )
+    finding = "; ".join(f"{number_of(n, 'image')} in {pair.replace('+', ' and ')}" for pair, n in between.items())
     return _check("same image in two splits", "bad", finding)
 
 
@@ -321,13 +319,11 @@ def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
     findings = []
     for pair, count in copies["between"].items():
         train, _, test = pair.partition("+")
-        findings.append(
-            f"{count:,} {'images' if count > 1 else 'image'} of {test} look{'s' * (count == 1)} like one of {train}"
-        )
+        findings.append(f"{number_of(count, 'image')} of {test} look{'s' * (count == 1)} like one of {train}")
     if copies["within"]:
         findings.append(f"{copies['within']:,} look like another image of their split")
     if copies["flat_images"]:
-        findings.append(f"{copies['flat_images']:,} flat image{plural(copies['flat_images'])} not compared")
+        findings.append(f"{number_of(copies['flat_images'], 'flat image')} not compared")
     return _check("near copies (by look)", "look" if copies["between"] else "ok", "; ".join(findings) or "none")
 
 
@@ -339,8 +335,8 @@ def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
     if repeats["across_splits"]:
         finding += f", {repeats['across_splits']:,} across splits"
     if repeats["contradicting"]:
-        cases = f"{repeats['contradicting']:,} case{'s' * (repeats['contradicting'] != 1)}"
-        finding += f"; in {cases} their labels contradict, such as {', '.join(repeats['examples'][0][:2])}"
+        cases, names = number_of(repeats["contradicting"], "case"), ", ".join(repeats["examples"][0][:2])
+        finding += f"; in {cases} their labels contradict, such as {names}"
     return [
         _check("repeated pairs", "bad" if repeats["contradicting"] or repeats["across_splits"] else "look", finding)
     ]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from vlmrl.data import images as limits
 from vlmrl.data.images import ImageBatch, ShardFile, decode_image, image_hash, shard_name, store_decoded
 from vlmrl.data.measurements import fit_size
-from vlmrl.data.parallel_parts import Progress, make_parts, write_lines
+from vlmrl.data.parallel_parts import Make, Progress, make_parts, write_lines
 from vlmrl.data.table_pieces import RowFiles, read_piece
 from vlmrl.data.table_values import image_bytes, read_image, show, split_images
 from vlmrl.errors import DataError
@@ -368,16 +368,17 @@ def look_at(
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    portions = _portions(places)
-    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(portions))]
-    make_parts(_Look(read), portions, parts, workers=workers, progress=progress, what="reading images")
+    return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
+
+
+def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settings: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON lines of the parts `NAME-00000.jsonl` of these places. `settings`: of `make_parts`."""
+    portions = [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
+    parts = [work / f"{name}-{i:05d}.jsonl" for i in range(len(portions))]
+    make_parts(make, portions, parts, **settings)
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from map(json.loads, lines)
-
-
-def _portions(places: Sequence[Any]) -> list[Sequence[Any]]:
-    return [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
 
 
 @dataclass(frozen=True)
@@ -428,12 +429,9 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    portions = _portions(places)
-    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(portions))]
-    make_parts(_Shrink(reader, max_pixels), portions, parts, workers=workers, progress=progress, what="resizing images")
-    for part in parts:
-        with part.open(encoding="ascii") as lines:
-            yield from (examined(json.loads(line)) for line in lines)
+    make, name = _Shrink(reader, max_pixels), f"small-{max_pixels}"
+    lines = _in_parts(make, places, work, name, workers=workers, progress=progress, what="resizing images")
+    yield from map(examined, lines)
 
 
 @dataclass(frozen=True)

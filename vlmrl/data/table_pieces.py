@@ -27,7 +27,7 @@ from vlmrl.data.table_files import (
     require_file,
     sound_rows,
 )
-from vlmrl.data.table_values import plain, python_rows
+from vlmrl.data.table_values import plain_at, python_rows
 from vlmrl.errors import DataError
 from vlmrl.store.table_reader import group_rows
 
@@ -247,19 +247,12 @@ def _text_pieces(split: str, path: Path, work: Path) -> tuple[list[TablePiece], 
     has_lines = path.suffix.lower() in LINED
     for number, rows in enumerate(in_portions(sound_rows(path), PIECE_ROWS)):
         part = work / f"{split}-{number:05d}.text"
-        write_lines(part, [_plain_row(row, path, place) for place, row in rows])
+        write_lines(part, [plain_at(row, place_of(path, place)) for place, row in rows])
         for _, row in rows:
             columns |= dict.fromkeys(row)
         lines = tuple(place for place, _ in rows) if has_lines else ()
         pieces.append(TablePiece(split, number * PIECE_ROWS, len(rows), "text", str(part), numbers=lines))
     return pieces, list(columns)
-
-
-def _plain_row(row: Mapping[str, Any], path: Path, place: int) -> dict[str, Any]:
-    try:
-        return plain(row)
-    except DataError as error:
-        raise DataError(error.message, where=place_of(path, place)) from error
 
 
 def _dataset_pieces(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:

@@ -423,6 +423,14 @@ def plain(value: Any, depth: int = 0) -> Any:
     return None if isinstance(value, (bytes, bytearray, memoryview)) else _without_surrogates(str(value))
 
 
+def plain_at(value: Any, where: str) -> Any:
+    """Return `plain` of a cell or row. Raises: DataError with its place."""
+    try:
+        return plain(value)
+    except DataError as error:
+        raise DataError(error.message, where=where) from error
+
+
 def _without_surrogates(text: str) -> str:
     """Return a text in which `?` replaces each lone surrogate (half of a character).
 

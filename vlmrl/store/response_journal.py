@@ -23,12 +23,8 @@ from typing import Any, BinaryIO
 
 from vlmrl.errors import StoreError
 from vlmrl.store.layout import unfinished_path
+from vlmrl.store.lock import is_current, try_flock
 from vlmrl.untrusted import parse_json
-
-try:
-    import fcntl
-except ImportError:  # some platforms have no fcntl: two processes with the same work are not told apart there
-    fcntl = None
 
 SCHEMA = 1
 GRADED = ".graded"
@@ -138,29 +134,15 @@ class ResponseJournal:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 # Unbuffered: each response is in the system's hands when `write` returns.
                 file = os.fdopen(handle, "r+b", buffering=0)
-                self._lock(file)
-                if self._is_current(file):
+                if not try_flock(handle):
+                    file.close()
+                    message, hint = "another process works on the same responses", "wait for it, or stop it"
+                    raise StoreError(message, where=str(self.path), hint=hint)
+                if is_current(handle, self.path):
                     return file  # pyright: ignore[reportReturnType]
                 file.close()  # another process finished this work and removed the file between our two steps
         except OSError as error:
             raise StoreError(f"cannot write responses: {error.strerror}", where=str(self.path)) from error
-
-    def _lock(self, file: Any) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise StoreError(
-                "another process works on the same responses", where=str(self.path), hint="wait for it, or stop it"
-            ) from None
-
-    def _is_current(self, file: Any) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
-        except FileNotFoundError:
-            return False
 
     def _read_all(self) -> None:
         """Find the places of all responses. A line that a kill or a power failure left incomplete is given up."""
