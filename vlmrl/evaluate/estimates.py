@@ -426,7 +426,8 @@ def pooled_difference_interval(
     a_N, b_N = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
     # [N] with mean 1: every row of a single run has weight 1.
     weight_N = np.concatenate([np.full(len(a), len(a_N) / (counted * len(a))) for a, _ in pairs if len(a)])
-    units = Units(None if clusters is None else [ids for run in clusters for ids in run], len(a_N))
+    ids = clusters[0] if clusters and len(clusters) == 1 else clusters and [ids for run in clusters for ids in run]
+    units = Units(ids, len(a_N))
     difference_N = a_N - b_N
     value = float((weight_N * difference_N).mean())
     influence_N = weight_N * (difference_N - value)

@@ -9,19 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from vlmrl.evaluate.estimates import UNIT_RANGE, Clusters, Range, difference_interval, excludes_zero
-from vlmrl.evaluate.metrics import (
-    LENGTHS,
-    OLD_BY,
-    Record,
-    as_json,
-    clusters_of,
-    picks,
-    prompt_samples,
-    range_holding,
-    range_of_metric,
-)
-from vlmrl.evaluate.repeated import BEGINNINGS, estimates_per_prompt, shown_estimates
+from vlmrl.evaluate.estimates import Clusters, Floats, Range, difference_interval, excludes_zero
+from vlmrl.evaluate.metrics import LENGTHS, OLD_BY, EvalColumns, Record, aligned, aligned_prompts, as_json
+from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.identity import RewardIdentity, identity_of, shown_weights
 from vlmrl.store.evaluated_rows import ROLES
@@ -34,8 +24,8 @@ class PairedColumn(NamedTuple):
     `before` and `after`: values of the other evaluation and of this one. `declared`: range of the metric.
     """
 
-    before: list[float]
-    after: list[float]
+    before: Floats
+    after: Floats
     clusters: Clusters
     declared: Range | None
 
@@ -51,32 +41,15 @@ def paired_columns(
     pass@k, maj@k and mean@k have one value per prompt; the prompts are those that both have with the same truth.
     """
     pairs, _ = shared_rows(rows, others)
-    columns = {}
-    for name, pick in picks([r for r, _ in pairs], by).items():
-        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
-        if not both:
-            continue
-        mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
-        declared = range_holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
-        columns[name] = PairedColumn(theirs, mine, clusters_of([r for r, _, _ in both]), declared)
-    return columns | _paired_prompts(rows, others, {str(r["prompt_id"]) for r, _ in pairs})
-
-
-def _paired_prompts(rows: Sequence[Record], others: Sequence[Record], shared: set[str]) -> dict[str, PairedColumn]:
-    """Return pass@k, maj@k and mean@k of the prompts that two evaluations share, as far as both have them."""
-    mine, theirs = (prompt_samples([r for r in side if str(r["prompt_id"]) in shared]) for side in (rows, others))
-    ids = [i for i in mine if i in theirs]
-    after, before = [mine[i] for i in ids], [theirs[i] for i in ids]
-    known = shown_estimates(before)
+    if not pairs:
+        return {}
+    prompts = {r["prompt_id"] for r, _ in pairs}
+    of_prompts = ([r for r in side if r["prompt_id"] in prompts] for side in (rows, others))
+    both = aligned([EvalColumns(by, side) for side in zip(*pairs, strict=True)], ranges or {})
+    both |= aligned_prompts([EvalColumns((), side) for side in of_prompts])
     return {
-        f"{metric}@{k}": PairedColumn(
-            estimates_per_prompt(before, metric, k),
-            estimates_per_prompt(after, metric, k),
-            [p.cluster for p in after],
-            UNIT_RANGE,
-        )
-        for metric, k in shown_estimates(after)
-        if (metric, k) in known
+        name: PairedColumn(before_N, after_N, clusters, declared)
+        for name, ((after_N, before_N), clusters, declared) in both.items()
     }
 
 

@@ -29,11 +29,10 @@ from vlmrl.evaluate.compare import (
     rewards_of,
 )
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
-from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
+from vlmrl.evaluate.metrics import EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
 from vlmrl.evaluate.paired import comparison, joined_by, joined_ranges, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
-from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
 from vlmrl.evaluate.significance import LEADING, LEVEL, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
@@ -240,29 +239,14 @@ def tables_of(evaluations: Sequence[Evaluation], runs: Sequence[int]) -> dict[st
     rows = [[own[key] for key in keys] for own in rows_by_key]
     summaries = [e.summary for e in evaluations]
     ranges, by = joined_ranges(*summaries), joined_by(*summaries)
-    tables = {}
-    for metric, pick in picks(rows[0], by).items():
-        if is_tested(metric):
-            columns = [[pick(row) for row in own] for own in rows]
-            kept = [i for i, values in enumerate(zip(*columns, strict=True)) if None not in values]
-            if kept:
-                values = np.array([[column[i] for i in kept] for column in columns], dtype=np.float64)
-                declared = range_holding(range_of_metric(metric, ranges), values.ravel().tolist())
-                tables[metric] = Table(_by_setting(values, runs), clusters_of([rows[0][i] for i in kept]), declared)
-    samples = [prompt_samples(own) for own in rows]
-    ids = [i for i in samples[0] if all(i in own for own in samples)]
-    shown = [shown_estimates([own[i] for i in ids]) for own in samples]
-    for metric, k in shown[0]:
-        if all((metric, k) in own for own in shown):
-            values = np.array([estimates_per_prompt([own[i] for i in ids], metric, k) for own in samples])
-            clusters = [samples[0][i].cluster for i in ids]
-            tables[f"{metric}@{k}"] = Table(_by_setting(values, runs), clusters, (0.0, 1.0))
-    return tables
-
-
-def _by_setting(values: Floats, runs: Sequence[int]) -> tuple[Floats, ...]:
-    """Return the values of each setting, [runs, N], from those of all runs, [all runs, N]."""
-    return tuple(np.split(values, np.cumsum(runs)[:-1]))
+    columns = [EvalColumns(by, own) for own in rows] if keys else []
+    every = aligned(columns, ranges) | aligned_prompts(columns) if columns else {}
+    # [all runs, N] -> [runs, N] of each setting
+    return {
+        metric: Table(tuple(np.split(one.value_EN, np.cumsum(runs)[:-1])), one.clusters, one.declared)
+        for metric, one in every.items()
+        if is_tested(metric)
+    }
 
 
 def band(values: Floats) -> dict[str, Any]:
