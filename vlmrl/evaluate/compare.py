@@ -345,14 +345,9 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "metrics": [
             {
                 "metric": metric,
-                "a": m["a"],
-                "b": m["b"],
+                **{key: m[key] for key in ("a", "b")},
                 "difference": m["value"],
-                "low": m["low"],
-                "high": m["high"],
-                "n": m["n"],
-                "clusters": m["clusters"],
-                "range": m["range"],
+                **{key: m[key] for key in ("low", "high", "n", "clusters", "range")},
                 "verdict": comparisons[metric],
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
                 "test": tests.get(metric),

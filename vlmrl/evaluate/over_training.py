@@ -19,8 +19,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.repeated import BEGINNINGS
-from vlmrl.evaluate.significance import LEADING
+from vlmrl.evaluate.significance import LEADING, leading_metrics
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.tables import is_test_split
@@ -47,7 +46,7 @@ def over_checkpoints(run: Run) -> list[dict[str, Any]]:
             groups.setdefault(without_step(folder.name), []).append(summary)
     entries = []
     for name, summaries in groups.items():
-        for metric in _metrics(summaries):
+        for metric in leading_metrics(dict.fromkeys(name for summary in summaries for name in summary["metrics"])):
             entry = summary_over_steps(summaries, metric, selected_step(run))
             if entry is None:
                 continue
@@ -55,13 +54,6 @@ def over_checkpoints(run: Run) -> list[dict[str, Any]]:
                 entry["selected"]["by"] = ON_TEST
             entries.append({"evaluation": name, **entry})
     return entries
-
-
-def _metrics(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics that are summarised: accuracy, else reward, and pass@k, maj@k and mean@k."""
-    names = list(dict.fromkeys(name for summary in summaries for name in summary["metrics"]))
-    leading = [name for name in LEADING if name in names][:1]
-    return leading + [name for name in names if name.startswith(BEGINNINGS)]
 
 
 def selected_step(run: Run) -> int | None:

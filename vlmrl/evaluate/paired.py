@@ -85,19 +85,14 @@ def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[
     return same, len(pairs) - len(same)
 
 
-def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the declared ranges of a summary's metrics. Older evaluations have none."""
-    return {n: (float(r[0]), float(r[1])) for n, m in summary["metrics"].items() if (r := m.get("range"))}
-
-
 def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the widest range of each metric for which all of these summaries declare one."""
-    ranges_of_summaries = [declared_ranges(s) for s in summaries]
-    names = set.intersection(*(set(ranges) for ranges in ranges_of_summaries)) if ranges_of_summaries else set()
-    return {
-        n: (min(ranges[n][0] for ranges in ranges_of_summaries), max(ranges[n][1] for ranges in ranges_of_summaries))
-        for n in names
-    }
+    """Return the widest range of each metric for which all of these summaries declare one. Older ones have none."""
+    joined: dict[str, Range] = {}
+    for name in summaries[0]["metrics"]:
+        ranges: list[Any] = [(s["metrics"].get(name) or {}).get("range") for s in summaries]
+        if all(ranges):
+            joined[name] = (min(float(low) for low, _ in ranges), max(float(high) for _, high in ranges))
+    return joined
 
 
 def joined_by(*summaries: Mapping[str, Any]) -> list[str]:

@@ -31,8 +31,6 @@ from vlmrl.evaluate.records import (
     Piece,
     kept_files,
     merge_pieces,
-    read_evaluation,
-    write_evaluation,
 )
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import WholeSplit
@@ -190,8 +188,6 @@ TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 
 `TAKEN` has whole names and fields.
 """
-
-__all__ = ["Evaluation", "evaluate", "evaluate_responses", "read_evaluation", "write_evaluation"]
 
 
 def evaluate(
