@@ -22,12 +22,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vlmrl.data import images as limits
-from vlmrl.data.images import ImageBatch, ShardFile, decode_image, image_hash, shard_name, store_decoded
+from vlmrl.data.images import ShardFile, decode_image, image_hash, shard_name, store_decoded
 from vlmrl.data.measurements import fit_size
 from vlmrl.data.parallel_parts import Make, Progress, make_parts, write_lines
 from vlmrl.data.table_pieces import RowFiles, read_piece
 from vlmrl.data.table_values import image_bytes, read_image, show, split_images
 from vlmrl.errors import DataError
+from vlmrl.store import media as store_media
 from vlmrl.types import Media
 
 if TYPE_CHECKING:
@@ -232,16 +233,14 @@ def plan_shards(images: Iterable[Stored]) -> list[list[Stored]]:
     """
     shards: list[list[Stored]] = [[]]
     batch = written = 0
-    full = False
     for image in images:
-        if full:
+        if written >= limits.SHARD_BYTES:
             shards.append([])
-            written, full = 0, False
+            written = 0
         shards[-1].append(image)
         batch += image.bytes
-        if batch >= limits.BATCH_BYTES:
+        if batch >= store_media.BATCH_BYTES:
             written, batch = written + batch, 0
-            full = written >= limits.SHARD_BYTES
     return shards
 
 
@@ -269,7 +268,7 @@ class _WriteShard:
     reader: ShardReader
 
     def __call__(self, images: Sequence[Stored], path: Path) -> None:
-        shard, batch = ShardFile(path), ImageBatch()
+        shard = ShardFile(path)
         for image, data in zip(images, self.reader.files([image.place for image in images]), strict=True):
             if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
                 data = stored_form(data, image.max_pixels)[0]
@@ -277,12 +276,7 @@ class _WriteShard:
                 raise DataError(
                     "an image changed while it was read", where=str(image.place), hint="run the command again"
                 )
-            batch.add(image.sha256, data)
-            if batch.bytes >= limits.BATCH_BYTES:
-                shard.write(batch)
-                batch = ImageBatch()
-        if batch.hashes or not images:
-            shard.write(batch)
+            shard.add(image.sha256, data)
         shard.close()
 
 

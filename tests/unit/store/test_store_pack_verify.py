@@ -601,8 +601,9 @@ def test_a_changed_dataset_still_gives_images_by_content_and_is_noted(tmp_path: 
 
 def test_shards_hold_each_image_once_and_damaged_ones_are_told(tmp_path: Path):
     path = tmp_path / "a.arrow"
-    assert write_shard(path, [*CONTENT.items(), *CONTENT.items()]) == 2
+    write_shard(path, [*CONTENT.items(), *CONTENT.items()])
     folder = ShardFolder(tmp_path)
+    assert sum(batch.num_rows for batch in folder._batches) == 2
     assert folder.hashes() == list(CONTENT) and folder.get("0" * 64) is None
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(StoreError, match="shard cannot be read"):
