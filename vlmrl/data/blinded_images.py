@@ -41,7 +41,6 @@ def swap_images(media: Sequence[Sequence[Media]], seed: int) -> list[tuple[Image
 
     Args:
         media: images of each row; a row without images shows none.
-        seed: seed of the choice.
     Returns: one tuple per row, with as many places as the row has images.
     Raises: DataError when the images of a row are the only ones.
     """
@@ -243,8 +242,6 @@ class ShownMedia(Media):
     """Reference to a drawn picture. `sha256` is the hash of its file (`picture_file`).
 
     Args:
-        change: what was done.
-        original: the row's own image.
         key: text that random pixels come from.
     """
 
@@ -348,8 +345,6 @@ class Blinding:
     """Rows of a source as the model sees them.
 
     Args:
-        dataset: of the rows.
-        rows: the rows that are evaluated.
         swaps: for `shuffled`: number of a row -> the images that it shows (`swap_images`).
     """
 

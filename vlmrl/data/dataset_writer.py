@@ -43,7 +43,6 @@ class Build:
 
     Args:
         target: final path of the folder.
-        folder: hidden folder that is being filled.
         leftovers: notes on the hidden folders of earlier, interrupted writers.
 
     Attributes:

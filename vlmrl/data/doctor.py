@@ -44,7 +44,6 @@ class RowFacts(NamedTuple):
         distance: distance of a pair, 0 = the same class.
         text_tokens: number of tokens of its prompt without images.
         groups: names of the individuals or things in its images.
-        name: name of the row, for messages.
     """
 
     images: tuple[int, ...]
@@ -61,7 +60,6 @@ class DatasetFacts:
 
     Args:
         images: facts of the images, each content once.
-        rows: split -> facts of its rows.
         group: kind of the names in `RowFacts.groups`, such as "individual"; "" = not known.
         notes: further checks by the program that made the dataset: name of the check -> (level, finding).
     """

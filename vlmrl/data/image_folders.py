@@ -310,7 +310,6 @@ class ImageFile:
     Args:
         name: its path as the user wrote it or, within a folder, the folder's path and the file's below it.
         place: its path below the folder that the user named; only the file's name for an image that was named itself.
-        path: the file.
         media: hash of its content, and its size.
     """
 

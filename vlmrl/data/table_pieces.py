@@ -40,9 +40,7 @@ class TablePiece:
     """Consecutive rows of a split.
 
     Args:
-        split: name of the split.
         first: number of the piece's first row in the split, from 0.
-        rows: number of rows.
         kind, path: the file that holds the rows.
         group: Parquet: number of the row group.
         skip: Arrow: number of rows of the file before the piece.
@@ -64,10 +62,8 @@ class RowFiles:
     """Table of one or several splits, in pieces.
 
     Args:
-        label: the table's path as the user wrote it.
         columns: column names of the first split.
         pieces: all rows of all splits, in order.
-        root: folder that image paths start from; None = image paths are refused.
     """
 
     label: str

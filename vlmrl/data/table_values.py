@@ -273,7 +273,6 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
         value: bytes; text: a data URI, base64, or a path; a dict {bytes, path} (Hugging Face), {image: ...} (verl),
             {url: ...} (OpenAI).
         root: folder that paths must stay in after links are resolved; None = paths are refused.
-        where: row and column, for messages.
         depth: number of dicts around the value; at most 3.
     Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
     """
@@ -544,10 +543,7 @@ def match_columns(
     """Return role -> column; a role without a column is left out, and no column has two roles.
 
     Args:
-        spellings: role -> column names that are recognised.
-        columns: the table's columns.
         named: role -> column that the user chose; these take precedence.
-        where: the table, for messages.
         option: the option or recipe key with which the user chooses columns, for messages.
     Raises: DataError for an unknown role, or a named column that the table lacks, with the nearest name.
     """
@@ -570,11 +566,9 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
     """Find the column of each role of a training table.
 
     Args:
-        columns: the table's columns.
         named: `[[data]] columns` of the recipe: role -> column; these take precedence.
         first: a row of the table. If its column `reward_model` holds a `ground_truth`, as in verl's tables, that column
             is preferred for the answer; otherwise `reward_model` is not used for the answer.
-        where: the table, for messages.
     Raises: DataError; see `match_columns`.
     """
     cell = structured(first.get("reward_model"), f"{where}, column `reward_model`")

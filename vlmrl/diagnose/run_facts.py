@@ -56,7 +56,6 @@ class Response:
     Args:
         step: training step, from 0 as in the metrics.
         group: number of the response's group, counted over all steps that were read.
-        truth: the truth of its dataset row.
         prompt: rendered prompt, special tokens included.
         tokens: number of tokens that the policy wrote, end tokens included.
         cut: whether the token limit ended the response, or a turn of it.

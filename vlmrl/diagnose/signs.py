@@ -234,9 +234,7 @@ class Sampled:
     """One response of a step, from training or from a rollout file.
 
     Args:
-        group: number of the response's group.
         truth: truth of its prompt, as text; "" = no truth.
-        tokens: length of the response in tokens.
         cut: whether the token limit ended the response.
         score: its score; None if the reward failed.
         formed: whether the response meets the format, as far as this is known.
@@ -332,7 +330,6 @@ def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[
     """Return the signs that are present at the last line of a run's metrics, the most serious first.
 
     Args:
-        lines: train lines.
         validation: validation lines; with them, a reward that was hacked within a few steps is recognised, too.
     """
     history = History(lines)

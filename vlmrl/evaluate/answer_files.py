@@ -285,7 +285,6 @@ class Written:
     Args:
         responses: lines of the table.
         refused: responses that an endpoint refused.
-        left_out: images that were not shown to the model.
         files: responses with a file; None = the task has no files, or only the table was written.
         kind: what the files are, in words.
         no_file, not_drawn: reason -> number of responses without a file, and of files without a picture.

@@ -64,7 +64,6 @@ class Side:
     """One of the two things to compare.
 
     Args:
-        ref: name that the user gave.
         run: the run; None for an evaluation folder outside of a run.
         evaluations: name -> folder. If one name has several steps, it is the one at the best (else the last) step.
         named: folders of evaluations that the user named.

@@ -404,8 +404,6 @@ def pooled_difference_interval(
     Args:
         runs: for each run (a, b), both [N_run].
         clusters: for each run the image ids of its rows.
-        value_range: range of the quantity itself.
-        length: as of `mean_interval`.
     Example: one run of [1, 0] - [0, 0], another of [0, 0] - [0, 0], on the same two rows -> mean 0.25.
     """
     if clusters is not None and len(runs) != len(clusters):

@@ -371,7 +371,6 @@ def aligned(columns: Sequence[EvalColumns], ranges: Mapping[str, Range]) -> dict
 
     Args:
         columns: of the same rows, in the same order.
-        ranges: as of `summarise`.
     """
     clusters, every = columns[0].clusters(), [averaged(one, columns[0]) for one in columns]
     values_by_metric = {}

@@ -137,7 +137,6 @@ def picked_by_hand(folder: Path, run: Run | None) -> str:
 
     Args:
         folder: the evaluation that the user named.
-        run: its run; None outside of a run.
     """
     if run is None:
         return ""
@@ -190,8 +189,6 @@ class RunEpochs:
     """Validations of one run, one per epoch.
 
     Args:
-        name: of the run.
-        kind: "rl" or "sft".
         steps: step of each validation, from 0, [E].
         epochs: epochs of training before each validation, [E].
         values: `<set>/<setting>/<metric>`, with what a recipe names, -> value at each validation, None = none, [E].
@@ -269,7 +266,6 @@ def epoch_means(lines: Iterable[Mapping[str, Any]], steps: Sequence[int], name: 
     The steps are weighted by their responses. None = there is no such step, as before a validation at the start.
 
     Args:
-        lines: the `train` lines of a run.
         steps: steps of the validations, in increasing order.
     Example: validations at steps 0, 2, 3; values 0.1 and 0.3 (8 responses each) at steps 0 and 1, 0.5 at step 2 ->
         [None, 0.2, 0.5].

@@ -93,7 +93,6 @@ class Responder:
 
     Args:
         source: the rows as the model sees them.
-        seed: seed of the sampling.
         samples: responses per row.
         progress: called with the number of newly finished responses.
         drops: whether a row that cannot be shown to the model, such as one with a broken image, is dropped: it gets no

@@ -212,8 +212,6 @@ def evaluate(
 
     Args:
         params: temperature 0 = greedy.
-        seed: seed of the sampling.
-        samples: responses per prompt.
         progress: called with the number of newly finished responses.
         max_rows, strict, world, artifact_bytes, patient, rule, ranks: as of `evaluate_responses`. Each process has an
             engine of its own.

@@ -50,7 +50,6 @@ class Setting:
 
     Args:
         letter: A, B, C, ...
-        sides: one per run.
     """
 
     letter: str

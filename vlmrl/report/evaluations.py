@@ -329,7 +329,6 @@ class RunGroup:
     Args:
         label: kind and names of its runs.
         kind: "RL" or "SFT".
-        colour: index of its colour.
         epochs: validations of its runs.
         train: the training lines of its runs.
     """

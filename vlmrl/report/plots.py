@@ -387,7 +387,6 @@ def figure_views(kept: Any, label: str, colour: int) -> list[FigureView]:
 
     Args:
         kept: the value `figures` of a summary.
-        label, colour: label and colour of the run.
     """
     try:
         figures = figures_from_json(kept)

@@ -481,7 +481,6 @@ class Answered:
     Args:
         drawn: facts about rows whose answers are drawings; None for others.
         render: picture of the answer; None = it was not drawn, or its picture was not kept.
-        score: its score; None = it has none.
     """
 
     title: str

@@ -39,8 +39,6 @@ class Renewal:
         resolved: the new recipe.
         recipe_text: text of its file; None if no file was given.
         records: new values of the manifest's fields datasets, rewards and prompts.
-        texts: new texts of the rewards and prompts.
-        seeds: new value of the manifest's field seeds.
     """
 
     changes: Sequence[Mapping[str, Any]]

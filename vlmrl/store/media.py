@@ -72,8 +72,6 @@ class RunImages:
     """Image files of one run. `notes` has a sentence for each dataset that is missing or has changed since the run.
 
     Args:
-        run_dir: the run folder.
-        datasets: `Manifest.datasets`.
         resolvers: called in turn for images that neither the run nor a prepared dataset has.
     """
 

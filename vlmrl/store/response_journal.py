@@ -38,11 +38,8 @@ class ResponseJournal:
     """Responses by (number of the row, sample), in one file that is only appended to. Use it as a context manager.
 
     Args:
-        root: folder of the runs.
         name: word at the beginning of the file's name, such as the name of the source.
         identity: all that the responses depend on, as JSON values; not the number of rows or samples.
-        rows: number of rows.
-        samples: number of responses per row.
         keys: a hash of each row, without two equal ones. A response belongs to the row with its key, wherever that row
             is now; so rows may be added, removed and changed between two attempts. None = it belongs to its number.
     Raises: StoreError when another process has the file open, or it cannot be written.

@@ -41,8 +41,6 @@ class Run:
     Used as a context manager, it records the end of the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
 
     Attributes:
-        dir: the folder.
-        id: name of the folder.
         manifest: the manifest when it was last read or written.
         attempt: number of the attempt that writes now; for a reader, number of the last attempt.
     """
