@@ -317,7 +317,11 @@ class Examiner:
         if fields is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            fields = self._known[sha256] = _look(data)
+            try:
+                fields = _fields(examine(data))
+            except DataError as error:
+                fields = {"reason": error.message}
+            self._known[sha256] = fields
         return fields
 
 
@@ -398,13 +402,6 @@ class FileReader:
     def files(self, places: Sequence[str]) -> Iterator[bytes]:
         for path in places:
             yield self.source.read(path)
-
-
-def _look(data: bytes) -> dict[str, Any]:
-    try:
-        return _fields(examine(data))
-    except DataError as error:
-        return {"reason": error.message}
 
 
 def _fields(image: Examined) -> dict[str, Any]:

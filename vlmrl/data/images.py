@@ -251,7 +251,7 @@ def shard_name(number: int) -> str:
     return f"media-{number:05d}.arrow"
 
 
-class ImageStore:
+class ImageStore(ShardFolder):
     """Reader of image files by hash from the `media-*.arrow` shards of a folder.
 
     Opening a store reads only the hashes. The bytes of an image are read on request, and compared with the hash.
@@ -261,7 +261,7 @@ class ImageStore:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         try:
-            self._shards = ShardFolder(self.folder, "media-*.arrow")
+            super().__init__(self.folder, "media-*.arrow")
         except StoreError as error:
             hint = "make the dataset again with `vlmrl prep ... --force`"
             raise DataError(error.message, where=error.where, hint=hint) from error
@@ -269,19 +269,9 @@ class ImageStore:
     def __reduce__(self):
         return (type(self), (self.folder,))
 
-    def __contains__(self, sha256: str) -> bool:
-        return sha256 in self._shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def hashes(self) -> list[str]:
-        """Return every image's hash, in shard order."""
-        return self._shards.hashes()
-
     def read(self, sha256: str) -> bytes:
         """Return the image file with this hash. Raises: DataError when it is missing or its bytes were changed."""
-        data = self._shards.get(sha256)
+        data = self.get(sha256)
         if data is None:
             raise DataError(f"image {sha256[:16]} is in no shard", where=str(self.folder))
         if image_hash(data) != sha256:

@@ -101,7 +101,7 @@ class ArrowTable:
     """Table of pyarrow, in memory or memory-mapped."""
 
     def __init__(self, label: str, table: Any, digest: Callable[[], str]) -> None:
-        self._label, self._table, self._digest = label, table, digest
+        self._label, self._table, self.digest = label, table, digest
         self.columns: Sequence[str] = list(table.column_names)
 
     def __len__(self) -> int:
@@ -113,9 +113,6 @@ class ArrowTable:
 
     def where(self, index: int) -> str:
         return f"{self._label} row {index}"
-
-    def digest(self) -> str:
-        return self._digest()
 
 
 def open_tables(path: str) -> dict[str, RawTable]:

@@ -218,12 +218,12 @@ def recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any
             return []
         recipe = with_defaults(read_resolved(side.run.dir)["recipe"])
         values.append({dotted(key): value for key, value in leaves(recipe)})
-    return _rows(values[0], values[1], only_different=True)
+    return _different(*values)
 
 
 def _provenance_differences(a: Run, b: Run) -> list[dict[str, Any]]:
     """Return the differences in how the two runs were made: code, packages, data, rewards, seeds, prompts."""
-    rows = _rows(_provenance(a), _provenance(b), only_different=True)
+    rows = _different(_provenance(a), _provenance(b))
     prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
     for source in dict.fromkeys([*prompts[0], *prompts[1]]):
         one, other = (p.get(source) for p in prompts)
@@ -278,10 +278,8 @@ def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> li
     return [pair for pair in dict.fromkeys(pairs_of_words) if pair[0] != pair[1]]
 
 
-def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:
-    keys = [*a, *(key for key in b if key not in a)]
-    rows = [{"key": key, "a": a.get(key), "b": b.get(key)} for key in keys]
-    return [r for r in rows if r["a"] != r["b"]] if only_different else rows
+def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "a": a.get(key), "b": b.get(key)} for key in {**a, **b} if a.get(key) != b.get(key)]
 
 
 def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:

@@ -23,7 +23,6 @@ import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,13 +147,12 @@ def _measure(compute: SetMetrics, responses: Sequence[GradedResponse]) -> Callab
     """Return a function from how often each response is taken, [N], to the metrics."""
     if isinstance(compute, AccumulatedMetrics):
         return compute.accumulate([compute.examine(graded) for graded in responses])
-    return partial(_of_chosen, compute, responses)
 
+    def of_chosen(count_N: NDArray[np.int64]) -> Any:
+        chosen = [responses[i] for i in np.repeat(np.arange(len(responses)), count_N).tolist()]
+        return compute(chosen) if chosen else {}
 
-def _of_chosen(compute: SetMetrics, responses: Sequence[GradedResponse], count_N: NDArray[np.int64]) -> Any:
-    """Return the metrics of the responses, each repeated as often as `count_N` says; {} if none is left."""
-    chosen = [responses[i] for i in np.repeat(np.arange(len(responses)), count_N).tolist()]
-    return compute(chosen) if chosen else {}
+    return of_chosen
 
 
 def _replicates(
@@ -269,16 +267,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def no_clash(names: Sequence[str], metrics: Mapping[str, Any], task: str) -> None:
-    """Raise a DataError if a set metric has the name of a metric that every evaluation has."""
-    for name in names:
-        if name in metrics:
-            raise DataError(
-                f"task `{task}` has a set metric `{name}`, but a metric of its rows has this name too",
-                hint="give it another name",
-            )
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1 << 63
 
@@ -340,7 +328,9 @@ class WholeSplit:
             units = None if task.unit is None else [task.unit(row) for _, row, _ in self._all]
             measured = map(graded_of, records) if self._counts_records else responses
             sets = summarise_sets(task.set_metrics, measured, records, units, task.replicates)
-            no_clash(list(sets["metrics"]), whole["metrics"], task.name)
+            if clash := next((name for name in sets["metrics"] if name in whole["metrics"]), None):
+                message = f"task `{task.name}` has a set metric `{clash}`, but a metric of its rows has this name too"
+                raise DataError(message, hint="give it another name")
         except VlmrlError as error:
             return whole | {"set_metrics_problem": str(error)}
         for name, metric in sets["metrics"].items():

@@ -46,6 +46,7 @@ class ShardFolder:
         return len(self._index)
 
     def hashes(self) -> list[str]:
+        """Return every image's hash, in shard order."""
         return list(self._index)
 
     def get(self, sha256: str) -> bytes | None:
