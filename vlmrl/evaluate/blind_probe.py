@@ -237,7 +237,6 @@ def _measured(
     changed, normal = [c for c, _ in pairs], [n for _, n in pairs]
     ranges, by = joined_ranges(of_changed, of_normal), joined_by(of_changed, of_normal)
     columns = paired_columns(normal, changed, ranges, by)
-    differences = paired_differences(normal, changed, ranges, by)
     tests, chances = tests_of(columns), baselines(normal)
     return {
         name: {
@@ -249,7 +248,7 @@ def _measured(
             "chance": chances.get(name),
             "test": tests.get(name),
         }
-        for name, d in differences.items()
+        for name, d in paired_differences(columns).items()
         if alike or not name.startswith(("reward", "part/"))
     }
 

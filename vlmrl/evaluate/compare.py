@@ -366,14 +366,13 @@ def _number(value: Any) -> float | None:
 
 
 def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, Any]]:
-    """Return metric -> after minus before, with its interval; see `metrics.paired_differences`.
+    """Return metric -> after minus before, with its interval; see `paired_differences`.
 
     Metrics of a whole split are included if both evaluations have exactly the same rows.
     """
-    summaries = (before.summary, after.summary)
-    of_rows = paired_differences(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
+    of_rows = paired_differences(paired_columns_of(after, before))
     differences_by_metric = of_rows | set_differences(after.summary, before.summary)
     for name, difference in differences_by_metric.items():
-        directions = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
+        directions = {(e.summary["metrics"].get(name) or {}).get("better") for e in (before, after)}
         difference["better"] = directions.pop() if len(directions) == 1 else None
     return differences_by_metric

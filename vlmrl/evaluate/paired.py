@@ -36,9 +36,13 @@ def paired_columns(
     ranges: Mapping[str, Range] | None = None,
     by: Sequence[str] = (),
 ) -> dict[str, PairedColumn]:
-    """Return metric name -> its values on the rows that both have; see `paired_differences`.
+    """Return metric name -> its values on the rows that both have; names as in `summarise`. Empty when none is shared.
 
+    Rows are the same if their prompt id, sample and truth are: an answer to another question is not a pair.
     pass@k, maj@k and mean@k have one value per prompt; the prompts are those that both have with the same truth.
+
+    Args:
+        ranges, by: as of `summarise`.
     """
     pairs, _ = shared_rows(rows, others)
     if not pairs:
@@ -53,25 +57,15 @@ def paired_columns(
     }
 
 
-def paired_differences(
-    rows: Sequence[Record],
-    others: Sequence[Record],
-    ranges: Mapping[str, Range] | None = None,
-    by: Sequence[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Return the mean of (rows - others) for every number that both have, on the rows they share.
+def paired_differences(columns: Mapping[str, PairedColumn]) -> dict[str, dict[str, Any]]:
+    """Return the mean of (after - before) of every metric.
 
-    Rows are the same if their prompt id, sample and truth are: an answer to another question is not a pair.
-
-    Args:
-        ranges, by: as of `summarise`.
-    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
-        `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
+    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means
+        before and after}.
     """
     differences = {}
-    for name, column in paired_columns(rows, others, ranges, by).items():
-        mine, theirs, declared = column.after, column.before, column.declared
-        difference = difference_interval(mine, theirs, column.clusters, declared, length=name in LENGTHS)
+    for name, (theirs, mine, clusters, declared) in columns.items():
+        difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
         means = {"a": math.fsum(theirs) / len(theirs), "b": math.fsum(mine) / len(mine)}
         differences[name] = as_json(difference, declared) | means
     return differences
@@ -123,7 +117,7 @@ def comparison(
     good (the interval says how far apart they may be), so no difference is shown.
 
     Args:
-        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" if the
+        difference: {"value", "low", "high", "a", "b"}, as of `paired_differences`; "better" if the
             task has declared it.
         scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
         accuracy_of_reward: whether the accuracy is a part of the reward, so that it cannot be compared either.

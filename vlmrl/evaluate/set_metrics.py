@@ -188,7 +188,7 @@ def row_counts(units: Units, drawn_M: NDArray[np.int64]) -> NDArray[np.int64]:
 def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the paired differences (summary - other) of the metrics of a whole split that both have.
 
-    Returns: as `metrics.paired_differences`; {} unless both have the same rows, units and draws.
+    Returns: as `paired.paired_differences`; {} unless both have the same rows, units and draws.
     """
     mine, theirs = (s.get("set_metrics") or {} for s in (summary, other))
     if not mine or mine.get("key") != theirs.get("key"):

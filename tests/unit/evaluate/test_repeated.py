@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vlmrl.evaluate.estimates import RowKeys, mean_interval
 from vlmrl.evaluate.metrics import answer_of, summarise
-from vlmrl.evaluate.paired import paired_differences
+from vlmrl.evaluate.paired import paired_columns, paired_differences
 from vlmrl.evaluate.repeated import NO_ANSWER, SampleTable, maj_at_k, mean_at_k, pass_at_k
 
 
@@ -183,7 +183,7 @@ def test_the_differences_of_two_evaluations_are_over_prompts_at_the_k_that_both_
     before = [row("p0", sample=i, confidence=0.1) for i in range(2)]
     before += [row("p1", sample=i, confidence=c, images=("c",)) for i, c in enumerate([0.9, 0.1])]
     before += [row("gone", sample=i, confidence=0.9) for i in range(2)]
-    found = paired_differences(after, before)
+    found = paired_differences(paired_columns(after, before))
     # pass@1: 1/4 and 3/4 against 0 and 1/2. pass@2: 1/2 and 1 against 0 and 1. n differs: no mean@n, no pass@4.
     assert {k: (m["a"], m["b"], m["n"]) for k, m in found.items() if "@" in k} == {
         "pass@1": (0.25, 0.5, 2), "pass@2": (0.5, 0.75, 2),
@@ -194,4 +194,4 @@ def test_the_differences_of_two_evaluations_are_over_prompts_at_the_k_that_both_
 def test_prompts_with_another_truth_are_no_pair():
     after = [row("p0", sample=i, distance=1) for i in range(2)] + [row("p1", sample=i) for i in range(2)]
     before = [row(p, sample=i) for p in ("p0", "p1") for i in range(2)]
-    assert paired_differences(after, before)["pass@2"]["n"] == 1
+    assert paired_differences(paired_columns(after, before))["pass@2"]["n"] == 1
