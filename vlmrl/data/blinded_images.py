@@ -100,7 +100,7 @@ class _Swap:
         for number in numbers:
             if not self._shares(number, self.giver[number]):
                 continue  # an exchange with an earlier row has settled it
-            for other in self._some(others):
+            for other in self._shuffled(others) if len(others) <= TRIES else self.rng.sample(others, TRIES):
                 mine, theirs = self.giver[number], self.giver[other]
                 if not self._shares(number, theirs) and not self._shares(other, mine):
                     self.giver[number], self.giver[other] = theirs, mine
@@ -138,9 +138,6 @@ class _Swap:
 
     def _shares(self, number: int, other: int) -> bool:
         return bool(self.own[number] & self.own[other])
-
-    def _some(self, numbers: Sequence[int]) -> Sequence[int]:
-        return self._shuffled(numbers) if len(numbers) <= TRIES else self.rng.sample(numbers, TRIES)
 
     def _shuffled(self, values: Sequence[T]) -> list[T]:
         values = list(values)

@@ -291,7 +291,8 @@ def group_runs(runs: Sequence[Run]) -> list[list[Run]]:
         key: Any = run.id
         if recipe is not None:
             values = {dotted(name): value for name, value in leaves(recipe)}
-            key = tuple((name, repr(value)) for name, value in sorted(values.items()) if not _may_differ(name))
+            kept = (n for n in sorted(values) if not (n.endswith("seed") or n.startswith(FREE_KEYS)))
+            key = tuple((name, repr(values[name])) for name in kept)
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 
@@ -376,10 +377,6 @@ def _recipe(run: Run) -> Mapping[str, Any] | None:
     except StoreError:  # where the recipe is shown, its damage is reported
         return None
     return with_defaults(recipe) if isinstance(recipe, Mapping) else None
-
-
-def _may_differ(key: str) -> bool:
-    return key.endswith("seed") or key.startswith(FREE_KEYS)
 
 
 def is_finite(value: Any) -> TypeGuard[float]:

@@ -199,7 +199,7 @@ class SampleTable:
             correct_P = np.add.reduceat((self._accuracy_S == 1).astype(np.int64), self._begin_P)
             # Few (samples, correct) pairs are different. [P] -> [U] -> [P]
             pairs_U2, pair_P = np.unique(np.stack([self._size_P, correct_P], 1), axis=0, return_inverse=True)
-            estimate = pass_at_k if metric == "pass" else _mean_of_shares
+            estimate = pass_at_k if metric == "pass" else lambda n, c, k: math.nan if k > n else c / n
             return np.array([estimate(n, c, k) for n, c in pairs_U2.tolist()])[pair_P.ravel()]
         return np.array([self._value(metric, k, i) for i in range(len(self._size_P))])
 
@@ -211,10 +211,6 @@ class SampleTable:
         if metric != "maj" or self._answer_S is None:
             raise ValueError(f"{metric}@{k}: unknown metric, or the answers were not saved")
         return maj_at_k([a if a != NO_ANSWER else None for a in self._answer_S[own].tolist()], accuracies, k)
-
-
-def _mean_of_shares(num_samples: int, num_correct: int, k: int) -> float:
-    return math.nan if k > num_samples else num_correct / num_samples
 
 
 def in_common(tables: Sequence[SampleTable]) -> list[SampleTable]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.estimates import Clusters, Floats, Interval, Units
-from vlmrl.evaluate.metrics import as_json, clusters_of
+from vlmrl.evaluate.metrics import as_json, clusters_of, finite
 from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, GradedResponse, PooledMetrics, SetMetrics, Task
 from vlmrl.tasks.figure import figures_to_json
@@ -87,7 +87,7 @@ def summarise_sets(
             "key": _key(records, clusters, num_resamples),
             **({} if pooled is None else {"counts": pooled.sums}),
             **({"problem": problem} if problem else {}),
-            "replicates": {name: [_finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
+            "replicates": {name: [finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
         },
     }
 
@@ -121,7 +121,7 @@ class CountTable:
             try:
                 numbers.extend(counts[name] for name in names)
             except (TypeError, OverflowError) as error:
-                wrong = next(name for name in names if not _is_count(counts[name]))
+                wrong = next(n for n in names if not isinstance(counts[n], int) or abs(counts[n]) >= 1 << 63)
                 raise DataError(
                     f"the count `{wrong}` of a response is {quoted(counts[wrong], 60)}",
                     hint="return whole numbers that fit in 64 bits",
@@ -261,14 +261,6 @@ def _key(records: Sequence[Record], clusters: Clusters, num_resamples: int) -> s
         row = [record["prompt_id"], record["sample"], record["truth"], [str(unit) for unit in ids]]
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and abs(value) < 1 << 63
 
 
 Kept = tuple[GradedResponse, Row, Mapping[str, Any]]

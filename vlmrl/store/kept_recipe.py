@@ -157,12 +157,6 @@ def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | 
     return hashes_of(run_dir, written)
 
 
-def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> Files:
-    """Write the files of a renewal: recipes, rewards and prompts. The manifest is not changed."""
-    recipe = write_recipe(run_dir, renewal.resolved, renewal.recipe_text, attempt)
-    return recipe | keep_texts(run_dir, renewal.texts)
-
-
 def keep_texts(run_dir: Path, texts: Texts) -> Files:
     """Write reward files and prompt templates. Equal texts are written once."""
     paths = {layout.kept_path(run_dir, kind, sha256): text for (kind, sha256), text in texts.items()}
@@ -171,12 +165,6 @@ def keep_texts(run_dir: Path, texts: Texts) -> Files:
             path.parent.mkdir(exist_ok=True)
             write_text(path, text)
     return hashes_of(run_dir, paths)
-
-
-def keep_diff(run_dir: Path, diff: str) -> Files:
-    """Write code.diff: the changes of the code since its commit."""
-    write_text(run_dir / layout.CODE_DIFF, diff)
-    return hashes_of(run_dir, [run_dir / layout.CODE_DIFF])
 
 
 def write_text(path: Path, text: str) -> None:
