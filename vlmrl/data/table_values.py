@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -163,10 +164,11 @@ def _read_calls(value: Any, where: str) -> tuple[Call, ...]:
     calls = []
     for function in _functions(value, where, "a call is {name, arguments}, arguments an object or its JSON text"):
         arguments = function.get("arguments") or {}
-        try:
-            arguments = parse_json(arguments) if isinstance(arguments, str) else _without_nulls(plain(arguments))
-        except ValueError:
-            arguments = None
+        if isinstance(arguments, str):
+            with suppress(ValueError):
+                arguments = parse_json(arguments)
+        else:
+            arguments = _without_nulls(plain_at(arguments, where))
         if not isinstance(arguments, Mapping):
             raise DataError(f"a call of a tool has the arguments {show(function['arguments'])}", where=where)
         calls.append(Call(function["name"], arguments))
@@ -179,7 +181,7 @@ def read_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     for function in _functions(value, where, "a tool is {type: function, function: {name, description, parameters}}"):
         own = {name: structured(field, where) if name == "parameters" else field for name, field in function.items()}
         own.pop("type", None)  # of OpenAI's newer form
-        schemas.append({"type": "function", "function": _without_nulls(plain(own))})
+        schemas.append({"type": "function", "function": _without_nulls(plain_at(own, where))})
     return tuple(schemas)
 
 
@@ -393,7 +395,7 @@ def read_answer(value: Any, where: str) -> Any:
         value = structured(value, where)
     if isinstance(value, Mapping) and "ground_truth" in value:
         value = value["ground_truth"]
-    return plain(value)
+    return plain_at(value, where)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
