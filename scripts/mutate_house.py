@@ -72,7 +72,7 @@ MUTANTS: list[Mutant] = [
     (PRUNE, "named |= _evaluated_images(", "_evaluated_images(", OF_PRUNE),
     (LOCK, "start is not None and start == owner.process_start", "start is not None", OF_LOCK),
     (LOCK, 'return None if after[0] in "ZXx" else after[19]', "return after[19]", OF_LOCK),
-    (LOCK, "if self._is_current(self._handle):", "if True:", OF_LOCK),
+    (LOCK, "if is_current(self._handle, self.path):", "if True:", OF_LOCK),
     (LOCK, 'owner_state(owner) == "alive":', 'owner_state(owner) == "dead":', OF_LOCK),
     (PACK, '"last": complete[-1:]', '"last": complete[:1]', OF_VERIFY),
     (PACK, "if name != layout.LOCK and not", "if not", OF_VERIFY),

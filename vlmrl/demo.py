@@ -299,7 +299,7 @@ def chosen_checkpoint(run: Path) -> str:
 def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
     """Return the metrics of both test evaluations, and their paired difference with its 95% interval."""
     from vlmrl.evaluate.compare import differences as differences_of
-    from vlmrl.evaluate.run import read_evaluation
+    from vlmrl.evaluate.records import read_evaluation
     from vlmrl.store.layout import eval_dir
 
     sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 Finish = Literal["stop", "length"]
 """Reason why a response ended: "stop" = its end token or a stop string, "length" = the token limit."""
@@ -172,20 +172,23 @@ class Row:
         return f"{self.origin} ({self.prompt_id})" if self.origin else name_row(self.source, self.prompt_id)
 
 
-class Rows(Sequence[Row]):
+T = TypeVar("T")
+
+
+class Rows(Sequence[T]):
     """Sequence of rows, each made on access by `make(index)`; slices are lists."""
 
-    def __init__(self, length: int, make: Callable[[int], Row]) -> None:
+    def __init__(self, length: int, make: Callable[[int], T]) -> None:
         self._length, self._make = length, make
 
     def __len__(self) -> int:
         return self._length
 
     @overload
-    def __getitem__(self, index: int) -> Row: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
             return [self._make(i) for i in range(*index.indices(self._length))]
         number = index + self._length if index < 0 else index

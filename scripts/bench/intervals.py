@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmrl.evaluate.estimates import Interval, difference_interval, mean_interval
-from vlmrl.evaluate.repeated import PromptSamples, repeated_interval
+from vlmrl.evaluate.estimates import Interval, RowKeys, difference_interval, mean_interval
+from vlmrl.evaluate.repeated import SampleTable
 
 CENTRE, EDGE = (0.93, 0.97), 0.93
 MIDDLE = (0.2, 0.8)
@@ -78,10 +78,9 @@ def several(metric: str, k: int, spread: tuple[float, ...], prompts: int, rng: n
     chance = chances(spread, prompts, rng)[:, None]
     right = rng.random((prompts, SAMPLES)) < chance
     answers = np.where(right, 0, rng.integers(1, ANSWERS, (prompts, SAMPLES)))
-    rows = [
-        PromptSamples(tuple(r), tuple(a)) for r, a in zip(right.astype(float).tolist(), answers.tolist(), strict=True)
-    ]
-    return repeated_interval(rows, metric, k)
+    prompt = np.repeat(np.arange(prompts), SAMPLES)
+    table = SampleTable(prompt, right.astype(float).ravel(), answers.ravel(), RowKeys.of([()] * len(prompt)))
+    return table.interval(metric, k)
 
 
 def true_value(metric: str, k: int, chance: float) -> float:

@@ -185,12 +185,12 @@ def _cells(m: Mapping[str, Any] | None) -> list[str]:
 
 def show_blind_probe(probe: dict[str, Any]) -> None:
     """Print how much of the metrics needs the images."""
-    from vlmrl.evaluate.blind_probe import leading_metrics
+    from vlmrl.evaluate.significance import leading_metrics
     from vlmrl.store.evaluated_rows import changed_thing
 
     tell("")
     rows = []
-    for name in leading_metrics(probe):
+    for name in leading_metrics(probe["metrics"]):
         m, share = probe["metrics"][name], probe["metrics"][name]["share"]
         part = "-" if share is None else f"{number(share['value'])} {interval(share)}"
         chance = number(m["chance"]["value"]) if m["chance"] else "-"

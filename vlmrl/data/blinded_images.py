@@ -41,7 +41,6 @@ def swap_images(media: Sequence[Sequence[Media]], seed: int) -> list[tuple[Image
 
     Args:
         media: images of each row; a row without images shows none.
-        seed: seed of the choice.
     Returns: one tuple per row, with as many places as the row has images.
     Raises: DataError when the images of a row are the only ones.
     """
@@ -101,7 +100,7 @@ class _Swap:
         for number in numbers:
             if not self._shares(number, self.giver[number]):
                 continue  # an exchange with an earlier row has settled it
-            for other in self._some(others):
+            for other in self._shuffled(others) if len(others) <= TRIES else self.rng.sample(others, TRIES):
                 mine, theirs = self.giver[number], self.giver[other]
                 if not self._shares(number, theirs) and not self._shares(other, mine):
                     self.giver[number], self.giver[other] = theirs, mine
@@ -139,9 +138,6 @@ class _Swap:
 
     def _shares(self, number: int, other: int) -> bool:
         return bool(self.own[number] & self.own[other])
-
-    def _some(self, numbers: Sequence[int]) -> Sequence[int]:
-        return self._shuffled(numbers) if len(numbers) <= TRIES else self.rng.sample(numbers, TRIES)
 
     def _shuffled(self, values: Sequence[T]) -> list[T]:
         values = list(values)
@@ -243,8 +239,6 @@ class ShownMedia(Media):
     """Reference to a drawn picture. `sha256` is the hash of its file (`picture_file`).
 
     Args:
-        change: what was done.
-        original: the row's own image.
         key: text that random pixels come from.
     """
 
@@ -348,8 +342,6 @@ class Blinding:
     """Rows of a source as the model sees them.
 
     Args:
-        dataset: of the rows.
-        rows: the rows that are evaluated.
         swaps: for `shuffled`: number of a row -> the images that it shows (`swap_images`).
     """
 

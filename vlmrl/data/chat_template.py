@@ -136,7 +136,6 @@ class ControlTokens:
     """Control tokens of a processor: special tokens, placeholders of media, and tokens that open or close a turn.
 
     Args:
-        processor: a transformers processor.
         render: renders one user message with the chat template, without generation prompt. The added tokens in the
             result open or close a turn; not every tokenizer marks these tokens as special.
 

@@ -8,7 +8,6 @@ the same work are reused, others are removed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,8 +24,8 @@ from vlmrl.data.images import ShardWriter
 from vlmrl.data.parallel_parts import LostWorkerError
 from vlmrl.errors import FULL, DataError
 from vlmrl.store.checkpoints import file_facts
-from vlmrl.store.files import write_atomic
-from vlmrl.types import Media
+from vlmrl.store.files import sync_file, sync_folder, write_atomic
+from vlmrl.store.lock import is_current, try_flock
 from vlmrl.untrusted import parse_json
 
 Outcome = Literal["created", "replaced", "up to date"]
@@ -44,7 +43,6 @@ class Build:
 
     Args:
         target: final path of the folder.
-        folder: hidden folder that is being filled.
         leftovers: notes on the hidden folders of earlier, interrupted writers.
 
     Attributes:
@@ -63,7 +61,7 @@ class Build:
     def write_text(self, name: str, text: str) -> None:
         """Write a further file of the dataset, such as passages that its rows ask about; its text is part of it."""
         (self.folder / name).write_text(text, encoding="utf-8")
-        _sync(self.folder / name)
+        sync_file(self.folder / name)
         self._texts[name] = text
 
     def write_rows(self, split: str, rows: Iterable[Mapping[str, Any]], schema: Any = None) -> int:
@@ -79,7 +77,7 @@ class Build:
         path, writer, count = self.folder / f"{split}.parquet", None, 0
         with (self.work / f"{split}.rows").open("wb") as canonical:
             for group in _groups(rows, ROW_GROUP):
-                plain = [{**row, "images": [media_fields(media) for media in row["images"]]} for row in group]
+                plain = [{**row, "images": [media.fields() for media in row["images"]]} for row in group]
                 canonical.writelines(canonical_json(row) for row in plain)
                 table = pa.Table.from_pylist(plain, schema=schema)
                 schema = schema or table.schema
@@ -90,7 +88,7 @@ class Build:
             pq.write_table(schema.empty_table() if schema else pa.table({}), path, compression="zstd")
         else:
             writer.close()
-        _sync(path)
+        sync_file(path)
         self._counts[split] = count
         return count
 
@@ -116,8 +114,8 @@ class Build:
         text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         # A file name that is not UTF-8 stands in it as escapes.
         (self.folder / INFO_FILE).write_bytes(text.encode("utf-8", "backslashreplace"))
-        _sync(self.folder / INFO_FILE)
-        _sync(self.folder)
+        sync_file(self.folder / INFO_FILE)
+        sync_folder(self.folder)
         return self._publish(text, force)
 
     def _fingerprint(self, info: Mapping[str, Any]) -> str:
@@ -141,9 +139,9 @@ class Build:
         target = self.target
         if not target.exists() or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
             os.rename(self.folder, target)
-            _sync(target.parent)
+            sync_folder(target.parent)
             return "created"
-        if damage_of(target) is None and _facts(target) == _facts_of(parse_json(text)):
+        if damage_of(target) is None and _facts(_stored(target)) == _facts(parse_json(text)):
             return "up to date"
         if not force:
             raise _other_dataset(target, _difference(target, text))
@@ -151,7 +149,7 @@ class Build:
         old = old_folder(target)
         os.rename(target, old)
         os.rename(self.folder, target)
-        _sync(target.parent)
+        sync_folder(target.parent)
         shutil.rmtree(old)
         return "replaced"
 
@@ -193,7 +191,7 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
             raise DataError(f"no room for {target}: {error.strerror}", hint=f"free disk space{again}") from error
         raise
     finally:
-        if not keep and folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+        if not keep and is_current(lock, folder):
             shutil.rmtree(folder)
         os.close(lock)
 
@@ -202,14 +200,10 @@ def _lock_folder(folder: Path, target: Path) -> int:
     for _ in range(5):
         folder.mkdir(exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_flock(lock):
             os.close(lock)
-            raise DataError(
-                f"another process is making {target} right now", hint="wait for it, or give another --out"
-            ) from None
-        if folder.exists() and os.fstat(lock).st_ino == folder.stat().st_ino:
+            raise DataError(f"another process is making {target} right now", hint="wait for it, or give another --out")
+        if is_current(lock, folder):
             return lock
         os.close(lock)  # the previous owner renamed or removed the folder between mkdir and flock
     raise DataError(f"other processes make {target} again and again", hint="give another --out")
@@ -260,16 +254,18 @@ def damage_of(target: Path) -> str | None:
     return None
 
 
-def _facts(target: Path) -> tuple[Any, ...] | None:
+def _stored(target: Path) -> Mapping[str, Any]:
+    """Return dataset.json of a folder; {} if it cannot be read, or is no object."""
     try:
-        return _facts_of(parse_json((target / INFO_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        info = parse_json((target / INFO_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
 
 
-def _facts_of(info: Mapping[str, Any]) -> tuple[Any, ...]:
+def _facts(info: Mapping[str, Any]) -> list[Any]:
     """Return the fields that identify a dataset: its arguments and content, without the version of its writer."""
-    return info["schema"], info["name"], info["args"], info["fingerprint"]
+    return [info.get(name) for name in ("schema", "name", "args", "fingerprint")]
 
 
 def refuse_other(target: Path, args: Mapping[str, Any], *, force: bool) -> None:
@@ -296,10 +292,9 @@ _OTHER_ARGUMENTS = "a dataset made with other arguments"
 
 def _difference(target: Path, text: str) -> str:
     """Describe how the arguments or the content differ, for the error message."""
-    try:
-        stored, new = parse_json((target / INFO_FILE).read_text(encoding="utf-8")), parse_json(text)
-        old_args, new_args = dict(stored["args"]), dict(new["args"])
-    except (OSError, ValueError, KeyError, TypeError):
+    stored, new = _stored(target), parse_json(text)
+    old_args, new_args = stored.get("args"), new["args"]
+    if not isinstance(old_args, dict):
         return "no readable dataset.json in it"
     changed = [
         f"{key} was {old_args.get(key)!r}, now {new_args.get(key)!r}"
@@ -324,8 +319,9 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
     if not target.exists() and not target.is_symlink():
         return
     linked = target.is_symlink()
-    names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
-    others = sorted(name for name in names if not (_is_own(name) or INDEX.sub("", name) in _listed(target)))
+    names, listed = {path.name for path in target.iterdir()} if target.is_dir() else {""}, _stored(target).get("files")
+    known = listed if isinstance(listed, dict) else {}
+    others = sorted(name for name in names if not (_is_own(name) or INDEX.sub("", name) in known))
     if (not names and not linked) or (INFO_FILE in names and not (replace and (linked or others))):
         return
     what = "is a link and" if linked else "is not a dataset folder and"
@@ -337,28 +333,7 @@ def _refuse_foreign(target: Path, *, replace: bool = False) -> None:
     )
 
 
-def _listed(target: Path) -> Mapping[str, Any]:
-    """Return the files that dataset.json lists; {} if it cannot be read."""
-    try:
-        return dict(parse_json((target / INFO_FILE).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _is_own(name: str) -> bool:
     """Return whether a file name is one that `vlmrl prep` writes into a dataset folder."""
     shard = name.startswith("media-") and name.endswith(".arrow")
     return shard or name in (INFO_FILE, DROPPED_FILE) or name.endswith(".parquet")
-
-
-def media_fields(media: Media) -> dict[str, Any]:
-    """Return the fields of a Media as a mapping, as Parquet columns store it."""
-    return {"sha256": media.sha256, "width": media.width, "height": media.height, "kind": media.kind}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -22,7 +22,7 @@ from vlmrl.data.measurements import NOTE, estimate_image_tokens, histogram, meas
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
 from vlmrl.types import LONG_SIDES, Media, Row
-from vlmrl.untrusted import number_of, plural
+from vlmrl.untrusted import number_of
 
 CheckLevel = Literal["ok", "look", "bad"]
 TOKEN_LIMIT = 2048
@@ -44,7 +44,6 @@ class RowFacts(NamedTuple):
         distance: distance of a pair, 0 = the same class.
         text_tokens: number of tokens of its prompt without images.
         groups: names of the individuals or things in its images.
-        name: name of the row, for messages.
     """
 
     images: tuple[int, ...]
@@ -61,7 +60,6 @@ class DatasetFacts:
 
     Args:
         images: facts of the images, each content once.
-        rows: split -> facts of its rows.
         group: kind of the names in `RowFacts.groups`, such as "individual"; "" = not known.
         notes: further checks by the program that made the dataset: name of the check -> (level, finding).
     """
@@ -310,9 +308,7 @@ def _check_exact(report: Mapping[str, Any]) -> dict[str, str]:
     between = report["exact_copies"]["between"]
     if not between:
         return _check("same image in two splits", "ok", "none")
-    finding = "; ".join(
-        f"{count:,} image{'s' * (count != 1)} in {pair.replace('+', ' and ')}" for pair, count in between.items()
-    )
+    finding = "; ".join(f"{number_of(n, 'image')} in {pair.replace('+', ' and ')}" for pair, n in between.items())
     return _check("same image in two splits", "bad", finding)
 
 
@@ -321,13 +317,11 @@ def _check_near(report: Mapping[str, Any]) -> dict[str, str]:
     findings = []
     for pair, count in copies["between"].items():
         train, _, test = pair.partition("+")
-        findings.append(
-            f"{count:,} {'images' if count > 1 else 'image'} of {test} look{'s' * (count == 1)} like one of {train}"
-        )
+        findings.append(f"{number_of(count, 'image')} of {test} look{'s' * (count == 1)} like one of {train}")
     if copies["within"]:
         findings.append(f"{copies['within']:,} look like another image of their split")
     if copies["flat_images"]:
-        findings.append(f"{copies['flat_images']:,} flat image{plural(copies['flat_images'])} not compared")
+        findings.append(f"{number_of(copies['flat_images'], 'flat image')} not compared")
     return _check("near copies (by look)", "look" if copies["between"] else "ok", "; ".join(findings) or "none")
 
 
@@ -339,8 +333,8 @@ def _check_repeats(report: Mapping[str, Any]) -> list[dict[str, str]]:
     if repeats["across_splits"]:
         finding += f", {repeats['across_splits']:,} across splits"
     if repeats["contradicting"]:
-        cases = f"{repeats['contradicting']:,} case{'s' * (repeats['contradicting'] != 1)}"
-        finding += f"; in {cases} their labels contradict, such as {', '.join(repeats['examples'][0][:2])}"
+        cases, names = number_of(repeats["contradicting"], "case"), ", ".join(repeats["examples"][0][:2])
+        finding += f"; in {cases} their labels contradict, such as {names}"
     return [
         _check("repeated pairs", "bad" if repeats["contradicting"] or repeats["across_splits"] else "look", finding)
     ]

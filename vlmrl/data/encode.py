@@ -135,7 +135,6 @@ class EncodedPrompt:
 
     Args:
         text: the rendered prompt, special tokens included, one image token per image; engines get this text.
-        prompt_ids: P token ids.
         kinds: P values, 0 text, 1 image.
         images: processor tensors of its images (`pixel_values`, `image_grid_thw`, ...); empty without images.
         num_images, num_image_tokens: counts.

@@ -216,15 +216,9 @@ class _Folder:
             links = [name for name in folders if (here / name).is_symlink()]
             entries += [(self._relative(here / name), "a link to a folder; links are not followed") for name in links]
             for name in names:
-                mode = (here / name).lstat().st_mode
-                problem = (
-                    None
-                    if stat.S_ISREG(mode)
-                    else "a link; links are not followed"
-                    if stat.S_ISLNK(mode)
-                    else "not a regular file"
-                )
-                entries.append((self._relative(here / name), problem))
+                kind = stat.S_IFMT((here / name).lstat().st_mode)
+                problems = {stat.S_IFREG: None, stat.S_IFLNK: "a link; links are not followed"}
+                entries.append((self._relative(here / name), problems.get(kind, "not a regular file")))
         yield from sorted(entries)
 
     def read(self, path: str) -> bytes:
@@ -316,7 +310,6 @@ class ImageFile:
     Args:
         name: its path as the user wrote it or, within a folder, the folder's path and the file's below it.
         place: its path below the folder that the user named; only the file's name for an image that was named itself.
-        path: the file.
         media: hash of its content, and its size.
     """
 

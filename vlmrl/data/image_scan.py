@@ -22,12 +22,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vlmrl.data import images as limits
-from vlmrl.data.images import ImageBatch, ShardFile, decode_image, image_hash, shard_name, store_decoded
+from vlmrl.data.images import ShardFile, decode_image, image_hash, shard_name, store_decoded
 from vlmrl.data.measurements import fit_size
-from vlmrl.data.parallel_parts import Progress, make_parts, write_lines
+from vlmrl.data.parallel_parts import Make, Progress, make_parts, write_lines
 from vlmrl.data.table_pieces import RowFiles, read_piece
 from vlmrl.data.table_values import image_bytes, read_image, show, split_images
 from vlmrl.errors import DataError
+from vlmrl.store import media as store_media
 from vlmrl.types import Media
 
 if TYPE_CHECKING:
@@ -232,16 +233,14 @@ def plan_shards(images: Iterable[Stored]) -> list[list[Stored]]:
     """
     shards: list[list[Stored]] = [[]]
     batch = written = 0
-    full = False
     for image in images:
-        if full:
+        if written >= limits.SHARD_BYTES:
             shards.append([])
-            written, full = 0, False
+            written = 0
         shards[-1].append(image)
         batch += image.bytes
-        if batch >= limits.BATCH_BYTES:
+        if batch >= store_media.BATCH_BYTES:
             written, batch = written + batch, 0
-            full = written >= limits.SHARD_BYTES
     return shards
 
 
@@ -269,7 +268,7 @@ class _WriteShard:
     reader: ShardReader
 
     def __call__(self, images: Sequence[Stored], path: Path) -> None:
-        shard, batch = ShardFile(path), ImageBatch()
+        shard = ShardFile(path)
         for image, data in zip(images, self.reader.files([image.place for image in images]), strict=True):
             if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
                 data = stored_form(data, image.max_pixels)[0]
@@ -277,12 +276,7 @@ class _WriteShard:
                 raise DataError(
                     "an image changed while it was read", where=str(image.place), hint="run the command again"
                 )
-            batch.add(image.sha256, data)
-            if batch.bytes >= limits.BATCH_BYTES:
-                shard.write(batch)
-                batch = ImageBatch()
-        if batch.hashes or not images:
-            shard.write(batch)
+            shard.add(image.sha256, data)
         shard.close()
 
 
@@ -323,7 +317,11 @@ class Examiner:
         if fields is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            fields = self._known[sha256] = _look(data)
+            try:
+                fields = _fields(examine(data))
+            except DataError as error:
+                fields = {"reason": error.message}
+            self._known[sha256] = fields
         return fields
 
 
@@ -368,16 +366,17 @@ def look_at(
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    portions = _portions(places)
-    parts = [work / f"images-{i:05d}.jsonl" for i in range(len(portions))]
-    make_parts(_Look(read), portions, parts, workers=workers, progress=progress, what="reading images")
+    return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
+
+
+def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settings: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON lines of the parts `NAME-00000.jsonl` of these places. `settings`: of `make_parts`."""
+    portions = [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
+    parts = [work / f"{name}-{i:05d}.jsonl" for i in range(len(portions))]
+    make_parts(make, portions, parts, **settings)
     for part in parts:
         with part.open(encoding="ascii") as lines:
             yield from map(json.loads, lines)
-
-
-def _portions(places: Sequence[Any]) -> list[Sequence[Any]]:
-    return [places[start : start + PART_FILES] for start in range(0, len(places), PART_FILES)]
 
 
 @dataclass(frozen=True)
@@ -405,13 +404,6 @@ class FileReader:
             yield self.source.read(path)
 
 
-def _look(data: bytes) -> dict[str, Any]:
-    try:
-        return _fields(examine(data))
-    except DataError as error:
-        return {"reason": error.message}
-
-
 def _fields(image: Examined) -> dict[str, Any]:
     fields: dict[str, Any] = {"sha256": image.media.sha256, "width": image.media.width, "height": image.media.height}
     fields |= {"bytes": image.bytes, "look": image.look}
@@ -428,12 +420,9 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    portions = _portions(places)
-    parts = [work / f"small-{max_pixels}-{i:05d}.jsonl" for i in range(len(portions))]
-    make_parts(_Shrink(reader, max_pixels), portions, parts, workers=workers, progress=progress, what="resizing images")
-    for part in parts:
-        with part.open(encoding="ascii") as lines:
-            yield from (examined(json.loads(line)) for line in lines)
+    make, name = _Shrink(reader, max_pixels), f"small-{max_pixels}"
+    lines = _in_parts(make, places, work, name, workers=workers, progress=progress, what="resizing images")
+    yield from map(examined, lines)
 
 
 @dataclass(frozen=True)

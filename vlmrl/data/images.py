@@ -18,7 +18,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from vlmrl.errors import DataError, StoreError
-from vlmrl.store.media import ShardFolder
+from vlmrl.store.media import ShardFolder, ShardStream
 from vlmrl.types import Media
 from vlmrl.untrusted import BROKEN_IMAGE
 
@@ -36,8 +36,6 @@ READ_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that are read. Image files are untrusted input: the decoders of other formats (EPS, PSD, ...) never run."""
 SHARD_BYTES = 512 * 1024 * 1024
 """Size in bytes at which a shard ends."""
-BATCH_BYTES = 8 * 1024 * 1024
-"""Size in bytes at which a batch of images is written to its shard."""
 SMALLER = "make the image smaller: a model sees a few megapixels at most (`max_pixels` of its processor)"
 _ORIENTATION_TAG = 0x0112
 
@@ -197,8 +195,6 @@ class ShardWriter:
     def __init__(self, folder: Path, shard_bytes: int | None = None) -> None:
         self._folder, self._shard_bytes = folder, shard_bytes or SHARD_BYTES
         self._seen: set[str] = set()
-        self._batch = ImageBatch()
-        self._written_bytes = 0
         self._shard: ShardFile | None = None
         self.paths: list[Path] = []
 
@@ -213,65 +209,38 @@ class ShardWriter:
         if sha256 in self._seen:
             return
         self._seen.add(sha256)
-        self._batch.add(sha256, data)
-        if self._batch.bytes >= BATCH_BYTES:
-            self._flush()
+        shard = self._shard or self._open_shard()
+        shard.add(sha256, data)
+        if shard.written_bytes >= self._shard_bytes:
+            self._end_shard()
 
     def close(self) -> list[Path]:
         """Write the rest, sync it to disk, and return the paths of the shards, at least one."""
-        if self._batch.hashes or not self.paths:
-            self._flush()
+        if not self.paths:
+            self._open_shard()
         self._end_shard()
         return self.paths
 
-    def _flush(self) -> None:
-        if self._shard is None:
-            self.paths.append(self._folder / shard_name(len(self.paths)))
-            self._shard = ShardFile(self.paths[-1])
-        self._written_bytes += self._batch.bytes
-        self._shard.write(self._batch)
-        self._batch = ImageBatch()
-        if self._written_bytes >= self._shard_bytes:
-            self._end_shard()
+    def _open_shard(self) -> ShardFile:
+        self.paths.append(self._folder / shard_name(len(self.paths)))
+        self._shard = ShardFile(self.paths[-1])
+        return self._shard
 
     def _end_shard(self) -> None:
         if self._shard is not None:
             self._shard.close()
-        self._shard, self._written_bytes = None, 0
+        self._shard = None
 
 
-class ImageBatch:
-    """Image files that are written to a shard together."""
-
-    def __init__(self) -> None:
-        self.hashes: list[str] = []
-        self.files: list[bytes] = []
-        self.bytes = 0
-
-    def add(self, sha256: str, data: bytes) -> None:
-        self.hashes.append(sha256)
-        self.files.append(data)
-        self.bytes += len(data)
-
-
-class ShardFile:
-    """Shard that is being written, batch by batch. `close` syncs it to disk."""
+class ShardFile(ShardStream):
+    """Shard that is being written to a path. `close` syncs it to disk."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-
-        self._schema = pa.schema([("sha256", pa.string()), ("bytes", pa.binary())])
         self._sink = path.open("wb")
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
-
-    def write(self, batch: ImageBatch) -> None:
-        import pyarrow as pa
-
-        columns = [pa.array(batch.hashes, pa.string()), pa.array(batch.files, pa.binary())]
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        super().__init__(self._sink)
 
     def close(self) -> None:
-        self._writer.close()
+        super().close()
         self._sink.flush()
         os.fsync(self._sink.fileno())
         self._sink.close()
@@ -282,7 +251,7 @@ def shard_name(number: int) -> str:
     return f"media-{number:05d}.arrow"
 
 
-class ImageStore:
+class ImageStore(ShardFolder):
     """Reader of image files by hash from the `media-*.arrow` shards of a folder.
 
     Opening a store reads only the hashes. The bytes of an image are read on request, and compared with the hash.
@@ -292,7 +261,7 @@ class ImageStore:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         try:
-            self._shards = ShardFolder(self.folder, "media-*.arrow")
+            super().__init__(self.folder, "media-*.arrow")
         except StoreError as error:
             hint = "make the dataset again with `vlmrl prep ... --force`"
             raise DataError(error.message, where=error.where, hint=hint) from error
@@ -300,19 +269,9 @@ class ImageStore:
     def __reduce__(self):
         return (type(self), (self.folder,))
 
-    def __contains__(self, sha256: str) -> bool:
-        return sha256 in self._shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def hashes(self) -> list[str]:
-        """Return every image's hash, in shard order."""
-        return self._shards.hashes()
-
     def read(self, sha256: str) -> bytes:
         """Return the image file with this hash. Raises: DataError when it is missing or its bytes were changed."""
-        data = self._shards.get(sha256)
+        data = self.get(sha256)
         if data is None:
             raise DataError(f"image {sha256[:16]} is in no shard", where=str(self.folder))
         if image_hash(data) != sha256:

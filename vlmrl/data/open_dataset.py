@@ -94,10 +94,26 @@ def _drawn_units(rows: Sequence[RowUnits], num_rows: int, seed: int) -> Cut:
     first = [min(rank[unit] for unit in row.units) for row in rows]
     last = [max(rank[unit] for unit in row.units) for row in rows]
     shares = {label: count / len(rows) for label, count in Counter(row.label for row in rows).items()}
+
+    def cut_at(drawn: int) -> Cut:
+        """Return the cut when the first `drawn` units belong to the new split."""
+        inside: dict[Hashable, list[int]] = {label: [] for label in shares}
+        for position, row in enumerate(rows):
+            if last[position] < drawn:
+                inside[row.label].append(position)
+        total = min(num_rows, *(int(len(positions) / shares[label]) for label, positions in inside.items()))
+        taken: list[int] = []
+        for label, positions in inside.items():
+            positions.sort(key=lambda position: hash64(seed, "row", position))
+            taken += positions[: round(total * shares[label])]
+        kept = set(taken)
+        lost = [position for position in range(len(rows)) if first[position] < drawn and position not in kept]
+        return Cut(sorted(taken), lost)
+
     low, high, best = 1, len(units), Cut([], [])
     while low <= high:  # binary search: the more units are drawn, the more rows are selected, and the more are lost
         drawn = (low + high) // 2
-        cut = _cut_at(rows, first, last, drawn, num_rows, shares, seed)
+        cut = cut_at(drawn)
         affordable = len(cut.lost) <= MAX_LOST * len(rows)
         if affordable and (len(cut.taken), -len(cut.lost)) > (len(best.taken), -len(best.lost)):
             best = cut
@@ -106,30 +122,6 @@ def _drawn_units(rows: Sequence[RowUnits], num_rows: int, seed: int) -> Cut:
         else:
             high = drawn - 1
     return best
-
-
-def _cut_at(
-    rows: Sequence[RowUnits],
-    first: Sequence[int],
-    last: Sequence[int],
-    drawn: int,
-    num_rows: int,
-    shares: dict[Hashable, float],
-    seed: int,
-) -> Cut:
-    """Return the cut when the first `drawn` units belong to the new split."""
-    inside: dict[Hashable, list[int]] = {label: [] for label in shares}
-    for position, row in enumerate(rows):
-        if last[position] < drawn:
-            inside[row.label].append(position)
-    total = min(num_rows, *(int(len(positions) / shares[label]) for label, positions in inside.items()))
-    taken: list[int] = []
-    for label, positions in inside.items():
-        positions.sort(key=lambda position: hash64(seed, "row", position))
-        taken += positions[: round(total * shares[label])]
-    kept = set(taken)
-    lost = [position for position in range(len(rows)) if first[position] < drawn and position not in kept]
-    return Cut(sorted(taken), lost)
 
 
 VALIDATION = "validation"

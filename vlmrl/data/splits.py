@@ -84,9 +84,7 @@ def split_classes(images: Sequence[LabelledImage], shares: Mapping[str, float], 
     Args:
         shares: split -> share of the images.
     """
-    by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
-    for image in images:
-        by_class[image.labels].append(image)
+    by_class = _by_class(images)
     order = sorted(by_class, key=lambda labels: hash64(seed, "class", *labels))
     by_split: dict[str, list[LabelledImage]] = {name: [] for name in shares}
     num_classes = dict.fromkeys(shares, 0)
@@ -120,9 +118,7 @@ def split_images(
         `build_pairs` reports it.
     Raises: DataError when `unseen_classes` is not 0 and leaves fewer than 2 classes unseen or seen.
     """
-    by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
-    for image in images:
-        by_class[image.labels].append(image)
+    by_class = _by_class(images)
     if unseen_classes and not 2 <= unseen_classes <= len(by_class) - 2:
         raise DataError(
             f"{unseen_classes} unseen classes of {len(by_class)}: at least 2 must be unseen and 2 seen",
@@ -140,6 +136,13 @@ def split_images(
             by_split[name] += members[start : start + count]
             start += count
     return Splits(by_split, sorted(unseen))
+
+
+def _by_class(images: Sequence[LabelledImage]) -> dict[tuple[str, ...], list[LabelledImage]]:
+    by_class: dict[tuple[str, ...], list[LabelledImage]] = defaultdict(list)
+    for image in images:
+        by_class[image.labels].append(image)
+    return by_class
 
 
 def _allot(count: int, shares: Mapping[str, float]) -> dict[str, int]:

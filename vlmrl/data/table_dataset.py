@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -26,7 +26,7 @@ from vlmrl.data.table_values import (
     looks_like_image,
     map_columns,
     missing_prompt,
-    plain,
+    plain_at,
     python_rows,
     read_answer,
     read_image,
@@ -37,6 +37,7 @@ from vlmrl.data.table_values import (
 )
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
+from vlmrl.store.checkpoints import sha256_of
 from vlmrl.types import Media, Row, Rows, hash64
 
 if TYPE_CHECKING:
@@ -93,14 +94,14 @@ class TextTable:
         return place_of(self._path, self._places[index])
 
     def digest(self) -> str:
-        return file_digest([self._path])
+        return sha256_of(self._path)
 
 
 class ArrowTable:
     """Table of pyarrow, in memory or memory-mapped."""
 
     def __init__(self, label: str, table: Any, digest: Callable[[], str]) -> None:
-        self._label, self._table, self._digest = label, table, digest
+        self._label, self._table, self.digest = label, table, digest
         self.columns: Sequence[str] = list(table.column_names)
 
     def __len__(self) -> int:
@@ -112,9 +113,6 @@ class ArrowTable:
 
     def where(self, index: int) -> str:
         return f"{self._label} row {index}"
-
-    def digest(self) -> str:
-        return self._digest()
 
 
 def open_tables(path: str) -> dict[str, RawTable]:
@@ -136,16 +134,6 @@ def open_files(files: Sequence[Path]) -> RawTable:
     return _open_parquet(files) if kind_of_files(files) == ".parquet" else TextTable(files[0])
 
 
-def file_digest(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 over the bytes of files, in the order given."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
 def _open_parquet(files: Sequence[Path]) -> RawTable:
     import pyarrow as pa
 
@@ -159,7 +147,7 @@ def _open_parquet(files: Sequence[Path]) -> RawTable:
     table = _unpacked(files, schema) if size > IN_MEMORY_BYTES else pa.concat_tables(_parts(files, schema))
     if not table.num_rows:
         raise DataError("the table has no rows", where=label)
-    return ArrowTable(label, table, lambda: file_digest(files))
+    return ArrowTable(label, table, lambda: sha256_of(*files))
 
 
 def _parts(files: Sequence[Path], schema: Any, rows: int | None = None) -> Iterator[Any]:
@@ -227,7 +215,7 @@ def _open_dataset(label: str, part: Any) -> RawTable:
     files = [Path(file["filename"]) for file in part.cache_files]
 
     def digest() -> str:
-        return file_digest(sorted(files)) if files else hashlib.sha256(str(part._fingerprint).encode()).hexdigest()
+        return sha256_of(*sorted(files)) if files else hashlib.sha256(str(part._fingerprint).encode()).hexdigest()
 
     return ArrowTable(label, part.data.table, digest)
 
@@ -441,7 +429,7 @@ class TableDataset:
             if shown > len(media):
                 raise DataError(f"the results of tools have {shown} <image> marks for {len(media)} images", where=where)
         given = {name: value for name, value in fields.items() if name != mapped.images}
-        columns = {name: _plain_cell(value, self._where(split, index, name)) for name, value in given.items()}
+        columns = {name: plain_at(value, self._where(split, index, name)) for name, value in given.items()}
         identity = canonical_json([columns, [one.sha256 for one in media]])
         prompt_id = f"{self.name}-{hash64(identity.decode()):016x}"
         tools = read_tools(fields.get(mapped.tools or ""), self._where(split, index, mapped.tools or "tools"))
@@ -461,11 +449,11 @@ class TableDataset:
         """Return the truth of a row for a task of its own: its column `truth`, else all columns; {} for any table."""
         own = structured(fields.get(TRUTH), where)
         if isinstance(own, Mapping):
-            return {str(name): _plain_cell(value, where) for name, value in own.items()}
+            return {str(name): plain_at(value, where) for name, value in own.items()}
         if self.task == TABLE:
             return {}
         left_out = {mapped.images, mapped.prompt, mapped.answer, mapped.response, TRUTH}
-        return {name: _plain_cell(value, where) for name, value in fields.items() if name not in left_out}
+        return {name: plain_at(value, where) for name, value in fields.items() if name not in left_out}
 
     def _media(self, value: Any, where: str) -> Media:
         image = read_image(value, self._root, where)
@@ -475,13 +463,6 @@ class TableDataset:
             raise DataError(f"the image cannot be read: {error.strerror or error}", where=where) from error
         except DataError as error:
             raise DataError(error.message, where=where, hint=error.hint) from error
-
-
-def _plain_cell(value: Any, where: str) -> Any:
-    try:
-        return plain(value)
-    except DataError as error:
-        raise DataError(error.message, where=where) from error
 
 
 def _short_name(path: str) -> str:

@@ -27,7 +27,7 @@ from vlmrl.data.table_files import (
     require_file,
     sound_rows,
 )
-from vlmrl.data.table_values import plain, python_rows
+from vlmrl.data.table_values import plain_at, python_rows
 from vlmrl.errors import DataError
 from vlmrl.store.table_reader import group_rows
 
@@ -40,9 +40,7 @@ class TablePiece:
     """Consecutive rows of a split.
 
     Args:
-        split: name of the split.
         first: number of the piece's first row in the split, from 0.
-        rows: number of rows.
         kind, path: the file that holds the rows.
         group: Parquet: number of the row group.
         skip: Arrow: number of rows of the file before the piece.
@@ -64,10 +62,8 @@ class RowFiles:
     """Table of one or several splits, in pieces.
 
     Args:
-        label: the table's path as the user wrote it.
         columns: column names of the first split.
         pieces: all rows of all splits, in order.
-        root: folder that image paths start from; None = image paths are refused.
     """
 
     label: str
@@ -247,19 +243,12 @@ def _text_pieces(split: str, path: Path, work: Path) -> tuple[list[TablePiece], 
     has_lines = path.suffix.lower() in LINED
     for number, rows in enumerate(in_portions(sound_rows(path), PIECE_ROWS)):
         part = work / f"{split}-{number:05d}.text"
-        write_lines(part, [_plain_row(row, path, place) for place, row in rows])
+        write_lines(part, [plain_at(row, place_of(path, place)) for place, row in rows])
         for _, row in rows:
             columns |= dict.fromkeys(row)
         lines = tuple(place for place, _ in rows) if has_lines else ()
         pieces.append(TablePiece(split, number * PIECE_ROWS, len(rows), "text", str(part), numbers=lines))
     return pieces, list(columns)
-
-
-def _plain_row(row: Mapping[str, Any], path: Path, place: int) -> dict[str, Any]:
-    try:
-        return plain(row)
-    except DataError as error:
-        raise DataError(error.message, where=place_of(path, place)) from error
 
 
 def _dataset_pieces(split: str, part: Any, work: Path) -> tuple[list[TablePiece], list[str]]:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -163,10 +164,11 @@ def _read_calls(value: Any, where: str) -> tuple[Call, ...]:
     calls = []
     for function in _functions(value, where, "a call is {name, arguments}, arguments an object or its JSON text"):
         arguments = function.get("arguments") or {}
-        try:
-            arguments = parse_json(arguments) if isinstance(arguments, str) else _without_nulls(plain(arguments))
-        except ValueError:
-            arguments = None
+        if isinstance(arguments, str):
+            with suppress(ValueError):
+                arguments = parse_json(arguments)
+        else:
+            arguments = _without_nulls(plain_at(arguments, where))
         if not isinstance(arguments, Mapping):
             raise DataError(f"a call of a tool has the arguments {show(function['arguments'])}", where=where)
         calls.append(Call(function["name"], arguments))
@@ -179,7 +181,7 @@ def read_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     for function in _functions(value, where, "a tool is {type: function, function: {name, description, parameters}}"):
         own = {name: structured(field, where) if name == "parameters" else field for name, field in function.items()}
         own.pop("type", None)  # of OpenAI's newer form
-        schemas.append({"type": "function", "function": _without_nulls(plain(own))})
+        schemas.append({"type": "function", "function": _without_nulls(plain_at(own, where))})
     return tuple(schemas)
 
 
@@ -273,7 +275,6 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
         value: bytes; text: a data URI, base64, or a path; a dict {bytes, path} (Hugging Face), {image: ...} (verl),
             {url: ...} (OpenAI).
         root: folder that paths must stay in after links are resolved; None = paths are refused.
-        where: row and column, for messages.
         depth: number of dicts around the value; at most 3.
     Raises: DataError for an address on the network, a path that leaves the root or is no file, or any other value.
     """
@@ -394,7 +395,7 @@ def read_answer(value: Any, where: str) -> Any:
         value = structured(value, where)
     if isinstance(value, Mapping) and "ground_truth" in value:
         value = value["ground_truth"]
-    return plain(value)
+    return plain_at(value, where)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -421,6 +422,14 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return None if isinstance(value, (bytes, bytearray, memoryview)) else _without_surrogates(str(value))
+
+
+def plain_at(value: Any, where: str) -> Any:
+    """Return `plain` of a cell or row. Raises: DataError with its place."""
+    try:
+        return plain(value)
+    except DataError as error:
+        raise DataError(error.message, where=where) from error
 
 
 def _without_surrogates(text: str) -> str:
@@ -536,10 +545,7 @@ def match_columns(
     """Return role -> column; a role without a column is left out, and no column has two roles.
 
     Args:
-        spellings: role -> column names that are recognised.
-        columns: the table's columns.
         named: role -> column that the user chose; these take precedence.
-        where: the table, for messages.
         option: the option or recipe key with which the user chooses columns, for messages.
     Raises: DataError for an unknown role, or a named column that the table lacks, with the nearest name.
     """
@@ -562,11 +568,9 @@ def map_columns(columns: Sequence[str], named: Mapping[str, str], first: Mapping
     """Find the column of each role of a training table.
 
     Args:
-        columns: the table's columns.
         named: `[[data]] columns` of the recipe: role -> column; these take precedence.
         first: a row of the table. If its column `reward_model` holds a `ground_truth`, as in verl's tables, that column
             is preferred for the answer; otherwise `reward_model` is not used for the answer.
-        where: the table, for messages.
     Raises: DataError; see `match_columns`.
     """
     cell = structured(first.get("reward_model"), f"{where}, column `reward_model`")

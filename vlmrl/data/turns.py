@@ -134,8 +134,6 @@ class TurnEncoder:
 
         Args:
             parts: texts and images (RGB) in order. Texts that follow each other are joined.
-            media: the images by content, in order.
-            place: of the observation, for errors.
             images_before: number of images in the prompt and in the turns before; some processors write it.
             is_first: it goes on with the last message of an open prompt; no turn is before it.
         Returns: `text` and all else are of the observation alone.

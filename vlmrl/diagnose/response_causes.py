@@ -254,11 +254,6 @@ def _well_formed(r: Response) -> bool:
     return r.error is None and (r.score > 0 if form is None else form > 0)
 
 
-def responses_of(groups: Sequence[Sequence[Response]]) -> list[Response]:
-    """Return the first response of each group, so that the evidence covers different prompts."""
-    return [group[0] for group in groups if group]
-
-
 FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,30})>([^<>]{1,200})</\1>")
 POSITION = re.compile(r"\b(?:image|img|picture|photo|left|right|first|second)\s*_?\d?\s*[=:]\s*", re.IGNORECASE)
 PIECES = re.compile(r"[;,|/\n]+")

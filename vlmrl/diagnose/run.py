@@ -12,13 +12,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from vlmrl.diagnose import response_causes as layouts
-from vlmrl.diagnose import response_causes as prompts
-from vlmrl.diagnose import score_causes as failures
+from vlmrl.diagnose import response_causes as responses
 from vlmrl.diagnose import score_causes as scores
-from vlmrl.diagnose import training_causes as settings
-from vlmrl.diagnose import training_causes as signs
-from vlmrl.diagnose import training_causes as updates
+from vlmrl.diagnose import training_causes as training
 from vlmrl.diagnose.run_facts import RunFacts, read_facts
 from vlmrl.diagnose.thresholds import LEVELS, Cause
 from vlmrl.errors import StoreError
@@ -27,41 +23,41 @@ from vlmrl.untrusted import number_of
 
 Rule = Callable[[RunFacts], Iterator[Cause]]
 RULES: tuple[Rule, ...] = (
-    updates.stopped,
-    failures.failing_reward,
-    failures.service_down,
-    prompts.chat_template,
-    prompts.prefilled_tag,
-    prompts.stop_string,
-    prompts.cut_off,
-    prompts.format_unmet,
-    prompts.tool_use,
-    prompts.tool_errors,
-    prompts.episode_limits,
-    layouts.other_coordinates,
-    layouts.other_layout,
+    training.stopped,
+    scores.failing_reward,
+    scores.service_down,
+    responses.chat_template,
+    responses.prefilled_tag,
+    responses.stop_string,
+    responses.cut_off,
+    responses.format_unmet,
+    responses.tool_use,
+    responses.tool_errors,
+    responses.episode_limits,
+    responses.other_coordinates,
+    responses.other_layout,
     scores.constant_truth,
-    settings.unpaid,
-    settings.few_pixels,
-    settings.entropy_term,
-    settings.kl_term,
-    settings.overlong,
-    settings.weight_decay,
-    settings.clipped_gradient,
-    settings.clipped_ratio,
-    updates.learning_rate,
-    updates.gradients,
-    updates.no_updates,
-    updates.engine_gap,
-    updates.entropy,
+    training.unpaid,
+    training.few_pixels,
+    training.entropy_term,
+    training.kl_term,
+    training.overlong,
+    training.weight_decay,
+    training.clipped_gradient,
+    training.clipped_ratio,
+    training.learning_rate,
+    training.gradients,
+    training.no_updates,
+    training.engine_gap,
+    training.entropy,
     scores.pays_wrong,
     scores.pays_length,
     scores.constant_part,
     scores.no_contrast,
-    prompts.few_answers,
-    updates.validation,
-    updates.no_better_validation,
-    signs.lasting_changes,
+    responses.few_answers,
+    training.validation,
+    training.no_better_validation,
+    training.lasting_changes,
 )
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
 EXPLAINS: dict[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.reward_check.responses import sampled_tokens
 from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import read_rows, read_summary
+from vlmrl.store.evaluated_rows import made_in_training, read_rows, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.listing import reference
 from vlmrl.store.manifest import Manifest
@@ -56,7 +56,6 @@ class Response:
     Args:
         step: training step, from 0 as in the metrics.
         group: number of the response's group, counted over all steps that were read.
-        truth: the truth of its dataset row.
         prompt: rendered prompt, special tokens included.
         tokens: number of tokens that the policy wrote, end tokens included.
         cut: whether the token limit ended the response, or a turn of it.
@@ -359,7 +358,8 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
     read_names: set[str] = set()
     for folder in layout.eval_dirs(run_dir):
         name = folder.name.rpartition("-step-")[0]  # all steps validate the same rows
-        if not name or name in read_names or not _is_validation(folder):
+        # `vlmrl eval` may use any rows, also those of the training.
+        if not name or name in read_names or not made_in_training(folder):
             continue
         read_names.add(name)
         try:
@@ -372,7 +372,7 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
 
 def _same_answers(run_dir: Path) -> dict[str, tuple[str, int, int]]:
     """Return `RunFacts.same_answers`. A validation that cannot be read is left out."""
-    folders = (folder for folder in layout.eval_dirs(run_dir) if _is_validation(folder))
+    folders = (folder for folder in layout.eval_dirs(run_dir) if made_in_training(folder))
     newest = {folder.name.rpartition("-step-")[0]: folder for folder in folders}
     same: dict[str, tuple[str, int, int]] = {}
     for folder in newest.values():
@@ -384,14 +384,6 @@ def _same_answers(run_dir: Path) -> dict[str, tuple[str, int, int]]:
         if len(texts) == 1 and len(truths) > 1:
             same[folder.name] = (texts.pop(), table.num_rows, len(truths))
     return same
-
-
-def _is_validation(folder: Path) -> bool:
-    """Return whether training made this evaluation. `vlmrl eval` may use any rows, also those of the training."""
-    try:
-        return bool((read_summary(folder).get("meta") or {}).get("during"))
-    except StoreError:
-        return False
 
 
 def identity(prompt_id: str, images: Sequence[str]) -> tuple[str, ...]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, pstdev
 
-import numpy as np
-
-from vlmrl.diagnose.response_causes import TRUE_ANSWERS, agrees, responses_of
+from vlmrl.diagnose.response_causes import TRUE_ANSWERS, agrees
 from vlmrl.diagnose.run_facts import ANSWER_PARTS, Response, RunFacts
+from vlmrl.diagnose.signs import length_score_correlation
 from vlmrl.diagnose.thresholds import (
     Cause,
     Level,
@@ -106,12 +105,12 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
         doubt = facts.own_reward and facts.score_range == (0.0, 0.0)
         evidence += ["no response earns more than 0: does the reward read what the responses write?"] if doubt else []
         what = f"{percent(len(wrong) / len(groups))} of the groups have no right response at all"
-        command, rows = reward_check(facts, "--probe") if doubt else look_again(facts), rows_of(responses_of(wrong))
+        command, rows = reward_check(facts, "--probe") if doubt else look_again(facts), rows_of([g[0] for g in wrong])
         yield Cause("all_wrong", "error", what, command, len(wrong) / len(groups), evidence, rows)
     elif len(perfect) >= limit("one_sided") * len(groups):
         first = [g for g in groups if g[0].step == groups[0][0].step]
         at_start = fmean(all(_perfect(r, facts) for r in g) for g in first) >= limit("one_sided")
-        share, rows = len(perfect) / len(groups), rows_of(responses_of(perfect))
+        share, rows = len(perfect) / len(groups), rows_of([g[0] for g in perfect])
         level, why, command = "note", "the task is learned", f"vlmrl eval {shlex.quote(facts.key)}"
         if at_start:
             command = f"{look_again(facts)} --filter 0.1:0.9 --out harder"
@@ -130,7 +129,7 @@ def no_contrast(facts: RunFacts) -> Iterator[Cause]:
             f"all wrong {percent(len(wrong) / len(groups))}, right {percent(len(perfect) / len(groups))}; "
             "more samples per prompt or a higher temperature split such groups, too",
         ]
-        command, rows = again(facts, "algo.filter=spread"), rows_of(responses_of(facts.dead))
+        command, rows = again(facts, "algo.filter=spread"), rows_of([g[0] for g in facts.dead])
         yield Cause("dead_groups", level, what, command, dead, evidence, rows)
 
 
@@ -171,12 +170,8 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
     count = sum(map(len, usable))
     if count < limit("length_least"):
         return
-    lengths = np.concatenate([_centred([r.tokens for r in g]) for g in usable])
-    scores = np.concatenate([_centred([r.score for r in g]) for g in usable])
-    if not scores.any() or not lengths.any():
-        return
-    rho = float((lengths * scores).sum() / np.sqrt((lengths**2).sum() * (scores**2).sum()))
-    if abs(rho) < limit("length_warning"):
+    rho = length_score_correlation([(i, r.tokens, r.score) for i, g in enumerate(usable) for r in g])
+    if rho is None or abs(rho) < limit("length_warning"):
         return
     ends = facts.ends("rollout/response_tokens_mean")
     grown = (
@@ -224,23 +219,13 @@ def _perfect(r: Response, facts: RunFacts) -> bool:
 
 
 def _spread(group: Sequence[Response]) -> float:
-    lengths = np.array([r.tokens for r in group], float)
-    return float(lengths.std() / max(1.0, lengths.mean()))
-
-
-def _centred(values: Sequence[float]) -> np.ndarray:
-    array = np.array(values, float)
-    return array - array.mean()
+    lengths = [r.tokens for r in group]
+    return pstdev(lengths) / max(1.0, fmean(lengths))
 
 
 def _part_correlation(groups: Sequence[Sequence[Response]], name: str) -> float:
-    pairs = [[(r.tokens, float(v)) for r in g if (v := r.parts.get(name)) is not None] for g in groups]
-    comparable = [p for p in pairs if len(p) > 1]
-    if not comparable:
-        return 0.0
-    x, y = (np.concatenate([_centred([pair[i] for pair in p]) for p in comparable]) for i in (0, 1))
-    scale = float(np.sqrt((x**2).sum() * (y**2).sum()))
-    return float((x * y).sum()) / scale if scale else 0.0
+    values = [(i, r.tokens, v) for i, g in enumerate(groups) for r in g if (v := r.parts.get(name)) is not None]
+    return length_score_correlation(values) or 0.0
 
 
 def failing_reward(facts: RunFacts) -> Iterator[Cause]:

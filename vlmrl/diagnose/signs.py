@@ -36,7 +36,7 @@ WATCHED = (
 
 
 def is_watched(metric: str) -> bool:
-    """Return whether this module or `diagnose/signs.py` uses the metric."""
+    """Return whether the signs are derived from the metric."""
     return metric in WATCHED or metric.startswith(("health/", "reward/part/"))
 
 
@@ -234,9 +234,7 @@ class Sampled:
     """One response of a step, from training or from a rollout file.
 
     Args:
-        group: number of the response's group.
         truth: truth of its prompt, as text; "" = no truth.
-        tokens: length of the response in tokens.
         cut: whether the token limit ended the response.
         score: its score; None if the reward failed.
         formed: whether the response meets the format, as far as this is known.
@@ -261,13 +259,8 @@ def measure_health(samples: Sequence[Sampled]) -> dict[str, float]:
     if not samples:
         return {}
     m = measure_texts([s.text for s in samples], [s.group for s in samples])
-    metrics = {
-        "alike_in_group_share": m.alike_in_group_share,
-        "same_prefix_share": m.same_prefix_share,
-        "repeating_share": m.repeating_share,
-        "top_character_share": m.top_character_share,
-        "characters_mean": m.characters_mean,
-    }
+    names = ("alike_in_group_share", "same_prefix_share", "repeating_share", "top_character_share", "characters_mean")
+    metrics = {name: getattr(m, name) for name in names}
     metrics |= {f"{name}_share": share for name, share in m.class_shares.items() if f"{name}_share" in CHARACTERS}
     truths = {s.prompt_id: s.truth for s in samples}
     if len(truths) >= LEAST_PROMPTS:
@@ -337,7 +330,6 @@ def find_signs(lines: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[
     """Return the signs that are present at the last line of a run's metrics, the most serious first.
 
     Args:
-        lines: train lines.
         validation: validation lines; with them, a reward that was hacked within a few steps is recognised, too.
     """
     history = History(lines)

@@ -134,7 +134,6 @@ class Cause:
         command: recommended next command.
         weight: sort key of causes of the same level, in [0, 1].
         evidence: further numbers, one text line each.
-        rows: responses as examples of the problem.
         follows: names of the causes that this cause explains.
     """
 

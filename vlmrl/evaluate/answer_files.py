@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -121,8 +121,6 @@ class FileWriter:
     """Writer of the files that responses contain. Use it as a context manager.
 
     Args:
-        folder: where the files go.
-        form: what they are.
         stems: path of each row's files below the folder, without an ending.
         samples: responses per row.
 
@@ -213,7 +211,7 @@ class _Taken:
 
     def take(self, stems: Sequence[str]) -> str:
         """Return the first of the stems that is free, else the last one with a number."""
-        for stem in _numbered(stems):
+        for stem in chain(stems, (f"{stems[-1]}~{number}" for number in count(2))):
             *folders, name = map(_cut, stem.split("/"))
             stem = "/".join([*map(self._folder, folders), name])
             files = {_folded(stem + suffix) for suffix in self._suffixes}
@@ -226,14 +224,6 @@ class _Taken:
         """Return the name of a folder: it never ends like a file of this folder, so that no file has its path."""
         ends = tuple(map(_folded, (*self._suffixes, RESPONSES, LEFT_OUT)))
         return f"{name}_" if _folded(name).endswith(ends) else name
-
-
-def _numbered(stems: Sequence[str]) -> Iterator[str]:
-    yield from stems
-    number = 2
-    while True:
-        yield f"{stems[-1]}~{number}"
-        number += 1
 
 
 def _cut(name: str) -> str:
@@ -295,7 +285,6 @@ class Written:
     Args:
         responses: lines of the table.
         refused: responses that an endpoint refused.
-        left_out: images that were not shown to the model.
         files: responses with a file; None = the task has no files, or only the table was written.
         kind: what the files are, in words.
         no_file, not_drawn: reason -> number of responses without a file, and of files without a picture.

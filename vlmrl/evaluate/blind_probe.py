@@ -44,8 +44,7 @@ from vlmrl.evaluate.paired import (
     shared_rows,
 )
 from vlmrl.evaluate.records import Evaluation, read_evaluation
-from vlmrl.evaluate.repeated import BEGINNINGS
-from vlmrl.evaluate.significance import LEADING, tests_of
+from vlmrl.evaluate.significance import leading_metrics, tests_of
 from vlmrl.metric import metric_facts
 from vlmrl.store.evaluated_rows import (
     SHOWN_IMAGES,
@@ -238,7 +237,6 @@ def _measured(
     changed, normal = [c for c, _ in pairs], [n for _, n in pairs]
     ranges, by = joined_ranges(of_changed, of_normal), joined_by(of_changed, of_normal)
     columns = paired_columns(normal, changed, ranges, by)
-    differences = paired_differences(normal, changed, ranges, by)
     tests, chances = tests_of(columns), baselines(normal)
     return {
         name: {
@@ -250,7 +248,7 @@ def _measured(
             "chance": chances.get(name),
             "test": tests.get(name),
         }
-        for name, d in differences.items()
+        for name, d in paired_differences(columns).items()
         if alike or not name.startswith(("reward", "part/"))
     }
 
@@ -280,12 +278,6 @@ def _answers_by_images(rows: Sequence[Record]) -> dict[tuple[str, ...], set[str]
     return answers
 
 
-def leading_metrics(probe: Mapping[str, Any]) -> list[str]:
-    """Return the metrics that are shown first: accuracy, else reward, and pass@k, maj@k and mean@k."""
-    names = list(probe["metrics"])
-    return [n for n in LEADING if n in names][:1] + [n for n in names if n.startswith(BEGINNINGS)]
-
-
 def conclusions(probe: Mapping[str, Any]) -> list[str]:
     """Return the result of a blind probe in sentences, the most important one first."""
     prompts = probe["prompts"]
@@ -293,7 +285,7 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
         return ["No tool returned a picture, so nothing was changed; --tools off says how much needs the tools."]
     texts = [
         f"{_sentence(name, probe['metrics'][name], probe['images'])}; {prompts:,} prompt{plural(prompts)}."
-        for name in leading_metrics(probe)[:1]
+        for name in leading_metrics(probe["metrics"])[:1]
     ]
     if not texts:
         texts = [f"No row can be compared with and without its {changed_thing(probe['images'])}."]
@@ -302,7 +294,7 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
             f"{probe['same_answer']:,} of {prompts:,} prompts were shown the images of a prompt with the same answer."
         )
     if other := probe["other_answer"]:
-        name = leading_metrics(probe)[0]
+        name = leading_metrics(probe["metrics"])[0]
         sentence = _sentence(name, other["metrics"][name], probe["images"])
         texts.append(f"On the other prompts: {sentence[0].lower()}{sentence[1:]}.")
     reasons = {

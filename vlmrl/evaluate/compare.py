@@ -64,7 +64,6 @@ class Side:
     """One of the two things to compare.
 
     Args:
-        ref: name that the user gave.
         run: the run; None for an evaluation folder outside of a run.
         evaluations: name -> folder. If one name has several steps, it is the one at the best (else the last) step.
         named: folders of evaluations that the user named.
@@ -219,12 +218,12 @@ def recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any
             return []
         recipe = with_defaults(read_resolved(side.run.dir)["recipe"])
         values.append({dotted(key): value for key, value in leaves(recipe)})
-    return _rows(values[0], values[1], only_different=True)
+    return _different(*values)
 
 
 def _provenance_differences(a: Run, b: Run) -> list[dict[str, Any]]:
     """Return the differences in how the two runs were made: code, packages, data, rewards, seeds, prompts."""
-    rows = _rows(_provenance(a), _provenance(b), only_different=True)
+    rows = _different(_provenance(a), _provenance(b))
     prompts = [{str(p.get("source")): p for p in run.manifest.prompts} for run in (a, b)]
     for source in dict.fromkeys([*prompts[0], *prompts[1]]):
         one, other = (p.get(source) for p in prompts)
@@ -279,10 +278,8 @@ def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> li
     return [pair for pair in dict.fromkeys(pairs_of_words) if pair[0] != pair[1]]
 
 
-def _rows(a: Mapping[str, Any], b: Mapping[str, Any], *, only_different: bool) -> list[dict[str, Any]]:
-    keys = [*a, *(key for key in b if key not in a)]
-    rows = [{"key": key, "a": a.get(key), "b": b.get(key)} for key in keys]
-    return [r for r in rows if r["a"] != r["b"]] if only_different else rows
+def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "a": a.get(key), "b": b.get(key)} for key in {**a, **b} if a.get(key) != b.get(key)]
 
 
 def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
@@ -345,14 +342,9 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "metrics": [
             {
                 "metric": metric,
-                "a": m["a"],
-                "b": m["b"],
+                **{key: m[key] for key in ("a", "b")},
                 "difference": m["value"],
-                "low": m["low"],
-                "high": m["high"],
-                "n": m["n"],
-                "clusters": m["clusters"],
-                "range": m["range"],
+                **{key: m[key] for key in ("low", "high", "n", "clusters", "range")},
                 "verdict": comparisons[metric],
                 "excludes_zero": excludes_zero(m["low"], m["high"]),
                 "test": tests.get(metric),
@@ -374,14 +366,13 @@ def _number(value: Any) -> float | None:
 
 
 def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, Any]]:
-    """Return metric -> after minus before, with its interval; see `metrics.paired_differences`.
+    """Return metric -> after minus before, with its interval; see `paired_differences`.
 
     Metrics of a whole split are included if both evaluations have exactly the same rows.
     """
-    summaries = (before.summary, after.summary)
-    of_rows = paired_differences(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
+    of_rows = paired_differences(paired_columns_of(after, before))
     differences_by_metric = of_rows | set_differences(after.summary, before.summary)
     for name, difference in differences_by_metric.items():
-        directions = {(s["metrics"].get(name) or {}).get("better") for s in summaries}
+        directions = {(e.summary["metrics"].get(name) or {}).get("better") for e in (before, after)}
         difference["better"] = directions.pop() if len(directions) == 1 else None
     return differences_by_metric

@@ -74,7 +74,6 @@ class RowParity:
     """Comparison of one prompt of the user and its responses.
 
     Args:
-        response_tokens: length of each response.
         logp_max, logp_mean: maximum and mean difference over the trained tokens, in nats.
     """
 
@@ -93,7 +92,6 @@ class Parity:
 
     Args:
         path: how rows are run, in words.
-        rows: one comparison per prompt.
         gradient: relative difference; None if it was not compared, and `gradient_note` says why.
         sampler_gap: largest difference |trainer - built-in engine| of the sampled tokens' log-probs, in nats; None if
             no token was sampled.
@@ -184,7 +182,6 @@ def compare(policy: Policy, items: Sequence[TrainItem], names: Sequence[str], *,
 
     Args:
         items: trajectories 0, 1, ...; `item.group` indexes `names`.
-        names: of the prompts.
     """
     dtype = next(policy.model.parameters()).dtype
     parity = Parity(policy.path, str(dtype).removeprefix("torch."), TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16]))

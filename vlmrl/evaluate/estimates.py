@@ -27,15 +27,17 @@ import math
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vlmrl.types import Rows
+
 Integers = NDArray[np.int64]
 
 
-class RowKeys(Sequence[tuple[int, ...]]):
+class RowKeys(Rows[tuple[int, ...]]):
     """Cluster ids of rows, as integers: equal ids are equal integers.
 
     Args:
@@ -44,7 +46,11 @@ class RowKeys(Sequence[tuple[int, ...]]):
     """
 
     def __init__(self, starts_N1: Integers, keys_K: Integers) -> None:
+        super().__init__(len(starts_N1) - 1, self._ids)
         self.starts_N1, self.keys_K = starts_N1, keys_K
+
+    def _ids(self, row: int) -> tuple[int, ...]:
+        return tuple(self.keys_K[self.starts_N1[row] : self.starts_N1[row + 1]].tolist())
 
     @classmethod
     def of(cls, clusters: Iterable[Sequence[Hashable]]) -> RowKeys:
@@ -55,21 +61,6 @@ class RowKeys(Sequence[tuple[int, ...]]):
             keys.extend(numbers.setdefault(key, len(numbers)) for key in ids)
             starts.append(len(keys))
         return cls(as_numbers(starts), as_numbers(keys))
-
-    def __len__(self) -> int:
-        return len(self.starts_N1) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[int, ...]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[int, ...] | Sequence[tuple[int, ...]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        return tuple(self.keys_K[self.starts_N1[number] : self.starts_N1[number + 1]].tolist())
 
     def take(self, use_N: NDArray[np.bool_]) -> RowKeys:
         """Return the ids of the rows where `use_N` is true."""
@@ -413,8 +404,6 @@ def pooled_difference_interval(
     Args:
         runs: for each run (a, b), both [N_run].
         clusters: for each run the image ids of its rows.
-        value_range: range of the quantity itself.
-        length: as of `mean_interval`.
     Example: one run of [1, 0] - [0, 0], another of [0, 0] - [0, 0], on the same two rows -> mean 0.25.
     """
     if clusters is not None and len(runs) != len(clusters):
@@ -426,7 +415,8 @@ def pooled_difference_interval(
     a_N, b_N = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
     # [N] with mean 1: every row of a single run has weight 1.
     weight_N = np.concatenate([np.full(len(a), len(a_N) / (counted * len(a))) for a, _ in pairs if len(a)])
-    units = Units(None if clusters is None else [ids for run in clusters for ids in run], len(a_N))
+    ids = clusters[0] if clusters and len(clusters) == 1 else clusters and [ids for run in clusters for ids in run]
+    units = Units(ids, len(a_N))
     difference_N = a_N - b_N
     value = float((weight_N * difference_N).mean())
     influence_N = weight_N * (difference_N - value)

@@ -128,7 +128,6 @@ def load_answerer(
 
     Args:
         recipe: without open values (setup/auto_choice.py).
-        say: called with messages for the user.
         sources: those whose rows it answers.
         world: processes that do the same, each with a whole model.
         log: name of an engine's process -> path of its log.
@@ -181,7 +180,6 @@ def run_evaluation(
     Args:
         run_dir: the run; None = one of kind eval is made in `root` when all results are there.
         progress: called with (finished responses, all responses); see `counted`.
-        say: called with messages for the user.
         own_run: the run was created for these evaluations.
     Raises: the errors of data, reward and endpoint; RewardError, before any request, for a reward that reads token ids
         of an endpoint. Interruption: the responses of an endpoint so far are kept.

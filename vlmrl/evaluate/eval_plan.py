@@ -144,7 +144,6 @@ class ShownRows:
     """Rows of a source as the model sees them.
 
     Args:
-        original: the source as it is.
         change: of the images; None = the model sees the images as they are.
         seed: seed of random pixels, and of the choice of other rows.
         count: number of rows that are evaluated, from the first: images are shuffled among them.
@@ -223,7 +222,6 @@ class EvalSettings:
         temperature: of sampling; None = greedy.
         samples: responses per prompt.
         name: of the evaluation; None = composed of rows, checkpoint and sampling.
-        seed: of sampling.
         force: replace an evaluation of that name even if it was of something else.
         changes: of the images; for each, there is an evaluation besides the normal one.
         normal: folder of the normal evaluation; None = that of the run if it exists, else it is made.
@@ -257,10 +255,7 @@ class PlannedEvaluation:
     """Evaluation that is still to be made.
 
     Args:
-        name: of its folder.
         meta: record of its model, rows, reward and sampling.
-        settings: its settings.
-        change: of the images that the model sees; None = it sees them as they are.
     """
 
     rows: EvalRows

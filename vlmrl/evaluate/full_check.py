@@ -18,7 +18,6 @@ class FullCheck:
     """Result of a check.
 
     Args:
-        problems: errors and warnings.
         shown: errors that `show_first` got.
         plan: section -> name -> value (JSON): what the run would do and need.
         parity: comparison of packed rows with the model's own forward; None without `--deep`.
@@ -44,7 +43,6 @@ def check_everything(
     """Check a recipe, its data and this machine. Errors of all of these are problems in the result.
 
     Args:
-        root: folder of the runs.
         gpus, gpu_memory: values of these options; None = one process, this machine's GPUs.
         nnodes: number of machines; the plan is that of one of them.
         deep_prompts: number of prompts whose packed rows are compared; None = none.

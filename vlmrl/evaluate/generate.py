@@ -51,7 +51,6 @@ def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, sour
     Args:
         split: name of a split, or a table file; None = `test` where it exists, else the split of the recipe.
         max_rows: maximum number of rows per source, the first ones; None = all.
-        source: only the source of this name; None = all.
     Raises: DataError when there is no such source, split or file.
     """
     chosen, entries = [], entries_of(recipe, source)
@@ -78,7 +77,6 @@ def images_to_answer(
         paths: images and folders, as the user wrote them.
         max_rows: maximum number of images, the first ones; None = all.
         out: what will be written; images in it are not read.
-        progress: called with (files read, all files).
     Raises: as `ImageFiles` and `ask_about`.
     """
     source = ask_about(ImageFiles(paths, out, progress), recipe.data, question)
@@ -122,7 +120,6 @@ def generate(
     Args:
         root: folder of the runs, in which responses are kept until all are there.
         client: of the endpoint that answers; None = the model is loaded here.
-        say: called with messages for the user.
         progress: called with (finished responses, all responses). With several processes, the first number is an
             estimate from this process.
         world: processes that share the rows, each with a whole model; rank 0 writes the file.

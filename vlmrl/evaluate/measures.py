@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.schema import Recipe
-from vlmrl.tasks.base import CEILING, VALID, Measurer, Task
+from vlmrl.tasks.base import CEILING, VALID, Measurer, MeasureSettings, Task
 from vlmrl.tasks.source import Source, response_input
 from vlmrl.types import Group
 
@@ -103,8 +103,6 @@ def open_measurer(recipe: Recipe, source: Source) -> Iterator[Measurer | None]:
 
     Raises: as `chosen_measures`.
     """
-    from vlmrl.tasks.base import MeasureSettings
-
     names, r = chosen_measures(recipe, source), recipe.reward
     if source.task.measures is None or not names:
         yield None

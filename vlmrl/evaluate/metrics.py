@@ -19,9 +19,9 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ from vlmrl.evaluate.estimates import (
     ratio_interval,
 )
 from vlmrl.evaluate.record_table import coordinate_problems
-from vlmrl.evaluate.repeated import PromptSamples, SampleTable, mean_of
+from vlmrl.evaluate.repeated import NO_ANSWER, SampleTable, in_common
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.base import is_binary
 from vlmrl.types import INAPPLICABLE, hash64, is_cut
@@ -55,7 +55,6 @@ ANSWER_KEYS = ("answer_value", "answer")
 """Keys of a reward's detail with the answer that it has read, for maj@k; the first that is not None counts."""
 MAX_VALUES = 20
 """Maximum number of different values of a field that groups rows. With more, it is a measurement or a name."""
-NO_ANSWER = -1
 OTHER = -1
 """Code of a row that has no accuracy, or a value that cannot group rows."""
 
@@ -108,7 +107,8 @@ class EvalColumns:
         self._prompts.append(hash64(record["prompt_id"]))
         self._images.extend(hash64(key) for key in image_ids(record))
         self._image_starts.append(len(self._images))
-        self.has_answers = self.has_answers or has_answer(record)
+        has_key = any(key in detail for detail in _details(record) for key in ANSWER_KEYS)
+        self.has_answers = self.has_answers or has_key
         answer = answer_of(record)
         if answer is None:
             self._answers.append(NO_ANSWER)
@@ -219,11 +219,6 @@ def _number_text(number: Any) -> str:
     return f"{exact.numerator:x}/{exact.denominator:x}"
 
 
-def has_answer(row: Record) -> bool:
-    """Return whether the reward's detail has a key for an answer."""
-    return any(key in detail for detail in _details(row) for key in ANSWER_KEYS)
-
-
 def _details(row: Record) -> list[Mapping[str, Any]]:
     """Return the details of a response's rewards."""
     details = row.get("detail")
@@ -281,7 +276,7 @@ def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None =
         for name, interval in _of_probabilities(columns, clusters).items()
         if interval.n
     }
-    for name, values_N in _averaged(columns).items():
+    for name, values_N in averaged(columns).items():
         if name.startswith(("part/", "response_tokens")):
             metrics |= probability_metrics
         has_value_N = ~np.isnan(values_N)
@@ -290,7 +285,9 @@ def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None =
             own = units if has_value_N.all() else clusters.take(has_value_N)
             declared = range_holding(range_of_metric(name, ranges or {}), values)
             metrics[name] = as_json(mean_interval(values, own, declared, length=name in LENGTHS), declared)
-    metrics |= _of_repeats(columns, clusters)
+    if samples := sample_table(columns):
+        shown = samples.shown_estimates()
+        metrics |= {f"{metric}@{k}": as_json(samples.interval(metric, k), UNIT_RANGE) for metric, k in shown}
     label_N = columns.number("outcome", "label")
     return {
         "rows": columns.count,
@@ -339,41 +336,64 @@ def range_holding(declared: Range | None, values: Sequence[float] | Floats) -> R
     return SIGNED_RANGE if declared == UNIT_RANGE and is_binary(np.unique(values).tolist()) else None
 
 
-def picks(rows: Sequence[Record], by: Sequence[str] = ()) -> dict[str, Callable[[Record], float | None]]:
-    """Return metric name -> function that gives its number of a row, or None if the row has none.
+def averaged(columns: EvalColumns, like: EvalColumns | None = None) -> dict[str, Floats]:
+    """Return metric name -> its number of each row, NaN if the row has none; [N]. All metrics that are means, in order.
 
-    These are all metrics that are a mean over rows, in order.
+    Args:
+        like: columns of the same rows in another evaluation, which name the metrics; None = the columns themselves.
+    Example: truths with a `shape` of "disc" or "ring", by = ["shape"] -> also accuracy/shape-disc, accuracy/shape-ring,
+        because the field has 2 to MAX_VALUES different values.
     """
-    outcomes = _in_order(_names(rows, "outcome"))
-    pick_by_name: dict[str, Callable[[Record], float | None]] = {"reward": lambda r: finite(r["score"])}
-    for name in [n for n in outcomes if n.startswith("accuracy")]:
-        pick_by_name[name] = lambda r, name=name: finite(r["outcome"].get(name))
-    right = [r["truth"] for r in rows if r["outcome"].get("accuracy") is not None]
-    for name, (field, value) in accuracies_by(right, by).items():
-        pick_by_name[name] = lambda r, field=field, value=value: (
-            finite(r["outcome"].get("accuracy")) if r["truth"].get(field) == value else None
-        )
-    for name in [n for n in outcomes if not n.startswith("accuracy")]:
-        pick_by_name[name] = lambda r, name=name: finite(r["outcome"].get(name))
-    for name in _names(rows, "parts"):
-        pick_by_name[f"part/{name}"] = lambda r, name=name: finite(r["parts"].get(name))
-    pick_by_name["response_tokens"] = lambda r: finite(r["num_tokens"])
-    pick_by_name["truncated"] = lambda r: float(is_cut(r["finish"], r.get("ending")))
-    return pick_by_name
-
-
-def _averaged(columns: EvalColumns) -> dict[str, Floats]:
-    """Return metric name -> its number of each row, NaN if the row has none; [N]. The same as `picks`, in its order."""
-    outcomes = _in_order(columns.outcomes)
+    named = like or columns
+    outcomes = _in_order(named.outcomes)
     values = {"reward": columns.number("", "reward")}
     values |= {name: columns.number("outcome", name) for name in outcomes if name.startswith("accuracy")}
-    for field, codes in columns.by_values.items():
-        accuracy_N, code_N = columns.number("outcome", "accuracy"), columns.codes(field)
-        for name, (_, value) in _groups(field, codes).items():
-            values[name] = np.where(code_N == codes[value], accuracy_N, math.nan)
+    for field, codes in named.by_values.items():
+        accuracy_N, code_N = columns.number("outcome", "accuracy"), named.codes(field)
+        if 1 < len(codes) <= MAX_VALUES:
+            for value in sorted(codes, key=lambda v: (isinstance(v, str), v)):
+                values[f"accuracy/{field}-{value}"] = np.where(code_N == codes[value], accuracy_N, math.nan)
     values |= {name: columns.number("outcome", name) for name in outcomes if not name.startswith("accuracy")}
-    values |= {f"part/{name}": columns.number("part", name) for name in columns.parts}
+    values |= {f"part/{name}": columns.number("part", name) for name in named.parts}
     return values | {"response_tokens": columns.number("", "response_tokens"), "truncated": columns.truncated()}
+
+
+class Aligned(NamedTuple):
+    """Values of a metric on the N rows, or prompts, on which all of E evaluations have it; [E, N]."""
+
+    value_EN: Floats
+    clusters: RowKeys
+    declared: Range | None
+
+
+def aligned(columns: Sequence[EvalColumns], ranges: Mapping[str, Range]) -> dict[str, Aligned]:
+    """Return metric name -> its values in several evaluations of the same rows. The first one names the metrics.
+
+    Args:
+        columns: of the same rows, in the same order.
+    """
+    clusters, every = columns[0].clusters(), [averaged(one, columns[0]) for one in columns]
+    values_by_metric = {}
+    for name in every[0]:
+        value_EN = np.stack([values[name] for values in every])
+        has_value_N = ~np.isnan(value_EN.sum(axis=0))
+        if has_value_N.any():
+            value_EN = value_EN[:, has_value_N]
+            declared = range_holding(range_of_metric(name, ranges), value_EN.ravel())
+            values_by_metric[name] = Aligned(value_EN, clusters.take(has_value_N), declared)
+    return values_by_metric
+
+
+def aligned_prompts(columns: Sequence[EvalColumns]) -> dict[str, Aligned]:
+    """Return pass@k, maj@k and mean@k of the prompts that all evaluations have, for the k that all show."""
+    tables = [table for one in columns if (table := sample_table(one))]
+    tables = in_common(tables) if len(tables) == len(columns) else []
+    shown = [table.shown_estimates() for table in tables]
+    return {
+        f"{metric}@{k}": Aligned(np.stack([t.values(metric, k) for t in tables]), tables[0].clusters_P, UNIT_RANGE)
+        for metric, k in (shown[0] if shown else ())
+        if all((metric, k) in own for own in shown)
+    }
 
 
 def _in_order(outcomes: Iterable[str]) -> list[str]:
@@ -428,43 +448,19 @@ def _baselines(labels: Sequence[float]) -> dict[str, dict[str, Any]]:
     }
 
 
-def prompt_samples(rows: Sequence[Record]) -> dict[str, PromptSamples]:
-    """Return prompt id -> its samples that have an accuracy, for pass@k, maj@k and mean@k.
+def sample_table(columns: EvalColumns) -> SampleTable | None:
+    """Return the responses that have an accuracy, by prompt, for pass@k, maj@k and mean@k.
 
-    It is {} if an accuracy is neither a share nor -1, 0 or 1; -1 is wrong and becomes 0.
+    It is None if an accuracy is neither a share nor -1, 0 or 1; -1 is wrong and becomes 0.
     """
-    groups: dict[str, list[Record]] = {}
-    for r in rows:
-        if r["outcome"].get("accuracy") is not None:
-            groups.setdefault(str(r["prompt_id"]), []).append(r)
-    values = [r["outcome"]["accuracy"] for g in groups.values() for r in g]
-    if not (is_binary(values) or all(0.0 <= v <= 1.0 for v in values)):
-        return {}
-    has_answers = any(has_answer(r) for r in rows)
-    return {
-        prompt_id: PromptSamples(
-            tuple(max(0.0, r["outcome"]["accuracy"]) for r in group),
-            tuple(map(answer_of, group)) if has_answers else None,
-            tuple(clusters_of(group[:1])[0]),
-        )
-        for prompt_id, group in groups.items()
-    }
-
-
-def _of_repeats(columns: EvalColumns, clusters: RowKeys) -> dict[str, dict[str, Any]]:
-    """Return pass@k, maj@k and mean@k over prompts, if each prompt has several samples."""
     accuracy_N = columns.number("outcome", "accuracy")
     has_accuracy_N = ~np.isnan(accuracy_N)
     accuracy_S = accuracy_N[has_accuracy_N]
     if not (is_binary(np.unique(accuracy_S).tolist()) or bool(((accuracy_S >= 0) & (accuracy_S <= 1)).all())):
-        return {}
+        return None
     answer_S = columns.answers()[has_accuracy_N] if columns.has_answers else None
-    samples = SampleTable(columns.prompts()[has_accuracy_N], np.maximum(0.0, accuracy_S), answer_S, NO_ANSWER)
-    shown = samples.shown_estimates()
-    if not shown:
-        return {}
-    units = clusters.take(has_accuracy_N).take(samples.is_first_S)
-    return {f"{metric}@{k}": as_json(mean_of(samples.values(metric, k), units), UNIT_RANGE) for metric, k in shown}
+    clusters_S = columns.clusters().take(has_accuracy_N)
+    return SampleTable(columns.prompts()[has_accuracy_N], np.maximum(0.0, accuracy_S), answer_S, clusters_S)
 
 
 def _of_probabilities(columns: EvalColumns, clusters: RowKeys) -> dict[str, Interval]:
@@ -493,29 +489,3 @@ def _of_counts(label_L: Floats, probability_L: Floats, clusters: RowKeys) -> dic
         "recall": ratio_interval(hit, label_L, clusters),
         "f1": ratio_interval(2 * hit, both, clusters),
     }
-
-
-def _names(rows: Sequence[Record], field: str) -> list[str]:
-    """Return the keys of a mapping of the rows, in order of first appearance."""
-    return list(dict.fromkeys(name for r in rows for name in r[field]))
-
-
-def accuracies_by(truths: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dict[str, tuple[str, Any]]:
-    """Return `accuracy/<field>-<value>` -> (field, value), for fields with 2 to MAX_VALUES different values.
-
-    Example: truths with a `shape` of "disc" or "ring", by = ["shape"] -> accuracy/shape-disc, accuracy/shape-ring.
-    """
-    names: dict[str, tuple[str, Any]] = {}
-    for field in by:
-        names |= _groups(
-            field, {v for t in truths if isinstance(v := t.get(field), (int, str)) and not isinstance(v, bool)}
-        )
-    return names
-
-
-def _groups(field: str, values: Collection[Any]) -> dict[str, tuple[str, Any]]:
-    """Return the names of `accuracies_by` for one field with these values."""
-    if not 1 < len(values) <= MAX_VALUES:
-        return {}
-    ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
-    return {f"accuracy/{field}-{value}": (field, value) for value in ordered}

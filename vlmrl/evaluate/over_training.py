@@ -19,8 +19,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
 from vlmrl.errors import StoreError
-from vlmrl.evaluate.repeated import BEGINNINGS
-from vlmrl.evaluate.significance import LEADING
+from vlmrl.evaluate.significance import LEADING, leading_metrics
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.tables import is_test_split
@@ -47,7 +46,7 @@ def over_checkpoints(run: Run) -> list[dict[str, Any]]:
             groups.setdefault(without_step(folder.name), []).append(summary)
     entries = []
     for name, summaries in groups.items():
-        for metric in _metrics(summaries):
+        for metric in leading_metrics(dict.fromkeys(name for summary in summaries for name in summary["metrics"])):
             entry = summary_over_steps(summaries, metric, selected_step(run))
             if entry is None:
                 continue
@@ -55,13 +54,6 @@ def over_checkpoints(run: Run) -> list[dict[str, Any]]:
                 entry["selected"]["by"] = ON_TEST
             entries.append({"evaluation": name, **entry})
     return entries
-
-
-def _metrics(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics that are summarised: accuracy, else reward, and pass@k, maj@k and mean@k."""
-    names = list(dict.fromkeys(name for summary in summaries for name in summary["metrics"]))
-    leading = [name for name in LEADING if name in names][:1]
-    return leading + [name for name in names if name.startswith(BEGINNINGS)]
 
 
 def selected_step(run: Run) -> int | None:
@@ -145,7 +137,6 @@ def picked_by_hand(folder: Path, run: Run | None) -> str:
 
     Args:
         folder: the evaluation that the user named.
-        run: its run; None outside of a run.
     """
     if run is None:
         return ""
@@ -198,8 +189,6 @@ class RunEpochs:
     """Validations of one run, one per epoch.
 
     Args:
-        name: of the run.
-        kind: "rl" or "sft".
         steps: step of each validation, from 0, [E].
         epochs: epochs of training before each validation, [E].
         values: `<set>/<setting>/<metric>`, with what a recipe names, -> value at each validation, None = none, [E].
@@ -277,7 +266,6 @@ def epoch_means(lines: Iterable[Mapping[str, Any]], steps: Sequence[int], name: 
     The steps are weighted by their responses. None = there is no such step, as before a validation at the start.
 
     Args:
-        lines: the `train` lines of a run.
         steps: steps of the validations, in increasing order.
     Example: validations at steps 0, 2, 3; values 0.1 and 0.3 (8 responses each) at steps 0 and 1, 0.5 at step 2 ->
         [None, 0.2, 0.5].
@@ -303,7 +291,8 @@ def group_runs(runs: Sequence[Run]) -> list[list[Run]]:
         key: Any = run.id
         if recipe is not None:
             values = {dotted(name): value for name, value in leaves(recipe)}
-            key = tuple((name, repr(value)) for name, value in sorted(values.items()) if not _may_differ(name))
+            kept = (n for n in sorted(values) if not (n.endswith("seed") or n.startswith(FREE_KEYS)))
+            key = tuple((name, repr(values[name])) for name in kept)
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 
@@ -388,10 +377,6 @@ def _recipe(run: Run) -> Mapping[str, Any] | None:
     except StoreError:  # where the recipe is shown, its damage is reported
         return None
     return with_defaults(recipe) if isinstance(recipe, Mapping) else None
-
-
-def _may_differ(key: str) -> bool:
-    return key.endswith("seed") or key.startswith(FREE_KEYS)
 
 
 def is_finite(value: Any) -> TypeGuard[float]:

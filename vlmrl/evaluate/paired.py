@@ -9,19 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from vlmrl.evaluate.estimates import UNIT_RANGE, Clusters, Range, difference_interval, excludes_zero
-from vlmrl.evaluate.metrics import (
-    LENGTHS,
-    OLD_BY,
-    Record,
-    as_json,
-    clusters_of,
-    picks,
-    prompt_samples,
-    range_holding,
-    range_of_metric,
-)
-from vlmrl.evaluate.repeated import BEGINNINGS, estimates_per_prompt, shown_estimates
+from vlmrl.evaluate.estimates import Clusters, Floats, Range, difference_interval, excludes_zero
+from vlmrl.evaluate.metrics import LENGTHS, OLD_BY, EvalColumns, Record, aligned, aligned_prompts, as_json
+from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.identity import RewardIdentity, identity_of, shown_weights
 from vlmrl.store.evaluated_rows import ROLES
@@ -34,8 +24,8 @@ class PairedColumn(NamedTuple):
     `before` and `after`: values of the other evaluation and of this one. `declared`: range of the metric.
     """
 
-    before: list[float]
-    after: list[float]
+    before: Floats
+    after: Floats
     clusters: Clusters
     declared: Range | None
 
@@ -46,59 +36,36 @@ def paired_columns(
     ranges: Mapping[str, Range] | None = None,
     by: Sequence[str] = (),
 ) -> dict[str, PairedColumn]:
-    """Return metric name -> its values on the rows that both have; see `paired_differences`.
-
-    pass@k, maj@k and mean@k have one value per prompt; the prompts are those that both have with the same truth.
-    """
-    pairs, _ = shared_rows(rows, others)
-    columns = {}
-    for name, pick in picks([r for r, _ in pairs], by).items():
-        both = [(r, a, b) for r, o in pairs if (a := pick(r)) is not None and (b := pick(o)) is not None]
-        if not both:
-            continue
-        mine, theirs = [x for _, x, _ in both], [x for _, _, x in both]
-        declared = range_holding(range_of_metric(name, ranges or {}), [*mine, *theirs])
-        columns[name] = PairedColumn(theirs, mine, clusters_of([r for r, _, _ in both]), declared)
-    return columns | _paired_prompts(rows, others, {str(r["prompt_id"]) for r, _ in pairs})
-
-
-def _paired_prompts(rows: Sequence[Record], others: Sequence[Record], shared: set[str]) -> dict[str, PairedColumn]:
-    """Return pass@k, maj@k and mean@k of the prompts that two evaluations share, as far as both have them."""
-    mine, theirs = (prompt_samples([r for r in side if str(r["prompt_id"]) in shared]) for side in (rows, others))
-    ids = [i for i in mine if i in theirs]
-    after, before = [mine[i] for i in ids], [theirs[i] for i in ids]
-    known = shown_estimates(before)
-    return {
-        f"{metric}@{k}": PairedColumn(
-            estimates_per_prompt(before, metric, k),
-            estimates_per_prompt(after, metric, k),
-            [p.cluster for p in after],
-            UNIT_RANGE,
-        )
-        for metric, k in shown_estimates(after)
-        if (metric, k) in known
-    }
-
-
-def paired_differences(
-    rows: Sequence[Record],
-    others: Sequence[Record],
-    ranges: Mapping[str, Range] | None = None,
-    by: Sequence[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Return the mean of (rows - others) for every number that both have, on the rows they share.
+    """Return metric name -> its values on the rows that both have; names as in `summarise`. Empty when none is shared.
 
     Rows are the same if their prompt id, sample and truth are: an answer to another question is not a pair.
+    pass@k, maj@k and mean@k have one value per prompt; the prompts are those that both have with the same truth.
 
     Args:
         ranges, by: as of `summarise`.
-    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means of
-        `others` and of `rows` on these rows}; names as in `summarise`. Empty when no row is shared.
+    """
+    pairs, _ = shared_rows(rows, others)
+    if not pairs:
+        return {}
+    prompts = {r["prompt_id"] for r, _ in pairs}
+    of_prompts = ([r for r in side if r["prompt_id"] in prompts] for side in (rows, others))
+    both = aligned([EvalColumns(by, side) for side in zip(*pairs, strict=True)], ranges or {})
+    both |= aligned_prompts([EvalColumns((), side) for side in of_prompts])
+    return {
+        name: PairedColumn(before_N, after_N, clusters, declared)
+        for name, ((after_N, before_N), clusters, declared) in both.items()
+    }
+
+
+def paired_differences(columns: Mapping[str, PairedColumn]) -> dict[str, dict[str, Any]]:
+    """Return the mean of (after - before) of every metric.
+
+    Returns: metric name -> {"value", "low", "high", "n", "clusters", "range" (of the metric), "a", "b": the means
+        before and after}.
     """
     differences = {}
-    for name, column in paired_columns(rows, others, ranges, by).items():
-        mine, theirs, declared = column.after, column.before, column.declared
-        difference = difference_interval(mine, theirs, column.clusters, declared, length=name in LENGTHS)
+    for name, (theirs, mine, clusters, declared) in columns.items():
+        difference = difference_interval(mine, theirs, clusters, declared, length=name in LENGTHS)
         means = {"a": math.fsum(theirs) / len(theirs), "b": math.fsum(mine) / len(mine)}
         differences[name] = as_json(difference, declared) | means
     return differences
@@ -112,19 +79,14 @@ def shared_rows(rows: Sequence[Record], others: Sequence[Record]) -> tuple[list[
     return same, len(pairs) - len(same)
 
 
-def declared_ranges(summary: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the declared ranges of a summary's metrics. Older evaluations have none."""
-    return {n: (float(r[0]), float(r[1])) for n, m in summary["metrics"].items() if (r := m.get("range"))}
-
-
 def joined_ranges(*summaries: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the widest range of each metric for which all of these summaries declare one."""
-    ranges_of_summaries = [declared_ranges(s) for s in summaries]
-    names = set.intersection(*(set(ranges) for ranges in ranges_of_summaries)) if ranges_of_summaries else set()
-    return {
-        n: (min(ranges[n][0] for ranges in ranges_of_summaries), max(ranges[n][1] for ranges in ranges_of_summaries))
-        for n in names
-    }
+    """Return the widest range of each metric for which all of these summaries declare one. Older ones have none."""
+    joined: dict[str, Range] = {}
+    for name in summaries[0]["metrics"]:
+        ranges: list[Any] = [(s["metrics"].get(name) or {}).get("range") for s in summaries]
+        if all(ranges):
+            joined[name] = (min(float(low) for low, _ in ranges), max(float(high) for _, high in ranges))
+    return joined
 
 
 def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
@@ -155,7 +117,7 @@ def comparison(
     good (the interval says how far apart they may be), so no difference is shown.
 
     Args:
-        difference: {"value", "low", "high", "a", "b"}, as of `evaluate.metrics.paired_differences`; "better" if the
+        difference: {"value", "low", "high", "a", "b"}, as of `paired_differences`; "better" if the
             task has declared it.
         scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
         accuracy_of_reward: whether the accuracy is a part of the reward, so that it cannot be compared either.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, overload
+from typing import Any
 
 from vlmrl.dist.world import World
 from vlmrl.errors import StoreError, reason_of
@@ -35,7 +35,7 @@ from vlmrl.store.evaluated_rows import SCHEMA, read_summary, row_groups, trainin
 from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_HASHES, EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import ShardFolder, write_shard
-from vlmrl.types import Group, ScoredSample
+from vlmrl.types import Group, Rows, ScoredSample
 from vlmrl.untrusted import parse_json
 
 MERGED = "merged"
@@ -218,7 +218,7 @@ def merge_pieces(pieces: GradedPieces, count: int, world: World) -> MergedPieces
 
 def _interleaved(of_ranks: Sequence[Piece]) -> Piece:
     """Return the pieces of all ranks as one: rank i has every size-th row from the i-th."""
-    groups = [list(_by_prompt(piece.records)) for piece in of_ranks]
+    groups = [_by_prompt(piece.records) for piece in of_ranks]
     size, total = len(groups), sum(map(len, groups))
     records = [record for i in range(total) for record in groups[i % size][i // size]]
     return Piece(
@@ -231,26 +231,23 @@ def _interleaved(of_ranks: Sequence[Piece]) -> Piece:
     )
 
 
-def _by_prompt(records: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield the records of each prompt: a prompt begins with sample 0."""
-    group: list[Mapping[str, Any]] = []
+def _by_prompt(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the records of each prompt: a prompt begins with sample 0."""
+    groups: list[list[Mapping[str, Any]]] = []
     for record in records:
-        if record["sample"] == 0 and group:
-            yield group
-            group = []
-        group.append(record)
-    if group:
-        yield group
+        if record["sample"] == 0 or not groups:
+            groups.append([])
+        groups[-1].append(record)
+    return groups
 
 
-class ChunkedRows(Sequence[dict[str, Any]]):
+class ChunkedRows(Rows[dict[str, Any]]):
     """Records in chunks, as one sequence; one chunk is in memory at a time.
 
     Args:
         sizes: number of records of each chunk.
         read: number of a chunk -> its records.
-        outcomes: names of all outcomes, in order of first appearance.
-        shown: whether the model saw other images than those of the rows.
+        outcomes, shown: as of `MergedPieces`.
     """
 
     def __init__(
@@ -260,23 +257,12 @@ class ChunkedRows(Sequence[dict[str, Any]]):
         outcomes: Sequence[str] = (),
         shown: bool = False,
     ) -> None:
+        super().__init__(sum(sizes), self._record)
         self._read, self.outcomes, self.shown = read, tuple(outcomes), shown
         self._ends = list(accumulate(sizes))
         self._open: tuple[int, Sequence[Any]] = (-1, ())
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+    def _record(self, place: int) -> dict[str, Any]:
         number = bisect_right(self._ends, place)
         if self._open[0] != number:
             self._open = (-1, ())  # the old chunk is freed before the new one is read

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import groupby
 
 import numpy as np
@@ -123,56 +122,7 @@ def _wins(own: int, others: Sequence[int], abstentions: int, k: int, drawn: int)
     return wins
 
 
-@dataclass(frozen=True)
-class PromptSamples:
-    """Graded samples of one prompt.
-
-    Args:
-        accuracies: one number per sample, in [0, 1]; 1 = correct.
-        answers: the answer of each sample, None where it has none; None = the answers are not known.
-        cluster: ids of what the prompt shares with others, such as its images; () = it is a cluster of its own.
-    """
-
-    accuracies: tuple[float, ...]
-    answers: tuple[Hashable | None, ...] | None = None
-    cluster: tuple[Hashable, ...] = ()
-
-
-def estimates_per_prompt(prompts: Sequence[PromptSamples], metric: str, k: int) -> list[float]:
-    """Return an estimate for every prompt, NaN where it has fewer than k samples.
-
-    Args:
-        metric: "pass", "maj" or "mean".
-    Raises: ValueError for another metric, and for maj@k if answers are not known.
-    """
-    if metric == "pass":
-        return [pass_at_k(len(p.accuracies), sum(a == 1.0 for a in p.accuracies), k) for p in prompts]
-    if metric == "mean":
-        return [mean_at_k(p.accuracies, k) for p in prompts]
-    if metric != "maj" or any(p.answers is None for p in prompts):
-        raise ValueError(f"{metric}@{k}: unknown metric, or the answers were not saved")
-    return [maj_at_k(p.answers or (), p.accuracies, k) for p in prompts]
-
-
-def repeated_interval(prompts: Sequence[PromptSamples], metric: str, k: int) -> Interval:
-    """Return the mean of an estimate over the prompts that have k samples, with its 95% interval over prompts.
-
-    Args:
-        metric: "pass", "maj" or "mean".
-    Returns: EMPTY if no prompt has k samples.
-    """
-    return mean_of(np.array(estimates_per_prompt(prompts, metric, k)), RowKeys.of(p.cluster for p in prompts))
-
-
-def mean_of(value_P: Floats, clusters: RowKeys) -> Interval:
-    """Return the mean of an estimate over prompts with its 95% interval; NaN = a prompt has none.
-
-    Returns: EMPTY if no prompt has an estimate.
-    """
-    has_value_P = ~np.isnan(value_P)
-    if not has_value_P.any():
-        return EMPTY
-    return mean_interval(value_P[has_value_P], clusters.take(has_value_P), UNIT_RANGE)
+NO_ANSWER = -1
 
 
 class SampleTable:
@@ -180,41 +130,76 @@ class SampleTable:
 
     Args:
         prompt_S: [S] number of each sample's prompt, any integers.
-        accuracy_S: [S] in [0, 1].
-        answer_S: [S] the answers as integers, equal ones equal; None = not known.
-        no_answer: integer that stands for no answer.
+        accuracy_S: [S] in [0, 1]; 1 = correct.
+        answer_S: [S] the answers as integers, equal ones equal, NO_ANSWER for none; None = not known.
+        clusters_S: ids of what the prompt of each sample shares with others; () = it is a cluster of its own.
 
     Attributes:
-        is_first_S: whether a sample is the first one of its prompt. Prompts are in this order.
+        prompt_P, clusters_P: number and ids of each prompt. Prompts are in the order of their first samples.
     """
 
-    def __init__(self, prompt_S: Integers, accuracy_S: Floats, answer_S: Integers | None, no_answer: int) -> None:
+    def __init__(self, prompt_S: Integers, accuracy_S: Floats, answer_S: Integers | None, clusters_S: RowKeys) -> None:
         _, first_U, prompt_of_S = np.unique(prompt_S, return_index=True, return_inverse=True)
-        self.is_first_S = np.zeros(len(prompt_S), dtype=bool)
-        self.is_first_S[first_U] = True
+        is_first_S = np.zeros(len(prompt_S), dtype=bool)
+        is_first_S[first_U] = True
+        self.prompt_P, self.clusters_P = prompt_S[is_first_S], clusters_S.take(is_first_S)
         rank_U = np.empty(len(first_U), dtype=np.int64)
         rank_U[np.argsort(first_U)] = np.arange(len(first_U))
         prompt_of_S = rank_U[prompt_of_S.ravel()]
         order_S = np.argsort(prompt_of_S, kind="stable")  # the samples of a prompt together, in their order
         self._accuracy_S = accuracy_S[order_S]
         self._answer_S = None if answer_S is None else answer_S[order_S]
-        self._no_answer = no_answer
         self._size_P = np.bincount(prompt_of_S, minlength=len(first_U))
         self._begin_P = np.cumsum(self._size_P) - self._size_P
         self._is_share = bool(np.isin(accuracy_S, UNIT_RANGE).all())
 
     def shown_estimates(self) -> list[tuple[str, int]]:
-        """Return (metric, k) of the estimates that a summary shows: see `shown_estimates`."""
-        fewest = int(self._size_P.min()) if len(self._size_P) else 0
-        return _shown(fewest, self._is_share, self._answer_S is not None)
+        """Return (metric, k) of the estimates that a summary shows; [] if a prompt has fewer than two samples.
+
+        With n = samples of the prompt that has the fewest: pass@k for k = 1, 2, 4, ... and n; maj@k for the same k from
+        3 (with two votes it is the mean), if answers are known; mean@n. Only mean@n and maj@k if an accuracy is neither
+        0 nor 1.
+        """
+        n = int(self._size_P.min()) if len(self._size_P) else 0
+        if n < 2:
+            return []
+        ks = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
+        passes = [("pass", k) for k in ks if self._is_share]
+        return [*passes, *(("maj", k) for k in ks if self._answer_S is not None and k > 2), ("mean", n)]
+
+    def of_prompts(self, prompt_P: Integers) -> SampleTable:
+        """Return the samples of some of the prompts, in this order."""
+        places = {prompt: place for place, prompt in enumerate(self.prompt_P.tolist())}
+        chosen = [places[prompt] for prompt in prompt_P.tolist()]
+        place_S = np.repeat(np.array(chosen, dtype=np.int64), self._size_P[chosen])
+        own_S = np.concatenate([np.arange(self._begin_P[p], self._begin_P[p] + self._size_P[p]) for p in chosen])
+        clusters_S = RowKeys.of(self.clusters_P[place] for place in place_S.tolist())
+        answer_S = None if self._answer_S is None else self._answer_S[own_S]
+        return SampleTable(self.prompt_P[place_S], self._accuracy_S[own_S], answer_S, clusters_S)
+
+    def interval(self, metric: str, k: int) -> Interval:
+        """Return the mean of an estimate over the prompts that have k samples, with its 95% interval over prompts.
+
+        Returns: EMPTY if no prompt has k samples.
+        """
+        value_P = self.values(metric, k)
+        has_value_P = ~np.isnan(value_P)
+        if not has_value_P.any():
+            return EMPTY
+        return mean_interval(value_P[has_value_P], self.clusters_P.take(has_value_P), UNIT_RANGE)
 
     def values(self, metric: str, k: int) -> Floats:
-        """Return an estimate for every prompt: see `estimates_per_prompt`, [P]."""
+        """Return an estimate for every prompt, NaN where it has fewer than k samples; [P].
+
+        Args:
+            metric: "pass", "maj" or "mean".
+        Raises: ValueError for another metric, and for maj@k if answers are not known.
+        """
         if metric == "pass" or (metric == "mean" and self._is_share):
             correct_P = np.add.reduceat((self._accuracy_S == 1).astype(np.int64), self._begin_P)
             # Few (samples, correct) pairs are different. [P] -> [U] -> [P]
             pairs_U2, pair_P = np.unique(np.stack([self._size_P, correct_P], 1), axis=0, return_inverse=True)
-            estimate = pass_at_k if metric == "pass" else _mean_of_shares
+            estimate = pass_at_k if metric == "pass" else lambda n, c, k: math.nan if k > n else c / n
             return np.array([estimate(n, c, k) for n, c in pairs_U2.tolist()])[pair_P.ravel()]
         return np.array([self._value(metric, k, i) for i in range(len(self._size_P))])
 
@@ -225,28 +210,11 @@ class SampleTable:
             return mean_at_k(accuracies, k)
         if metric != "maj" or self._answer_S is None:
             raise ValueError(f"{metric}@{k}: unknown metric, or the answers were not saved")
-        return maj_at_k([a if a != self._no_answer else None for a in self._answer_S[own].tolist()], accuracies, k)
+        return maj_at_k([a if a != NO_ANSWER else None for a in self._answer_S[own].tolist()], accuracies, k)
 
 
-def _mean_of_shares(num_samples: int, num_correct: int, k: int) -> float:
-    return math.nan if k > num_samples else num_correct / num_samples
-
-
-def shown_estimates(prompts: Sequence[PromptSamples]) -> list[tuple[str, int]]:
-    """Return (metric, k) of the estimates that a summary shows; [] if a prompt has fewer than two samples.
-
-    With n = samples of the prompt that has the fewest: pass@k for k = 1, 2, 4, ... and n; maj@k for the same k from 3
-    (with two votes it is the mean), if answers are known; mean@n. Only mean@n and maj@k if an accuracy is neither 0
-    nor 1.
-    """
-    n = min((len(p.accuracies) for p in prompts), default=0)
-    is_share = all(a in (0.0, 1.0) for p in prompts for a in p.accuracies)
-    return _shown(n, is_share, all(p.answers is not None for p in prompts))
-
-
-def _shown(n: int, is_share: bool, has_answers: bool) -> list[tuple[str, int]]:
-    if n < 2:
-        return []
-    ks = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
-    shown = [("pass", k) for k in ks if is_share] + [("maj", k) for k in ks if has_answers and k > 2]
-    return [*shown, ("mean", n)]
+def in_common(tables: Sequence[SampleTable]) -> list[SampleTable]:
+    """Return the samples of the prompts that all tables have, in the order of the first one; [] if there are none."""
+    shared = reduce(np.intersect1d, (table.prompt_P for table in tables))
+    prompt_P = tables[0].prompt_P[np.isin(tables[0].prompt_P, shared)]
+    return [table.of_prompts(prompt_P) for table in tables] if len(prompt_P) else []

@@ -16,7 +16,7 @@ from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.data.images import encode_png, probe_image, remarks_on
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError
-from vlmrl.evaluate.run import NumberedRow, Responses
+from vlmrl.evaluate.run import NO_PROMPT_LIMIT, NumberedRow, Responses
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import hide_known, learn
 from vlmrl.rollout.chat import MOST_SEED, ChatPrompt
@@ -41,7 +41,6 @@ from vlmrl.types import Media, Message, Row, Sample, SamplingParams, Segment, sa
 PIECE_PROMPTS = 128
 """Number of prompts that are generated and kept together: a kill loses the work on one piece. A piece is generated as a
 whole, also again: so its batches, and with them the last bits of its numbers, are those of a run without a kill."""
-NO_PROMPT_LIMIT = 2**31
 GENERATION = (
     *("model", "endpoint", "checkpoint", "split", "source", "dataset", "prompt_sha256", "seed", "dtype", "vlmrl"),
     "environment",
@@ -94,7 +93,6 @@ class Responder:
 
     Args:
         source: the rows as the model sees them.
-        seed: seed of the sampling.
         samples: responses per row.
         progress: called with the number of newly finished responses.
         drops: whether a row that cannot be shown to the model, such as one with a broken image, is dropped: it gets no

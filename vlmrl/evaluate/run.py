@@ -31,8 +31,6 @@ from vlmrl.evaluate.records import (
     Piece,
     kept_files,
     merge_pieces,
-    read_evaluation,
-    write_evaluation,
 )
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import WholeSplit
@@ -191,8 +189,6 @@ TAKEN_BEGINNINGS = ("part/", *BEGINNINGS)
 `TAKEN` has whole names and fields.
 """
 
-__all__ = ["Evaluation", "evaluate", "evaluate_responses", "read_evaluation", "write_evaluation"]
-
 
 def evaluate(
     generator: Generator,
@@ -216,8 +212,6 @@ def evaluate(
 
     Args:
         params: temperature 0 = greedy.
-        seed: seed of the sampling.
-        samples: responses per prompt.
         progress: called with the number of newly finished responses.
         max_rows, strict, world, artifact_bytes, patient, rule, ranks: as of `evaluate_responses`. Each process has an
             engine of its own.

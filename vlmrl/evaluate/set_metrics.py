@@ -23,7 +23,6 @@ import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from vlmrl.dist.world import World
 from vlmrl.errors import DataError, VlmrlError
 from vlmrl.evaluate.estimates import Clusters, Floats, Interval, Units
-from vlmrl.evaluate.metrics import as_json, clusters_of
+from vlmrl.evaluate.metrics import as_json, clusters_of, finite
 from vlmrl.redaction.redact import quoted
 from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, GradedResponse, PooledMetrics, SetMetrics, Task
 from vlmrl.tasks.figure import figures_to_json
@@ -88,7 +87,7 @@ def summarise_sets(
             "key": _key(records, clusters, num_resamples),
             **({} if pooled is None else {"counts": pooled.sums}),
             **({"problem": problem} if problem else {}),
-            "replicates": {name: [_finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
+            "replicates": {name: [finite(v) for v in drawn_R.tolist()] for name, drawn_R in replicates.items()},
         },
     }
 
@@ -122,7 +121,7 @@ class CountTable:
             try:
                 numbers.extend(counts[name] for name in names)
             except (TypeError, OverflowError) as error:
-                wrong = next(name for name in names if not _is_count(counts[name]))
+                wrong = next(n for n in names if not isinstance(counts[n], int) or abs(counts[n]) >= 1 << 63)
                 raise DataError(
                     f"the count `{wrong}` of a response is {quoted(counts[wrong], 60)}",
                     hint="return whole numbers that fit in 64 bits",
@@ -148,13 +147,12 @@ def _measure(compute: SetMetrics, responses: Sequence[GradedResponse]) -> Callab
     """Return a function from how often each response is taken, [N], to the metrics."""
     if isinstance(compute, AccumulatedMetrics):
         return compute.accumulate([compute.examine(graded) for graded in responses])
-    return partial(_of_chosen, compute, responses)
 
+    def of_chosen(count_N: NDArray[np.int64]) -> Any:
+        chosen = [responses[i] for i in np.repeat(np.arange(len(responses)), count_N).tolist()]
+        return compute(chosen) if chosen else {}
 
-def _of_chosen(compute: SetMetrics, responses: Sequence[GradedResponse], count_N: NDArray[np.int64]) -> Any:
-    """Return the metrics of the responses, each repeated as often as `count_N` says; {} if none is left."""
-    chosen = [responses[i] for i in np.repeat(np.arange(len(responses)), count_N).tolist()]
-    return compute(chosen) if chosen else {}
+    return of_chosen
 
 
 def _replicates(
@@ -190,7 +188,7 @@ def row_counts(units: Units, drawn_M: NDArray[np.int64]) -> NDArray[np.int64]:
 def set_differences(summary: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the paired differences (summary - other) of the metrics of a whole split that both have.
 
-    Returns: as `metrics.paired_differences`; {} unless both have the same rows, units and draws.
+    Returns: as `paired.paired_differences`; {} unless both have the same rows, units and draws.
     """
     mine, theirs = (s.get("set_metrics") or {} for s in (summary, other))
     if not mine or mine.get("key") != theirs.get("key"):
@@ -265,24 +263,6 @@ def _key(records: Sequence[Record], clusters: Clusters, num_resamples: int) -> s
     return digest.hexdigest()
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def no_clash(names: Sequence[str], metrics: Mapping[str, Any], task: str) -> None:
-    """Raise a DataError if a set metric has the name of a metric that every evaluation has."""
-    for name in names:
-        if name in metrics:
-            raise DataError(
-                f"task `{task}` has a set metric `{name}`, but a metric of its rows has this name too",
-                hint="give it another name",
-            )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and abs(value) < 1 << 63
-
-
 Kept = tuple[GradedResponse, Row, Mapping[str, Any]]
 """(graded, row, record) of a response."""
 NO_FIGURES = next(field.default for field in fields(Task) if field.name == "figures")
@@ -340,7 +320,9 @@ class WholeSplit:
             units = None if task.unit is None else [task.unit(row) for _, row, _ in self._all]
             measured = map(graded_of, records) if self._counts_records else responses
             sets = summarise_sets(task.set_metrics, measured, records, units, task.replicates)
-            no_clash(list(sets["metrics"]), whole["metrics"], task.name)
+            if clash := next((name for name in sets["metrics"] if name in whole["metrics"]), None):
+                message = f"task `{task.name}` has a set metric `{clash}`, but a metric of its rows has this name too"
+                raise DataError(message, hint="give it another name")
         except VlmrlError as error:
             return whole | {"set_metrics_problem": str(error)}
         for name, metric in sets["metrics"].items():

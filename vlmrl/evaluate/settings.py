@@ -29,11 +29,10 @@ from vlmrl.evaluate.compare import (
     rewards_of,
 )
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
-from vlmrl.evaluate.metrics import clusters_of, picks, prompt_samples, range_holding, range_of_metric
+from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
 from vlmrl.evaluate.paired import comparison, joined_by, joined_ranges, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
-from vlmrl.evaluate.repeated import estimates_per_prompt, shown_estimates
 from vlmrl.evaluate.significance import LEADING, LEVEL, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
@@ -51,7 +50,6 @@ class Setting:
 
     Args:
         letter: A, B, C, ...
-        sides: one per run.
     """
 
     letter: str
@@ -61,20 +59,6 @@ class Setting:
     def title(self) -> str:
         """Names of its runs."""
         return ", ".join(side.title for side in self.sides)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Values of a metric on the rows, or prompts, that all runs of all settings answered.
-
-    Args:
-        values: one array per setting, [runs, N].
-        declared: range of the metric; None = unknown.
-    """
-
-    values: tuple[Floats, ...]
-    clusters: Clusters
-    declared: Range | None
 
 
 def is_list(refs: Sequence[str]) -> bool:
@@ -188,28 +172,30 @@ def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting],
     evaluations = [read_evaluation(folder) for folder in folders]
     metas = [e.summary.get("meta") or {} for e in evaluations]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    tables = tables_of(evaluations, [len(setting.sides) for setting in settings])
+    shared = shared_values(evaluations)
     if not _alike(settings, metas):
         of_reward = any("accuracy_of" in e.summary for e in evaluations)
-        kept = () if of_reward else tuple(name for name in tables if name != "reward")
-        tables = {name: table for name, table in tables.items() if name in kept}
+        shared = {} if of_reward else {name: one for name, one in shared.items() if name != "reward"}
         notes.append(f"{name}: the runs were scored by different rewards; what comes from the reward is not compared")
+    # [all runs, N] -> [runs, N] of each setting
+    ends = np.cumsum([len(setting.sides) for setting in settings])[:-1]
+    values_by_metric = {metric: np.split(one.value_EN, ends) for metric, one in shared.items()}
     better = {n: m.get("better") for e in evaluations for n, m in e.summary["metrics"].items()}
     return {
         "name": name,
         "role": role_of(worst),
         "label": ", ".join(filter(None, (shown_label(worst), role_label(worst)))),
         "shown": [image_condition(worst)],
-        "rows": next((len(t.clusters) for t in tables.values()), 0),
+        "rows": next((len(one.clusters) for one in shared.values()), 0),
         "settings": {
-            setting.letter: {metric: band(table.values[i]) for metric, table in tables.items()}
+            setting.letter: {metric: band(values[i]) for metric, values in values_by_metric.items()}
             for i, setting in enumerate(settings)
         },
         "differences": [
-            _difference(metric, table, i, setting.letter, better.get(metric))
+            _difference(metric, values[0], values[i], shared[metric], setting.letter, better.get(metric))
             for i, setting in enumerate(settings)
             if i
-            for metric, table in tables.items()
+            for metric, values in values_by_metric.items()
         ],
     }
 
@@ -227,42 +213,17 @@ def _alike(settings: Sequence[Setting], metas: Sequence[Mapping[str, Any]]) -> b
     return True
 
 
-def tables_of(evaluations: Sequence[Evaluation], runs: Sequence[int]) -> dict[str, Table]:
-    """Return metric -> its values on the rows that all evaluations have, for the metrics that are tested.
-
-    Args:
-        evaluations: those of all runs, setting by setting.
-        runs: number of runs of each setting.
-    """
+def shared_values(evaluations: Sequence[Evaluation]) -> dict[str, Aligned]:
+    """Return metric -> its values on the rows that all evaluations have, for the metrics that are tested."""
     rows_by_key = [{(r["prompt_id"], r["sample"]): r for r in e.rows} for e in evaluations]
     first = rows_by_key[0]
     keys = [key for key in first if all(key in own and own[key]["truth"] == first[key]["truth"] for own in rows_by_key)]
     rows = [[own[key] for key in keys] for own in rows_by_key]
     summaries = [e.summary for e in evaluations]
     ranges, by = joined_ranges(*summaries), joined_by(*summaries)
-    tables = {}
-    for metric, pick in picks(rows[0], by).items():
-        if is_tested(metric):
-            columns = [[pick(row) for row in own] for own in rows]
-            kept = [i for i, values in enumerate(zip(*columns, strict=True)) if None not in values]
-            if kept:
-                values = np.array([[column[i] for i in kept] for column in columns], dtype=np.float64)
-                declared = range_holding(range_of_metric(metric, ranges), values.ravel().tolist())
-                tables[metric] = Table(_by_setting(values, runs), clusters_of([rows[0][i] for i in kept]), declared)
-    samples = [prompt_samples(own) for own in rows]
-    ids = [i for i in samples[0] if all(i in own for own in samples)]
-    shown = [shown_estimates([own[i] for i in ids]) for own in samples]
-    for metric, k in shown[0]:
-        if all((metric, k) in own for own in shown):
-            values = np.array([estimates_per_prompt([own[i] for i in ids], metric, k) for own in samples])
-            clusters = [samples[0][i].cluster for i in ids]
-            tables[f"{metric}@{k}"] = Table(_by_setting(values, runs), clusters, (0.0, 1.0))
-    return tables
-
-
-def _by_setting(values: Floats, runs: Sequence[int]) -> tuple[Floats, ...]:
-    """Return the values of each setting, [runs, N], from those of all runs, [all runs, N]."""
-    return tuple(np.split(values, np.cumsum(runs)[:-1]))
+    columns = [EvalColumns(by, own) for own in rows] if keys else []
+    every = aligned(columns, ranges) | aligned_prompts(columns) if columns else {}
+    return {metric: one for metric, one in every.items() if is_tested(metric)}
 
 
 def band(values: Floats) -> dict[str, Any]:
@@ -276,10 +237,9 @@ def band(values: Floats) -> dict[str, Any]:
     return {"mean": float(means.mean()), "sd": sd, "runs": means.tolist()}
 
 
-def _difference(metric: str, table: Table, i: int, letter: str, better: str | None) -> dict[str, Any]:
-    """Return the difference of a setting to the first one, with its interval, its test and its comparison."""
-    a, b = table.values[0], table.values[i]
-    interval, p, method = setting_difference(a, b, table.clusters, table.declared)
+def _difference(metric: str, a: Floats, b: Floats, shared: Aligned, letter: str, better: str | None) -> dict[str, Any]:
+    """Return the difference of a setting (b) to the first one (a), with its interval, its test and its comparison."""
+    interval, p, method = setting_difference(a, b, shared.clusters, shared.declared)
     low, high = (x if math.isfinite(x) else None for x in (interval.low, interval.high))
     means = {"a": float(a.mean()), "b": float(b.mean())}
     facts = {"value": interval.mean, "low": low, "high": high, "better": better, **means}

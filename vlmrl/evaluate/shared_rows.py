@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,14 +113,9 @@ def _content(dataset: Dataset, row: Row) -> int:
 
 
 def entries_of_runs(runs: Sequence[tuple[Path, Manifest]]) -> list[Data]:
-    """Return the `[[data]]` entries of the recipes of runs, with absolute paths and without code."""
-    return [data for run in runs for data in _entries(*run)]
-
-
-def _entries(run_dir: Path, manifest: Manifest) -> Iterator[Data]:
-    """Yield the distinct `[[data]]` entries of a run's recipes, with absolute paths and without code."""
+    """Return the distinct `[[data]]` entries of the recipes of runs, with absolute paths and without code."""
     known: list[Data] = []
-    for values in kept_recipes(run_dir):
+    for run_dir, manifest, values in ((*run, values) for run in runs for values in kept_recipes(run[0])):
         try:
             entries = recipe_from_resolved({"schema": 1, "recipe": values}, where=str(run_dir)).data
         except VlmrlError:
@@ -130,6 +125,5 @@ def _entries(run_dir: Path, manifest: Manifest) -> Iterator[Data]:
             changes: dict[str, object] = {k: v and place_of(v, Path(manifest.cwd)) for k, v in paths.items()}
             changes["validation"] = data.validation if isinstance(data.validation, float) else None
             plain = data.model_copy(update=changes | {"task": "table", "reward": None, "rewards": []})
-            if plain not in known:
-                known.append(plain)
-                yield plain
+            known += [plain] if plain not in known else []
+    return known

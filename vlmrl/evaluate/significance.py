@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -310,6 +310,11 @@ TEST_METHODS = (
 )
 
 
+def leading_metrics(names: Collection[str]) -> list[str]:
+    """Return the metrics that are shown first: accuracy, else reward, and pass@k, maj@k and mean@k."""
+    return [n for n in LEADING if n in names][:1] + [n for n in names if n.startswith(BEGINNINGS)]
+
+
 def is_tested(metric: str) -> bool:
     """Return whether a metric is tested: the reward, the accuracy, and pass@k, maj@k and mean@k."""
     return metric in LEADING or metric.startswith(BEGINNINGS)
@@ -320,16 +325,9 @@ def tests_of(columns: Mapping[str, PairedColumn]) -> dict[str, dict[str, Any]]:
     tests = {}
     for name, (before, after, clusters, _) in columns.items():
         if is_tested(name):
-            result = paired_test(before, after, clusters)
             ends = bootstrap_interval(before, after, clusters)
-            tests[name] = {
-                "method": result.method,
-                "p": result.p,
-                "only_a": result.only_a,
-                "only_b": result.only_b,
-                "groups": result.groups,
-                "bootstrap": None if ends is None else list(ends),
-            }
+            result = asdict(paired_test(before, after, clusters))
+            tests[name] = {**result, "bootstrap": None if ends is None else list(ends)}
     return tests
 
 

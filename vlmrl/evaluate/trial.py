@@ -410,7 +410,6 @@ def run_trial(
 
     Args:
         prompts: number of rows; None = every row of every source.
-        samples: responses per prompt.
         keep: rows to write; None = none.
         solved: condition for a solved response; None = that of the task or the reward.
         progress: called with (finished responses, all responses).

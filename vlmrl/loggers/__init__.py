@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Builtin:
-    """Built-in logger.
-
-    Args:
-        package: library that it needs.
-        extra: optional dependency group of vlmrl that installs this library.
-    """
-
-    module: str
-    class_name: str
-    package: str
-    extra: str
-
-
-BUILTIN: dict[str, Builtin] = {
-    "tensorboard": Builtin("vlmrl.loggers.builtin", "TensorBoardSink", "tensorboard", "tensorboard"),
-    "wandb": Builtin("vlmrl.loggers.builtin", "WandbSink", "wandb", "wandb"),
-    "trackio": Builtin("vlmrl.loggers.builtin", "TrackioSink", "trackio", "trackio"),
-}
+BUILTIN = {"tensorboard": "TensorBoardSink", "wandb": "WandbSink", "trackio": "TrackioSink"}
+"""Built-in logger -> its class in builtin.py. The library that it needs, and vlmrl's extra for that, have its name."""
 
 
 def file_and_class(name: str) -> tuple[str, str] | None:

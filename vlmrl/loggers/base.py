@@ -81,10 +81,6 @@ class SampledRollout:
     """Response of a step with its score.
 
     Args:
-        source: name of the `[[data]]` entry.
-        prompt_id: prompt id of the dataset row.
-        prompt: rendered prompt.
-        truth: truth of the dataset row.
         score, parts, advantage, note, finish: the same values as in the rollouts.
         error: reason why there is no score; None if there is one.
         images: the prompt's images as PNG or JPEG files, at most `host.MAX_SIDE` pixels wide and high. An image that

@@ -41,7 +41,8 @@ class TensorBoardSink:
         folder = Path(run.folder) / FOLDER
         self._writer, self._last_step = EventFileWriter(str(folder)), run.from_step
         if run.attempt > 1:
-            self._add(run.from_step, session_log=_session_start())
+            SessionLog = _proto("event").SessionLog  # TensorBoard ignores older events of this step and of later ones
+            self._add(run.from_step, session_log=SessionLog(status=SessionLog.START))
             for line in run.standing:
                 self.log(line)
         recipe = json.dumps(run.config, indent=1, ensure_ascii=False)
@@ -91,12 +92,6 @@ def _proto(name: str) -> Any:
     return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
 
 
-def _session_start() -> Any:
-    """Return the message after which TensorBoard ignores older events of the same step and of later steps."""
-    SessionLog = _proto("event").SessionLog
-    return SessionLog(status=SessionLog.START)
-
-
 def _text(tag: str, markdown: str) -> Any:
     """Return a text as a value for TensorBoard's text dashboard."""
     Summary, SummaryMetadata = _proto("summary").Summary, _proto("summary").SummaryMetadata
@@ -114,12 +109,16 @@ def _code(text: str) -> str:
 
 
 def _image(tag: str, content: bytes) -> Any:
-    from PIL import Image
-
     Summary = _proto("summary").Summary
-    width, height = Image.open(io.BytesIO(content)).size
+    width, height = _opened(content).size
     image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
     return Summary.Value(tag=tag, image=image)
+
+
+def _opened(content: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(content))
 
 
 DEFAULT_PROJECT = "vlmrl"
@@ -151,9 +150,7 @@ class TrackioSink:
         self._run.log({NAME: self._trackio.Table(columns=columns, data=rows)}, step=line.step)
 
     def _image(self, content: bytes) -> Any:
-        from PIL import Image
-
-        return self._trackio.Image(Image.open(io.BytesIO(content)).convert("RGB"))
+        return self._trackio.Image(_opened(content).convert("RGB"))
 
     def close(self, status: Ending) -> None:
         """Write the remaining rows, and the status as the last row."""
@@ -236,9 +233,7 @@ class WandbSink:
         self._run.log({"step": line.step, NAME: table}, step=line.number)
 
     def _image(self, content: bytes) -> Any:
-        from PIL import Image
-
-        image = Image.open(io.BytesIO(content))
+        image = _opened(content)
         return self._wandb.Image(image, file_type="jpg" if image.format == "JPEG" else "png")
 
     def close(self, status: Ending) -> None:

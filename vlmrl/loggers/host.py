@@ -36,7 +36,8 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     facts: dict[str, Any] = {"failed": None}
     try:
         sinks.append(load_sink(setup["sink"]))
-        facts["opened"] = dict(sinks[0].open(_run(setup["run"])) or {})
+        run = {**setup["run"], "standing": [Line(**line) for line in setup["run"]["standing"]]}
+        facts["opened"] = dict(sinks[0].open(SinkRun(**run)) or {})
     except BaseException as error:  # a user's code may raise even SystemExit; the run counts and reports errors
         facts["failed"] = reason_of(error)
         sinks.clear()
@@ -72,12 +73,13 @@ def load_sink(name: str) -> Sink:
     user_class = file_and_class(name)
     if user_class is not None:
         return _class_in(*user_class)()
-    builtin = BUILTIN[name]
     try:
-        importlib.import_module(builtin.package)
+        importlib.import_module(name)
     except ImportError as error:
-        raise VlmrlError(f"{error}", hint=f"pip install '.[{builtin.extra}]' in the checkout of vlmrl") from error
-    return getattr(importlib.import_module(builtin.module), builtin.class_name)()
+        raise VlmrlError(f"{error}", hint=f"pip install '.[{name}]' in the checkout of vlmrl") from error
+    from vlmrl.loggers import builtin
+
+    return getattr(builtin, BUILTIN[name])()
 
 
 def _class_in(file: str, class_name: str) -> Any:
@@ -93,10 +95,6 @@ def _class_in(file: str, class_name: str) -> Any:
     if cls is None:
         raise VlmrlError(f"there is no `{class_name}`", where=file)
     return cls
-
-
-def _run(fields: Mapping[str, Any]) -> SinkRun:
-    return SinkRun(**{**fields, "standing": [Line(**line) for line in fields["standing"]]})
 
 
 def _samples(items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> list[SampledRollout]:

@@ -7,14 +7,14 @@ own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from vlmrl.diagnose.signs import TITLES as HEALTH_TITLES
-from vlmrl.errors import VlmrlError
+from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.evaluate.over_training import is_finite
 from vlmrl.evaluate.paired import Comparison
 from vlmrl.recipe.load import recipe_from_resolved
@@ -99,60 +99,41 @@ ENDS = ("_low", "_high")
 SMALL = (380, 190)
 """Width and height of the charts of a gallery."""
 
-TITLES = {
-    "reward/mean": "Reward in training",
-    "reward/accuracy": "Accuracy in training",
-    "loss/cross_entropy": "Loss (cross-entropy, nats per token)",
+HEALTH = {
     "rollout/dead_group_share": "Dead groups (share)",
     "rollout/truncated_share": "Truncated responses (share)",
     "rollout/response_tokens_mean": "Response length (tokens, mean)",
-    "rollout/response_tokens_p10": "Response length (tokens, 10th percentile)",
-    "rollout/response_tokens_p50": "Response length (tokens, median)",
-    "rollout/response_tokens_p90": "Response length (tokens, 90th percentile)",
-    "rollout/tokens_per_second": "Sampling speed (tokens per second)",
+    "episode/turns": "Turns per episode",
+    "episode/calls": "Calls of tools per episode",
+    "episode/tool_errors": "Failed calls of tools (share)",
     "policy/entropy": "Entropy (nats per token)",
+    "optim/grad_norm": "Gradient norm (before clipping)",
     "policy/sampler_gap_max": "Sampler gap (largest, nats)",
     "policy/clip_share": "Clipped tokens (share)",
-    "optim/grad_norm": "Gradient norm (before clipping)",
-    "optim/lr": "Learning rate",
     "reward/errors": "Failed rewards (samples)",
     "reward/unavailable": "Rewards that were unavailable (samples)",
     "reward/timeouts": "Responses that hung the reward (samples)",
     "reward/outage_seconds": "Waiting for a service of the reward (seconds)",
-    "time/step_seconds": "Seconds per step",
-    "memory/peak_bytes": "Peak memory (bytes)",
     "loss/kl": "KL to the reference (nats)",
     "policy/kl_in_reward": "KL to the reference (nats)",
     "loss/value": "Loss of the critic",
     "value/explained_variance": "Variance explained by the critic (share)",
-    "episode/turns": "Turns per episode",
-    "episode/calls": "Calls of tools per episode",
-    "episode/tool_errors": "Failed calls of tools (share)",
+    "optim/lr": "Learning rate",
+    "rollout/tokens_per_second": "Sampling speed (tokens per second)",
+    "time/step_seconds": "Seconds per step",
+}
+"""Training metric that warns early -> its title. The charts are in this order."""
+TITLES = {
+    "reward/mean": "Reward in training",
+    "reward/accuracy": "Accuracy in training",
+    "loss/cross_entropy": "Loss (cross-entropy, nats per token)",
+    "rollout/response_tokens_p10": "Response length (tokens, 10th percentile)",
+    "rollout/response_tokens_p50": "Response length (tokens, median)",
+    "rollout/response_tokens_p90": "Response length (tokens, 90th percentile)",
+    "memory/peak_bytes": "Peak memory (bytes)",
+    **HEALTH,
     **HEALTH_TITLES,
 }
-HEALTH = (
-    "rollout/dead_group_share",
-    "rollout/truncated_share",
-    "rollout/response_tokens_mean",
-    "episode/turns",
-    "episode/calls",
-    "episode/tool_errors",
-    "policy/entropy",
-    "optim/grad_norm",
-    "policy/sampler_gap_max",
-    "policy/clip_share",
-    "reward/errors",
-    "reward/unavailable",
-    "reward/timeouts",
-    "reward/outage_seconds",
-    "loss/kl",
-    "policy/kl_in_reward",
-    "loss/value",
-    "value/explained_variance",
-    "optim/lr",
-    "rollout/tokens_per_second",
-    "time/step_seconds",
-)
 VALIDATION_TITLES = {
     "reward": "Reward",
     "accuracy": "Accuracy",
@@ -212,8 +193,6 @@ class Headline:
 
 def read_curves(run: Run, label: str, colour: int) -> RunCurves:
     """Return the curves of a run. If the metrics are damaged, `problem` is set and no error is raised."""
-    from vlmrl.errors import StoreError
-
     try:
         train, validation, events = (run.metrics(kind) for kind in ("train", "validation", "event"))
     except StoreError as error:
@@ -241,7 +220,7 @@ def main_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 def part_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """Return the charts of the reward's parts over the training steps, then of the rewards of several sources."""
-    names = _ordered(n for r in runs for n in _names(r.train) if n.startswith(("reward/part/", "reward/source/")))
+    names = dict.fromkeys(n for r in runs for n in _names(r.train) if n.startswith(("reward/part/", "reward/source/")))
     return [_train_chart(runs, n, title=n.removeprefix("reward/").replace("part/", "")) for n in names]
 
 
@@ -250,11 +229,11 @@ def validation_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
     A metric of several settings has one chart per set, with a line per setting.
     """
-    names = _ordered(n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
+    metrics = (n for r in runs for n in _names(r.validation) if n.startswith("eval/") and not n.endswith(ENDS))
     pairs = list(dict.fromkeys(pair for r in runs for pair in r.pairs))
     charts: dict[str, list[Series]] = {}
     titles: dict[str, str] = {}
-    for name in names:
+    for name in dict.fromkeys(metrics):
         short = name.removeprefix("eval/")
         if short in (*LEADING, "metric", "is_best", "epoch") or is_reflection(f"/{short}"):
             continue  # the tables of evaluations have reflection
@@ -294,16 +273,9 @@ def training_title(name: str) -> str:
 
 def other_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """Return charts of all training metrics that have no chart elsewhere."""
-    shown = {
-        *HEALTH,
-        *HEALTH_TITLES,
-        "reward/mean",
-        "reward/low",
-        "reward/high",
-        "reward/accuracy",
-        "loss/cross_entropy",
-    }
-    names = _ordered(n for r in runs for n in _names(r.train))
+    large = (metric for name, ends in TRAINED.values() for metric in (name, *(ends or ())))
+    shown = {*HEALTH, *HEALTH_TITLES, "loss/cross_entropy", *large}
+    names = dict.fromkeys(n for r in runs for n in _names(r.train))
     elsewhere = ("reward/part/", "reward/source/")
     return [_train_chart(runs, n) for n in names if not (n in shown or n.startswith(elsewhere) or is_reflection(n))]
 
@@ -353,14 +325,9 @@ def _averaged(title: str, values: Sequence[tuple[int, float]]) -> Headline:
 
 
 def _point(line: Line, name: str) -> dict[str, Any]:
-    low, high = (line.get(f"{name}{end}") for end in ENDS)
-    whole = is_finite(low) and is_finite(high)
-    return {
-        "value": line[name],
-        "low": low if whole else None,
-        "high": high if whole else None,
-        "step": line["step"],
-    }
+    ends = [line.get(f"{name}{end}") for end in ENDS]
+    low, high = ends if all(map(is_finite, ends)) else (None, None)
+    return {"value": line[name], "low": low, "high": high, "step": line["step"]}
 
 
 def _leading_series(run: RunCurves, metric: str) -> list[Series]:
@@ -404,10 +371,6 @@ def _marks(runs: Sequence[RunCurves]) -> list[Mark]:
     return [m for r in runs for m in r.marks]
 
 
-def _names(lines: Sequence[Line]) -> list[str]:
+def _names(lines: Sequence[Line]) -> Mapping[str, None]:
     """Return the names of the numeric metrics in the lines, in order of first appearance."""
-    return _ordered(k for n in lines for k, v in n.items() if k not in NOT_METRICS and is_finite(v))
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
+    return dict.fromkeys(k for n in lines for k, v in n.items() if k not in NOT_METRICS and is_finite(v))

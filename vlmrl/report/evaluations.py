@@ -42,6 +42,7 @@ from vlmrl.store.evaluated_rows import (
     ROLES,
     TRAINING_STEP,
     image_condition,
+    made_in_training,
     method_of,
     read_summary,
     role_label,
@@ -275,12 +276,8 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
     """
     folders_by_step: dict[int, list[Path]] = {}
     for folder in layout.eval_dirs(run.dir):
-        try:
-            is_training = bool((read_summary(folder).get("meta") or {}).get("during"))
-        except StoreError:
-            continue
         step = TRAINING_STEP.search(folder.name)
-        if is_training and step is not None:
+        if step is not None and made_in_training(folder):
             folders_by_step.setdefault(int(step[1]), []).append(folder)
     if first == last or any(len(folders_by_step.get(step, [])) != 1 for step in (first, last)):
         return {}
@@ -332,7 +329,6 @@ class RunGroup:
     Args:
         label: kind and names of its runs.
         kind: "RL" or "SFT".
-        colour: index of its colour.
         epochs: validations of its runs.
         train: the training lines of its runs.
     """

@@ -116,8 +116,12 @@ def line_chart(
     parts += [_line(s, frame) for s in drawn]
     parts += [_whiskers(s, frame) for s in drawn if s.low and s.dots]
     parts += [_points(s, frame, axis) for s in drawn]
-    label = f"{title}: {', '.join(dict.fromkeys(s.name for s in drawn))}"
-    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{_text(label)}">'
+    return _svg(f"{title}: {', '.join(dict.fromkeys(s.name for s in drawn))}", frame, parts)
+
+
+def _svg(label: str, frame: PlotFrame, parts: Sequence[str]) -> Markup:
+    size = f"{frame.width} {frame.height}"
+    opening = f'<svg class="chart" viewBox="0 0 {size}" role="img" aria-label="{_text(label)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
 
 
@@ -161,17 +165,12 @@ def histogram(
     frame = PlotFrame(span, (-top if len(shares) > 1 else 0.0, top), width, height)
     (left, middle), (right, _) = frame.at(span[0], 0.0), frame.at(span[1], 0.0)
     parts = [f'<line class="grid" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>']
-    for tick in (t for t in nice_ticks(*span) if span[0] <= t <= span[1]):
-        x, bottom = frame.at(tick, frame.y[0])
-        parts.append(f'<text class="tick" x="{x}" y="{bottom + 16}" text-anchor="middle">{short(tick)}</text>')
+    parts += _x_axis(frame, [t for t in nice_ticks(*span) if span[0] <= t <= span[1]], axis)
     for k, ((text, counts), share) in enumerate(zip(groups.items(), shares, strict=True)):
         parts += _bars(text, counts, share, frame, f"f{colour % NUM_COLOURS}{' second' if k else ''}", down=bool(k))
         y = height - BOTTOM - 4 if k else TOP + 8
         parts.append(f'<text class="tick" x="{left}" y="{y}">{_text(text)}</text>')
-    centre = (LEFT + width - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{centre}" y="{height - 3}" text-anchor="middle">{_text(axis)}</text>')
-    opening = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{_text(title)}">'
-    return Markup(f"{opening}{''.join(parts)}</svg>")
+    return _svg(title, frame, parts)
 
 
 def _bars(
@@ -251,12 +250,17 @@ def _axes(frame: PlotFrame, axis: str) -> str:
         x1, _ = frame.at(frame.x[1], tick)
         parts.append(f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{x0 - 7}" y="{y + 4}" text-anchor="end">{short(tick)}</text>')
-    for tick in frame.ticks_x:
+    return "".join([*parts, *_x_axis(frame, frame.ticks_x, axis)])
+
+
+def _x_axis(frame: PlotFrame, ticks: Sequence[float], axis: str) -> list[str]:
+    """Return the numbers and the title of the x axis as SVG."""
+    parts = []
+    for tick in ticks:
         x, y = frame.at(tick, frame.y[0])
         parts.append(f'<text class="tick" x="{x}" y="{y + 16}" text-anchor="middle">{short(tick)}</text>')
     middle, bottom = (LEFT + frame.width - RIGHT) / 2, frame.height - 3
-    parts.append(f'<text class="axis" x="{middle}" y="{bottom}" text-anchor="middle">{_text(axis)}</text>')
-    return "".join(parts)
+    return [*parts, f'<text class="axis" x="{middle}" y="{bottom}" text-anchor="middle">{_text(axis)}</text>']
 
 
 def _thin(s: Series) -> list[int]:
@@ -383,7 +387,6 @@ def figure_views(kept: Any, label: str, colour: int) -> list[FigureView]:
 
     Args:
         kept: the value `figures` of a summary.
-        label, colour: label and colour of the run.
     """
     try:
         figures = figures_from_json(kept)

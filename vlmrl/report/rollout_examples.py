@@ -11,7 +11,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -20,6 +20,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmrl.data.images import decode_image, image_hash
+from vlmrl.diagnose.run_facts import spread_steps
 from vlmrl.errors import DataError, StoreError
 from vlmrl.evaluate.metrics import finite
 from vlmrl.evaluate.records import read_evaluation
@@ -231,7 +232,7 @@ def example_steps(run: Run, images: RunImages, album: Album, *, max_steps: int =
     If the rollout file of a step is damaged, the step has a `problem` instead of groups.
     """
     files, views, texts = run.rollout_files(), [], TokenTexts(run)
-    for step in reversed(_spread_steps(list(files), max_steps)):
+    for step in reversed(spread_steps(list(files), max_steps)):
         try:
             groups = run.read_rollouts(step)
         except StoreError as error:
@@ -383,10 +384,10 @@ def answer_views(rows: Sequence[Mapping[str, Any]], images: RunImages, album: Al
     picks += [("random", r) for r in random.Random(0).sample(rest, min(count // 2, len(rest)))]
     views = []
     for why, row in picks:
-        own = {artifact["name"]: Media.of(artifact) for artifact in row["artifacts"]}
-        true_media = [_media(i) for i in row["images"]]
+        own = _artifacts(row)
+        true_media = list(map(Media.of, row["images"]))
         artifacts = compared(row["truth"], own, true_media, lambda m: album.add(m, images))
-        media = [_media(i) for i in row.get(SHOWN_IMAGES) or row["images"]]
+        media = list(map(Media.of, row.get(SHOWN_IMAGES) or row["images"]))
         pictures = [album.add(m, images) for m in media]
         acted = album.acted(row["source"], media)
         sample = SampleView(
@@ -480,7 +481,6 @@ class Answered:
     Args:
         drawn: facts about rows whose answers are drawings; None for others.
         render: picture of the answer; None = it was not drawn, or its picture was not kept.
-        score: its score; None = it has none.
     """
 
     title: str
@@ -502,7 +502,7 @@ def view_moves(run: Run, images: RunImages, album: Album, notes: list[str]) -> l
     Args:
         notes: sentences about files that cannot be read are added.
     """
-    answers = _validated(run, notes) or _sampled(run, notes)
+    answers = _boxed(_validated(run, notes)) or _boxed(_sampled(run))
     shown = {key for rows in answers.values() for key, answer in rows.items() if answer.shows}
     counts = Counter(key for rows in answers.values() for key in rows if key in shown)
     most = max(counts.values(), default=0)
@@ -536,8 +536,8 @@ def _drawings(answers: Mapping[str, Answered], drawn: Drawn, images: RunImages, 
     return Moves(first.title, panels if first.media else panels[1:], drawn=True)
 
 
-def _validated(run: Run, notes: list[str]) -> dict[str, dict[str, Answered]]:
-    """Return step -> row -> answer, from the validations of training that cover the most steps."""
+def _validated(run: Run, notes: list[str]) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+    """Yield (step, answers) of the validations of training that cover the most steps; see `_boxed`."""
     sets: dict[str, dict[int, Path]] = {}
     for folder in layout.eval_dirs(run.dir):
         try:
@@ -547,74 +547,49 @@ def _validated(run: Run, notes: list[str]) -> dict[str, dict[str, Answered]]:
         if meta.get("during") and isinstance(meta.get("step"), int):
             sets.setdefault(without_step(folder.name), {})[meta["step"]] = folder
     steps = max(sets.values(), key=len, default={})
-    answers: dict[str, dict[str, Answered]] = {}
-    for step in _spread_steps(sorted(steps)):
+    for step in spread_steps(sorted(steps), MOST_STEPS):
         try:
             rows = read_evaluation(steps[step]).rows
         except StoreError as error:
             notes.append(f"Evaluation {steps[step].name}: {error.message}.")
             continue
-        answers[f"step {step}"] = _boxed(
-            (
-                row["source"],
-                row["prompt_id"],
-                row["truth"],
-                row["detail"],
-                [_media(i) for i in row["images"]],
-                {artifact["name"]: Media.of(artifact) for artifact in row["artifacts"]},
-                row["score"],
-            )
-            for row in rows
-        )
-        if not answers[f"step {step}"]:
-            return {}
-    return answers
+        facts = ((r, [r[name] for name in ("source", "prompt_id", "truth", "detail")]) for r in rows)
+        yield step, [(*own, list(map(Media.of, r["images"])), _artifacts(r), r["score"]) for r, own in facts]
 
 
-def _sampled(run: Run, notes: list[str]) -> dict[str, dict[str, Answered]]:
-    """Return step -> row -> its first answer, from the rollouts."""
-    answers: dict[str, dict[str, Answered]] = {}
-    for step in _spread_steps(list(run.rollout_files())):
+def _sampled(run: Run) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+    """Yield (step, first answers to its rows) of the rollouts; see `_boxed`."""
+    for step in spread_steps(list(run.rollout_files()), MOST_STEPS):
         try:
             groups = run.read_rollouts(step)
         except StoreError:
             continue  # the page has a sentence about it at the step
-        firsts: list[tuple[Any, ScoredSample]] = [(group.row, group.samples[0]) for group in groups if group.samples]
-        answers[f"step {counted(step)}"] = _boxed(
-            (
-                row.source,
-                row.prompt_id,
-                row.truth,
-                sample.score.detail,
-                row.media,
-                sample.score.artifacts,
-                finite(sample.score.value),
-            )
-            for row, sample in firsts
+        firsts = ((g.row, g.samples[0].score) for g in groups if g.samples)
+        yield (
+            counted(step),
+            [(r.source, r.prompt_id, r.truth, s.detail, r.media, s.artifacts, finite(s.value)) for r, s in firsts],
         )
-        if not answers[f"step {counted(step)}"]:
+
+
+def _boxed(steps: Iterable[tuple[int, Sequence[tuple[Any, ...]]]]) -> dict[str, dict[str, Answered]]:
+    """Return step -> row with boxes or drawings -> its first answer; {} if a step has no such row.
+
+    Args:
+        steps: (step, its answers), each (source, prompt id, truth, detail, images, artifacts, score).
+    """
+    answers: dict[str, dict[str, Answered]] = {}
+    for step, rows in steps:
+        answered = answers[f"step {step}"] = dict[str, Answered]()
+        for source, prompt_id, truth, detail, media, artifacts, score in rows:
+            key = f"{source} {prompt_id}"
+            drawn, marks = drawn_by(truth), marks_of(truth, detail)
+            if key not in answered and (marks or drawn is not None):
+                render = None if drawn is None else artifacts.get(render_name(drawn, artifacts) or "")
+                answered[key] = Answered(row_title(source, prompt_id), marks, media, drawn, render, score)
+        if not answered:
             return {}
     return answers
 
 
-def _boxed(rows: Any) -> dict[str, Answered]:
-    """Return the rows with boxes or drawings, each with its first answer."""
-    answered: dict[str, Answered] = {}
-    for source, prompt_id, truth, detail, media, artifacts, score in rows:
-        key = f"{source} {prompt_id}"
-        drawn, marks = drawn_by(truth), marks_of(truth, detail)
-        if key not in answered and (marks or drawn is not None):
-            render = None if drawn is None else artifacts.get(render_name(drawn, artifacts) or "")
-            answered[key] = Answered(row_title(source, prompt_id), marks, media, drawn, render, score)
-    return answered
-
-
-def _media(image: Mapping[str, Any]) -> Media:
-    return Media(image["sha256"], image["width"], image["height"])
-
-
-def _spread_steps(steps: Sequence[int], most: int = MOST_STEPS) -> list[int]:
-    """Return at most `most` of the steps, evenly spread, the first and the last included."""
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
+def _artifacts(row: Mapping[str, Any]) -> dict[str, Media]:
+    return {artifact["name"]: Media.of(artifact) for artifact in row["artifacts"]}

@@ -102,10 +102,9 @@ def _sinks(loaded: LoadedRecipe) -> Iterator[Problem]:
             listing = f"loggers: {', '.join(BUILTIN)}; or a class of your own as path/to/file.py:Class"
             message = f"`log.sinks` names `{sink}`, and there is no such logger"
             yield Problem(message, where, did_you_mean(sink, BUILTIN, listing))
-        elif not is_installed(BUILTIN[sink].package):
-            extra = BUILTIN[sink].extra
-            hint = f"in the checkout of vlmrl: pip install '.[{extra}]'; or leave it out of log.sinks"
-            yield Problem(f"the logger {sink} needs {BUILTIN[sink].package}, which is not installed", where, hint)
+        elif not is_installed(sink):
+            hint = f"in the checkout of vlmrl: pip install '.[{sink}]'; or leave it out of log.sinks"
+            yield Problem(f"the logger {sink} needs {sink}, which is not installed", where, hint)
 
 
 def is_installed(package: str) -> bool:

@@ -122,12 +122,13 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as hexadecimal text. The file is read in blocks."""
+def sha256_of(*paths: Path) -> str:
+    """Return the sha256 of a file, or of the content of files in order, as hexadecimal text. It is read in blocks."""
     digest = hashlib.sha256()  # hashlib.file_digest needs Python 3.11
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()
 
 

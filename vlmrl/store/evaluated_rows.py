@@ -77,6 +77,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def made_in_training(folder: Path) -> bool:
+    """Return whether an evaluation is a validation during training; False for one that cannot be read."""
+    try:
+        return bool((read_summary(folder).get("meta") or {}).get("during"))
+    except StoreError:
+        return False
+
+
 @cache
 def _model() -> Any:
     """Return the model of a summary: the types of the keys that readers use."""

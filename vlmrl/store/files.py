@@ -103,8 +103,7 @@ def link_tree(source: Path, target: Path) -> None:
             raise
         except OSError:
             shutil.copy2(path, other)
-            with open(other, "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(other)
     for folder in (target, *(p for p in target.rglob("*") if p.is_dir())):
         sync_folder(folder)
 

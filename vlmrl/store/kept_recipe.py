@@ -39,8 +39,6 @@ class Renewal:
         resolved: the new recipe.
         recipe_text: text of its file; None if no file was given.
         records: new values of the manifest's fields datasets, rewards and prompts.
-        texts: new texts of the rewards and prompts.
-        seeds: new value of the manifest's field seeds.
     """
 
     changes: Sequence[Mapping[str, Any]]
@@ -159,12 +157,6 @@ def write_recipe(run_dir: Path, resolved: Mapping[str, Any] | None, text: str | 
     return hashes_of(run_dir, written)
 
 
-def write_renewal(run_dir: Path, attempt: int, renewal: Renewal) -> Files:
-    """Write the files of a renewal: recipes, rewards and prompts. The manifest is not changed."""
-    recipe = write_recipe(run_dir, renewal.resolved, renewal.recipe_text, attempt)
-    return recipe | keep_texts(run_dir, renewal.texts)
-
-
 def keep_texts(run_dir: Path, texts: Texts) -> Files:
     """Write reward files and prompt templates. Equal texts are written once."""
     paths = {layout.kept_path(run_dir, kind, sha256): text for (kind, sha256), text in texts.items()}
@@ -173,12 +165,6 @@ def keep_texts(run_dir: Path, texts: Texts) -> Files:
             path.parent.mkdir(exist_ok=True)
             write_text(path, text)
     return hashes_of(run_dir, paths)
-
-
-def keep_diff(run_dir: Path, diff: str) -> Files:
-    """Write code.diff: the changes of the code since its commit."""
-    write_text(run_dir / layout.CODE_DIFF, diff)
-    return hashes_of(run_dir, [run_dir / layout.CODE_DIFF])
 
 
 def write_text(path: Path, text: str) -> None:

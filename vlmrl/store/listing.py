@@ -109,7 +109,7 @@ def list_runs(
 
 
 TRAINED = ("rl", "sft")
-"""Kinds of runs that train. A `vlmrl try` does not."""
+"""Kinds of runs that train, with a `train` line for every step. A `vlmrl try` does not."""
 
 
 def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:

@@ -107,8 +107,8 @@ class RunLock:
         """
         for _ in range(20):
             handle = self._open()
-            exclusive = _try_flock(handle)
-            if not self._is_current(handle):
+            exclusive = try_flock(handle)
+            if not is_current(handle, self.path):
                 os.close(handle)
                 continue
             owner = read_owner(self.run_dir)
@@ -150,7 +150,7 @@ class RunLock:
         if self._handle is None:
             return
         with contextlib.suppress(FileNotFoundError):
-            if self._is_current(self._handle):
+            if is_current(self._handle, self.path):
                 self.path.unlink()
         os.close(self._handle)
         self._handle = None
@@ -160,13 +160,6 @@ class RunLock:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreError(f"cannot lock this run: {error.strerror}", where=str(self.path)) from error
-
-    def _is_current(self, handle: int) -> bool:
-        """Return whether the open file is still the lock file; another process may have replaced it."""
-        try:
-            return os.path.samestat(os.fstat(handle), os.stat(self.path))
-        except FileNotFoundError:
-            return False
 
     def _claim(self, handle: int) -> None:
         content = json.dumps(asdict(this_process()), indent=1).encode() + b"\n"
@@ -188,8 +181,16 @@ class RunLock:
         return StoreError(message, where=str(self.path), hint=hint)
 
 
-def _try_flock(handle: int) -> bool:
-    """Try to take the file lock. Return True if this process holds it now, or if the file system has no locks."""
+def is_current(handle: int, path: Path) -> bool:
+    """Return whether an open file still has this path; another process may have replaced or removed it."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def try_flock(handle: int) -> bool:
+    """Try to take a file lock. Return True if this process holds it now, or if the file system has no locks."""
     if fcntl is None:
         return True
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vlmrl.errors import StoreError, shortened
 from vlmrl.redaction.redact import excerpt, redact_argv, redact_value
@@ -29,8 +29,7 @@ SEAL = "crc32"
 
 Status = Literal["running", "done", "failed", "interrupted", "killed"]
 """Status of a run. "killed" is never stored: it means that "running" is stored, but the owner is dead."""
-
-STATUSES: tuple[Status, ...] = ("running", "done", "failed", "interrupted", "killed")
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ Resolver = Callable[[Media], "bytes | None"]
 """Function that returns the image file of a reference, or None if it does not have it."""
 
 BATCH_BYTES = 8 * 1024 * 1024
+"""Size in bytes at which a batch of images is written to its shard."""
 
 
 class ShardFolder:
@@ -45,6 +46,7 @@ class ShardFolder:
         return len(self._index)
 
     def hashes(self) -> list[str]:
+        """Return every image's hash, in shard order."""
         return list(self._index)
 
     def get(self, sha256: str) -> bytes | None:
@@ -71,8 +73,6 @@ class RunImages:
     """Image files of one run. `notes` has a sentence for each dataset that is missing or has changed since the run.
 
     Args:
-        run_dir: the run folder.
-        datasets: `Manifest.datasets`.
         resolvers: called in turn for images that neither the run nor a prepared dataset has.
     """
 
@@ -142,40 +142,56 @@ class RunImages:
         return folder
 
 
-def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> int:
-    """Write (sha256, image file) pairs as one shard, each hash once, in the given order. Return the number of images.
+class ShardStream:
+    """Writer of image files to a shard, in batches. The bytes of a shard depend only on its images and their order.
 
-    The bytes of the shard depend only on the images and their order.
+    Args:
+        sink: binary file.
+
+    Attributes:
+        written_bytes: size of the images in batches that were written.
     """
+
+    def __init__(self, sink: Any) -> None:
+        import pyarrow as pa
+
+        self._writer = pa.ipc.new_file(sink, _shard_schema())
+        self._images: list[tuple[str, bytes]] = []
+        self._has_batch, self._waiting_bytes, self.written_bytes = False, 0, 0
+
+    def add(self, sha256: str, content: bytes) -> None:
+        self._images.append((sha256, content))
+        self._waiting_bytes += len(content)
+        if self._waiting_bytes >= BATCH_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Write the rest. A shard without images has an empty batch."""
+        if self._images or not self._has_batch:
+            self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        columns = [[image[part] for image in self._images] for part in (0, 1)]
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, _shard_schema(), strict=True)]
+        self._writer.write_batch(pa.record_batch(arrays, schema=_shard_schema()))
+        self.written_bytes += self._waiting_bytes
+        self._images, self._waiting_bytes, self._has_batch = [], 0, True
+
+
+def write_shard(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
+    """Write (sha256, image file) pairs as one shard, each hash once, in the given order."""
     import pyarrow as pa
 
-    schema = _shard_schema()
     sink = pa.BufferOutputStream()
-    seen: set[str] = set()
-    with pa.ipc.new_file(sink, schema) as writer:
-        hashes: list[str] = []
-        files: list[bytes] = []
-        held = 0
-
-        def flush() -> None:
-            nonlocal hashes, files, held
-            if hashes:
-                writer.write_batch(pa.record_batch([pa.array(hashes), pa.array(files, pa.binary())], schema=schema))
-            hashes, files, held = [], [], 0
-
-        for sha256, content in images:
-            if sha256 in seen:
-                continue
-            seen.add(sha256)
-            hashes.append(sha256)
-            files.append(content)
-            held += len(content)
-            if held >= BATCH_BYTES:
-                flush()
-        flush()
+    shard = ShardStream(sink)
+    for sha256, content in dict(images).items():
+        shard.add(sha256, content)
+    shard.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, sink.getvalue().to_pybytes())
-    return len(seen)
 
 
 def _shard_schema() -> Any:

@@ -8,7 +8,7 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,17 +76,15 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
     temp = temp_path(target)
     try:
         with tempfile.TemporaryDirectory() as scratch, open(temp, "wb") as raw:
-            entries = [(path.relative_to(run_dir).as_posix(), path) for path in paths]
+            files = {path.relative_to(run_dir).as_posix(): path for path in paths}
+            files.pop(layout.PACKED, None)
             if contents:
-                shard = Path(scratch, SHARD)
-                write_shard(shard, contents.items())
-                entries = [e for e in entries if e[0] != f"{layout.MEDIA}/{SHARD}"] + [
-                    (f"{layout.MEDIA}/{SHARD}", shard)
-                ]
-            entries = [e for e in entries if e[0] != layout.PACKED]
-            entries = [(n, _redacted(p, Path(scratch)) if n.startswith(f"{layout.LOGS}/") else p) for n, p in entries]
+                files[f"{layout.MEDIA}/{SHARD}"] = Path(scratch, SHARD)
+                write_shard(Path(scratch, SHARD), contents.items())
+            for name in (name for name in files if name.startswith(f"{layout.LOGS}/")):
+                files[name] = _redacted(files[name], Path(scratch))
             with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0, compresslevel=6) as packed:
-                _write_tar(packed, run_dir.resolve().name, entries, json.dumps(about, indent=1).encode())
+                _write_tar(packed, run_dir.resolve().name, files, json.dumps(about, indent=1).encode())
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(temp, target)
@@ -95,7 +93,7 @@ def pack_run(run_dir: Path, target: Path, images: RunImages, *, checkpoints: Che
         temp.unlink(missing_ok=True)
         raise StoreError(f"cannot write the archive: {error.strerror or error}", where=str(target)) from error
     size = target.stat().st_size
-    return Packed(target, len(entries) + 1, len(own) + len(contents), size, missing, left_out)
+    return Packed(target, len(files) + 1, len(own) + len(contents), size, missing, left_out)
 
 
 def _redacted(log: Path, scratch: Path) -> Path:
@@ -111,9 +109,9 @@ def _redacted(log: Path, scratch: Path) -> Path:
     return copy
 
 
-def _write_tar(stream: io.IOBase, top: str, entries: list[tuple[str, Path]], about: bytes) -> None:
+def _write_tar(stream: io.IOBase, top: str, files: Mapping[str, Path], about: bytes) -> None:
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[arg-type]
-        for name, path in sorted(entries):
+        for name, path in sorted(files.items()):
             with open(path, "rb") as file:
                 tar.addfile(_entry(f"{top}/{name}", os.fstat(file.fileno()).st_size), file)
         tar.addfile(_entry(f"{top}/{layout.PACKED}", len(about)), io.BytesIO(about))

@@ -23,12 +23,8 @@ from typing import Any, BinaryIO
 
 from vlmrl.errors import StoreError
 from vlmrl.store.layout import unfinished_path
+from vlmrl.store.lock import is_current, try_flock
 from vlmrl.untrusted import parse_json
-
-try:
-    import fcntl
-except ImportError:  # some platforms have no fcntl: two processes with the same work are not told apart there
-    fcntl = None
 
 SCHEMA = 1
 GRADED = ".graded"
@@ -42,11 +38,8 @@ class ResponseJournal:
     """Responses by (number of the row, sample), in one file that is only appended to. Use it as a context manager.
 
     Args:
-        root: folder of the runs.
         name: word at the beginning of the file's name, such as the name of the source.
         identity: all that the responses depend on, as JSON values; not the number of rows or samples.
-        rows: number of rows.
-        samples: number of responses per row.
         keys: a hash of each row, without two equal ones. A response belongs to the row with its key, wherever that row
             is now; so rows may be added, removed and changed between two attempts. None = it belongs to its number.
     Raises: StoreError when another process has the file open, or it cannot be written.
@@ -138,29 +131,15 @@ class ResponseJournal:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 # Unbuffered: each response is in the system's hands when `write` returns.
                 file = os.fdopen(handle, "r+b", buffering=0)
-                self._lock(file)
-                if self._is_current(file):
+                if not try_flock(handle):
+                    file.close()
+                    message, hint = "another process works on the same responses", "wait for it, or stop it"
+                    raise StoreError(message, where=str(self.path), hint=hint)
+                if is_current(handle, self.path):
                     return file  # pyright: ignore[reportReturnType]
                 file.close()  # another process finished this work and removed the file between our two steps
         except OSError as error:
             raise StoreError(f"cannot write responses: {error.strerror}", where=str(self.path)) from error
-
-    def _lock(self, file: Any) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise StoreError(
-                "another process works on the same responses", where=str(self.path), hint="wait for it, or stop it"
-            ) from None
-
-    def _is_current(self, file: Any) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
-        except FileNotFoundError:
-            return False
 
     def _read_all(self) -> None:
         """Find the places of all responses. A line that a kill or a power failure left incomplete is given up."""

@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -383,16 +384,9 @@ def read_rollouts(path: Path) -> list[Group]:
     Raises: StoreError when the file is missing, damaged, not a rollout file, or of a newer schema.
     """
     table = read_table(path)
-    groups: list[Group] = []
-    samples: list[ScoredSample] = []
-    rows: list[dict[str, Any]] = table.to_pylist()
     with damage_told(path, "rollouts have a value of the wrong type"):
-        for position, row in enumerate(rows):
-            samples.append(sample_of(row))
-            if position + 1 == len(rows) or rows[position + 1]["group"] != row["group"]:
-                groups.append(Group(row_of(row), row["prompt_text"], tuple(samples)))
-                samples = []
-    return groups
+        groups = [list(rows) for _, rows in groupby(table.to_pylist(), lambda row: row["group"])]
+        return [Group(row_of(rows[0]), rows[0]["prompt_text"], tuple(map(sample_of, rows))) for rows in groups]
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -24,7 +24,7 @@ from vlmrl.store import kept_recipe, layout, provenance
 from vlmrl.store import manifest as manifests
 from vlmrl.store import metrics as metrics_
 from vlmrl.store import rollouts as rollouts_
-from vlmrl.store.checkpoints import choose_checkpoint
+from vlmrl.store.checkpoints import choose_checkpoint, hashes_of
 from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, require_ordinary, sweep, sync_folder, temp_path
 from vlmrl.store.layout import now
 from vlmrl.store.listing import command_line, find, runs_option, status_of
@@ -41,8 +41,6 @@ class Run:
     Used as a context manager, it records the end of the run: "done", "interrupted" (Ctrl-C) or "failed" with the error.
 
     Attributes:
-        dir: the folder.
-        id: name of the folder.
         manifest: the manifest when it was last read or written.
         attempt: number of the attempt that writes now; for a reader, number of the last attempt.
     """
@@ -283,7 +281,9 @@ def create_run(
     learn(filter(None, (recipe_text, *texts.values())))
     try:
         files = kept_recipe.write_recipe(temp_dir, resolved, recipe_text) | kept_recipe.keep_texts(temp_dir, texts)
-        files |= kept_recipe.keep_diff(temp_dir, diff) if diff else {}
+        if diff:
+            kept_recipe.write_text(temp_dir / layout.CODE_DIFF, diff)
+            files |= hashes_of(temp_dir, [temp_dir / layout.CODE_DIFF])
         if fork:
             link_tree(fork.checkpoint, temp_dir / layout.CHECKPOINTS / fork.checkpoint.name)
         manifest = Manifest(
@@ -386,7 +386,8 @@ def resume_run(
         if reader.manifest.best is not None and reader.manifest.best.step > step:
             changes["best"] = _best_until(reader, step)
         if renewal is not None:
-            written = kept_recipe.write_renewal(run_dir, number, renewal)
+            written = kept_recipe.write_recipe(run_dir, renewal.resolved, renewal.recipe_text, number)
+            written |= kept_recipe.keep_texts(run_dir, renewal.texts)
             changes["files"] = {**written, **reader.manifest.files}
             attempt = replace(attempt, accepted=renewal.accepted)
             changes |= {name: tuple(r) for name, r in renewal.records.items()}

@@ -15,7 +15,7 @@ from vlmrl.store.evaluated_rows import names_a_step, read_summary
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.layout import seconds_between
 from vlmrl.store.listing import command_line
-from vlmrl.store.metrics import current, parse_line
+from vlmrl.store.metrics import current, parse_line, read_file
 from vlmrl.store.runs import Run, open_run
 
 ATTEMPT = ("number", "start", "end", "from_step", "status", "changes", "changes_text", "processes")
@@ -124,8 +124,6 @@ def _last_sign(run: Run, attempt: int) -> str | None:
     """Return the time of the last line that an attempt wrote, as an estimate of the time when it was killed."""
     if run.status == "running" and attempt == run.attempt:
         return None
-    from vlmrl.store.metrics import read_file
-
     times = [line.get("time") for line in read_file(run.dir).lines if line["attempt"] == attempt]
     last = times[-1] if times else None
     return last if isinstance(last, str) else next(a.start for a in run.manifest.attempts if a.number == attempt)

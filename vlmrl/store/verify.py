@@ -20,7 +20,7 @@ from vlmrl.store.checkpoints import faults, hash_line, sha256_of
 from vlmrl.store.evaluated_rows import read_rows, read_summary, row_groups
 from vlmrl.store.files import ENTRY_HINT, leftovers
 from vlmrl.store.kept_recipe import planned_steps, read_resolved_file, resolved_files
-from vlmrl.store.listing import status_of
+from vlmrl.store.listing import TRAINED, status_of
 from vlmrl.store.manifest import Manifest, manifest_fault, read_manifest, read_raw, read_remote
 from vlmrl.store.media import RunImages
 from vlmrl.store.metrics import read_file
@@ -30,8 +30,6 @@ from vlmrl.store.runs import rollout_files
 from vlmrl.types import policy_versions
 from vlmrl.untrusted import entry_problems, number_of, read_regular
 
-TRAINED = ("rl", "sft")
-"""Kinds of runs that write a `train` line every step."""
 MOST_STEPS = 5
 SAME_MEAN = 1e-9
 """Relative tolerance of a mean score. Other versions may have added the scores in another order."""

@@ -15,6 +15,7 @@ from vlmrl.data.image_scan import FileReader, MemoryFiles, Stored, examine, scan
 from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash
 from vlmrl.data.measurements import MAX_PIXELS, PATCH_PIXELS, estimate_image_tokens, fit_size
 from vlmrl.errors import DataError
+from vlmrl.store import media
 from vlmrl.types import Media
 
 
@@ -38,7 +39,7 @@ EXACT = sum(len(data) for data in list(collection(3).values())[:3])
 def test_shards_written_in_parts_are_those_written_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, shard: int
 ) -> None:
-    monkeypatch.setattr(limits, "BATCH_BYTES", batch)
+    monkeypatch.setattr(media, "BATCH_BYTES", batch)
     monkeypatch.setattr(limits, "SHARD_BYTES", shard)
     files = collection(20)
     (tmp_path / "one").mkdir()

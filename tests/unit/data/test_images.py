@@ -11,6 +11,7 @@ from PIL import Image
 from vlmrl.data import images as images_module
 from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash, probe_image, store_decoded
 from vlmrl.errors import DataError
+from vlmrl.store import media
 
 
 def file_of(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -85,7 +86,7 @@ def test_shards_hold_each_content_once_and_are_read_back(tmp_path: Path) -> None
 def test_shards_split_at_their_size_and_are_the_same_every_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images_module, "BATCH_BYTES", 1)
+    monkeypatch.setattr(media, "BATCH_BYTES", 1)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         writer = ShardWriter(tmp_path / name, shard_bytes=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from PIL import Image, PngImagePlugin
 
 from vlmrl.data.images import decode_image, probe_image
 from vlmrl.data.table_dataset import TableDataset, open_tables
-from vlmrl.data.table_values import map_columns, read_answer, read_image, read_messages, split_images
+from vlmrl.data.table_values import map_columns, read_answer, read_image, read_messages, read_tools, split_images
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data
 
@@ -53,6 +54,18 @@ def test_structured_cells_as_json_text_are_read() -> None:
     row = {"prompt": "x", "reward_model": '{"ground_truth": "7"}', "answer": "8"}
     assert map_columns(list(row), {}, row, "").answer == "reward_model"
     assert read_answer("[1, 2]", "") == "[1, 2]"  # an answer may look like a list
+
+
+def test_a_cell_that_is_nested_too_deep_is_told_with_its_place() -> None:
+    cell: Any = "x"
+    for _ in range(60):
+        cell = [cell]
+    function = {"name": "f", "parameters": {"x": cell}, "arguments": {"x": cell}}
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [function]}]
+    for read, value in ((read_answer, cell), (read_tools, [function]), (read_messages, chat)):
+        with pytest.raises(DataError, match="nested more than 50 deep") as error:
+            read(value, "row 1")
+        assert str(error.value.where).startswith("row 1")
 
 
 def test_an_absolute_path_says_which_root_would_hold_it(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmrl.evaluate.metrics import (
-    accuracies_by,
     baselines,
     metric_value,
     summarise,
 )
-from vlmrl.evaluate.paired import joined_by, paired_differences
+from vlmrl.evaluate.paired import joined_by, paired_columns, paired_differences
 
 FOUR = [
     row("p0", score=1.0, label=1.0, confidence=0.9, images=("a", "b"), distance=0),
@@ -63,11 +62,14 @@ def test_each_metric_says_how_many_rows_it_is_made_of():
 
 
 def test_accuracy_by_a_field_of_the_truth_has_two_to_twenty_values():
+    def names(truths, *by):
+        rows = [{**FOUR[0], "prompt_id": str(i), "truth": truth} for i, truth in enumerate(truths)]
+        return [n for n in summarise(rows, by=by)["metrics"] if n.startswith("accuracy/") and n != "accuracy/digit"]
+
     truths = [{"n": n, "shape": "disc", "same": n > 1, "size": n / 10, "id": str(n)} for n in range(10, 0, -1)]
-    assert list(accuracies_by(truths, ["n"])) == [f"accuracy/n-{n}" for n in range(1, 11)]
-    assert list(accuracies_by(truths, ["id"]))[:2] == ["accuracy/id-1", "accuracy/id-10"]
-    assert accuracies_by(truths, ["shape", "same", "size", "none"]) == {}
-    assert accuracies_by([{"n": n} for n in range(21)], ["n"]) == {}
+    assert names(truths, "n") == [f"accuracy/n-{n}" for n in range(1, 11)]
+    assert names(truths, "id")[:2] == ["accuracy/id-1", "accuracy/id-10"]
+    assert names(truths, "shape", "same", "size", "none") == names([{"n": n} for n in range(21)], "n") == []
     assert summarise(FOUR)["by"] == [] and "accuracy/distance-0" not in summarise(FOUR)["metrics"]
 
 
@@ -145,14 +147,16 @@ def test_greedy_answers_have_no_pass_at_k():
 def test_paired_differences_use_the_rows_that_both_have():
     after = [row("p0", score=0.9), row("p1", score=0.7), row("new", score=0.0)]
     before = [row("p1", score=0.2), row("p0", score=0.5), row("gone", score=1.0)]
-    found = paired_differences(after, before)
+    found = paired_differences(paired_columns(after, before))
     assert found["reward"]["value"] == pytest.approx(0.45, abs=1e-12)
     assert found["reward"]["n"] == 2
     assert found["accuracy"]["value"] == 0.0
 
 
 def test_rows_in_which_one_side_has_no_number_are_not_compared():
-    found = paired_differences([row("p0", level=None), row("p1", level=1.0)], [row("p0"), row("p1", level=0.0)])
+    found = paired_differences(
+        paired_columns([row("p0", level=None), row("p1", level=1.0)], [row("p0"), row("p1", level=0.0)])
+    )
     assert found["accuracy/digit"] == {
         "value": 1.0,
         "low": None,
@@ -167,7 +171,7 @@ def test_rows_in_which_one_side_has_no_number_are_not_compared():
 
 
 def test_without_common_rows_there_is_no_difference():
-    assert paired_differences([row("p0")], [row("p1")]) == {}
+    assert paired_columns([row("p0")], [row("p1")]) == {}
 
 
 @pytest.mark.slow
@@ -220,7 +224,7 @@ def test_responses_of_one_length_are_no_evidence_of_other_lengths(tokens: int):
     ranges = {"response_tokens": (0.0, 200.0)}
     found = summarise(alike, ranges)["metrics"]["response_tokens"]
     assert (found["value"], found["low"], found["high"]) == (tokens, None, None)
-    apart = paired_differences(alike, alike, ranges)["response_tokens"]
+    apart = paired_differences(paired_columns(alike, alike, ranges))["response_tokens"]
     assert (apart["value"], apart["low"], apart["high"]) == (0.0, None, None)
 
 

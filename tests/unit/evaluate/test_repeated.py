@@ -7,23 +7,28 @@ import math
 from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from evaluation_builders import row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmrl.evaluate.estimates import mean_interval
+from vlmrl.evaluate.estimates import RowKeys, mean_interval
 from vlmrl.evaluate.metrics import answer_of, summarise
-from vlmrl.evaluate.paired import paired_differences
-from vlmrl.evaluate.repeated import (
-    PromptSamples,
-    estimates_per_prompt,
-    maj_at_k,
-    mean_at_k,
-    pass_at_k,
-    repeated_interval,
-    shown_estimates,
-)
+from vlmrl.evaluate.paired import paired_columns, paired_differences
+from vlmrl.evaluate.repeated import NO_ANSWER, SampleTable, maj_at_k, mean_at_k, pass_at_k
+
+
+def table_of(*prompts: tuple) -> SampleTable:
+    """Prompts, each (accuracies, answers or None, ids of its cluster)."""
+    numbers = {None: NO_ANSWER}
+    answers = [numbers.setdefault(a, len(numbers)) for _, known, _ in prompts for a in known or ()]
+    return SampleTable(
+        np.array([i for i, (accuracies, *_) in enumerate(prompts) for _ in accuracies], dtype=np.int64),
+        np.array([a for accuracies, *_ in prompts for a in accuracies], dtype=np.float64),
+        np.array(answers) if answers else None,
+        RowKeys.of([cluster for accuracies, _, cluster in prompts for _ in accuracies]),
+    )
 
 
 def test_pass_at_k_by_hand():
@@ -59,9 +64,9 @@ def test_the_others_refuse_what_makes_no_sense():
         with pytest.raises(ValueError, match="maj@"):
             maj_at_k(answers, accuracies, k)
     with pytest.raises(ValueError, match="best@2"):
-        estimates_per_prompt([PromptSamples((1.0, 0.0))], "best", 2)
+        table_of(((1.0, 0.0), None, ())).values("best", 2)
     with pytest.raises(ValueError, match="answers"):
-        estimates_per_prompt([PromptSamples((1.0, 0.0))], "maj", 2)
+        table_of(((1.0, 0.0), None, ())).values("maj", 2)
 
 
 def test_maj_at_k_by_hand():
@@ -111,37 +116,38 @@ def test_a_majority_of_many_samples_neither_overflows_nor_takes_long():
 
 
 PROMPTS = [
-    PromptSamples((1.0, 0.0, 0.0, 0.0), ("x", "y", "y", None), ("i",)),
-    PromptSamples((1.0, 1.0, 1.0, 1.0), ("z",) * 4, ("i",)),
-    PromptSamples((0.0, 1.0), ("u", "v"), ("j",)),
+    ((1.0, 0.0, 0.0, 0.0), ("x", "y", "y", None), ("i",)),
+    ((1.0, 1.0, 1.0, 1.0), ("z",) * 4, ("i",)),
+    ((0.0, 1.0), ("u", "v"), ("j",)),
 ]
 
 
 def test_a_prompt_without_k_samples_is_left_out_and_counted():
     # pass@4 of the first two: 1 and 1.
-    found = repeated_interval(PROMPTS, "pass", 4)
+    found = table_of(*PROMPTS).interval("pass", 4)
     assert (found.mean, found.n, found.clusters) == (1.0, 2, 1)
     assert math.isnan(found.low), "both show the same image: one cluster has no interval"
     # pass@2: 1 - C(3,2)/C(4,2) = 1/2; 1; 1.
-    assert repeated_interval(PROMPTS, "pass", 2).mean == pytest.approx(2.5 / 3, abs=1e-15)
-    assert math.isnan(repeated_interval(PROMPTS, "pass", 5).mean) and repeated_interval(PROMPTS, "pass", 5).n == 0
+    assert table_of(*PROMPTS).interval("pass", 2).mean == pytest.approx(2.5 / 3, abs=1e-15)
+    none = table_of(*PROMPTS).interval("pass", 5)
+    assert math.isnan(none.mean) and none.n == 0
 
 
 def test_the_interval_is_that_of_one_number_per_prompt():
     # 40 prompts whose 8 samples all agree say as much as 40 rows, not as 320.
-    prompts = [PromptSamples((float(i % 4 > 0),) * 8, ("a",) * 8) for i in range(40)]
+    table = table_of(*(((float(i % 4 > 0),) * 8, ("a",) * 8, ()) for i in range(40)))
     rows = mean_interval([float(i % 4 > 0) for i in range(40)], None)
     for metric in ("pass", "maj", "mean"):
-        found = repeated_interval(prompts, metric, 8)
+        found = table.interval(metric, 8)
         assert (found.mean, found.low, found.high) == pytest.approx((0.75, rows.low, rows.high), abs=1e-12)
 
 
 def test_a_summary_shows_powers_of_two_and_n_of_the_smallest_prompt():
-    assert shown_estimates(PROMPTS) == [("pass", 1), ("pass", 2), ("mean", 2)]
-    assert shown_estimates(PROMPTS[:2]) == [("pass", 1), ("pass", 2), ("pass", 4), ("maj", 4), ("mean", 4)]
-    graded = [PromptSamples((0.5, 1.0, 0.0))]
-    assert shown_estimates(graded) == [("mean", 3)]
-    assert shown_estimates([PromptSamples((1.0,))]) == shown_estimates([]) == []
+    shown = [("pass", 1), ("pass", 2), ("pass", 4), ("maj", 4), ("mean", 4)]
+    assert table_of(*PROMPTS).shown_estimates() == [("pass", 1), ("pass", 2), ("mean", 2)]
+    assert table_of(*PROMPTS[:2]).shown_estimates() == shown
+    assert table_of(((0.5, 1.0, 0.0), None, ())).shown_estimates() == [("mean", 3)]
+    assert table_of(((1.0,), None, ())).shown_estimates() == table_of().shown_estimates() == []
 
 
 def test_the_answer_of_a_response_is_what_the_reward_has_read():
@@ -177,7 +183,7 @@ def test_the_differences_of_two_evaluations_are_over_prompts_at_the_k_that_both_
     before = [row("p0", sample=i, confidence=0.1) for i in range(2)]
     before += [row("p1", sample=i, confidence=c, images=("c",)) for i, c in enumerate([0.9, 0.1])]
     before += [row("gone", sample=i, confidence=0.9) for i in range(2)]
-    found = paired_differences(after, before)
+    found = paired_differences(paired_columns(after, before))
     # pass@1: 1/4 and 3/4 against 0 and 1/2. pass@2: 1/2 and 1 against 0 and 1. n differs: no mean@n, no pass@4.
     assert {k: (m["a"], m["b"], m["n"]) for k, m in found.items() if "@" in k} == {
         "pass@1": (0.25, 0.5, 2), "pass@2": (0.5, 0.75, 2),
@@ -188,4 +194,4 @@ def test_the_differences_of_two_evaluations_are_over_prompts_at_the_k_that_both_
 def test_prompts_with_another_truth_are_no_pair():
     after = [row("p0", sample=i, distance=1) for i in range(2)] + [row("p1", sample=i) for i in range(2)]
     before = [row(p, sample=i) for p in ("p0", "p1") for i in range(2)]
-    assert paired_differences(after, before)["pass@2"]["n"] == 1
+    assert paired_differences(paired_columns(after, before))["pass@2"]["n"] == 1

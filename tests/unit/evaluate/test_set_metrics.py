@@ -20,7 +20,7 @@ from vlmrl.evaluate.compare import compare, differences, open_side
 from vlmrl.evaluate.estimates import Units
 from vlmrl.evaluate.metrics import summarise, task_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
-from vlmrl.evaluate.set_metrics import no_clash, resamples, row_counts, set_differences, summarise_sets
+from vlmrl.evaluate.set_metrics import resamples, row_counts, set_differences, summarise_sets
 from vlmrl.store.evaluated_rows import set_method_of
 from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, PooledMetrics
 from vlmrl.types import RewardInput, Score
@@ -216,12 +216,6 @@ def test_other_rows_units_or_truths_are_no_pair():
 def test_what_is_no_number_is_an_error(returned, told):
     with pytest.raises(DataError, match=told):
         summarise_sets(lambda responses: returned, *split([0.0, 1.0]))
-
-
-def test_a_name_that_rows_have_already_is_an_error():
-    no_clash(["ap"], {"reward": 1}, "mine")
-    with pytest.raises(DataError, match="task `mine` has a set metric `reward`"):
-        no_clash(["reward"], {"reward": 1}, "mine")
 
 
 def evaluated(folder, shift: float, better: str | None) -> None:

@@ -21,7 +21,7 @@ from vlmrl.evaluate.settings import (
     is_list,
     open_settings,
     setting_difference,
-    tables_of,
+    shared_values,
 )
 from vlmrl.store import layout
 from vlmrl.store.runs import create_run
@@ -190,7 +190,7 @@ def test_samples_of_a_prompt_give_pass_at_k_of_settings():
         return Evaluation(rows, summarise(rows))
 
     one, other = evaluation([1, 0], [0, 0], [1, 1]), evaluation([0, 1], [0, 1], [1, 1])
-    tables = tables_of([one, other], [1, 1])
-    assert [v.tolist() for v in tables["pass@2"].values] == [[[1, 0, 1]], [[1, 1, 1]]]
-    assert [v.tolist() for v in tables["pass@1"].values] == [[[0.5, 0, 1]], [[0.5, 0.5, 1]]]
-    assert tables["accuracy"].values[0].shape == (1, 6) and len(tables["mean@2"].clusters) == 3
+    shared = shared_values([one, other])
+    assert shared["pass@2"].value_EN.tolist() == [[1, 0, 1], [1, 1, 1]]
+    assert shared["pass@1"].value_EN.tolist() == [[0.5, 0, 1], [0.5, 0.5, 1]]
+    assert shared["accuracy"].value_EN.shape == (2, 6) and len(shared["mean@2"].clusters) == 3

@@ -109,25 +109,18 @@ def test_whole_pieces_are_not_generated_again_and_the_result_is_the_same(tmp_pat
     assert engine.calls == pieces[dies_at:] and sum(told) == 8 * dies_at
 
 
-def test_a_piece_that_was_half_written_is_generated_as_a_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("admits", [False, True])
+def test_a_half_written_piece_is_generated_whole_or_its_missing_rows_by_an_engine_that_admits_requests(
+    tmp_path: Path, admits: bool
+) -> None:
     whole = facts(respond(tmp_path, DyingEngine()))
     (path,) = (tmp_path / "unfinished").iterdir()
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[: 1 + 8 + 3]))  # the first piece, and three responses of the second
-    engine = DyingEngine()
+    path.write_bytes(b"".join(lines[: 1 + 8 + 3]))  # the first piece (rows 0 to 3), row 4, and one response of row 5
+    engine = DyingEngine(admits=admits)
     assert facts(respond(tmp_path, engine)) == whole
-    assert engine.calls == [["r4", "r5", "r6", "r7"], ["r8", "r9"]]
-
-
-def test_an_engine_that_admits_requests_gets_the_missing_rows_alone(tmp_path: Path) -> None:
-    whole = facts(respond(tmp_path / "whole", DyingEngine()))
-    respond(tmp_path, DyingEngine())
-    (path,) = (tmp_path / "unfinished").iterdir()
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[: 1 + 8 + 3]))  # rows 0 to 4, and the first response of row 5
-    engine = DyingEngine(admits=True)
-    assert facts(respond(tmp_path, engine)) == whole
-    assert engine.calls == [["r5", "r6", "r7", "r8", "r9"]]  # the pieces are submitted together
+    # With requests, the pieces are submitted together.
+    assert engine.calls == ([["r5", "r6", "r7", "r8", "r9"]] if admits else [["r4", "r5", "r6", "r7"], ["r8", "r9"]])
 
 
 def test_other_weights_settings_and_ranks_are_other_work(tmp_path: Path) -> None:

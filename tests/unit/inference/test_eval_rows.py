@@ -13,7 +13,7 @@ from begun_runs import entry, run_of
 
 from vlmrl.errors import DataError, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.eval import EvalSettings, plan
-from vlmrl.evaluate.eval_rows import EvalRows, choose_recipe, only_training_rows, rows_to_evaluate
+from vlmrl.evaluate.eval_rows import ChosenRecipe, EvalRows, choose_recipe, only_training_rows, rows_to_evaluate
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, training_folder, write_evaluation
 from vlmrl.launch.request import EvalRequest
@@ -257,12 +257,16 @@ def test_a_merged_model_is_evaluated_as_the_run_that_it_was_made_of(place: Path)
             choose_recipe(ModelOrigin("merged"), Path("runs"))
 
 
-def test_files_of_a_run_are_found_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch):
-    run = run_of(entry("train.jsonl", 'validation = "val.jsonl"'))
+def chosen_elsewhere(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> ChosenRecipe:
+    """The recipe of a run of this folder, as a command in another folder chooses it."""
     runs = Path("runs").absolute()
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
-    chosen = choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs)
+    return choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs)
+
+
+def test_files_of_a_run_are_found_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch):
+    chosen = chosen_elsewhere(run_of(entry("train.jsonl", 'validation = "val.jsonl"')), place, monkeypatch)
     assert facts(rows_to_evaluate(chosen.recipe, chosen.seen)) == [("train", "validation", "validation", 6)]
 
 
@@ -270,11 +274,9 @@ def test_a_plain_name_is_no_file_of_the_folder_that_the_run_was_started_in(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = run_of(entry("all", 'validation = "validation"\nreward = "exact_match"'))
-    runs = Path("runs").absolute()
-    for name in ("validation", "exact_match", "table", "elsewhere"):
+    for name in ("validation", "exact_match", "table"):
         (place / name).mkdir()
-    monkeypatch.chdir(place / "elsewhere")
-    chosen = choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs).recipe
+    chosen = chosen_elsewhere(run, place, monkeypatch).recipe
     data = chosen.data[0]
     assert (data.reward, data.validation, data.task) == ("exact_match", "validation", "table")
     assert data.path == str(place / "all") and chosen.reward.name == f"{place / 'reward.py'}:score"
@@ -283,10 +285,7 @@ def test_a_plain_name_is_no_file_of_the_folder_that_the_run_was_started_in(
 def test_a_task_of_ones_own_is_found_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch):
     (place / "t.py").write_text(OWN_TASK)
     run = run_of('[[data]]\npath = "train.jsonl"\ntask = "t.py:task"\n')
-    runs = Path("runs").absolute()
-    (place / "elsewhere").mkdir()
-    monkeypatch.chdir(place / "elsewhere")
-    chosen = choose_recipe(replace(origin_of(run), checkpoint=layout.checkpoint_dir(runs / run.id, 4)), runs)
+    chosen = chosen_elsewhere(run, place, monkeypatch)
     assert chosen.recipe.data[0].task == f"{place / 't.py'}:task"
 
 
