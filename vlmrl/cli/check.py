@@ -256,21 +256,16 @@ def check(
     overrides: options.Set = None,
     runs: options.Runs = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also load the model, and compare packed rows with its own forward pass."),
+        bool, typer.Option("--deep", help="Also load the model, and compare packed rows with its own forward pass.")
     ] = False,
     deep_prompts: Annotated[int, typer.Option(min=1, help="With --deep: number of prompts, 3 responses each.")] = 4,
     gpus: Annotated[
-        str | None,
-        typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.", show_default=False),
+        str | None, typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.")
     ] = None,
     nnodes: options.Nnodes = 1,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
-            help="Plan for other GPUs than this machine's: GiB (80), a name (H100) or a MIG slice (3g.40gb).",
-            show_default=False,
-        ),
+        typer.Option(help="Plan for other GPUs than this machine's: GiB (80), a name (H100) or a MIG slice (3g.40gb)."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -187,35 +187,21 @@ def show_kept(result: Mapping[str, Any]) -> None:
         say(f"use them: --set data.{index}.path={kept['path']}")
 
 
-Prompts = Annotated[
-    int | None,
-    typer.Option(min=1, help="Number of prompts; default: 20, with --filter every row.", show_default=False),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option(min=1, help="Responses per prompt; default: rollout.samples_per_prompt.", show_default=False),
-]
+Prompts = Annotated[int | None, typer.Option(min=1, help="Number of prompts; default: 20, with --filter every row.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Responses per prompt; default: rollout.samples_per_prompt.")]
 Solved = Annotated[
     str | None,
     typer.Option(
-        help="Condition for a right response, such as 'acc>=1': a part of the reward, or `reward` for the score.",
-        show_default=False,
+        help="Condition for a right response, such as 'acc>=1': a part of the reward, or `reward` for the score."
     ),
 ]
 Filter = Annotated[
     str | None,
-    typer.Option(
-        "--filter",
-        help="Write the rows with a solve rate in this range, such as 0.1:0.9, to --out.",
-        show_default=False,
-    ),
+    typer.Option("--filter", help="Write the rows with a solve rate in this range, such as 0.1:0.9, to --out."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder that --filter writes; if the rows come from a table, a file (.parquet is added).",
-        show_default=False,
-    ),
+    typer.Option(help="Folder that --filter writes; if the rows come from a table, a file (.parquet is added)."),
 ]
 Show = Annotated[int, typer.Option(min=0, help="Number of prompts to show with their responses.")]
 
