@@ -176,11 +176,8 @@ def _rollout_bytes(loaded: LoadedRecipe) -> int:
 
 def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
     """Return the number of steps whose rollouts are on the disk at the end, by the rule `log.keep_rollouts`."""
-    steps, newest, every = (
-        loaded.recipe.train.steps,
-        loaded.recipe.log.keep_rollouts,
-        loaded.recipe.log.keep_rollouts_every,
-    )
+    steps, log = loaded.recipe.train.steps, loaded.recipe.log
+    newest, every = log.keep_rollouts, log.keep_rollouts_every
     if newest is None or newest >= steps:
         return steps
     return newest + (-(-(steps - newest) // every) if every else 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -393,15 +393,11 @@ def spread(total: int, most: int) -> list[int]:
 
 def sample_rows(source: Source, most: int) -> list[Row]:
     """Return rows spread evenly over a source, without those that cannot be read (the scan reports them)."""
-    return list(_readable(source, spread(len(source.rows), most)))
-
-
-def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
-    for index in indices:
-        try:
-            yield source.rows[index]
-        except VlmrlError:
-            continue
+    rows: list[Row] = []
+    for index in spread(len(source.rows), most):
+        with suppress(VlmrlError):
+            rows.append(source.rows[index])
+    return rows
 
 
 def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
