@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,25 +102,16 @@ def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
         if not path.is_file():
             yield _missing(loaded, key, data.prompt, "`data.prompt` names a Jinja file; write the text into one")
             continue
-        problem = _template_problem(path)
-        if problem:
-            yield problem
-
-
-def _template_problem(path: Path) -> Problem | None:
-    try:
-        read_template(path)
-    except RecipeError as error:
-        return Problem(error.message, error.where, error.hint)
-    return None
+        try:
+            read_template(path)
+        except RecipeError as error:
+            yield Problem(error.message, error.where, error.hint)
 
 
 def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
     for key, name in named_rewards(loaded):
-        if is_file_reward(name):
-            problem = _reward_problem(loaded, key, name)
-            if problem:
-                yield problem
+        if is_file_reward(name) and (problem := _reward_problem(loaded, key, name)):
+            yield problem
 
 
 def named_rewards(loaded: LoadedRecipe) -> Iterator[tuple[Key, str]]:
@@ -294,9 +286,9 @@ def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None
     return Problem(message, loaded.where(key), f"did you mean {nearest_path}?" if nearest_path else hint)
 
 
-def _listing(folder: Path, most: int = 500) -> list[Path]:
+def _listing(folder: Path) -> list[Path]:
     try:
-        return [p for p, _ in zip(folder.iterdir(), range(most), strict=False)]
+        return list(islice(folder.iterdir(), 500))
     except OSError:
         return []
 
