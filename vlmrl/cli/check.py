@@ -106,12 +106,6 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     draw_plain_table(lines)
 
 
-def show_plan(plan: Mapping[str, Any]) -> None:
-    draw_plain_table(_plan_lines(plan))
-    if "memory" in plan:
-        show_memory(plan["memory"])
-
-
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, data in plan.get("data", {}).items():
         others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
@@ -299,7 +293,9 @@ def check(
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
     fields = {"ok": is_ok, "recipe": recipe, "problems": problems, "plan": result.plan}
     if not emit(fields | ({"deep": result.parity} if deep else {}), as_json):
-        show_plan(result.plan)
+        draw_plain_table(_plan_lines(result.plan))
+        if "memory" in result.plan:
+            show_memory(result.plan["memory"])
         if result.parity is not None:
             show_parity(result.parity)
         show_problems(result.problems, shown=result.shown)

@@ -18,6 +18,7 @@ group = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="launch")
+    app.command("fetch", short_help="Download a recipe's model and data.")(fetch)
 
 
 @group.callback()
@@ -78,10 +79,6 @@ def slurm(
     if not emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json):
         say(f"wrote {target}; submit it with: sbatch {quote(str(target))}")
         say(f"nodes without a network: first run vlmrl fetch {quote(str(recipe))}")
-
-
-def register_fetch(app: typer.Typer) -> None:
-    app.command("fetch", short_help="Download a recipe's model and data.")(fetch)
 
 
 def fetch(

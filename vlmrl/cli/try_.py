@@ -178,15 +178,6 @@ def _show_boxes(result: Mapping[str, Any]) -> None:
         out.print(Text(f"{'':16} {len(pictures)} pictures ({COLOUR_WORDS}) in {Path(pictures[0]).parent}"))
 
 
-def show_kept(result: Mapping[str, Any]) -> None:
-    for index, (name, kept) in enumerate(result["kept"].items()):
-        if kept["path"] is None:
-            say(f"{name}: no row has a solve rate in that range; nothing was written")
-            continue
-        say(f"{name}: {kept['rows']} rows kept in {kept['path']}")
-        say(f"use them: --set data.{index}.path={kept['path']}")
-
-
 Prompts = Annotated[int | None, typer.Option(min=1, help="Number of prompts; default: 20, with --filter every row.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Responses per prompt; default: rollout.samples_per_prompt.")]
 Solved = Annotated[
@@ -269,7 +260,12 @@ def try_(
     if emit(result, as_json):
         return
     show_trial(trial, result, show)
-    show_kept(result)
+    for index, (name, kept) in enumerate(result["kept"].items()):
+        if kept["path"] is None:
+            say(f"{name}: no row has a solve rate in that range; nothing was written")
+            continue
+        say(f"{name}: {kept['rows']} rows kept in {kept['path']}")
+        say(f"use them: --set data.{index}.path={kept['path']}")
     say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")
 
 

@@ -125,9 +125,8 @@ def load_for_training(
 
 def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
     """Raise a CheckpointError unless an adapter can be trained with this `[lora]` table. Its dropout may differ."""
-    pairs = [(k, v, getattr(now, k)) for k, v in before.model_dump().items() if k != "dropout"]
-    for name, was, is_now in pairs:
-        if was != getattr(now, name):
+    for name, was in before.model_dump(exclude={"dropout"}).items():
+        if was != (is_now := getattr(now, name)):
             raise CheckpointError(
                 f"`lora.{name}` is {is_now}, but the adapter of `{origin.path}` was made with {was}",
                 hint=f"use {was}; or train on the merged model: vlmrl merge {quote(origin.path)} --out FOLDER",

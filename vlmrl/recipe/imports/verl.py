@@ -275,7 +275,10 @@ def _algorithm(draft: Draft) -> None:
         "algorithm.filter_groups.max_num_gen_batches",
         ", whatever metric is named there",
     )
-    _overlong(draft)
+    if buffer := next((b for b in BUFFERS if draft.get(f"{b}.enable")), None):
+        draft.put("algo.overlong_tokens", int(draft.get(f"{buffer}.len") or 0), f"{buffer}.len")
+        penalty = float(draft.get(f"{buffer}.penalty_factor") or 1.0)
+        draft.put("algo.overlong_penalty", penalty, f"{buffer}.penalty_factor")
 
 
 def numbers_of_loss(draft: Draft, loss: Any, actor: str, difference: str = "") -> None:
@@ -315,14 +318,6 @@ def _importance(draft: Draft) -> None:
     draft.put("algo.importance", how, f"{table}.rollout_is")
     draft.put("algo.importance_level", level, f"{table}.rollout_is")
     draft.put("algo.importance_cap", float(bounds[-1]), f"{table}.rollout_is_threshold", why=why)
-
-
-def _overlong(draft: Draft) -> None:
-    buffer = next((b for b in BUFFERS if draft.get(f"{b}.enable")), None)
-    if buffer is not None:
-        draft.put("algo.overlong_tokens", int(draft.get(f"{buffer}.len") or 0), f"{buffer}.len")
-        penalty = float(draft.get(f"{buffer}.penalty_factor") or 1.0)
-        draft.put("algo.overlong_penalty", penalty, f"{buffer}.penalty_factor")
 
 
 def _episodes(draft: Draft) -> None:
