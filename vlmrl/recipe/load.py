@@ -28,7 +28,7 @@ from vlmrl.recipe.files import (
     rename_note,
     with_present_names,
 )
-from vlmrl.recipe.key_fields import candidates, file_part, is_path_key, key_name, locate, names_file, table_class
+from vlmrl.recipe.key_fields import candidates, is_path_key, key_name, locate, names_file, split_file, table_class
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import ARGUMENTS, AUTO, drop_replaced
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN, Key, KeyPlace, dotted, parse_dotted
@@ -482,7 +482,7 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     if isinstance(value, int) and abs(value) >= 1 << 63:
         return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
     if isinstance(value, str) and is_path_key(key) and not value.startswith("hub:"):
-        path = value.rpartition(":")[0] if ".py:" in value else value
+        path = split_file(value)[0]
         longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if longest > MAX_NAME_BYTES:
             finding = f"`{dotted(key)}` holds a name of {longest} bytes; a file name has {MAX_NAME_BYTES} at most"
@@ -519,7 +519,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
 
 def _tried(value: str, place: KeyPlace | None, folder: Path, first: Path | None = None) -> list[Path]:
     """Return the paths to try for the file of a value, in order. For a `--set`, the recipe's folder comes last."""
-    file = file_part(value)
+    file = split_file(value)[0]
     if place is not None and place.file is None:
         return list(dict.fromkeys([*candidates(file, None), *candidates(file, folder)]))
     return candidates(file, place.file.parent if place and place.file else folder, first)

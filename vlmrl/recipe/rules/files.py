@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError, did_you_mean, nearest
+from vlmrl.recipe.key_fields import split_file
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import NO_ENVIRONMENT, Data, Reward
 from vlmrl.recipe.tables import OF_ONE_REWARD, OF_TASK, ListedReward
@@ -176,7 +177,7 @@ def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> P
         what: "reward", "task" or "environment".
     """
     where = loaded.where(key)
-    file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
+    file, function = split_file(name)
     path = Path(file)
     if path.suffix != ".py":
         hint = f"a {what} is a built-in name (`vlmrl recipe list --{what}s`) or path/to/file.py:function"
