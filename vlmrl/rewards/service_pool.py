@@ -72,14 +72,11 @@ class ServiceMeter:
         for service in {id(service): service for service in services}.values():
             counts, (_, before) = dict(service.counts()), self._seen.get(id(service), (service, {}))
             self._seen[id(service)], self.last = (service, counts), service
-            _add(new, {name: number - before.get(name, 0) for name, number in counts.items()})
-        _add(self.total, new)
+            for name, number in counts.items():
+                new[name] = new.get(name, 0) + number - before.get(name, 0)
+        for name, number in new.items():
+            self.total[name] = self.total.get(name, 0) + number
         return new
-
-
-def _add(sums: dict[str, float], counts: Mapping[str, float]) -> None:
-    for name, number in counts.items():
-        sums[name] = sums.get(name, 0) + number
 
 
 def summary_of(services: Iterable[Service], gather: Callable[[Any], list[Any]] = lambda own: [own]) -> str:
@@ -92,7 +89,8 @@ def summary_of(services: Iterable[Service], gather: Callable[[Any], list[Any]] =
     meter.read(services)
     sums: dict[str, float] = {}
     for counts in gather(meter.total):
-        _add(sums, counts)
+        for name, number in counts.items():
+            sums[name] = sums.get(name, 0) + number
     return meter.last.summary(sums) if meter.last is not None else ""
 
 

@@ -155,8 +155,7 @@ def exact_match(*, key: str | None = None, tag: str | None = "answer", require_t
         tag: the answer is read from `<tag>...</tag>`; without any such tag, and for None, it is the whole response.
         require_tag: a response without exactly one tag earns 0.
     """
-    grade = lambda answer, accepted: {"answer": float(any(_same_text(answer, one) for one in accepted))}  # noqa: E731
-    return _answer_reward("exact_match", grade, ("answer",), key, tag, require_tag)
+    return _answer_reward("exact_match", _any(_same_text), ("answer",), key, tag, require_tag)
 
 
 def number_match(
@@ -170,8 +169,7 @@ def number_match(
     """
     if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
         raise RewardError(f"tolerance = {tolerance!r} is not a number >= 0")
-    same = partial(_same_number, tolerance=tolerance)
-    grade = lambda answer, accepted: {"answer": float(any(same(answer, one) for one in accepted))}  # noqa: E731
+    grade = _any(partial(_same_number, tolerance=tolerance))
     return _answer_reward("number_match", grade, ("answer",), key, tag, require_tag)
 
 
@@ -185,7 +183,8 @@ def token_f1(*, key: str | None = None, tag: str | None = "answer", require_tag:
     Args:
         key, tag, require_tag: as in `exact_match`.
     """
-    return _answer_reward("token_f1", _grade_words, ("f1", "answer"), key, tag, require_tag)
+    grade = lambda answer, accepted: word_overlap(answer, list(map(str, accepted)))  # noqa: E731
+    return _answer_reward("token_f1", grade, ("f1", "answer"), key, tag, require_tag)
 
 
 ARTICLES = frozenset(("a", "an", "the"))
@@ -222,11 +221,6 @@ def word_overlap(answer: str, accepted: Sequence[str]) -> tuple[float, bool]:
 def _f1(words: Sequence[str], truth: Sequence[str]) -> float:
     shared = sum((Counter(words) & Counter(truth)).values())
     return 2 * shared / (len(words) + len(truth))
-
-
-def _grade_words(answer: str, accepted: Sequence[Any]) -> dict[str, float]:
-    f1, is_same = word_overlap(answer, [str(text) for text in accepted])
-    return {"f1": f1, "answer": float(is_same)}
 
 
 def format_tags(*, tags: Sequence[str] = ("think", "answer")) -> RewardSpec:
@@ -318,18 +312,18 @@ def plain_number(text: str) -> float | None:
     return float(text.replace(",", "")) if NUMBER.fullmatch(text) else None
 
 
-def _answer_reward(
-    name: str,
-    grade: Callable[[str, Sequence[Any]], dict[str, float]],
-    parts: tuple[str, ...],
-    key: str | None,
-    tag: str | None,
-    require_tag: bool,
-) -> RewardSpec:
-    """Return a reward of these parts, which `grade` gives for an answer and the accepted ones, and `format`.
+Grade = Callable[[str, Sequence[Any]], Sequence[float]]
+"""(answer, accepted answers) -> numbers of the parts."""
 
-    The first part counts.
-    """
+
+def _any(same: Callable[[str, Any], bool]) -> Grade:
+    return lambda answer, accepted: [any(same(answer, one) for one in accepted)]
+
+
+def _answer_reward(
+    name: str, grade: Grade, parts: tuple[str, ...], key: str | None, tag: str | None, require_tag: bool
+) -> RewardSpec:
+    """Return a reward of these parts of an answer, of which the first counts, and of `format`."""
 
     def score(x: RewardInput) -> dict[str, Any]:
         truth = ground_truth(x, key)
@@ -337,8 +331,9 @@ def _answer_reward(
         answer, problem = tagged_text(x.answer, tag) if tag else (x.answer, "")
         if answer is None and not require_tag and tag and not find_tags(x.answer, (tag,)):
             answer = x.answer
-        graded = dict.fromkeys(parts, 0.0) if answer is None else grade(answer, accepted)
+        numbers = [0.0] * len(parts) if answer is None else map(float, grade(answer, accepted))
         detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
+        graded = dict(zip(parts, numbers, strict=True))
         return {**graded, "format": float(not problem), "note": problem, "detail": detail}
 
     ranges = dict.fromkeys((*parts, "format"), UNIT)
