@@ -7,6 +7,7 @@ order, makes the tiny model and compares the two evaluations at the end.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -137,35 +138,6 @@ DEMOS = {
 """Name of a demo -> what it is made of; the first is the default. The help of `vlmrl demo` lists the names."""
 
 
-@dataclass(frozen=True)
-class Paths:
-    """Paths of the demo's files, all below one folder."""
-
-    out: Path
-    seed: int
-    task: str
-
-    @property
-    def data(self) -> Path:
-        return self.out / "data" / self.task
-
-    @property
-    def model(self) -> Path:
-        return self.out / f"model-{self.seed}"
-
-    @property
-    def runs(self) -> Path:
-        return self.out / "runs"
-
-    @property
-    def merged(self) -> Path:
-        return self.out / f"merged-{self.seed}"
-
-    @property
-    def report(self) -> Path:
-        return self.out / f"report-{self.seed}.html"
-
-
 def make_model(
     data: Path, out: Path, *, seed: int, task: str = "table", rows: Path | None = None, width: int = 128
 ) -> int:
@@ -197,7 +169,7 @@ def make_model(
         also = "a recipe can name the columns: --data RECIPE.toml"
         raise DataError(error.message, where=error.where, hint="; ".join(filter(None, (error.hint, also)))) from error
     build_tiny(out, texts, seed=seed, hidden=width, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
-    return sum(_tensor_sizes(out))
+    return _num_parameters(out)
 
 
 def _texts_of(entry: Data) -> Iterator[str]:
@@ -221,18 +193,14 @@ def _texts_of(entry: Data) -> Iterator[str]:
         yield from (source.task.correct_response(row, rng) for row in rows)
 
 
-def _tensor_sizes(folder: Path) -> list[int]:
+def _num_parameters(folder: Path) -> int:
     from safetensors import safe_open
 
-    sizes: list[int] = []
+    count = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                count = 1
-                for n in file.get_slice(name).get_shape():
-                    count *= n
-                sizes.append(count)
-    return sizes
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no dict)
+    return count
 
 
 def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], task: str) -> dict[str, Any]:
@@ -246,45 +214,46 @@ def run_demo(out: Path, seed: int, recipes: Path, say: Callable[[str], None], ta
     from vlmrl.model.gpus import missing_gpus
 
     start = time.perf_counter()
-    demo, paths = DEMOS[task], Paths(out, seed, task)
-    shutil.rmtree(paths.model, ignore_errors=True)
-    shutil.rmtree(paths.merged, ignore_errors=True)
+    demo, data, runs = DEMOS[task], out / "data" / task, out / "runs"
+    model, merged, report = out / f"model-{seed}", out / f"merged-{seed}", out / f"report-{seed}.html"
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.rmtree(merged, ignore_errors=True)
     tag = f"seed{seed}"
     say(f"1/8  Data: {demo.data}")
-    vlmrl("prep", *demo.prep, "--out", paths.data, "--force", say=say)
-    say(f"2/8  Model: a tiny Qwen2.5-VL, made now in {paths.model}")
-    shown, rows = (recipes / demo.sft, paths.data) if demo.tools else (paths.data, None)
-    say(f"     {make_model(shown, paths.model, seed=seed, rows=rows):,} parameters")
-    common = ["--set", f"data.0.path={paths.data}", "--set", f"train.seed={seed}", "--runs", paths.runs, "--tag", tag]
+    vlmrl("prep", *demo.prep, "--out", data, "--force", say=say)
+    say(f"2/8  Model: a tiny Qwen2.5-VL, made now in {model}")
+    shown, rows = (recipes / demo.sft, data) if demo.tools else (data, None)
+    say(f"     {make_model(shown, model, seed=seed, rows=rows):,} parameters")
+    common = ["--set", f"data.0.path={data}", "--set", f"train.seed={seed}", "--runs", runs, "--tag", tag]
     if missing := missing_gpus():
         say(f"     On the CPU: {missing[0]}")
         common += ["--set", "model.device=cpu"]
     say(f"3/8  Supervised start: {demo.start}")
-    sft = vlmrl("sft", recipes / demo.sft, "--set", f"model.path={paths.model}", *common, "--json", say=say)["run"]
+    sft = vlmrl("sft", recipes / demo.sft, "--set", f"model.path={model}", *common, "--json", say=say)["run"]
     say("4/8  Reinforcement learning: GRPO on the model's own answers")
     rl = vlmrl("train", recipes / demo.rl, "--set", f"model.path={sft}", *common, "--json", say=say)["run"]
     say(f"5/8  Evaluation of both models on {demo.test}")
-    which = ["--checkpoint", chosen_checkpoint(paths.runs / rl)]
+    which = ["--checkpoint", chosen_checkpoint(runs / rl)]
     if which[1] == "last":
         say("     No step of the reinforcement learning was better on validation than its start: the last one is shown")
     for run, options in ((sft, []), (rl, which)):
-        words = ["--split", "test", "--name", "test", *demo.sampling, "--runs", paths.runs, "--json"]
+        words = ["--split", "test", "--name", "test", *demo.sampling, "--runs", runs, "--json"]
         vlmrl("eval", run, *options, *words, say=say)
     say("6/8  Merge into a Hugging Face folder, which is reloaded and compared")
-    vlmrl("merge", rl, *which, "--out", paths.merged, "--runs", paths.runs, say=say)
+    vlmrl("merge", rl, *which, "--out", merged, "--runs", runs, say=say)
     say("7/8  Reward check: every saved rollout is scored again")
-    vlmrl("reward-check", rl, "--runs", paths.runs, say=say)
+    vlmrl("reward-check", rl, "--runs", runs, say=say)
     say("8/8  Report")
-    vlmrl("report", sft, rl, "-o", paths.report, "--runs", paths.runs, say=say)
-    comparison = compare(paths.runs / sft, paths.runs / rl)
+    vlmrl("report", sft, rl, "-o", report, "--runs", runs, say=say)
+    comparison = compare(runs / sft, runs / rl)
     return comparison | {
         "unit": demo.unit,
         "seconds": round(time.perf_counter() - start, 1),
         "run": rl,
         "sft_run": sft,
         "seed": seed,
-        "report": str(paths.report),
-        "model": str(paths.merged),
+        "report": str(report),
+        "model": str(merged),
     }
 
 

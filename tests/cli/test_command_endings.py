@@ -39,12 +39,13 @@ INTERRUPTED = [
 ]
 
 
+def interrupted(*given: object, **named: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(("where", "words", "line"), INTERRUPTED, ids=[words[0] for _, words, _ in INTERRUPTED])
 def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(tmp_path, monkeypatch, where, words, line) -> None:
     create_run(tmp_path / "runs", kind="rl", recipe_name="r", name="one").finish("done")
-
-    def interrupted(*given: object, **named: object) -> None:
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(where, interrupted)
     done = this_process(*words, cwd=tmp_path)
@@ -64,19 +65,16 @@ def test_a_command_that_only_reads_has_nothing_to_say_of_what_is_kept(
 ) -> None:
     create_run(tmp_path / "runs", kind="rl", recipe_name="r", name="one").finish("done")
 
-    def interrupted(*given: object, **named: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(where, interrupted)
     done = this_process(*words, cwd=tmp_path)
     assert (done.code, done.out, done.err) == (130, "", line)
 
 
 def test_what_an_interrupted_command_knows_itself_is_said_instead(tmp_path, monkeypatch) -> None:
-    def interrupted(*given: object, **named: object) -> None:
+    def told(*given: object, **named: object) -> None:
         raise Interruption("train of run x", "its last checkpoint is step-000004", "vlmrl train --resume x")
 
-    monkeypatch.setattr("vlmrl.launch.start.prepare", interrupted)
+    monkeypatch.setattr("vlmrl.launch.start.prepare", told)
     done = this_process("train", "r.toml", cwd=tmp_path)
     expected = (
         "train of run x was interrupted: its last checkpoint is step-000004; continue with: vlmrl train --resume x\n"
@@ -85,9 +83,6 @@ def test_what_an_interrupted_command_knows_itself_is_said_instead(tmp_path, monk
 
 
 def test_the_command_to_go_on_with_holds_no_secret(tmp_path, monkeypatch) -> None:
-    def interrupted(*given: object, **named: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("vlmrl.recipe.load.load_recipe", interrupted)
     done = this_process("fetch", "r.toml", "--set", "reward.args.api_key=abcdefgh12345678", cwd=tmp_path)
     assert done.code == 130 and "abcdefgh12345678" not in done.err and "vlmrl fetch r.toml" in done.err

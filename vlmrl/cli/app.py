@@ -36,7 +36,7 @@ COMMANDS = (
     "init",
     "demo",
 )
-"""Modules of this package, in the order in which a project uses them. Each has a function `register(app)`."""
+"""Commands and groups, in the order in which a project uses them. Each module has a function `register(app)`."""
 
 
 class InLifeOrder(TyperGroup):
@@ -82,11 +82,9 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
         raise typer.Exit
 
 
-HOMES = {"fetch": ("launch", "register_fetch"), "sft": ("train", "register_sft")}
-"""Commands that have no module of their own: name -> module, function."""
 for _name in COMMANDS:
-    _module, _register = HOMES.get(_name, (_name, "register"))
-    getattr(importlib.import_module(f"vlmrl.cli.{_module}"), _register)(app)
+    if _name not in ("fetch", "sft"):  # of the modules `launch` and `train`
+        importlib.import_module(f"vlmrl.cli.{_name}").register(app)
 
 
 def main() -> None:

@@ -106,12 +106,6 @@ def show_parity(parity: Mapping[str, Any]) -> None:
     draw_plain_table(lines)
 
 
-def show_plan(plan: Mapping[str, Any]) -> None:
-    draw_plain_table(_plan_lines(plan))
-    if "memory" in plan:
-        show_memory(plan["memory"])
-
-
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, data in plan.get("data", {}).items():
         others = "".join(f", {split} {other['rows']:,}" for split, other in data["other_splits"].items())
@@ -256,21 +250,16 @@ def check(
     overrides: options.Set = None,
     runs: options.Runs = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also load the model, and compare packed rows with its own forward pass."),
+        bool, typer.Option("--deep", help="Also load the model, and compare packed rows with its own forward pass.")
     ] = False,
     deep_prompts: Annotated[int, typer.Option(min=1, help="With --deep: number of prompts, 3 responses each.")] = 4,
     gpus: Annotated[
-        str | None,
-        typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.", show_default=False),
+        str | None, typer.Option(help="Plan for this number of GPUs, as `train --gpus`; default: one process.")
     ] = None,
     nnodes: options.Nnodes = 1,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
-            help="Plan for other GPUs than this machine's: GiB (80), a name (H100) or a MIG slice (3g.40gb).",
-            show_default=False,
-        ),
+        typer.Option(help="Plan for other GPUs than this machine's: GiB (80), a name (H100) or a MIG slice (3g.40gb)."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -304,7 +293,9 @@ def check(
     problems = [{"level": p.level, "message": p.message, "where": p.where, "hint": p.hint} for p in result.problems]
     fields = {"ok": is_ok, "recipe": recipe, "problems": problems, "plan": result.plan}
     if not emit(fields | ({"deep": result.parity} if deep else {}), as_json):
-        show_plan(result.plan)
+        draw_plain_table(_plan_lines(result.plan))
+        if "memory" in result.plan:
+            show_memory(result.plan["memory"])
         if result.parity is not None:
             show_parity(result.parity)
         show_problems(result.problems, shown=result.shown)

@@ -181,9 +181,7 @@ def compare_(
         ),
     ],
     b: Annotated[str, typer.Argument(help="The run or evaluation to compare with A. Differences are B minus A.")],
-    more: Annotated[
-        list[str] | None, typer.Argument(help="More of them, each compared with A.", show_default=False)
-    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(help="More of them, each compared with A.")] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
 ) -> None:

@@ -40,16 +40,14 @@ def demo(
         None,
         "--out",
         help="Folder for data, model, runs and report; default: demo, or demo-TASK for another task than digits.",
-        show_default=False,
     ),
     task: str | None = typer.Option(
         None,
         "--task",
         help="Task to learn: digits or geometry or boxes or counting or crop or python or figures; default: the first.",
-        show_default=False,
     ),
     model_only: Path | None = typer.Option(
-        None, "--model-only", help="Only make the tiny model, in this folder, for --data.", show_default=False
+        None, "--model-only", help="Only make the tiny model, in this folder, for --data."
     ),
     data: Path = typer.Option(
         Path("data/digits"), "--data", help="With --model-only: a dataset made by `vlmrl prep`, a table, or a recipe."

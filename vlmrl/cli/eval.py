@@ -322,16 +322,12 @@ Split = Annotated[
     str | None,
     typer.Option(
         help="Split, or table file such as rows.jsonl; default: test, else the rows of validation in training, else "
-        "training rows, with a warning.",
-        show_default=False,
+        "training rows, with a warning."
     ),
 ]
-Name = Annotated[
-    str | None, typer.Option(help="Name of the evaluation; default: rows, source and step.", show_default=False)
-]
+Name = Annotated[str | None, typer.Option(help="Name of the evaluation; default: rows, source and step.")]
 Compare = Annotated[
-    str | None,
-    typer.Option(help="Print paired differences to another evaluation: folder, RUN/NAME, or RUN.", show_default=False),
+    str | None, typer.Option(help="Print paired differences to another evaluation: folder, RUN/NAME, or RUN.")
 ]
 Images = Annotated[
     str | None,
@@ -340,23 +336,20 @@ Images = Annotated[
         help="Also evaluate with changed images, and say how much of the accuracy needs them: blank (grey), noise, "
         "shuffled (of other rows), low or low:N (scaled down to 32 or N pixels), masked, masked:N or masked:N:S (a "
         "share S, or 0.6, of the patches of N, or 14, pixels blackened). Several: blank,low.",
-        show_default=False,
     ),
 ]
 Normal = Annotated[
     str | None,
     typer.Option(
         help="With --images or --tools: evaluation with both as they are, a folder or RUN/NAME; default: the run's. "
-        "With --images, it is made if there is none.",
-        show_default=False,
+        "With --images, it is made if there is none."
     ),
 ]
 Tools = Annotated[
     Literal["off", "blank"] | None,
     typer.Option(
         help="Evaluate with one turn and no tools (off), or with tools that show grey images (blank), and say how much "
-        "of the accuracy of the normal evaluation needs the tools.",
-        show_default=False,
+        "of the accuracy of the normal evaluation needs the tools."
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an evaluation of the same name.")]
@@ -366,7 +359,6 @@ Settings = Annotated[
         "--settings",
         metavar="NAME",
         help="Only this one of the recipe's [eval.settings.NAME]; may be repeated. Default: all of them.",
-        show_default=False,
     ),
 ]
 

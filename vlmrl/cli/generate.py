@@ -100,38 +100,26 @@ def generate(
             metavar="PATH",
             help="Answer images instead of dataset rows: one image, or a folder with all folders in it. May be "
             "repeated.",
-            show_default=False,
         ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"Task whose prompt is used, a name or file.py:function; default: that of the recipe. {FOR_IMAGES}",
-            show_default=False,
+            help=f"Task whose prompt is used, a name or file.py:function; default: that of the recipe. {FOR_IMAGES}"
         ),
     ] = None,
     prompt: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Text to ask about each image, instead of the task's prompt. {FOR_IMAGES}", show_default=False
-        ),
+        str | None, typer.Option(help=f"Text to ask about each image, instead of the task's prompt. {FOR_IMAGES}")
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"Jinja file with the prompt, as `prompt` in [[data]]. {FOR_IMAGES}",
-            show_default=False,
-        ),
+        typer.Option(metavar="FILE", help=f"Jinja file with the prompt, as `prompt` in [[data]]. {FOR_IMAGES}"),
     ] = None,
     recipe: options.RecipeOrRun = None,
     data: options.OtherData = None,
     split: Annotated[
         str | None,
-        typer.Option(
-            help="Split, or table file such as rows.jsonl; default: test, else the split of the recipe.",
-            show_default=False,
-        ),
+        typer.Option(help="Split, or table file such as rows.jsonl; default: test, else the split of the recipe."),
     ] = None,
     source: options.OneSource = None,
     checkpoint: options.EvalCheckpoint = "best",

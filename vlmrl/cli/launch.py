@@ -18,6 +18,7 @@ group = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="launch")
+    app.command("fetch", short_help="Download a recipe's model and data.")(fetch)
 
 
 @group.callback()
@@ -30,27 +31,18 @@ def slurm(
     recipe: options.RecipeFile,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs on each machine.")] = 8,
-    time: Annotated[
-        str | None, typer.Option(help="Time limit, such as 24:00:00; default: the partition's.", show_default=False)
-    ] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit, such as 24:00:00; default: the partition's.")] = None,
     stop_seconds: Annotated[
         int, typer.Option(min=1, help="Seconds before the limit at which the run saves and the job is requeued.")
     ] = 600,
-    cpus: Annotated[
-        int | None, typer.Option(min=1, help="Number of CPU cores per machine.", show_default=False)
-    ] = None,
-    container: Annotated[
-        str | None, typer.Option(help="Image for Slurm's container plugin (pyxis).", show_default=False)
-    ] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Number of CPU cores per machine.")] = None,
+    container: Annotated[str | None, typer.Option(help="Image for Slurm's container plugin (pyxis).")] = None,
     sbatch: Annotated[
         list[str] | None, typer.Option(help="Another #SBATCH line: --sbatch=--account=me. May be repeated.")
     ] = None,
     overrides: options.Set = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="File to write; default: <recipe>.sbatch in this folder.", show_default=False
-        ),
+        Path | None, typer.Option("-o", "--output", help="File to write; default: <recipe>.sbatch in this folder.")
     ] = None,
     runs: options.Runs = None,
     as_json: options.Json = False,
@@ -87,10 +79,6 @@ def slurm(
     if not emit({"file": str(target), "nodes": nodes, "gpus": gpus}, as_json):
         say(f"wrote {target}; submit it with: sbatch {quote(str(target))}")
         say(f"nodes without a network: first run vlmrl fetch {quote(str(recipe))}")
-
-
-def register_fetch(app: typer.Typer) -> None:
-    app.command("fetch", short_help="Download a recipe's model and data.")(fetch)
 
 
 def fetch(

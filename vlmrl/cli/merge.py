@@ -53,20 +53,16 @@ def register(app: typer.Typer) -> None:
 
 def merge(
     run: str = typer.Argument(..., help="Run (id, prefix, name, `last`) or a checkpoint folder."),
-    out: Path | None = typer.Option(
-        None, "--out", "-o", help="Folder to write; default: <run>/merged-<step>.", show_default=False
-    ),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Folder to write; default: <run>/merged-<step>."),
     checkpoint: str = typer.Option(
         "best", "--checkpoint", "--step", help="Checkpoint of the run: best, last, or a step."
     ),
-    dtype: str | None = typer.Option(
-        None, "--dtype", help="float32 or bfloat16; default: as trained.", show_default=False
-    ),
+    dtype: str | None = typer.Option(None, "--dtype", help="float32 or bfloat16; default: as trained."),
     adapter: bool = typer.Option(
         False, "--adapter", help="Keep a LoRA adapter as a PEFT folder; default: fold it into the weights."
     ),
     base: str | None = typer.Option(
-        None, "--base", help="Where the adapter's base model is now; default: where it was.", show_default=False
+        None, "--base", help="Where the adapter's base model is now; default: where it was."
     ),
     max_shard_size: str = typer.Option(
         "5GB", "--max-shard-size", help="Maximum size of a weight file: 5GB, 500MB, 2GiB."
@@ -75,11 +71,7 @@ def merge(
         False, "--skip-proof", help="Do not reload and compare the model; the folder's merge.json says so."
     ),
     push_to_hub: str | None = typer.Option(
-        None,
-        "--push-to-hub",
-        metavar="REPO",
-        help="Upload the folder to this hub repository, as a private one.",
-        show_default=False,
+        None, "--push-to-hub", metavar="REPO", help="Upload the folder to this hub repository, as a private one."
     ),
     public: bool = typer.Option(False, "--public", help="With --push-to-hub: make the repository public."),
     force: bool = typer.Option(False, "--force", help="Replace the folder if it exists."),

@@ -11,13 +11,9 @@ import typer
 from vlmrl.errors import RecipeError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
-Runs = Annotated[
-    Path | None,
-    typer.Option("--runs", help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.", show_default=False),
-]
+Runs = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")]
 Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override one recipe key: --set optim.lr=1e-5. May be repeated.", show_default=False),
+    list[str] | None, typer.Option("--set", help="Override one recipe key: --set optim.lr=1e-5. May be repeated.")
 ]
 RecipeName = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
 RecipeFile = Annotated[Path, typer.Argument(help="Recipe file (TOML).")]
@@ -34,33 +30,19 @@ Debug = Annotated[
 # Options of `eval` and `generate`
 AnsweringModel = Annotated[
     str | None,
-    typer.Argument(
-        help="Run (id, prefix, name, `last`), Hugging Face folder or hub name; none with --endpoint.",
-        show_default=False,
-    ),
+    typer.Argument(help="Run (id, prefix, name, `last`), Hugging Face folder or hub name; none with --endpoint."),
 ]
 RecipeOrRun = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe", help="Recipe or run that gives data and reward; default: the run's own.", show_default=False
-    ),
+    str | None, typer.Option("--recipe", help="Recipe or run that gives data and reward; default: the run's own.")
 ]
 OtherData = Annotated[
-    str | None,
-    typer.Option(help="Dataset to evaluate on instead of the recipe's: a folder or a table.", show_default=False),
+    str | None, typer.Option(help="Dataset to evaluate on instead of the recipe's: a folder or a table.")
 ]
-OneSource = Annotated[
-    str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.", show_default=False)
-]
+OneSource = Annotated[str | None, typer.Option(help="Only this [[data]] entry, if the recipe has several.")]
 EvalCheckpoint = Annotated[str, typer.Option(help="Checkpoint of a run: best, last, or a step.")]
-Sample = Annotated[
-    float | None,
-    typer.Option("--sample", help="Sample at this temperature; default: greedy.", min=0.0, show_default=False),
-]
+Sample = Annotated[float | None, typer.Option("--sample", help="Sample at this temperature; default: greedy.", min=0.0)]
 Samples = Annotated[int, typer.Option("--n", min=1, help="Responses per prompt; more than 1 needs --sample.")]
-MaxRows = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.", show_default=False)
-]
+MaxRows = Annotated[int | None, typer.Option(min=1, help="Maximum number of rows of each source: the first ones.")]
 EvalSeed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 Endpoint = Annotated[
     str | None,
@@ -69,15 +51,11 @@ Endpoint = Annotated[
         metavar="URL",
         help="Ask a server for the responses: address of an OpenAI-compatible endpoint, such as "
         "http://localhost:8000/v1.",
-        show_default=False,
     ),
 ]
-Served = Annotated[str | None, typer.Option("--model", help="Name of the model at the endpoint.", show_default=False)]
+Served = Annotated[str | None, typer.Option("--model", help="Name of the model at the endpoint.")]
 KeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        "--key-env", metavar="NAME", help="Environment variable that holds the endpoint's key.", show_default=False
-    ),
+    str | None, typer.Option("--key-env", metavar="NAME", help="Environment variable that holds the endpoint's key.")
 ]
 Concurrency = Annotated[
     int, typer.Option("--concurrency", min=1, max=1024, help="Maximum number of requests to the endpoint at once.")
@@ -89,7 +67,6 @@ ModelGpus = Annotated[
         "--gpus",
         help="GPUs, one process with the whole model each: a count (4) or their numbers (0,2,5). Without a GPU: CPU "
         "processes. The results are the same as with one process.",
-        show_default=False,
     ),
 ]
 
@@ -99,9 +76,7 @@ Dataset = Annotated[
 ]
 DataColumns = Annotated[
     str | None,
-    typer.Option(
-        "--columns", help="Columns of a table that are not recognised: images=picture,answer=label.", show_default=False
-    ),
+    typer.Option("--columns", help="Columns of a table that are not recognised: images=picture,answer=label."),
 ]
 PromptTask = Annotated[
     str | None,
@@ -116,16 +91,13 @@ PromptTask = Annotated[
 TrainRecipe = Annotated[
     Path | None,
     typer.Argument(
-        help="Recipe file (TOML). With --resume or --from: the recipe from now on; default: the recipe of that run.",
-        show_default=False,
+        help="Recipe file (TOML). With --resume or --from: the recipe from now on; default: the recipe of that run."
     ),
 ]
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume",
-        help="Continue this run from its last checkpoint; for more steps add --set train.steps=N.",
-        show_default=False,
+        "--resume", help="Continue this run from its last checkpoint; for more steps add --set train.steps=N."
     ),
 ]
 AcceptChanges = Annotated[
@@ -137,27 +109,19 @@ AcceptChanges = Annotated[
 From = Annotated[
     str | None,
     typer.Option(
-        "--from",
-        help="Begin a new run with everything in a run's checkpoint: RUN@STEP, RUN@best, or RUN (the last).",
-        show_default=False,
+        "--from", help="Begin a new run with everything in a run's checkpoint: RUN@STEP, RUN@best, or RUN (the last)."
     ),
 ]
-Name = Annotated[
-    str | None,
-    typer.Option("--name", help="Name of the run; commands accept it instead of the id.", show_default=False),
-]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run; commands accept it instead of the id.")]
 Tag = Annotated[
-    list[str] | None,
-    typer.Option("--tag", help="Tag of the run, for `vlmrl runs list --tag`. May be repeated.", show_default=False),
+    list[str] | None, typer.Option("--tag", help="Tag of the run, for `vlmrl runs list --tag`. May be repeated.")
 ]
-Note = Annotated[str, typer.Option("--note", help="Note on the run, kept in its manifest.", show_default=False)]
+Note = Annotated[str, typer.Option("--note", help="Note on the run, kept in its manifest.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print no line per step.")]
 Gpus = Annotated[
     str | None,
     typer.Option(
-        "--gpus",
-        help="GPUs, one process each: a count (4) or their numbers (0,2,5). Without a GPU: CPU processes.",
-        show_default=False,
+        "--gpus", help="GPUs, one process each: a count (4) or their numbers (0,2,5). Without a GPU: CPU processes."
     ),
 ]
 Nnodes = Annotated[
@@ -167,8 +131,7 @@ NodeRank = Annotated[
     int, typer.Option("--node-rank", min=0, help="Number of this machine, from 0; the others connect to machine 0.")
 ]
 RendezvousEndpoint = Annotated[
-    str | None,
-    typer.Option("--rdzv-endpoint", help="HOST:PORT of machine 0, to which the machines connect.", show_default=False),
+    str | None, typer.Option("--rdzv-endpoint", help="HOST:PORT of machine 0, to which the machines connect.")
 ]
 DebugRank = Annotated[
     int | None,
@@ -176,7 +139,6 @@ DebugRank = Annotated[
         "--debug-rank",
         min=0,
         help="Give this rank and its rewards the terminal: breakpoint() works in them, and nothing times out.",
-        show_default=False,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, print the torchrun command that would run, and stop.")]

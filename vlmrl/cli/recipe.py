@@ -330,11 +330,6 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, exp
 
 
 def register(app: typer.Typer) -> None:
-    group.command("show")(show)
-    group.command("explain")(explain)
-    group.command("check")(check)
-    group.command("list")(list_)
-    group.command("schema")(schema)
-    group.command("diff")(diff)
-    group.command("import")(import_)
+    for command in (show, explain, check, list_, schema, diff, import_):
+        group.command(command.__name__.rstrip("_"))(command)
     app.add_typer(group, name="recipe")

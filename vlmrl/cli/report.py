@@ -26,7 +26,6 @@ def report(
             "--out",
             "-o",
             help="File to write; default: report.html in the run's folder; of several runs, report-RUN-RUN.html here.",
-            show_default=False,
         ),
     ] = None,
     runs: options.Runs = None,

@@ -44,11 +44,11 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     from vlmrl.store.layout import ago, span
 
     git = about["git"]
+    attempts = [f"{a['number']} from step {a['from_step']} ({a['status']})" for a in about["attempts"]]
     tags = " ".join(f"#{tag}" for tag in about["tags"])
-    marks = [str(d.get("fingerprint") or "")[:12] for d in about["datasets"]]
     datasets = [
-        f"{d.get('path') or d.get('name')}" + (f" [{mark}]" if mark else "")
-        for d, mark in zip(about["datasets"], marks, strict=True)
+        f"{d.get('path') or d.get('name')}" + (f" [{mark[:12]}]" if (mark := str(d.get("fingerprint") or "")) else "")
+        for d in about["datasets"]
     ]
     # The whole text is in --json and in the manifest.
     error = shorten(" ".join((about["error"] or "").split()), 200, mark="...")
@@ -66,7 +66,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
             f"{(about['start'] or '?')[:16].replace('T', ' ')} UTC, {ago(about['start'])} ago,"
             f" ran {span(about['seconds'])} on {about['host']}{_processes(about['attempts'])}",
         ),
-        ("attempts", _attempts(about["attempts"])),
+        ("attempts", ", ".join(attempts) if len(attempts) > 1 else ""),
         *(("changed", f"at step {a['from_step']}: {a['changes_text']}") for a in about["attempts"] if a["changes"]),
         ("command", about["command"]),
         ("data", "; ".join(datasets)),
@@ -154,12 +154,6 @@ def _processes(attempts: list[dict[str, Any]]) -> str:
     counts = [a["processes"] for a in attempts]
     shown = [counts[0]] if len(set(counts)) == 1 else counts
     return f", {', '.join(map(str, shown))} processes" if max(counts, default=1) > 1 else ""
-
-
-def _attempts(attempts: list[dict[str, Any]]) -> str:
-    if len(attempts) < 2:
-        return ""
-    return ", ".join(f"{a['number']} from step {a['from_step']} ({a['status']})" for a in attempts)
 
 
 HINT = "vlmrl runs show RUN --rollout 12, or 12/PROMPT, or 12/PROMPT/SAMPLE"

@@ -199,13 +199,10 @@ def pack(
 def prune(
     run: options.RunRef,
     keep_last: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of newest checkpoints to keep; the best one is also kept.", show_default=False
-        ),
+        int | None, typer.Option(min=1, help="Number of newest checkpoints to keep; the best one is also kept.")
     ] = None,
     keep_rollouts: Annotated[
-        int | None, typer.Option(min=1, help="Number of newest steps whose rollouts to keep.", show_default=False)
+        int | None, typer.Option(min=1, help="Number of newest steps whose rollouts to keep.")
     ] = None,
     keep_rollouts_every: Annotated[
         int, typer.Option(min=0, help="Of the older steps, keep the rollouts of every Nth; 0 = of none.")
@@ -254,9 +251,7 @@ def show(
     rollout: Annotated[
         str | None,
         typer.Option(
-            metavar="STEP[/PROMPT[/SAMPLE]]",
-            help="Show responses instead: of a step, of one of its prompts, or one.",
-            show_default=False,
+            metavar="STEP[/PROMPT[/SAMPLE]]", help="Show responses instead: of a step, of one of its prompts, or one."
         ),
     ] = None,
     runs: options.Runs = None,
@@ -457,16 +452,6 @@ group = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    group.command("list")(list_)
-    group.command("show")(show)
-    group.command("verify")(verify)
-    group.command("pack")(pack)
-    group.command("note")(note)
-    group.command("tag")(tag)
-    group.command("du")(du)
-    group.command("prune")(prune)
-    group.command("rm")(rm)
-    group.command("unlock")(unlock)
-    group.command("watch")(watch)
-    group.command("diagnose")(diagnose)
+    for command in (list_, show, verify, pack, note, tag, du, prune, rm, unlock, watch, diagnose):
+        group.command(command.__name__.rstrip("_"))(command)
     app.add_typer(group, name="runs")

@@ -132,18 +132,15 @@ TRAIN_HELP = """Train with reinforcement learning (GRPO family): sample, score, 
     """
 
 
-def register(app: typer.Typer) -> None:
-    short_help = "Train with reinforcement learning (GRPO family)."
-    app.command("train", help=TRAIN_HELP, short_help=short_help)(training_command("rl"))
-
-
 SFT_HELP = """Train on given responses (supervised start): the rows' own responses, or the task's templated traces.
 
     Example: vlmrl sft recipes/digits_sft.toml --name digits-sft
     """
 
 
-def register_sft(app: typer.Typer) -> None:
+def register(app: typer.Typer) -> None:
+    short_help = "Train with reinforcement learning (GRPO family)."
+    app.command("train", help=TRAIN_HELP, short_help=short_help)(training_command("rl"))
     short_help = "Train on given responses (supervised start)."
     app.command("sft", help=SFT_HELP, short_help=short_help)(training_command("sft"))
 

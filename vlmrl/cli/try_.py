@@ -178,44 +178,21 @@ def _show_boxes(result: Mapping[str, Any]) -> None:
         out.print(Text(f"{'':16} {len(pictures)} pictures ({COLOUR_WORDS}) in {Path(pictures[0]).parent}"))
 
 
-def show_kept(result: Mapping[str, Any]) -> None:
-    for index, (name, kept) in enumerate(result["kept"].items()):
-        if kept["path"] is None:
-            say(f"{name}: no row has a solve rate in that range; nothing was written")
-            continue
-        say(f"{name}: {kept['rows']} rows kept in {kept['path']}")
-        say(f"use them: --set data.{index}.path={kept['path']}")
-
-
-Prompts = Annotated[
-    int | None,
-    typer.Option(min=1, help="Number of prompts; default: 20, with --filter every row.", show_default=False),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option(min=1, help="Responses per prompt; default: rollout.samples_per_prompt.", show_default=False),
-]
+Prompts = Annotated[int | None, typer.Option(min=1, help="Number of prompts; default: 20, with --filter every row.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Responses per prompt; default: rollout.samples_per_prompt.")]
 Solved = Annotated[
     str | None,
     typer.Option(
-        help="Condition for a right response, such as 'acc>=1': a part of the reward, or `reward` for the score.",
-        show_default=False,
+        help="Condition for a right response, such as 'acc>=1': a part of the reward, or `reward` for the score."
     ),
 ]
 Filter = Annotated[
     str | None,
-    typer.Option(
-        "--filter",
-        help="Write the rows with a solve rate in this range, such as 0.1:0.9, to --out.",
-        show_default=False,
-    ),
+    typer.Option("--filter", help="Write the rows with a solve rate in this range, such as 0.1:0.9, to --out."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder that --filter writes; if the rows come from a table, a file (.parquet is added).",
-        show_default=False,
-    ),
+    typer.Option(help="Folder that --filter writes; if the rows come from a table, a file (.parquet is added)."),
 ]
 Show = Annotated[int, typer.Option(min=0, help="Number of prompts to show with their responses.")]
 
@@ -283,7 +260,12 @@ def try_(
     if emit(result, as_json):
         return
     show_trial(trial, result, show)
-    show_kept(result)
+    for index, (name, kept) in enumerate(result["kept"].items()):
+        if kept["path"] is None:
+            say(f"{name}: no row has a solve rate in that range; nothing was written")
+            continue
+        say(f"{name}: {kept['rows']} rows kept in {kept['path']}")
+        say(f"use them: --set data.{index}.path={kept['path']}")
     say(f"rollouts: {run.dir}   report: {command_line(('report',), run.dir, None)}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmrl.key_facts import OnResume
-from vlmrl.recipe.key_fields import field_at, is_path_key, key_name, mark_of
+from vlmrl.recipe.key_fields import field_at, is_path_key, key_name, mark_of, split_file
 from vlmrl.recipe.load import LoadedRecipe, leaves, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import MOVED, SOURCES
@@ -96,7 +96,7 @@ def _rule(key: Key, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> OnRe
     """Return the rule of a change. If only the path of a reward's file is different, it is the rule for moved files."""
     if key_name(key) not in ("reward.name", "data.reward", "rewards.name", "data.rewards.name"):
         return rule_of(key)
-    (_, old), (_, new) = (_split(str(values.get(key))) for values in (before, after))
+    (_, old), (_, new) = (split_file(str(values.get(key))) for values in (before, after))
     return MOVED if old and old == new else rule_of(key)
 
 
@@ -115,7 +115,7 @@ def _same(key: Key, old: Any, new: Any, base: Path) -> bool:
         return True
     if not is_path_key(key) or not isinstance(old, str) or not isinstance(new, str):
         return False
-    (old_file, old_rest), (new_file, new_rest) = _split(old), _split(new)
+    (old_file, old_rest), (new_file, new_rest) = split_file(old), split_file(new)
     return old_rest == new_rest and (base / old_file).resolve() == Path(new_file).resolve()
 
 
@@ -128,9 +128,3 @@ def hides(old: Any, new: Any, hidden: str) -> bool:
     if not isinstance(old, str) or not isinstance(new, str) or hidden not in old:
         return False
     return re.fullmatch(".*".join(map(re.escape, old.split(hidden))), new, re.DOTALL) is not None
-
-
-def _split(value: str) -> tuple[str, str]:
-    """Return (file, function) of `file.py:function`, and (value, "") of any other value."""
-    file, _, function = value.rpartition(":") if ".py:" in value else (value, "", "")
-    return file, function

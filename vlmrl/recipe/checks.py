@@ -21,7 +21,7 @@ from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.rules.engine import check_engine
 from vlmrl.recipe.rules.eval import EVAL_RULES
 from vlmrl.recipe.rules.files import FILE_RULES, MADE_ELSEWHERE_RULES, REWARD_LIST_RULES, is_file_reward, named_rewards
-from vlmrl.recipe.rules.training import LORA_RULES, NUMBER_RULES, check_algo, overridden_row
+from vlmrl.recipe.rules.training import LORA_RULES, NUMBER_RULES, check_algo, length_key, overridden_row
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.tables import OF_TASK, ReadBy
 from vlmrl.recipe.toml_lines import Key, dotted
@@ -79,7 +79,8 @@ def _filtered_sampling(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Pro
             )
 
 
-def _clip_bounds(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+def _bounds(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    """Find bounds in the wrong order, and numbers of `[optim]` that do not go together."""
     low, high = loaded.recipe.algo.clip_low, loaded.recipe.algo.clip_high
     if low is not None and high is not None and high < low:
         message = (
@@ -88,17 +89,12 @@ def _clip_bounds(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         hint = "clip_low = 0.2 and clip_high = 0.28 are usual; swap yours if you meant that"
         yield Problem(message, loaded.where(("algo", "clip_high"), ("algo", "clip_low")), hint, "warning")
 
-
-def _pixels(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    model = loaded.recipe.model
+    model, optim, steps = loaded.recipe.model, loaded.recipe.optim, loaded.recipe.train.steps
     if model.min_pixels > model.max_pixels:
         message = f"`model.min_pixels` ({model.min_pixels}) is above `model.max_pixels` ({model.max_pixels})"
         where = loaded.where(("model", "min_pixels"), ("model", "max_pixels"))
         yield Problem(message, where, "images are enlarged to min_pixels and shrunk to max_pixels; set min <= max")
 
-
-def _schedule(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    optim, steps = loaded.recipe.optim, loaded.recipe.train.steps
     if optim.warmup_steps >= steps > 0:
         message = (
             f"`optim.warmup_steps` ({optim.warmup_steps}) leaves no step of `train.steps` ({steps}) at the full rate"
@@ -126,9 +122,11 @@ def _group_size(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     )
 
 
-def _updates(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    updates, prompts = loaded.recipe.train.updates_per_step, loaded.recipe.rollout.prompts_per_step
-    if loaded.recipe.kind == "rl" and updates > prompts:
+def _sizes(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+    """Find updates, rows, batches and episodes that are too small for what they hold."""
+    recipe, rollout, train = loaded.recipe, loaded.recipe.rollout, loaded.recipe.train
+    updates, prompts, turn = train.updates_per_step, rollout.prompts_per_step, rollout.max_new_tokens
+    if recipe.kind == "rl" and updates > prompts:
         message = (
             f"`train.updates_per_step` ({updates}) is more than `rollout.prompts_per_step` ({prompts}): "
             "an update needs at least one prompt"
@@ -136,39 +134,27 @@ def _updates(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         where = loaded.where(("train", "updates_per_step"), ("rollout", "prompts_per_step"))
         yield Problem(message, where, f"set train.updates_per_step to at most {prompts}")
 
-
-def _token_budgets(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    rollout, train = loaded.recipe.rollout, loaded.recipe.train
-    if loaded.recipe.kind == "rl" and loaded.recipe.longest_response > train.tokens_per_row:
+    if recipe.kind == "rl" and recipe.longest_response > train.tokens_per_row:
         message = (
-            f"a response may have {loaded.recipe.longest_response} tokens "
-            f"(`{'environment.tokens' if loaded.recipe.has_episodes else 'rollout.max_new_tokens'}`), more than "
+            f"a response may have {recipe.longest_response} tokens (`{length_key(loaded)}`), more than "
             f"`train.tokens_per_row` ({train.tokens_per_row}): such a response gets a packed row of its own"
         )
         where = loaded.where(("train", "tokens_per_row"), ("rollout", "max_new_tokens"))
         yield Problem(message, where, "the longest response then decides the memory, not this budget", "warning")
-    if rollout.max_new_tokens >= rollout.batch_tokens:
+    if turn >= rollout.batch_tokens:
         message = (
             f"`rollout.batch_tokens` ({rollout.batch_tokens}) cannot hold one prompt and a response of "
-            f"`rollout.max_new_tokens` ({rollout.max_new_tokens})"
+            f"`rollout.max_new_tokens` ({turn})"
         )
         where = loaded.where(("rollout", "batch_tokens"), ("rollout", "max_new_tokens"))
         yield Problem(message, where, "raise batch_tokens or lower max_new_tokens")
 
-
-def _episodes(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    recipe = loaded.recipe
-    if not recipe.has_episodes:
-        return
-    turn, whole = recipe.rollout.max_new_tokens, recipe.environment.tokens
-    if turn > whole:
+    if recipe.has_episodes and turn > (whole := recipe.environment.tokens):
         message = f"one turn (`rollout.max_new_tokens` = {turn}) may be longer than the whole episode ({whole} tokens)"
         where = loaded.where(("environment", "tokens"), ("rollout", "max_new_tokens"), ("environment", "name"))
         yield Problem(message, where, "raise environment.tokens: it counts all turns, and what the tools return")
 
-
-def _stop_strings(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
-    if any(not text for text in loaded.recipe.rollout.stop):
+    if any(not text for text in rollout.stop):
         message = "`rollout.stop` holds an empty string, which would end every response at once"
         yield Problem(message, loaded.where(("rollout", "stop")), "remove it")
 
@@ -204,7 +190,7 @@ def _shares(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
             )
 
 
-def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+def _columns_and_weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     roles = catalogs.column_roles
     for i, data in enumerate(loaded.recipe.data):
         for role in data.columns:
@@ -212,8 +198,6 @@ def _columns(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
                 where = loaded.where(("data", i, "columns", role))
                 yield Problem(f"unknown key `data.{i}.columns.{role}`", where, listed(role, roles))
 
-
-def _weights(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     weights = loaded.recipe.reward.weights
     if weights and not any(weights.values()):
         yield Problem(
@@ -309,7 +293,7 @@ def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
             yield Problem(f"`{key}` does nothing in `vlmrl {command}`", where, "remove it", "warning")
 
 
-def _odd_coefficients(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
+def _odd_numbers(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     algo = loaded.recipe.algo
     if algo.kl_coef is not None and algo.kl_coef > 1:
         message = f"`algo.kl_coef` is {algo.kl_coef}: the KL term outweighs the reward"
@@ -318,8 +302,6 @@ def _odd_coefficients(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Prob
         message = f"`algo.entropy_coef` is {algo.entropy_coef}: a negative bonus makes the policy collapse"
         yield Problem(message, loaded.where(("algo", "entropy_coef")), "0 is the default", "warning")
 
-
-def _paper(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     if loaded.recipe.paper.get("numbers") and not loaded.recipe.paper.get("source"):
         message = "`[paper.numbers]` has numbers, but `paper.source` does not name their source"
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")
@@ -329,23 +311,16 @@ PLAIN_RULES = (*NUMBER_RULES, *EVAL_RULES, *LORA_RULES, check_engine, *FILE_RULE
 """Rules that need no `Catalogs`."""
 RULES: tuple[Rule, ...] = (
     _filtered_sampling,
-    _clip_bounds,
-    _pixels,
-    _schedule,
+    _bounds,
     _group_size,
-    _updates,
-    _token_budgets,
-    _episodes,
-    _stop_strings,
+    _sizes,
     _data_names,
     _shares,
-    _columns,
-    _weights,
+    _columns_and_weights,
     _reward_used,
     _variants,
     _names,
     _other_kind,
-    _odd_coefficients,
-    _paper,
+    _odd_numbers,
     *(lambda loaded, catalogs, rule=rule: rule(loaded) for rule in PLAIN_RULES),
 )

@@ -130,16 +130,17 @@ def locate(value: str, tried: Iterable[Path]) -> tuple[str, list[Path]]:
     The value is returned unchanged if no path exists, or if it leads to the same file from the current directory. The
     `:name` of `file.py:name` is kept.
     """
-    file, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
+    file = split_file(value)[0]
     existing = [path for path in tried if os.path.exists(path)]
     if not existing:
         return value, []
     chosen, others = existing[0], [path for path in existing[1:] if not os.path.samefile(path, existing[0])]
     if os.path.exists(file) and os.path.samefile(chosen, file):
         return value, others
-    return f"{chosen}{colon}{function}", others
+    return f"{chosen}{value[len(file) :]}", others
 
 
-def file_part(value: str) -> str:
-    """Return `file.py` for `file.py:name`; return any other value unchanged."""
-    return value.rpartition(":")[0] if ".py:" in value else value
+def split_file(value: str) -> tuple[str, str]:
+    """Return (file, name) of `file.py:name`, and (value, "") of any other value."""
+    file, _, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+    return file, name

@@ -28,7 +28,7 @@ from vlmrl.recipe.files import (
     rename_note,
     with_present_names,
 )
-from vlmrl.recipe.key_fields import candidates, file_part, is_path_key, key_name, locate, names_file, table_class
+from vlmrl.recipe.key_fields import candidates, is_path_key, key_name, locate, names_file, split_file, table_class
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import ARGUMENTS, AUTO, drop_replaced
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN, Key, KeyPlace, dotted, parse_dotted
@@ -82,8 +82,8 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
     for i, part in enumerate(override.parts):
         is_last = i == len(override.parts) - 1
         if isinstance(container, list):
-            index = _list_index(part, len(container))
-            if index is None:
+            is_index = part.isascii() and part.isdigit() and len(part) < 6
+            if not is_index or (index := int(part)) > len(container):
                 rest = override.parts[i + part.lstrip("-").isdigit() :] or ("path",)
                 example = dotted((*key, 0, *rest))
                 hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {example}=..."
@@ -128,11 +128,6 @@ def refuse_remote_code(values: Mapping[str, Any], overrides: Sequence[str], wher
             where=where,
             hint=f"a run never turns this on by itself: read that code, then add --set {REMOTE_CODE}=true",
         )
-
-
-def _list_index(part: str, length: int) -> int | None:
-    """Return the list position that `part` denotes; None if it is none. `length` = a new element at the end."""
-    return int(part) if part.isascii() and part.isdigit() and len(part) < 6 and int(part) <= length else None
 
 
 def _value(text: str) -> tuple[Any] | None:
@@ -357,7 +352,11 @@ def _finish(
     warnings = _find_paths(raw, places, file.parent, first)
     recipe = _validated(raw, places, file, problems)
     if recipe and kind and recipe.kind != kind:
-        problems.append(_wrong_kind(recipe.kind, kind, places, file))
+        is_for, other = (f"vlmrl {'train' if one == 'rl' else one}" for one in (recipe.kind, kind))
+        message = f'this recipe is for `{is_for}` (kind = "{recipe.kind}"), not for `{other}`'
+        hint = f"run `{is_for} {file}`, or add `--set kind={kind}` if you mean it"
+        where = places[("kind",)].where if ("kind",) in places else str(file)
+        problems.append(Problem(message, where, hint))
     if problems or recipe is None:
         raise ProblemsError(sorted(problems, key=_line_order))
     return recipe, warnings
@@ -483,7 +482,7 @@ def _odd_values(value: Any, places: Mapping[Key, KeyPlace], file: Path, key: Key
     if isinstance(value, int) and abs(value) >= 1 << 63:
         return [Problem(f"`{dotted(key)}` is {str(value)[:24]}..., which does not fit in 64 bits", where)]
     if isinstance(value, str) and is_path_key(key) and not value.startswith("hub:"):
-        path = value.rpartition(":")[0] if ".py:" in value else value
+        path = split_file(value)[0]
         longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if longest > MAX_NAME_BYTES:
             finding = f"`{dotted(key)}` holds a name of {longest} bytes; a file name has {MAX_NAME_BYTES} at most"
@@ -520,7 +519,7 @@ def _find_paths(raw: dict[str, Any], places: Mapping[Key, KeyPlace], folder: Pat
 
 def _tried(value: str, place: KeyPlace | None, folder: Path, first: Path | None = None) -> list[Path]:
     """Return the paths to try for the file of a value, in order. For a `--set`, the recipe's folder comes last."""
-    file = file_part(value)
+    file = split_file(value)[0]
     if place is not None and place.file is None:
         return list(dict.fromkeys([*candidates(file, None), *candidates(file, folder)]))
     return candidates(file, place.file.parent if place and place.file else folder, first)
@@ -541,16 +540,6 @@ def _validated(
 
 def _nearest_place(places: Mapping[Key, KeyPlace], key: Key) -> KeyPlace | None:
     return next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), None)
-
-
-def _wrong_kind(is_kind: str, required: str, places: Mapping[Key, KeyPlace], file: Path) -> Problem:
-    command = {"rl": "train", "sft": "sft"}
-    where = places[("kind",)].where if ("kind",) in places else str(file)
-    return Problem(
-        f'this recipe is for `vlmrl {command[is_kind]}` (kind = "{is_kind}"), not for `vlmrl {command[required]}`',
-        where,
-        f"run `vlmrl {command[is_kind]} {file}`, or add `--set kind={required}` if you mean it",
-    )
 
 
 def _origin(key: Key, raw: Mapping[str, Any], places: Mapping[Key, KeyPlace]) -> str:

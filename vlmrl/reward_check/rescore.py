@@ -151,12 +151,11 @@ def scan_saved(
     *,
     jobs: int = 1,
     keep_going: bool = False,
-    progress: Callable[[int], None] | None = None,
 ) -> ScoredResponses:
     """Score the saved responses with each of `sides` in one pass; see `scan`."""
     tasks = {source: ref for source in saved.sources if (ref := saved.task_ref(source)) is not None}
     plan = ScoringPlan(saved.reader, sides, tasks, keep_going, saved.limits(), image_reader(saved))
-    return scan(saved.reader, plan, jobs=jobs, progress=progress, note=saved.notes.append)
+    return scan(saved.reader, plan, jobs=jobs, note=saved.notes.append)
 
 
 def image_reader(saved: SavedResponses) -> Callable[[Sequence[Media], str], list[Any]]:

@@ -102,9 +102,7 @@ class Checked:
 Sides = tuple["dict[str, ChosenReward] | None", "dict[str, ChosenReward] | None"]
 
 
-def check_rewards(
-    saved: SavedResponses, question: RewardQuestion, progress: Callable[[int], None] | None = None
-) -> Checked:
+def check_rewards(saved: SavedResponses, question: RewardQuestion) -> Checked:
     """Run the whole check and return its report.
 
     The report is a mapping with: path, run, steps, samples, groups, sources, notes, seconds;
@@ -129,7 +127,7 @@ def check_rewards(
     own, own_error = _own(saved)
     first, second = _sides(saved, question, own, own_error)
     sides = [side for side in (first, second) if side is not None]
-    result = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going, progress=progress)
+    result = scan_saved(saved, sides, jobs=question.jobs, keep_going=question.keep_going)
     _tell_doubts(saved, result)
     _tell_broken(saved, result, question.keep_going)
     saved.grouped = saved.grouped and len(np.unique(result.facts.groups_N)) < len(result.facts)

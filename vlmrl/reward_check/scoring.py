@@ -147,26 +147,19 @@ def scan(
     plan: ScoringPlan,
     *,
     jobs: int = 1,
-    progress: Callable[[int], None] | None = None,
     note: Callable[[str], Any] = lambda line: None,
 ) -> ScoredResponses:
     """Score the whole input in one pass. The result does not depend on `jobs`.
 
     Args:
         jobs: number of processes; several are used only if every reward is pure and there are many rows.
-        progress: called with the number of rows that are done so far.
         note: called with a line for the user about services that rewards asked.
     Raises: RewardError for a failing reward (see `ScoringPlan.keep_going`); StoreError or DataError for an unreadable
         file.
     """
     several = jobs > 1 and plan.pure
-    pieces, limit, done = [], HASH_RANGE, 0
-    for piece, limit in _spread(reader, plan, jobs) if several else _here(reader, plan, note):  # noqa: B007
-        pieces.append(piece)
-        done += len(piece.facts) + piece.num_broken
-        if progress is not None:
-            progress(done)
-    return _joined(pieces, limit)
+    pieces = list(_spread(reader, plan, jobs) if several else _here(reader, plan, note))
+    return _joined([piece for piece, _ in pieces], pieces[-1][1] if pieces else HASH_RANGE)
 
 
 def _here(reader: Reader, plan: ScoringPlan, note: Callable[[str], Any]) -> Iterator[tuple[ScoredResponses, int]]:

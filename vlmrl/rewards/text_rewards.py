@@ -155,7 +155,7 @@ def exact_match(*, key: str | None = None, tag: str | None = "answer", require_t
         tag: the answer is read from `<tag>...</tag>`; without any such tag, and for None, it is the whole response.
         require_tag: a response without exactly one tag earns 0.
     """
-    return _answer_reward("exact_match", partial(_same_text), key, tag, require_tag)
+    return _answer_reward("exact_match", _any(_same_text), ("answer",), key, tag, require_tag)
 
 
 def number_match(
@@ -169,7 +169,8 @@ def number_match(
     """
     if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
         raise RewardError(f"tolerance = {tolerance!r} is not a number >= 0")
-    return _answer_reward("number_match", partial(_same_number, tolerance=tolerance), key, tag, require_tag)
+    grade = _any(partial(_same_number, tolerance=tolerance))
+    return _answer_reward("number_match", grade, ("answer",), key, tag, require_tag)
 
 
 def token_f1(*, key: str | None = None, tag: str | None = "answer", require_tag: bool = False) -> RewardSpec:
@@ -182,9 +183,8 @@ def token_f1(*, key: str | None = None, tag: str | None = "answer", require_tag:
     Args:
         key, tag, require_tag: as in `exact_match`.
     """
-    fn = partial(_score_words, key=key, tag=tag, require_tag=require_tag)
-    parts = {"f1": UNIT, "answer": UNIT, "format": UNIT}
-    return RewardSpec("token_f1", fn, parts, {"f1": 1.0}, pure=True, accuracy="answer")
+    grade = lambda answer, accepted: word_overlap(answer, list(map(str, accepted)))  # noqa: E731
+    return _answer_reward("token_f1", grade, ("f1", "answer"), key, tag, require_tag)
 
 
 ARTICLES = frozenset(("a", "an", "the"))
@@ -221,13 +221,6 @@ def word_overlap(answer: str, accepted: Sequence[str]) -> tuple[float, bool]:
 def _f1(words: Sequence[str], truth: Sequence[str]) -> float:
     shared = sum((Counter(words) & Counter(truth)).values())
     return 2 * shared / (len(words) + len(truth))
-
-
-def _score_words(x: RewardInput, *, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:
-    accepted, answer, problem = _answer_of(x, key, tag, require_tag)
-    f1, is_same = (0.0, False) if answer is None else word_overlap(answer, [str(text) for text in accepted])
-    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
-    return {"f1": f1, "answer": float(is_same), "format": float(not problem), "note": problem, "detail": detail}
 
 
 def format_tags(*, tags: Sequence[str] = ("think", "answer")) -> RewardSpec:
@@ -319,28 +312,32 @@ def plain_number(text: str) -> float | None:
     return float(text.replace(",", "")) if NUMBER.fullmatch(text) else None
 
 
-def _answer_reward(name: str, same: Any, key: str | None, tag: str | None, require_tag: bool) -> RewardSpec:
-    fn = partial(_score_answer, same=same, key=key, tag=tag, require_tag=require_tag)
-    return RewardSpec(name, fn, {"answer": UNIT, "format": UNIT}, {"answer": 1.0}, pure=True, accuracy="answer")
+Grade = Callable[[str, Sequence[Any]], Sequence[float]]
+"""(answer, accepted answers) -> numbers of the parts."""
 
 
-def _score_answer(x: RewardInput, *, same: Any, key: str | None, tag: str | None, require_tag: bool) -> dict[str, Any]:
-    accepted, answer, problem = _answer_of(x, key, tag, require_tag)
-    right = answer is not None and any(same(answer, accepted_answer) for accepted_answer in accepted)
-    detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
-    return {"answer": float(right), "format": float(not problem), "note": problem, "detail": detail}
+def _any(same: Callable[[str, Any], bool]) -> Grade:
+    return lambda answer, accepted: [any(same(answer, one) for one in accepted)]
 
 
-def _answer_of(
-    x: RewardInput, key: str | None, tag: str | None, require_tag: bool
-) -> tuple[Sequence[Any], str | None, str]:
-    """Return (the accepted answers, the text of the response's own or None, what is wrong with its tag)."""
-    truth = ground_truth(x, key)
-    accepted = truth if isinstance(truth, (list, tuple)) else [truth]
-    answer, problem = tagged_text(x.answer, tag) if tag else (x.answer, "")
-    if answer is None and not require_tag and tag and not find_tags(x.answer, (tag,)):
-        answer = x.answer
-    return accepted, answer, problem
+def _answer_reward(
+    name: str, grade: Grade, parts: tuple[str, ...], key: str | None, tag: str | None, require_tag: bool
+) -> RewardSpec:
+    """Return a reward of these parts of an answer, of which the first counts, and of `format`."""
+
+    def score(x: RewardInput) -> dict[str, Any]:
+        truth = ground_truth(x, key)
+        accepted = truth if isinstance(truth, (list, tuple)) else [truth]
+        answer, problem = tagged_text(x.answer, tag) if tag else (x.answer, "")
+        if answer is None and not require_tag and tag and not find_tags(x.answer, (tag,)):
+            answer = x.answer
+        numbers = [0.0] * len(parts) if answer is None else map(float, grade(answer, accepted))
+        detail = {"answer": answer if answer is None else answer.strip(BLANKS)[:MOST_ANSWER_CHARS]}
+        graded = dict(zip(parts, numbers, strict=True))
+        return {**graded, "format": float(not problem), "note": problem, "detail": detail}
+
+    ranges = dict.fromkeys((*parts, "format"), UNIT)
+    return RewardSpec(name, score, ranges, {parts[0]: 1.0}, pure=True, accuracy="answer")
 
 
 def _same_text(answer: str, truth: Any) -> bool:

@@ -23,7 +23,7 @@ from vlmrl.errors import RewardError
 from vlmrl.recipe.tables import Prices
 from vlmrl.services.client import Pauses
 from vlmrl.services.judge_database import FileThread
-from vlmrl.services.judge_settings import JudgeSettings, cost_of
+from vlmrl.services.judge_settings import JudgeSettings
 from vlmrl.services.protocol import (
     BudgetSpent,
     ChatAnswer,
@@ -262,8 +262,10 @@ class Budget:
         self._prices, self._hold_seconds, self._clock = prices, hold_seconds, clock
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """Return the cost of a call."""
-        return cost_of(self._prices, input_tokens, output_tokens)
+        """Return the cost of a call, in the currency of the prices; 0 without prices."""
+        if self._prices is None:
+            return 0.0
+        return (input_tokens * self._prices.input + output_tokens * self._prices.output) / 1_000_000
 
     def reserve(self, input_tokens: int, output_tokens: int) -> Reservation | None:
         """Reserve a call before it is sent. Return None if it must wait for calls in flight, which may cost less.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.tables import Judge, Prices
+from vlmrl.recipe.tables import Judge
 from vlmrl.services.client import base_url
 from vlmrl.services.protocol import EndpointError
 from vlmrl.services.rubric import read_table
@@ -19,15 +19,6 @@ ENDPOINTS: Mapping[str, str] = {
 """Provider -> its usual address."""
 KEYS: Mapping[str, str | None] = {"gemini": "GEMINI_API_KEY", "openai": "OPENAI_API_KEY", "vllm": None}
 """Provider -> environment variable of the key; None = no key is sent."""
-PER_TOKENS = 1_000_000
-"""Number of tokens that a price is for."""
-
-
-def cost_of(prices: Prices | None, input_tokens: int, output_tokens: int) -> float:
-    """Return the price of a call, in the currency of the prices; 0 without prices."""
-    if prices is None:
-        return 0.0
-    return (input_tokens * prices.input + output_tokens * prices.output) / PER_TOKENS
 
 
 class JudgeSettings(Judge):

@@ -159,16 +159,10 @@ class Database:
                 self._inode = self.path.stat().st_ino
                 _CHECKED.add(self._inode)
                 return connection
-        except OSError as error:
-            raise RecipeError(
-                f"{self.kind.name} cannot be opened: {error.strerror or error}",
-                where=str(self.path),
-                hint=self.kind.hint,
-            ) from None
-        except (sqlite3.Error, _DamagedError) as error:
-            raise RecipeError(
-                f"{self.kind.name} cannot be opened: {error}", where=str(self.path), hint=self.kind.hint
-            ) from None
+        except (OSError, sqlite3.Error, _DamagedError) as error:
+            why = getattr(error, "strerror", None) or error
+            message = f"{self.kind.name} cannot be opened: {why}"
+            raise RecipeError(message, where=str(self.path), hint=self.kind.hint) from None
 
     def _aside(self) -> Path:
         """Return the new path of the damaged file."""
@@ -208,12 +202,8 @@ def _prepared(kind: FileKind, name: str) -> sqlite3.Connection:
             marks = f"PRAGMA application_id={kind.application}; PRAGMA user_version={kind.version};"
             connection.executescript(f"BEGIN IMMEDIATE; {kind.schema} {marks} COMMIT;")
         return connection
-    except sqlite3.OperationalError:
+    except BaseException as error:
         connection.close()
-        raise
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise _DamagedError(excerpt(str(error), 100)) from None
-    except BaseException:
-        connection.close()
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            raise _DamagedError(excerpt(str(error), 100)) from None
         raise

@@ -24,7 +24,7 @@ from vlmrl.recipe.schema import Model, Recipe, Train
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN
 from vlmrl.redaction.redact import first_line
 from vlmrl.rollout.vllm.settings import VllmFacts
-from vlmrl.setup.memory_fit import HERE, Target, choose_recomputation, find_cluster, linear_kernels
+from vlmrl.setup.memory_fit import HERE, Target, choose_recomputation, find_cluster
 from vlmrl.setup.memory_sizes import Gpu, PromptLengths, known_gpu
 from vlmrl.setup.prompt_lengths import estimate_prompts
 from vlmrl.setup.rows import open_sources
@@ -163,7 +163,7 @@ def recomputation(
             lengths = prompts or estimate_prompts(so_far, [e.train for e in open_sources(so_far).entries])
         except VlmrlError as error:  # the checks of model and data report the same problem as an error
             return Choice(RECOMPUTATION, True, f"memory cannot be planned: {first_line(error)}")
-        return choose_recomputation(so_far, facts, cluster, lengths, linear_kernels())
+        return choose_recomputation(so_far, facts, cluster, lengths)
 
     return choose_layers
 
@@ -314,17 +314,10 @@ def choose_engine(recipe: Recipe, world: EngineWorld) -> Choice:
 def _built_in(recipe: Recipe, world: EngineWorld, why: str, hint: str | None) -> Choice:
     """Return the choice of the built-in engine on a GPU, with a warning, or with an error if the recipe needs vLLM."""
     rollout = recipe.rollout
-    needs = [
-        key
-        for key, on in (
-            ("engine_gpus", rollout.engine_gpus > 0),
-            ("overlap", rollout.overlap),
-            ("tensor_parallel", rollout.tensor_parallel > 1),
-        )
-        if on
-    ]
-    if needs:
-        message = f"`rollout.{needs[0]}` needs vLLM: {why}"
+    needs = {"engine_gpus": rollout.engine_gpus, "overlap": rollout.overlap}
+    needs |= {"tensor_parallel": rollout.tensor_parallel > 1}
+    if key := next((key for key, on in needs.items() if on), None):
+        message = f"`rollout.{key}` needs vLLM: {why}"
         return Choice(KEY, "torch", why, Problem(message, world.where, hint))
     message = f"the built-in engine generates: {why}"
     try:
@@ -346,16 +339,12 @@ VLLM_SEQUENCES = 256
 """Number of responses that vLLM decodes together."""
 
 
-def times_slower(recipe: Recipe, facts: ModelFacts, gpu: Gpu, gpus: int = 1) -> float:
-    """Estimate the time of a step's rollouts with the built-in engine, divided by the time with vLLM.
-
-    Args:
-        gpus: number of GPUs that generate; each generates an equal share of the responses.
-    """
+def times_slower(recipe: Recipe, facts: ModelFacts, gpu: Gpu) -> float:
+    """Estimate the time of a step's rollouts on one GPU with the built-in engine, divided by the time with vLLM."""
     r = recipe.rollout
     size = 4 if recipe.model.dtype == "float32" else 2
     read = facts.active * size / gpu.bandwidth
-    responses = -(-r.prompts_per_step * r.samples_per_prompt // gpus)
+    responses = r.prompts_per_step * r.samples_per_prompt
     # A prompt is stored once for all of its samples.
     each = r.max_new_tokens + r.max_prompt_tokens / r.samples_per_prompt
     batches = max(1, -(-int(responses * each) // r.batch_tokens))

@@ -358,7 +358,9 @@ def check_model(
         if recipe.lora is not None or recipe.model.freeze or vllm or runs_folder is not None:
             facts = model_facts(recipe.model, path=model_files)
             problems += machine.check_trained(loaded, facts) + machine.check_served(loaded, facts)
-            problems += _check_chosen_engine(loaded) + _check_world(loaded, target)
+            if loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN):  # chosen after the recipe's checks
+                problems += check_engine(loaded)
+            problems += _check_world(loaded, target)
             if runs_folder is not None and not problems:
                 problems += machine.check_disk(loaded, runs_folder, facts)[0]
                 if prompts is not None:
@@ -422,7 +424,9 @@ def preflight(
         result.plan["run"] = machine.arithmetic(loaded, sources, samples * sum(min(n, limit or n) for n in validation))
     if has_model:
         _check_machine(result, loaded, runs_folder, model_files, longest, target)
-        _check_spoken(result, loaded, opened.entries, model_files)
+        is_run = model_files not in (None, loaded.recipe.model.path)  # the model of a run may have learned any space
+        for entry in opened.entries if "model" in result.plan and not is_run else ():
+            result.problems += check_native_box_space(loaded, entry.train, result.plan["model"]["type"], entry.where)
         result.add(check_teacher(loaded, encoder, runs_folder) if encoder is not None else [])
     return result
 
@@ -637,21 +641,5 @@ def check_positions(loaded: LoadedRecipe, facts: ModelFacts, longest: PromptLeng
     return [Problem(message, loaded.where(tuple(key.split(".")), ("model", "path")), hint)]
 
 
-def _check_spoken(
-    result: Preflight, loaded: LoadedRecipe, entries: Sequence[rows.Entry], model_files: str | None
-) -> None:
-    """Warn about boxes in another coordinate space than the model family states them in."""
-    elsewhere = model_files is not None and model_files != loaded.recipe.model.path
-    if "model" in result.plan and not elsewhere:  # the model of a run may have learned any space
-        for entry in entries:
-            result.problems += check_native_box_space(loaded, entry.train, result.plan["model"]["type"], entry.where)
-
-
 def _check_world(loaded: LoadedRecipe, target: Target) -> list[Problem]:
     return [Problem(u.message, loaded.where(u.key), u.hint) for u in check_world(loaded.recipe, target.processes)]
-
-
-def _check_chosen_engine(loaded: LoadedRecipe) -> list[Problem]:
-    """Return the problems of an engine that was chosen automatically, after the checks of the recipe itself."""
-    chosen = loaded.origins.get("rollout.engine", "").startswith(AUTO_ORIGIN)
-    return list(check_engine(loaded)) if chosen else []

@@ -133,7 +133,7 @@ def check_disk(loaded: LoadedRecipe, folder: Path, model: ModelFacts) -> tuple[l
     """
     recipe, checkpoint, merged = loaded.recipe, checkpoint_bytes(loaded, model), merged_bytes(loaded, model)
     kept = min(recipe.checkpoint.keep_last + recipe.checkpoint.keep_best, checkpoints_written(loaded)) + 1
-    rollouts = _rollout_steps_kept(loaded) * _rollout_bytes(loaded)
+    rollouts = _rollout_bytes(loaded)
     existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing).free
     facts = {
@@ -168,22 +168,16 @@ def merged_bytes(loaded: LoadedRecipe, facts: ModelFacts) -> int:
 
 
 def _rollout_bytes(loaded: LoadedRecipe) -> int:
-    """Return the maximum size of one step's rollouts in bytes, when every response is as long as allowed."""
-    r = loaded.recipe.rollout
-    tokens = r.prompts_per_step * r.samples_per_prompt * loaded.recipe.longest_response
+    """Return the maximum size in bytes of the rollouts at the end of a run: of all steps that `log` keeps.
+
+    Every response is counted as long as allowed.
+    """
+    r, steps, log = loaded.recipe.rollout, loaded.recipe.train.steps, loaded.recipe.log
+    newest, every = log.keep_rollouts, log.keep_rollouts_every
+    if newest is not None and newest < steps:
+        steps = newest + (-(-(steps - newest) // every) if every else 0)
+    tokens = steps * r.prompts_per_step * r.samples_per_prompt * loaded.recipe.longest_response
     return tokens * BYTES_PER_ROLLOUT_TOKEN if loaded.recipe.kind == "rl" else 0
-
-
-def _rollout_steps_kept(loaded: LoadedRecipe) -> int:
-    """Return the number of steps whose rollouts are on the disk at the end, by the rule `log.keep_rollouts`."""
-    steps, newest, every = (
-        loaded.recipe.train.steps,
-        loaded.recipe.log.keep_rollouts,
-        loaded.recipe.log.keep_rollouts_every,
-    )
-    if newest is None or newest >= steps:
-        return steps
-    return newest + (-(-(steps - newest) // every) if every else 0)
 
 
 def checkpoints_written(loaded: LoadedRecipe) -> int:

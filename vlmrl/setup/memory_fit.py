@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import Problem, gib
-from vlmrl.model.memory import KEY, STEPS, UPDATE_SHARE, Setting, share_of, stricter
+from vlmrl.model.memory import KEY, STEPS, UPDATE_SHARE, share_of, stricter
 from vlmrl.recipe.auto_values import Choice, with_values
 from vlmrl.recipe.explain import toml_value
 from vlmrl.recipe.load import LoadedRecipe
@@ -78,20 +78,25 @@ class Fit:
         return any(c.learns for c in self.changes), prod(c.factor * ONE_MORE for c in self.changes)
 
 
-def find_fits(
-    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
-) -> list[Fit]:
-    """Return the smallest changes with which a run fits and is not tight; [] if no combination that is tried fits."""
+def find_fits(loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths) -> list[Fit]:
+    """Return the smallest changes with which a run fits and is not tight; [] if no combination that is tried fits.
+
+    Of those that change the same keys, only the one of the lowest cost is returned: it has the mildest values.
+    """
     changes = list(possible_changes(loaded.recipe, facts, cluster, prompts))
     fits: list[Fit] = []
     for count in range(1, MAX_TOGETHER + 1):
         for some in combinations(changes, count):
-            if len({change.key for change in some}) < count or _needless(some, fits):
+            is_enough = any(set(fit.changes) < set(some) for fit in fits)  # a part of these changes
+            if is_enough or len({change.key for change in some}) < count:
                 continue
-            planned = _plan(some, loaded, facts, cluster, prompts, kernels)
+            planned = _plan(some, loaded, facts, cluster, prompts)
             if planned.fits and not planned.is_tight:
                 fits.append(Fit(some, planned))
-    return _different(sorted(fits, key=lambda fit: fit.order))
+    different: dict[tuple[str, ...], Fit] = {}
+    for fit in sorted(fits, key=lambda fit: fit.order):
+        different.setdefault(tuple(change.key for change in fit.changes), fit)
+    return list(different.values())[:SHOWN]
 
 
 def possible_changes(
@@ -147,7 +152,6 @@ def _plan(
     facts: ModelFacts,
     cluster: Cluster,
     prompts: PromptLengths,
-    kernels: str,
 ) -> MemoryPlan:
     recipe = loaded.recipe
     for change in changes:
@@ -158,23 +162,7 @@ def _plan(
             recipe = recipe.model_copy(update={"lora": Lora(rank=ADAPTER_RANK)})
         else:
             recipe = with_values(recipe, [Choice(change.key, change.value, "")])
-    return make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts, kernels)
-
-
-def _needless(some: tuple[RecipeEdit, ...], fits: list[Fit]) -> bool:
-    """Return whether a part of these changes is already enough, by the solutions in `fits`."""
-    return any(set(fit.changes) < set(some) for fit in fits)
-
-
-def _different(fits: list[Fit]) -> list[Fit]:
-    """Return the first few solutions that change different sets of keys.
-
-    Solutions are sorted by cost, so the first with a set of keys has the mildest values.
-    """
-    chosen: dict[tuple[str, ...], Fit] = {}
-    for fit in fits:
-        chosen.setdefault(tuple(change.key for change in fit.changes), fit)
-    return list(chosen.values())[:SHOWN]
+    return make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts)
 
 
 ERROR_FACTOR = 1.25
@@ -216,9 +204,8 @@ class FittedPlan:
 def plan_memory(loaded: LoadedRecipe, facts: ModelFacts, target: Target, prompts: PromptLengths) -> FittedPlan:
     """Plan the memory of a run on its target. If it does not fit, search for changes that make it fit."""
     cluster = find_cluster(loaded, target)
-    kernels = linear_kernels()
-    plan = make_plan(loaded, facts, cluster, prompts, kernels)
-    fits = () if plan.fits else find_fits(loaded, facts, cluster, prompts, kernels)
+    plan = make_plan(loaded, facts, cluster, prompts)
+    fits = () if plan.fits else find_fits(loaded, facts, cluster, prompts)
     return FittedPlan(plan, tuple(fits))
 
 
@@ -226,20 +213,16 @@ def find_cluster(loaded: LoadedRecipe, target: Target) -> Cluster:
     """Return the GPUs, or the CPU processes, that a plan is for."""
     from vlmrl.model.model_facts import device_facts, usable_memory
 
+    kernels = "torch" if importlib.util.find_spec("fla") is None else "fla"
     if target.gpu is not None:
-        return Cluster(target.processes, target.gpu, target.gpu.memory_bytes)
+        return Cluster(target.processes, target.gpu, target.gpu.memory_bytes, kernels=kernels)
     device, _ = device_facts(loaded.recipe.model.device)
     memory = int(device["memory_bytes"])
     if device["kind"] != "cuda":
-        return Cluster(target.processes, None, memory)
+        return Cluster(target.processes, None, memory, kernels=kernels)
     known = known_gpu(device["name"])
     gpu = Gpu(device["name"], memory, known.bandwidth if known else TYPICAL_BANDWIDTH)
-    return Cluster(target.processes, gpu, memory, usable_memory())
-
-
-def linear_kernels() -> str:
-    """Return the kernels of linear attention here: "fla" if flash-linear-attention is installed, else "torch"."""
-    return "torch" if importlib.util.find_spec("fla") is None else "fla"
+    return Cluster(target.processes, gpu, memory, usable_memory(), kernels)
 
 
 def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
@@ -305,9 +288,7 @@ def _hint(fitted: FittedPlan) -> str:
     return f"{first.words} makes it fit ({first.costs}){also}"
 
 
-def choose_recomputation(
-    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
-) -> Choice:
+def choose_recomputation(loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths) -> Choice:
     """Choose the first setting of `recomputation.STEPS` with which an update leaves room for fragmentation on a GPU.
 
     Only the phase `update` counts, because the others need the same memory with every setting. If no setting is
@@ -319,7 +300,9 @@ def choose_recomputation(
     """
     room, needs = int(TIGHT * cluster.each_bytes), {}
     for setting in STEPS:
-        needs[setting] = _update_bytes(setting, loaded, facts, cluster, prompts, kernels)
+        recipe = with_values(loaded.recipe, [Choice(KEY, setting, "")])
+        plan = make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts)
+        needs[setting] = next(phase.total for phase in plan.phases if phase.name == UPDATE)
         if needs[setting] <= room:
             break
     *milder, chosen = needs
@@ -327,16 +310,3 @@ def choose_recomputation(
     if milder:
         reason += f", with {toml_value(milder[-1])} {gib(needs[milder[-1]])}"
     return Choice(KEY, chosen, reason)
-
-
-def _update_bytes(
-    setting: Setting,
-    loaded: LoadedRecipe,
-    facts: ModelFacts,
-    cluster: Cluster,
-    prompts: PromptLengths,
-    kernels: str,
-) -> int:
-    recipe = with_values(loaded.recipe, [Choice(KEY, setting, "")])
-    plan = make_plan(replace(loaded, recipe=recipe), facts, cluster, prompts, kernels)
-    return next(phase.total for phase in plan.phases if phase.name == UPDATE)

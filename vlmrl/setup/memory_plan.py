@@ -56,12 +56,14 @@ class Cluster:
         gpu: model of each GPU; None = no GPU, and `memory_bytes` is main memory.
         memory_bytes: memory of each GPU; on a CPU, of the whole machine.
         host_bytes: main memory of a machine with GPUs; None = not known, because the plan is for another machine.
+        kernels: kernels of linear attention there, "torch" or "fla".
     """
 
     processes: int
     gpu: Gpu | None
     memory_bytes: int
     host_bytes: int | None = None
+    kernels: str = "torch"
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -171,24 +173,19 @@ class MemoryPlan:
         }
 
 
-def make_plan(
-    loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str = "torch"
-) -> MemoryPlan:
+def make_plan(loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths) -> MemoryPlan:
     """Plan a run.
 
     Args:
         loaded: recipe without open ("auto") values. If the GPUs cannot be divided as it says, the plan ignores this.
-        kernels: kernels of linear attention on these GPUs, "torch" or "fla".
     """
-    return _Planner(loaded, facts, cluster, prompts, kernels).plan()
+    return _Planner(loaded, facts, cluster, prompts).plan()
 
 
 class _Planner:
     """Planner that adds up the sizes of all tensors of a run, phase by phase."""
 
-    def __init__(
-        self, loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths, kernels: str
-    ) -> None:
+    def __init__(self, loaded: LoadedRecipe, facts: ModelFacts, cluster: Cluster, prompts: PromptLengths) -> None:
         recipe = loaded.recipe
         self.loaded, self.recipe, self.facts, self.cluster, self.prompts = loaded, recipe, facts, cluster, prompts
         self.is_rl = recipe.kind == "rl"
@@ -201,7 +198,7 @@ class _Planner:
         self.loads_whole = why_whole(recipe) is not None
         self.on_gpu = cluster.device == "cuda"
         self.offload = recipe.parallel.offload and self.on_gpu  # a CPU computes in main memory anyway
-        self.sizes = Sizes(loaded, facts, prompts, shards, self.sharded, self.offload, kernels)
+        self.sizes = Sizes(loaded, facts, prompts, shards, self.sharded, self.offload, cluster.kernels)
         self.runtime = {"runtime": RUNTIME_BYTES} if self.on_gpu else {}
 
     def plan(self) -> MemoryPlan:
@@ -215,7 +212,7 @@ class _Planner:
                 phases.append(Phase("sync", "trainer", self._sync()))
             if self.apart:
                 phases.append(Phase("rollout", "engine", self._engine() | self.runtime))
-        phases.append(Phase("save", "trainer", self._resting() | self.runtime))
+        phases.append(Phase("save", "trainer", self._states(False) | self._asleep() | self.runtime))
         return MemoryPlan(
             self.cluster,
             self.trainers,
@@ -238,10 +235,6 @@ class _Planner:
         states = {"weights": s.weights, "masters": s.masters, "moments": s.moments, "reference": s.reference}
         states |= {"teacher": s.teacher}
         return states | ({"gradients": s.gradients} if gradients else {})
-
-    def _resting(self) -> dict[str, int]:
-        """Return the memory between update and rollout: states without gradients, and that of a sleeping engine."""
-        return self._states(False) | self._asleep()
 
     def _asleep(self) -> dict[str, int]:
         """Return the memory of an engine on a trainer's GPU during updates; on a CPU, an engine cannot sleep."""
@@ -371,11 +364,9 @@ class _Planner:
             loading["weights"] = self.trainers * s.weights
         if not self.sharded or self.loads_whole:
             unit = max(s.layer, s.root) * (4 - s.size) if self.sharded and s.trained_share else 0
-            loading = {
-                "the whole model, in every process": self.trainers * model,
-                "a unit in float32": self.trainers * unit,
-            }
-        host_phases = [Phase("load", "trainer", loading)]
+            loading = {"the whole model, in every process": model, "a unit in float32": unit}
+            loading = {what: self.trainers * size for what, size in loading.items()}
+        host_phases = (Phase("load", "trainer", loading),)
         running: dict[str, int] = {}
         if self.offload:
             each = s.weights + s.masters + s.moments + s.gradients + s.reference + s.teacher
@@ -385,7 +376,7 @@ class _Planner:
             running["copies for checkpoints"] = self.trainers * copies
         if self.vllm and self.recipe.lora and not self.apart:
             running["engines' weights asleep"] = int(self.trainers * PINNED_ROUNDING * model / self.parts)
-        return (*host_phases, Phase("training", "trainer", running)) if running else tuple(host_phases)
+        return (*host_phases, Phase("training", "trainer", running)) if running else host_phases
 
     def _notes(self) -> list[str]:
         notes: list[str] = []

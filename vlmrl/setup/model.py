@@ -125,9 +125,8 @@ def load_for_training(
 
 def _same_adapter(before: Lora, now: Lora, origin: ModelOrigin) -> None:
     """Raise a CheckpointError unless an adapter can be trained with this `[lora]` table. Its dropout may differ."""
-    pairs = [(k, v, getattr(now, k)) for k, v in before.model_dump().items() if k != "dropout"]
-    for name, was, is_now in pairs:
-        if was != getattr(now, name):
+    for name, was in before.model_dump(exclude={"dropout"}).items():
+        if was != (is_now := getattr(now, name)):
             raise CheckpointError(
                 f"`lora.{name}` is {is_now}, but the adapter of `{origin.path}` was made with {was}",
                 hint=f"use {was}; or train on the merged model: vlmrl merge {quote(origin.path)} --out FOLDER",
@@ -245,16 +244,62 @@ def make_generator(
 ) -> Generator:
     """Return the engine that the recipe selects, for this policy; its samples are episodes for some sources.
 
+    The engine usually runs in this process. It has processes of its own when it is split over GPUs
+    (`rollout.tensor_parallel`), or when it runs in training (`log` is given) on GPUs that the launcher reserved.
+
     Args:
+        files: folder or hub name with the model's configuration and processor; the built-in engine does not need it.
+        say: called once for each unusual event, with a text.
         sources: the sources whose rows it gets; their environments answer the model between its turns.
-        files, say, engine, world, log, pending_bytes: as for `_make_engine`.
-    Raises: as `_make_engine`; RewardError or DataError when an environment cannot be used with this model.
+        engine: another engine than `rollout.engine`.
+        log: name of a process -> path of its log file; None outside training.
+        pending_bytes: memory in bytes that the trainer will need and has not allocated yet.
+    Raises: EngineError when the engine is not installed or does not start; LaunchError when the number of its parts
+        does not match the GPUs; RewardError or DataError when an environment cannot be used with this model.
     """
+    r = recipe.rollout
+
+    def make_engine() -> Generator:
+        if (engine or r.engine) == "torch":
+            halved = partial(_tell_halved, say)
+            return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=halved)
+        from vlmrl.rollout.vllm.engine import VllmEngine
+        from vlmrl.rollout.vllm.settings import EngineSettings
+
+        settings = EngineSettings(
+            folder=files,
+            dtype=recipe.model.dtype,
+            device=policy.device.type,
+            max_tokens=_longest(recipe, policy.model.config.get_text_config()),
+            kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
+            image_arguments=encoder.image_arguments,
+            lora_rank=adapter_rank(policy.model),
+            lora_vision=not adapted_parts(policy.model) <= {"language"},
+            tensor_parallel=r.tensor_parallel,
+            weight_transport=r.weight_transport,
+            revision=recipe.model.revision,
+            trust_remote_code=recipe.model.trust_remote_code,
+        )
+        weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
+        if log is not None and r.engine_gpus:
+            gpus = reserved_gpus()
+            if len(gpus) != r.engine_gpus:
+                raise EngineError(
+                    f"rollout.engine_gpus = {r.engine_gpus}, but the launcher reserved {len(gpus)} GPUs for engines",
+                    hint="start the run with --gpus N, where N counts the GPUs that train and those that generate",
+                )
+            return HostedEngine(weights, settings, world, places_apart(gpus, world, r.tensor_parallel), log=log)
+        if r.tensor_parallel == 1:
+            return VllmEngine(weights, encoder.tokenizer, settings, say=say)
+        if log is None:
+            places = [place_alone(r.tensor_parallel, visible_gpus(settings.device, r.tensor_parallel))]
+        else:
+            places = places_shared(world, r.tensor_parallel, visible_gpus(settings.device, world.local_size))
+        return HostedEngine(weights, settings, world, places, shared=True, log=log)
+
     kinds = episode_kinds(sources, encoder, world)
     try:
-        inner = _make_engine(
-            recipe, policy, encoder, files, say, engine=engine, world=world, log=log, pending_bytes=pending_bytes
-        )
+        inner = make_engine()
     except BaseException:
         for kind in kinds.values():
             kind.pool.close()
@@ -297,70 +342,6 @@ def episode_kinds(sources: Sequence[Source], encoder: Encoder | None, world: Wor
         kinds[name] = EpisodeKind(pool, limits, partial(writer, source), source.repeats)
         known.append((own, kinds[name]))
     return kinds
-
-
-def _make_engine(
-    recipe: Recipe,
-    policy: Policy,
-    encoder: Encoder,
-    files: str,
-    say: Callable[[str], None],
-    *,
-    engine: str | None,
-    world: World,
-    log: Callable[[str], Path] | None,
-    pending_bytes: int,
-) -> Generator:
-    """Return the engine that the recipe selects, for this policy.
-
-    The engine usually runs in this process. It has processes of its own when it is split over GPUs
-    (`rollout.tensor_parallel`), or when it runs in training (`log` is given) on GPUs that the launcher reserved.
-
-    Args:
-        files: folder or hub name with the model's configuration and processor; the built-in engine does not need it.
-        say: called once for each unusual event, with a text.
-        engine: another engine than `rollout.engine`.
-        log: name of a process -> path of its log file; None outside training.
-        pending_bytes: memory in bytes that the trainer will need and has not allocated yet.
-    Raises: EngineError when the engine is not installed or does not start; LaunchError when the number of its parts
-        does not match the GPUs.
-    """
-    r = recipe.rollout
-    if (engine or r.engine) == "torch":
-        return TorchEngine(policy, encoder.tokenizer, batch_tokens=r.batch_tokens, on_halved=partial(_tell_halved, say))
-    from vlmrl.rollout.vllm.engine import VllmEngine
-    from vlmrl.rollout.vllm.settings import EngineSettings
-
-    settings = EngineSettings(
-        folder=files,
-        dtype=recipe.model.dtype,
-        device=policy.device.type,
-        max_tokens=_longest(recipe, policy.model.config.get_text_config()),
-        kv_cache_bytes=cache_bytes(recipe, policy, world, log is not None, pending_bytes),
-        image_arguments=encoder.image_arguments,
-        lora_rank=adapter_rank(policy.model),
-        lora_vision=not adapted_parts(policy.model) <= {"language"},
-        tensor_parallel=r.tensor_parallel,
-        weight_transport=r.weight_transport,
-        revision=recipe.model.revision,
-        trust_remote_code=recipe.model.trust_remote_code,
-    )
-    weights = PolicyWeights(policy.model, DTYPES[recipe.model.dtype], files)
-    if log is not None and r.engine_gpus:
-        gpus = reserved_gpus()
-        if len(gpus) != r.engine_gpus:
-            raise EngineError(
-                f"rollout.engine_gpus = {r.engine_gpus}, but the launcher reserved {len(gpus)} GPUs for engines",
-                hint="start the run with --gpus N, where N counts the GPUs that train and those that generate",
-            )
-        return HostedEngine(weights, settings, world, places_apart(gpus, world, r.tensor_parallel), log=log)
-    if r.tensor_parallel == 1:
-        return VllmEngine(weights, encoder.tokenizer, settings, say=say)
-    if log is None:
-        places = [place_alone(r.tensor_parallel, visible_gpus(settings.device, r.tensor_parallel))]
-    else:
-        places = places_shared(world, r.tensor_parallel, visible_gpus(settings.device, world.local_size))
-    return HostedEngine(weights, settings, world, places, shared=True, log=log)
 
 
 def _longest(recipe: Recipe, text: Any) -> int:

@@ -60,7 +60,8 @@ class PromptScan:
     _faults: list[Problem] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._size_problem = lru_cache(maxsize=100_000)(self.encoder.size_problem if self.encoder else _no_problem)
+        no_problem = lambda width, height: None  # noqa: E731
+        self._size_problem = lru_cache(maxsize=100_000)(self.encoder.size_problem if self.encoder else no_problem)
 
     def look(self, row: Row) -> None:
         """Check one row. Do nothing if the template has failed for every row (`stopped`)."""
@@ -129,10 +130,6 @@ class PromptScan:
             )
             problems.append(Problem(message, where, hint, "warning"))
         return problems
-
-
-def _no_problem(width: int, height: int) -> None:
-    return None
 
 
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list", dict: "a mapping"}

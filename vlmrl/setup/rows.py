@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -393,15 +393,11 @@ def spread(total: int, most: int) -> list[int]:
 
 def sample_rows(source: Source, most: int) -> list[Row]:
     """Return rows spread evenly over a source, without those that cannot be read (the scan reports them)."""
-    return list(_readable(source, spread(len(source.rows), most)))
-
-
-def _readable(source: Source, indices: Sequence[int]) -> Iterator[Row]:
-    for index in indices:
-        try:
-            yield source.rows[index]
-        except VlmrlError:
-            continue
+    rows: list[Row] = []
+    for index in spread(len(source.rows), most):
+        with suppress(VlmrlError):
+            rows.append(source.rows[index])
+    return rows
 
 
 def _missing_parts(source: Source, scores: Sequence[Score], where: str) -> list[Problem]:
@@ -543,17 +539,12 @@ def _may_have_accuracy(loaded: LoadedRecipe, source: Source) -> bool:
     """Return whether a user's reward returns a part that is the accuracy, or cannot be asked which parts it returns."""
     if source.reward.is_builtin:
         return False
-    parts = _parts_seen(loaded, source)
-    return not parts or accuracy_part(parts, source.reward) is not None
-
-
-def _parts_seen(loaded: LoadedRecipe, source: Source) -> list[str]:
-    """Return the parts that a user's reward returns for an empty response and for the truth as text; [] if it fails."""
-    row = source.rows[0]
+    row = source.rows[0]  # asked with an empty response, and with the truth as text
     texts = ["", *(str(value) for value in row.truth.values())][:2]
     inputs = [responding(source.reward_input(row, text, "stop", 0, ""), text) for text in texts]
     with Scorer(source.reward, source.weights, **scorer_limits(loaded)) as scorer:
-        return list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
+        parts = list(dict.fromkeys(name for score in scorer.score(inputs) for name in score.parts))
+    return not parts or accuracy_part(parts, source.reward) is not None
 
 
 def metric_names(source: Source) -> list[str]:

@@ -201,22 +201,26 @@ def _reward_change(
     return Change(name, before.beside(after), after.beside(before), REWARD)
 
 
+def _singles(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]] | None:
+    """Return pairs of the single rewards of two records, [] if their numbers differ; None if the old one is single."""
+    olds, news = single_records(old), single_records(new)
+    return None if olds == [old] else list(zip(olds, news, strict=True)) if len(olds) == len(news) else []
+
+
 def _without_free(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a record without the arguments that change no score, as the new record says: earlier ones had them all."""
-    olds, news = single_records(old), single_records(new)
-    if olds != [old]:
-        pairs = zip(olds, news, strict=True) if len(olds) == len(news) else []
-        return {**old, "rewards": [_without_free(*pair) for pair in pairs] or olds}
+    if (pairs := _singles(old, new)) is not None:
+        return {**old, "rewards": [_without_free(*pair) for pair in pairs] or single_records(old)}
     args, free = old.get("args"), set(new.get("free_args") or {}) - set(new.get("args") or {})
     return {**old, "args": {k: v for k, v in args.items() if k not in free}} if isinstance(args, Mapping) else old
 
 
 def _with_same_code(run: Run, old: Mapping[str, Any], new: Mapping[str, Any], texts: Texts) -> Mapping[str, Any]:
     """Return a record with the new hash of each source file in which nothing changed that its reward reaches."""
-    olds, news = single_records(old), single_records(new)
-    if olds != [old]:
-        pairs = zip(olds, news, strict=True) if len(olds) == len(news) else []
-        return {**old, "rewards": [_with_same_code(run, one, other, texts) for one, other in pairs] or olds}
+    if (pairs := _singles(old, new)) is not None:
+        return {**old, "rewards": [_with_same_code(run, *pair, texts) for pair in pairs] or single_records(old)}
     name = str(new.get("name"))
     compared = old.get("name") == name and "sha256" in old and "sha256" in new
     return {**old, "sha256": new["sha256"]} if compared and _same_code(run, "reward", name, old, new, texts) else old
@@ -231,23 +235,14 @@ def _same_code(run: Run, kind: str, name: str, old: Mapping[str, Any], new: Mapp
 
 
 def _with_hidden_args(before: RewardIdentity, after: RewardIdentity) -> RewardIdentity:
-    """Return the new reward with the old values of arguments in which a secret is hidden; see `_with_hidden`."""
+    """Return the new reward with the old value of each argument that differs only in that a secret is hidden in it."""
     members = after.members
     if [m.label for m in before.members] == [m.label for m in members]:
         pairs = zip(before.members, members, strict=True)
         members = tuple(replace(new, reward=_with_hidden_args(old.reward, new.reward)) for old, new in pairs)
-    return replace(after, args=_with_hidden(before.args, after.args), members=members)
-
-
-def _with_hidden(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the new arguments, but the old value of an argument that differs only in that a secret is hidden in it.
-
-    Such an argument then counts as unchanged.
-    """
-    unchanged = {
-        key: value for key, value in old.items() if key in new and hides(_text(value), _text(new[key]), HIDDEN)
-    }
-    return {**new, **unchanged}
+    pairs_of_args = ((key, value, after.args[key]) for key, value in before.args.items() if key in after.args)
+    unchanged = {key: old for key, old, new in pairs_of_args if hides(_text(old), _text(new), HIDDEN)}
+    return replace(after, args={**after.args, **unchanged}, members=members)
 
 
 def _only_differing(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str]:

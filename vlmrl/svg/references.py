@@ -137,12 +137,7 @@ def pattern(
     chain = linked(node, ids, PATTERN)
     attributes = _merged(chain)
     matrix = read_transform(attributes.get("patternTransform", "")) or Matrix()
-    relative = attributes.get("patternUnits", "").strip() != "userSpaceOnUse"
-    tile = Box(*((Lengths(1.0, 1.0, lengths.em) if relative else lengths).read(attributes, n) for n in SIZES))
-    if relative:
-        tile = Box(
-            box.x + tile.x * box.width, box.y + tile.y * box.height, tile.width * box.width, tile.height * box.height
-        )
+    tile = _region(attributes, "patternUnits", box, lengths)
     if tile.width <= 0 or tile.height <= 0 or abs(matrix.determinant) < 1e-12:
         return None
     source = next((link for link in chain if link.children), None)
@@ -257,12 +252,7 @@ def mask_of(node: Node, place: Place, inner: Sequence[Item], walk: Walk) -> Mask
     attributes = {"x": "-10%", "y": "-10%", "width": "120%", "height": "120%", **target.attributes}
     box = bounds_in(inner, place.matrix, walk.work) or Box(0, 0, 0, 0)
     matrix, lengths = place.matrix, place.lengths
-    if attributes.get("maskUnits", "").strip() == "userSpaceOnUse":
-        frame = _frame(attributes, lengths)
-    else:
-        share = _frame(attributes, Lengths(1.0, 1.0, lengths.em))
-        x, y = box.x + share.x * box.width, box.y + share.y * box.height
-        frame = Box(x, y, share.width * box.width, share.height * box.height)
+    frame = _region(attributes, "maskUnits", box, lengths)
     if attributes.get("maskContentUnits", "").strip() == "objectBoundingBox":
         matrix = matrix.times(Matrix(box.width, 0, 0, box.height, box.x, box.y))
         lengths = lengths._replace(width=1.0, height=1.0)
@@ -283,8 +273,12 @@ def _target(node: Node, name: str, tag: str, walk: Walk) -> Node | None:
     return target if target is not None and target.tag == tag else None
 
 
-def _frame(attributes: Mapping[str, str], lengths: Lengths) -> Box:
-    return Box(*(lengths.read(attributes, name) for name in SIZES))
+def _region(attributes: Mapping[str, str], units: str, box: Box, lengths: Lengths) -> Box:
+    """Return the region that x, y, width and height give: lengths of user space, or shares of a box."""
+    if attributes.get(units, "").strip() == "userSpaceOnUse":
+        return Box(*(lengths.read(attributes, name) for name in SIZES))
+    x, y, width, height = (Lengths(1.0, 1.0, lengths.em).read(attributes, name) for name in SIZES)
+    return Box(box.x + x * box.width, box.y + y * box.height, width * box.width, height * box.height)
 
 
 def shapes_of(items: Sequence[Item]) -> Iterator[Shape]:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from judge_server import AXES, judgement_text, pair, picture
 
 from vlmrl.errors import RecipeError, RewardError
+from vlmrl.recipe.tables import Prices
 from vlmrl.services.calls import Budget, Spent, spent_in
 from vlmrl.services.judge_database import JUDGEMENTS, JudgementCache, request_key
 from vlmrl.services.judge_prompt import JudgeRequest
-from vlmrl.services.judge_settings import Prices
 from vlmrl.services.protocol import BudgetSpent
 from vlmrl.services.rubric import VFIG, Judgement, read_judgement
 from vlmrl.services.shared_file import Database

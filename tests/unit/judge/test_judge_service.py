@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
@@ -352,14 +352,19 @@ def test_gemini_writes_its_pause_into_the_body(details: Any, seconds: float) -> 
     assert retry_delay(details) == seconds
 
 
-def test_equal_requests_in_flight_share_one_call() -> None:
-    release = threading.Event()
+def held(release: threading.Event) -> Callable[[int, Asked], str]:
+    """A judge that answers when the event is set."""
 
     def script(number: int, asked: Asked) -> str:
         release.wait(20)
         return honest(number, asked)
 
-    with judged(script) as (endpoint, judge):
+    return script
+
+
+def test_equal_requests_in_flight_share_one_call() -> None:
+    release = threading.Event()
+    with judged(held(release)) as (endpoint, judge):
         futures = judge.submit([pair(1)] * 10 + [pair(2)])
         while len(endpoint.requests) < 2:
             time.sleep(0.005)
@@ -371,12 +376,7 @@ def test_equal_requests_in_flight_share_one_call() -> None:
 
 def test_a_caller_that_gives_up_does_not_take_the_judgement_from_others() -> None:
     release = threading.Event()
-
-    def script(number: int, asked: Asked) -> str:
-        release.wait(20)
-        return honest(number, asked)
-
-    with judged(script) as (endpoint, judge):
+    with judged(held(release)) as (endpoint, judge):
         first, second = judge.submit([pair(1), pair(1)])
         while not endpoint.requests:
             time.sleep(0.005)
@@ -657,13 +657,8 @@ def test_a_preflight_that_fails_says_what_to_do(provider: str, name: str, kind: 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_closing_cancels_what_is_in_flight_and_ends_the_threads(provider: str) -> None:
     release = threading.Event()
-
-    def script(number: int, asked: Asked) -> str:
-        release.wait(20)
-        return honest(number, asked)
-
     before = threading.active_count()
-    with serve_judge(script) as endpoint:
+    with serve_judge(held(release)) as endpoint:
         judge = service(settings_for(endpoint, provider))
         futures = judge.submit([pair(number) for number in range(3)])
         while not endpoint.requests:

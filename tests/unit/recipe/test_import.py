@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from imported_recipes import imported, left
 
 from vlmrl.errors import VlmrlError
 from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.read import plain_value, read_foreign
 from vlmrl.recipe.imports.run import import_recipe
-from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.catalogs import catalogs
 
 EASYR1_YAML = """
@@ -105,20 +105,12 @@ output_dir: out
 """
 
 
-def recipe_of(tmp_path: Path, text: str, name: str, **options):
-    file = tmp_path / name
-    file.write_text(text)
-    made, report = import_recipe(file, **options)
-    (tmp_path / "made.toml").write_text(made)
-    return load_recipe(tmp_path / "made.toml"), report
-
-
 def keys(found) -> set[str]:
     return {item["key"] for item in found}
 
 
 def test_an_easyr1_configuration(tmp_path):
-    loaded, report = recipe_of(tmp_path, EASYR1_YAML, "config.yaml", rows=5120)
+    loaded, report = imported(tmp_path, EASYR1_YAML, "config.yaml", rows=5120)
     r = loaded.recipe
     assert (r.model.path, r.data[0].path) == ("Qwen/Qwen2.5-VL-3B-Instruct", "hub:someone/pairs-800px")
     assert (r.rollout.prompts_per_step, r.rollout.samples_per_prompt, r.train.updates_per_step) == (512, 5, 512 // 128)
@@ -133,36 +125,33 @@ def test_an_easyr1_configuration(tmp_path):
     assert (r.reward.name, r.reward.style) == ("reward.py:compute_score", "easyr1")
     assert r.data[0].validation is None and "data.val_files" in keys(report["left_out"])  # it was the train split
     assert {"train.updates_per_step", "rollout.max_prompt_tokens", "data.path"} <= keys(report["changed"])
-    left = {item["key"]: item["why"] for item in report["left_out"]}
-    assert "greedy" in left["worker.rollout.val_override_config.temperature"]
-    assert left["trainer.n_gpus_per_node"].endswith("--gpus 8") and left["trainer.experiment_name"].endswith(
+    why = left(report)
+    assert "greedy" in why["worker.rollout.val_override_config.temperature"]
+    assert why["trainer.n_gpus_per_node"].endswith("--gpus 8") and why["trainer.experiment_name"].endswith(
         "--name first"
     )
-    assert not any(why == "no counterpart is known" for why in left.values())
+    assert "no counterpart is known" not in why.values()
 
 
 def test_an_easyr1_launch_script_with_its_configuration_beside_it(tmp_path):
     (tmp_path / "examples" / "fungi").mkdir(parents=True)
     (tmp_path / "examples" / "config.yaml").write_text(EASYR1_YAML)
-    file = tmp_path / "examples" / "fungi" / "run.sh"
-    file.write_text(LAUNCH)
-    made, report = import_recipe(file)
+    loaded, report = imported(tmp_path / "examples" / "fungi", LAUNCH, "run.sh")
     assert report["system"] == "easyr1" and any("settings of" in note for note in report["notes"])
-    (tmp_path / "r.toml").write_text(made)
-    r = load_recipe(tmp_path / "r.toml").recipe
+    r = loaded.recipe
     assert (r.model.path, r.train.steps, r.rollout.samples_per_prompt) == ("Qwen/Qwen2.5-VL-7B-Instruct", 40, 16)
     assert (r.rollout.max_new_tokens, r.train.updates_per_step) == (1024, 1)  # of the file, and of the script over it
     assert r.data[0].columns["answer"] == "answer_im"
 
 
 def test_an_easyr1_launch_script_alone(tmp_path):
-    loaded, report = recipe_of(tmp_path, LAUNCH, "run.sh")
+    loaded, report = imported(tmp_path, LAUNCH, "run.sh")
     assert loaded.recipe.rollout.max_new_tokens == 2048 and loaded.recipe.algo.kl_coef == 0.01  # of EasyR1's example
     assert any("examples/config.yaml" in todo for todo in report["todo"])
 
 
 def test_a_verl_launch_script(tmp_path):
-    loaded, report = recipe_of(tmp_path, VERL, "run_geo3k.sh")
+    loaded, report = imported(tmp_path, VERL, "run_geo3k.sh")
     r = loaded.recipe
     assert (report["system"], r.optim.lr, r.train.steps, r.optim.warmup_steps) == ("verl", 2e-6, 200, 20)
     assert (r.rollout.prompts_per_step, r.train.updates_per_step, r.rollout.samples_per_prompt) == (512, 4, 5)
@@ -219,7 +208,7 @@ LAST=(trainer.total_training_steps=7 trainer.experiment_name=$NAME)
 
 
 def test_a_launch_script_that_keeps_its_settings_in_arrays(tmp_path):
-    loaded, report = recipe_of(tmp_path, ARRAYS, "run.sh")
+    loaded, report = imported(tmp_path, ARRAYS, "run.sh")
     r = loaded.recipe
     assert (r.rollout.prompts_per_step, r.optim.lr, r.model.path, r.train.steps) == (64, 2e-6, "a/b", 7)
     assert (r.rollout.samples_per_prompt, r.rollout.engine, r.rollout.tensor_parallel) == (5, "vllm", 2)
@@ -298,7 +287,7 @@ def test_a_plain_value_beside_a_table_of_its_name_is_told(tmp_path):
     start = "custom_reward_function.reward_kwargs"
     for words in (f"{start}.a.b=2 {start}.a=1", f"{start}.a=1 {start}.a.b=2"):
         line = f"python -m verl.trainer.main_ppo custom_reward_function.path=r.py {words}\n"
-        _, report = recipe_of(tmp_path, line, "run.sh")
+        _, report = imported(tmp_path, line, "run.sh")
         assert any(key.startswith(f"{start}.a") for key in keys(report["left_out"]))
 
 
@@ -313,7 +302,7 @@ def test_arrays_that_grow_or_never_end_are_read_in_a_moment(tmp_path):
 def test_verl_without_any_kl_loads_no_reference(tmp_path):
     text = "actor_rollout_ref: {model: {path: a/b}, actor: {kl_loss_coef: 0.5}}\n"
     text += "algorithm: {adv_estimator: gae, lam: 0.9}\n"
-    loaded, report = recipe_of(tmp_path, text, "ppo.yaml")
+    loaded, report = imported(tmp_path, text, "ppo.yaml")
     assert (loaded.recipe.algo.kl_coef, loaded.recipe.algo.advantage, loaded.recipe.algo.gae_lambda) == (
         0.0,
         "gae",
@@ -323,7 +312,7 @@ def test_verl_without_any_kl_loads_no_reference(tmp_path):
 
 
 def test_a_trl_configuration(tmp_path):
-    loaded, report = recipe_of(tmp_path, TRL_YAML, "grpo.yaml", rows=1000, processes=4)
+    loaded, report = imported(tmp_path, TRL_YAML, "grpo.yaml", rows=1000, processes=4)
     r = loaded.recipe
     # 8 completions a device x 4 processes x 4 accumulated = 128 completions = 16 prompts of 8
     assert (r.rollout.prompts_per_step, r.rollout.samples_per_prompt, r.train.updates_per_step) == (16, 8, 1)
@@ -344,40 +333,40 @@ def test_a_trl_configuration(tmp_path):
 def test_trls_list_of_functions_is_a_list_of_rewards(tmp_path):
     (tmp_path / "r.py").write_text("def f(completions): ...\ndef g(completions): ...\n")
     functions = "num_generations: 8\nmodel_name_or_path: m/m\nreward_funcs: [r.py:f, r.py:g]\n"
-    loaded, report = recipe_of(tmp_path, functions + "reward_weights: [1.0, 0.5]\n", "grpo.yaml")
+    loaded, report = imported(tmp_path, functions + "reward_weights: [1.0, 0.5]\n", "grpo.yaml")
     found = [(Path(one.name).name, one.style, one.weight) for one in loaded.recipe.rewards]
     assert found == [("r.py:f", "trl", 1.0), ("r.py:g", "trl", 0.5)] and loaded.recipe.reward.name is None
     assert "rewards" in keys(report["mapped"]) and not {"reward_funcs", "reward_weights"} & keys(report["left_out"])
-    loaded, _ = recipe_of(tmp_path, functions, "plain.yaml")
+    loaded, _ = imported(tmp_path, functions, "plain.yaml")
     assert [one.weight for one in loaded.recipe.rewards] == [1.0, 1.0]
-    loaded, _ = recipe_of(tmp_path, functions.replace(", r.py:g", "") + "reward_weights: [0.5]\n", "one.yaml")
+    loaded, _ = imported(tmp_path, functions.replace(", r.py:g", "") + "reward_weights: [0.5]\n", "one.yaml")
     assert [one.weight for one in loaded.recipe.rewards] == [0.5]
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "own.py").write_text((tmp_path / "r.py").read_text())
-    loaded, _ = recipe_of(tmp_path, functions.replace("r.py:f, r.py:g", "r.f, rewards.own.g"), "dotted.yaml")
+    loaded, _ = imported(tmp_path, functions.replace("r.py:f, r.py:g", "r.f, rewards.own.g"), "dotted.yaml")
     first, second = (one.name for one in loaded.recipe.rewards)
     assert first.endswith("r.py:f") and second.endswith("rewards/own.py:g")
     with pytest.raises(VlmrlError, match="2 functions need as many weights"):
-        recipe_of(tmp_path, functions + "reward_weights: [1.0]\n", "wrong.yaml")
+        imported(tmp_path, functions + "reward_weights: [1.0]\n", "wrong.yaml")
 
 
 def test_trls_supervised_configuration_is_a_supervised_recipe(tmp_path):
     text = "model_name_or_path: a/b\ndataset_name: a/c\nlearning_rate: 4e-5\nper_device_train_batch_size: 4\n"
     text += "gradient_accumulation_steps: 8\nnum_train_epochs: 3\npacking: true\nmax_length: 4096\n"
-    loaded, report = recipe_of(tmp_path, text, "sft.yaml", rows=1000, processes=2)
+    loaded, report = imported(tmp_path, text, "sft.yaml", rows=1000, processes=2)
     r = loaded.recipe
     # 4 rows a device x 8 accumulated x 2 processes = 64 rows; 3 x 1000 / 64 = 46.9
     assert (r.kind, r.train.rows_per_step, r.train.steps, r.optim.lr) == ("sft", 64, 46, 4e-5)
     made = (tmp_path / "made.toml").read_text()
     assert "[rollout]" not in made and "[algo]" not in made and "[reward]" not in made
     assert {"max_length"} == keys(report["left_out"]) and "kind" in keys(report["changed"]) and not report["todo"]
-    loaded, _ = recipe_of(tmp_path, text + "num_generations: 4\n", "grpo.yaml")
+    loaded, _ = imported(tmp_path, text + "num_generations: 4\n", "grpo.yaml")
     assert loaded.recipe.kind == "rl"
 
 
 def test_what_trl_says_of_the_prompt_is_taken_over(tmp_path):
     written = "{num_generations: 2, beta: 0.1, dataset_name: a/b, system_prompt: Think first., "
-    _, report = recipe_of(tmp_path, written + "dataset_prompt_column: problem}", "a.yaml")
+    _, report = imported(tmp_path, written + "dataset_prompt_column: problem}", "a.yaml")
     found = {item["key"]: item["value"] for item in report["mapped"]}
     assert (found["data.system"], found["data.columns"]) == ("Think first.", {"prompt": "problem"})
 
@@ -393,14 +382,14 @@ def test_trl_arguments_as_json_and_as_flags_are_the_same(tmp_path):
         "reward_funcs": "r.py:score",
     }
     flags = "trl grpo " + " ".join(f"--{k} {v}" for k, v in arguments.items())
-    one, _ = recipe_of(tmp_path, json.dumps(arguments), "args.json")
-    other, _ = recipe_of(tmp_path, f"#!/bin/sh\naccelerate launch x.py\n{flags}\n", "run.sh")
+    one, _ = imported(tmp_path, json.dumps(arguments), "args.json")
+    other, _ = imported(tmp_path, f"#!/bin/sh\naccelerate launch x.py\n{flags}\n", "run.sh")
     assert one.recipe == other.recipe and one.recipe.train.steps == 50
     assert one.recipe.reward.style == "trl" and one.recipe.optim.schedule == "linear"  # TRL's own default
 
 
 def test_defaults_of_trl_that_are_not_ours_are_written_down(tmp_path):
-    loaded, _ = recipe_of(tmp_path, "num_generations: 2\nlearning_rate: 1e-6\n", "few.yaml")
+    loaded, _ = imported(tmp_path, "num_generations: 2\nlearning_rate: 1e-6\n", "few.yaml")
     r = loaded.recipe
     assert (r.optim.schedule, r.algo.clip_low, r.algo.clip_high, r.rollout.max_new_tokens) == ("linear", 0.2, 0.2, 512)
     assert r.train.seed == 42
@@ -429,7 +418,7 @@ def test_defaults_of_trl_that_are_not_ours_are_written_down(tmp_path):
     ],
 )
 def test_engines_of_several_gpus(tmp_path, written, parts, left):
-    loaded, report = recipe_of(tmp_path, written, "a.yaml")
+    loaded, report = imported(tmp_path, written, "a.yaml")
     assert loaded.recipe.rollout.tensor_parallel == parts
     told = {key for key in keys(report["left_out"]) if "tensor" in key}
     assert told == ({left} if left else set())
@@ -572,8 +561,7 @@ def test_only_verls_vanilla_loss_has_a_dual_clip(tmp_path, loss):
     )
     text, report = import_recipe(path, rows=100_000)
     assert "dual_clip" not in text
-    left = {item["key"]: item["why"] for item in report["left_out"]}
-    assert f"the loss {loss} has no dual clip" in left[f"{ACTOR}.clip_ratio_c"]
+    assert f"the loss {loss} has no dual clip" in left(report)[f"{ACTOR}.clip_ratio_c"]
 
 
 TRL_SETTINGS = [
@@ -606,19 +594,19 @@ def test_settings_of_trl(tmp_path, written, values):
 
 
 def test_the_type_of_trls_weights_is_not_that_of_its_arithmetic(tmp_path):
-    loaded, report = recipe_of(tmp_path, "{num_generations: 4, beta: 0.1, dtype: float32, bf16: true}", "a.yaml")
+    loaded, report = imported(tmp_path, "{num_generations: 4, beta: 0.1, dtype: float32, bf16: true}", "a.yaml")
     assert loaded.recipe.model.dtype == "auto" and "dtype" in keys(report["left_out"])
 
 
 def test_the_kl_of_trl_is_weighted_by_the_ratio(tmp_path):
     for written, told in (("", True), (", use_bias_correction_kl: false", False)):
-        _, report = recipe_of(tmp_path, f"{{num_generations: 4, beta: 0.1{written}}}", "a.yaml")
+        _, report = imported(tmp_path, f"{{num_generations: 4, beta: 0.1{written}}}", "a.yaml")
         assert ("algo.kl" in keys(report["changed"])) is told
 
 
 def test_verls_one_clip_ratio_does_nothing_there(tmp_path):
     words = f"python3 -m verl.trainer.main_ppo {ACTOR}.clip_ratio=0.3 {ACTOR}.clip_ratio_high=0.28"
-    loaded, report = recipe_of(tmp_path, words, "run.sh")
+    loaded, report = imported(tmp_path, words, "run.sh")
     assert (loaded.recipe.algo.clip_low, loaded.recipe.algo.clip_high) == (0.2, 0.28)
     assert f"{ACTOR}.clip_ratio" in keys(report["left_out"])
 
@@ -634,22 +622,19 @@ def test_verls_one_clip_ratio_does_nothing_there(tmp_path):
     ],
 )
 def test_a_choice_of_verl_without_counterpart_is_left_out(tmp_path, setting):
-    _, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo data.seed=1 {setting}", "run.sh", rows=9)
+    _, report = imported(tmp_path, f"python3 -m verl.trainer.main_ppo data.seed=1 {setting}", "run.sh", rows=9)
     assert keys(report["left_out"]) == {setting.split()[-1].partition("=")[0]}
 
 
 def _is_taken_over(tmp_path: Path, written: str, values: dict, name: str = "a.yaml") -> None:
-    (tmp_path / name).write_text(written)
-    text, report = import_recipe(tmp_path / name, rows=100_000)
+    _, report = imported(tmp_path, written, name, rows=100_000)
     found = {item["key"]: item["value"] for item in report["mapped"] + report["changed"]}
     assert {key: found[key] for key in values} == values and not report["left_out"], report["left_out"]
-    (tmp_path / "made.toml").write_text(text)
-    load_recipe(tmp_path / "made.toml")
 
 
 def test_without_a_rank_there_is_no_adapter(tmp_path):
     written = "worker: {actor: {model: {lora: {rank: 0, alpha: 64, exclude_modules: .*visual.*}}}}"
-    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    loaded, report = imported(tmp_path, written, "a.yaml", rows=1000)
     assert loaded.recipe.lora is None
     assert all("rank is 0" in item["why"] for item in report["left_out"]) and len(report["left_out"]) == 2
 
@@ -658,14 +643,14 @@ def test_a_table_among_the_arguments_of_a_reward_is_taken_over_and_none_below_it
     written = (
         "worker: {reward: {reward_function: r.py:f, reward_function_kwargs: {weight: 0.2, names: {a: b, c: {d: e}}}}}"
     )
-    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    loaded, report = imported(tmp_path, written, "a.yaml", rows=1000)
     assert loaded.recipe.reward.args == {"weight": 0.2, "names": {"a": "b"}}
     assert keys(report["left_out"]) == {"worker.reward.reward_function_kwargs.names.c.d"}
 
 
 def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
     written = "actor_rollout_ref: {model: {lora_rank: 8, target_modules: '.*(q|v)_proj'}}"
-    loaded, report = recipe_of(tmp_path, written, "a.yaml", rows=1000)
+    loaded, report = imported(tmp_path, written, "a.yaml", rows=1000)
     assert keys(report["left_out"]) == {"actor_rollout_ref.model.target_modules"}
     assert loaded.recipe.lora is not None and loaded.recipe.lora.targets == "all-linear"
 
@@ -673,7 +658,7 @@ def test_targets_of_an_adapter_given_as_a_pattern_are_left_out(tmp_path):
 def test_validation_and_checkpoints_that_are_off_have_words_of_their_own(tmp_path):
     text = "- algorithm.adv_estimator=grpo\n- actor_rollout_ref.model.path=a/b\n"
     text += "- trainer.save_freq=-1\n- trainer.test_freq=-1\n"
-    why = {c["key"]: c["why"] for c in recipe_of(tmp_path, text, "overrides.yaml")[1]["changed"]}
+    why = {c["key"]: c["why"] for c in imported(tmp_path, text, "overrides.yaml")[1]["changed"]}
     assert why["checkpoint.every_steps"] == "off there; here 0: at the end"
     assert why["eval.every_steps"] == "off there; here 0: at the start and the end"
 
@@ -681,7 +666,7 @@ def test_validation_and_checkpoints_that_are_off_have_words_of_their_own(tmp_pat
 def test_a_list_of_hydra_overrides(tmp_path):
     text = "- algorithm.adv_estimator=rloo\n- +data.train_batch_size=64\n- ~trainer.logger\n"
     text += "- actor_rollout_ref.model.path=a/b\n"
-    loaded, report = recipe_of(tmp_path, text, "overrides.yaml")
+    loaded, report = imported(tmp_path, text, "overrides.yaml")
     assert (report["system"], loaded.recipe.algo.advantage) == ("verl", "leave_one_out")
     assert loaded.recipe.rollout.prompts_per_step == 64
 
@@ -699,7 +684,7 @@ def test_what_is_imported_passes_the_rules_but_for_files_and_rewards(tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reward.py").write_text("def compute_score(reward_inputs): ...\n")
     (tmp_path / "my_reward.py").write_text("def score(data_source, solution_str, ground_truth, extra_info=None): ...\n")
-    loaded, _ = recipe_of(tmp_path, text, name, **options)
+    loaded, _ = imported(tmp_path, text, name, **options)
     errors = [p.message for p in check_unprepared(loaded, catalogs()) if p.level == "error"]
     assert all("no reward of its own" in e for e in errors), errors
 
@@ -758,7 +743,7 @@ def test_names_that_are_written_twice_are_told(tmp_path):
         ("a.json", '{"num_generations": 4, "num_generations": 8, "beta": 0.1}'),
         ("a.yaml", "num_generations: 4\nbeta: 0.1\nnum_generations: 8\n"),
     ):
-        loaded, report = recipe_of(tmp_path, text, name)
+        loaded, report = imported(tmp_path, text, name)
         assert loaded.recipe.rollout.samples_per_prompt == 8
         assert report["notes"] == [f"`num_generations` is written twice in {name}: the last one was taken"]
     merged = "base: &b {n: 4, temperature: 1.0}\nworker: {rollout: {<<: *b, n: 8}, actor: {<<: *b}}\n"
@@ -789,10 +774,9 @@ def test_nothing_of_a_file_is_run(tmp_path):
 
 def test_numbers_that_the_shell_would_fill_in_are_left_with_the_default_and_told(tmp_path):
     words = "data.train_batch_size=${BATCH} actor_rollout_ref.actor.clip_ratio_low=$LOW data.train_files=$HOME/a.csv"
-    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
+    loaded, report = imported(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
     assert (loaded.recipe.rollout.prompts_per_step, loaded.recipe.algo.clip_low) == (1024, 0.2)  # verl's own
-    left = {item["key"]: item for item in report["left_out"]}
-    batch = left["data.train_batch_size"]
+    batch = {item["key"]: item for item in report["left_out"]}["data.train_batch_size"]
     assert batch["value"] == "${BATCH}" and "1024 was taken" in batch["why"]
     assert sum("is filled in elsewhere" in todo for todo in report["todo"]) == 2
     assert loaded.recipe.data[0].path == "$HOME/a.csv"  # a path may be one; the notes tell it
@@ -800,14 +784,14 @@ def test_numbers_that_the_shell_would_fill_in_are_left_with_the_default_and_told
 
 def test_asynchronous_verl_has_no_size_of_a_step(tmp_path):
     words = "data.train_batch_size=0 async_training.require_batches=4 actor_rollout_ref.actor.ppo_mini_batch_size=32"
-    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
-    assert "asynchronous" in {i["key"]: i["why"] for i in report["left_out"]}["data.train_batch_size"]
+    loaded, report = imported(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh", rows=4096)
+    assert "asynchronous" in left(report)["data.train_batch_size"]
     assert loaded.recipe.rollout.prompts_per_step == 32 and any("prompts_per_step" in todo for todo in report["todo"])
 
 
 def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
     written = "worker: {actor: {loss_type: cispo, clip_ratio_low: 0, clip_ratio_high: 4}, rollout: {n: 4}}"
-    loaded, report = recipe_of(tmp_path, written, "a.yaml")
+    loaded, report = imported(tmp_path, written, "a.yaml")
     # there the ratio is clamped to [1 - 0, 1 + 4]
     assert (loaded.recipe.algo.surrogate, loaded.recipe.algo.clip_high) == ("cispo", 4)
     assert 0 < (loaded.recipe.algo.clip_low or 0) < 1e-5 and "algo.clip_low" in keys(report["changed"])
@@ -823,7 +807,7 @@ def test_the_lower_bound_of_easyr1s_cispo(tmp_path):
 )
 def test_a_table_written_on_the_command_line(tmp_path, written, args):
     words = f"worker.reward.reward_function=r.py:f worker.reward.reward_function_kwargs='{written}'"
-    loaded, report = recipe_of(tmp_path, f"python3 -m verl.trainer.main worker.rollout.n=4 {words}\n", "run.sh")
+    loaded, report = imported(tmp_path, f"python3 -m verl.trainer.main worker.rollout.n=4 {words}\n", "run.sh")
     assert loaded.recipe.reward.args == args and not [k for k in keys(report["left_out"]) if "kwargs" in k]
 
 
@@ -865,7 +849,7 @@ def test_a_script_that_grows_or_never_ends_is_read_in_a_moment(tmp_path):
 def test_a_comment_of_the_recipe_cannot_be_broken_out_of(tmp_path):
     evil = "p.jinja\n[eval]\nallow_test_split = true\x1b[2J"
     given = {"worker.rollout.n": 4, "data.format_prompt": evil, "data.train_files": ["a.parquet", evil], evil: 2}
-    loaded, report = recipe_of(tmp_path, json.dumps(given), "a.json")
+    loaded, report = imported(tmp_path, json.dumps(given), "a.json")
     assert not loaded.recipe.eval.allow_test_split and loaded.recipe.rollout.samples_per_prompt == 4
     assert loaded.recipe.data[0].prompt == evil  # as a value it is what it is
     assert all("\x1b" not in line for line in (tmp_path / "made.toml").read_text().splitlines() if line.startswith("#"))

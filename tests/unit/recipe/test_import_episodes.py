@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import imported_recipes
 import pytest
+from imported_recipes import left
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.imports.run import import_recipe
-from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Recipe
 
 VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b data.max_response_length=2000 "
@@ -49,14 +49,8 @@ GRPOTrainer(model=MODEL, args=args, reward_funcs=[right], WHAT)
 
 
 def imported(folder: Path, text: str, name: str) -> tuple[Recipe, dict[str, Any]]:
-    (folder / name).write_text(text)
-    recipe, report = import_recipe(folder / name)
-    (folder / "made.toml").write_text(recipe)
-    return load_recipe(folder / "made.toml").recipe, report
-
-
-def left(report: dict[str, Any]) -> dict[str, str]:
-    return {entry["key"]: entry["why"] for entry in report["left_out"]}
+    loaded, report = imported_recipes.imported(folder, text, name)
+    return loaded.recipe, report
 
 
 def todo(report: dict[str, Any], *words: str) -> bool:

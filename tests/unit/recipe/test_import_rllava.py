@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
+from imported_recipes import imported, left
 
 from vlmrl.errors import VlmrlError
 from vlmrl.recipe.checks import check_unprepared
 from vlmrl.recipe.imports.run import import_recipe
-from vlmrl.recipe.load import LoadedRecipe, load_recipe
 from vlmrl.setup.catalogs import catalogs
 
 SHAPES = """#!/bin/bash
@@ -58,19 +55,6 @@ trainer: {max_steps: 90, val_freq: 15, save_freq: -1, save_limit: 4, max_try_mak
 MINIMAL = "data: {train_files: a/b@train}\nactor: {model: {model_path: m/m}}\nreward: {reward_function: r.py:f}\n"
 
 
-def imported(folder: Path, text: str, name: str = "c.yaml", **options: Any) -> tuple[LoadedRecipe, dict[str, Any]]:
-    """(the recipe of a file with this text, the report)."""
-    file = folder / name
-    file.write_text(text)
-    made, report = import_recipe(file, **options)
-    (folder / "made.toml").write_text(made)
-    return load_recipe(folder / "made.toml"), report
-
-
-def left(report: dict[str, Any]) -> dict[str, str]:
-    return {item["key"]: item["why"] for item in report["left_out"]}
-
-
 def test_a_launch_script_alone(tmp_path):
     """The example that it starts from is not there: its known settings stand for it."""
     loaded, report = imported(tmp_path, SHAPES, "run.sh", rows=1200)
@@ -102,18 +86,11 @@ def test_a_launch_script_with_its_configuration_beside_it(tmp_path):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "config.yaml").write_text(BASE_YAML)
     (tmp_path / "examples" / "tasks").mkdir()
-    made, report = import_recipe_at(tmp_path / "examples" / "tasks" / "run.sh", SHAPES)
+    made, report = imported(tmp_path / "examples" / "tasks", SHAPES, "run.sh")
     r = made.recipe
     assert any("settings of" in note for note in report["notes"])
     assert (r.rollout.prompts_per_step, r.train.updates_per_step) == (24, 3), "the script is over the file"
     assert (r.rollout.samples_per_prompt, r.optim.max_grad_norm, r.train.steps) == (6, 0.5, 90), "the file's own"
-
-
-def import_recipe_at(file: Path, text: str) -> tuple[LoadedRecipe, dict[str, Any]]:
-    file.write_text(text)
-    made, report = import_recipe(file)
-    (file.parent / "made.toml").write_text(made)
-    return load_recipe(file.parent / "made.toml"), report
 
 
 def test_a_configuration(tmp_path):

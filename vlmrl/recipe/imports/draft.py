@@ -73,6 +73,8 @@ class Draft:
         system: name of the other system, for messages.
         given: settings that are written in the configuration: dotted key -> value.
         defaults: the system's own defaults: dotted key -> value.
+        base: folder of the imported file.
+        rows, processes: see `run.import_recipe`.
         taken: recipe key -> its value and sources.
         left: setting -> reason why it is left out of the recipe.
         todo: tasks for the user.
@@ -84,6 +86,9 @@ class Draft:
     system: str
     given: dict[str, Any]
     defaults: Mapping[str, Any]
+    base: Path
+    rows: int | None
+    processes: int | None
     taken: dict[str, RecipeValue] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     todo: list[str] = field(default_factory=list)
@@ -410,8 +415,8 @@ class Draft:
         Args:
             validation, keep: settings with the steps between validations, and the number of checkpoints to keep.
         """
-        intervals = {"eval.every_steps": (validation, "start and the end")}
-        for key, (source, when) in {**intervals, "checkpoint.every_steps": ("trainer.save_freq", "end")}.items():
+        saves = ("checkpoint.every_steps", "trainer.save_freq", "end")
+        for key, source, when in (("eval.every_steps", validation, "start and the end"), saves):
             every = number(int, self.get(source), 1)
             self.put(key, every or 0, source, why="" if every else f"off there; here 0: at the {when}")
         if self.get("trainer.val_before_train") is False:
@@ -503,16 +508,16 @@ class Draft:
             column = columns.get("prompt", "problem")
             self.todo.append(f"in {template}, write `{{{{ {column} }}}}` in place of `{{{{ content }}}}`")
 
-    def steps_of(self, rows: int | None, most: str) -> None:
+    def steps_of(self, most: str) -> None:
         """Set train.steps, as written or from the epochs and the number of rows; if rows are unknown, train.epochs."""
         epochs = "trainer.total_epochs"
         steps, prompts = self.put_number("train.steps", int, most, 1), self.taken.get("rollout.prompts_per_step")
         passes = self.get(epochs)
         if steps:
             self.leave(epochs, f"{most} sets the number of steps")
-        elif rows and prompts and prompts.value and isinstance(passes, (int, float)):
-            why = f"{passes:g} passes over {rows} rows at {prompts.value} prompts per step"
-            self.put("train.steps", max(1, math.floor(rows / prompts.value) * int(passes)), epochs, why=why)
+        elif self.rows and prompts and prompts.value and isinstance(passes, (int, float)):
+            why = f"{passes:g} passes over {self.rows} rows at {prompts.value} prompts per step"
+            self.put("train.steps", max(1, math.floor(self.rows / prompts.value) * int(passes)), epochs, why=why)
         elif isinstance(passes, (int, float)) and passes > 0:
             self.put("train.epochs", float(passes), epochs, why=COUNTED_LATER)
 

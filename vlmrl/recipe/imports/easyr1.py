@@ -6,10 +6,9 @@ TaxonRL (github.com/max-vkl/TaxonRL at f4b80ac).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from vlmrl.recipe.imports.draft import Draft
+from vlmrl.recipe.imports.draft import KL_NAMES, Draft
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
@@ -84,8 +83,6 @@ SAME = {
     "worker.actor.tau_negative": "algo.tau_negative",
 }
 """Settings with the same meaning: EasyR1's key -> recipe key."""
-KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "low_var_kl", "full": "full"}
-"""EasyR1's name of a KL estimator -> value of `algo.kl`."""
 ADVANTAGES = {
     "grpo": {},
     "rloo": {"algo.advantage": "leave_one_out"},
@@ -146,8 +143,8 @@ LEFT = {
 }
 
 
-def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from EasyR1's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
+def from_easyr1(draft: Draft) -> None:
+    """Fill a draft from EasyR1's settings."""
     if (config := draft.given.pop("__config__", None)) and str(config).endswith("config.yaml"):
         draft.defaults = DEFAULTS | EXAMPLE
         draft.todo.append(f"compare with {config}, which was not found: the values of EasyR1's own example were taken")
@@ -158,11 +155,19 @@ def from_easyr1(draft: Draft, base: Path, rows: int | None, processes: int | Non
     draft.longest_prompt()
     _kl(draft)
     _algorithm(draft)
-    _engine(draft)
-    _optimizer(draft, rows)
+    draft.engine_of("worker.rollout.name", "worker.rollout.tensor_parallel_size")
+    draft.filtered_sampling("worker.rollout.top_p", "worker.rollout.top_k")
+    draft.updates_of("data.rollout_batch_size", "worker.actor.global_batch_size")
+    draft.sharding(f"{ACTOR}.fsdp.fsdp_size", f"{ACTOR}.fsdp.enable_cpu_offload", f"{ACTOR}.fsdp.mp_param_dtype")
+    _optimizer(draft)
     draft.reward_of("worker.reward")
-    _trainer(draft)
-    _adapter(draft)
+    draft.trainer_of("trainer.val_freq", "trainer.save_limit")
+    if draft.get("trainer.load_checkpoint_path"):
+        why = "to continue a run: vlmrl train --resume RUN, which fails if there is no such run"
+        draft.left["trainer.load_checkpoint_path"] = why
+    lora = f"{ACTOR}.model.lora"
+    draft.adapter(f"{lora}.rank", f"{lora}.alpha", f"{lora}.target_modules", f"{lora}.exclude_modules")
+    draft.frozen_tower(f"{ACTOR}.model.freeze_vision_tower")
     draft.leave_all(LEFT)
 
 
@@ -173,8 +178,9 @@ def _kl(draft: Draft) -> None:
             draft.leave(key, "no KL: algorithm.disable_kl")
         return
     kind = draft.get("algorithm.kl_penalty")
-    why = "" if kind == KL.get(kind) else f"the same estimator; its name here is {KL.get(kind)}"
-    draft.put("algo.kl", KL.get(kind, "low_var_kl"), "algorithm.kl_penalty", why=why)
+    estimator = KL_NAMES.get(kind, "low_var_kl")
+    why = "" if kind == estimator else f"the same estimator; its name here is {estimator}"
+    draft.put("algo.kl", estimator, "algorithm.kl_penalty", why=why)
     draft.put("algo.kl_in", "loss" if draft.get("algorithm.use_kl_loss") else "reward", "algorithm.use_kl_loss")
     draft.put("algo.kl_coef", float(draft.get("algorithm.kl_coef")), "algorithm.kl_coef")
     if draft.get("algorithm.kl_type") != "adaptive":
@@ -202,31 +208,11 @@ def _algorithm(draft: Draft) -> None:
     )
 
 
-def _engine(draft: Draft) -> None:
-    draft.engine_of("worker.rollout.name", "worker.rollout.tensor_parallel_size")
-    draft.filtered_sampling("worker.rollout.top_p", "worker.rollout.top_k")
-    draft.updates_of("data.rollout_batch_size", "worker.actor.global_batch_size")
-    draft.sharding(f"{ACTOR}.fsdp.fsdp_size", f"{ACTOR}.fsdp.enable_cpu_offload", f"{ACTOR}.fsdp.mp_param_dtype")
-
-
-def _optimizer(draft: Draft, rows: int | None) -> None:
+def _optimizer(draft: Draft) -> None:
     draft.betas_of("worker.actor.optim.betas")
     if draft.get("worker.actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "worker.actor.optim.strategy")
-    draft.steps_of(rows, "trainer.max_steps")
+    draft.steps_of("trainer.max_steps")
     names = ("lr_scheduler_type", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio")
     draft.schedule_keys(*(f"{ACTOR}.optim.{name}" for name in names))
     draft.leave("worker.actor.optim.warmup_style", "not used there either")
-
-
-def _trainer(draft: Draft) -> None:
-    draft.trainer_of("trainer.val_freq", "trainer.save_limit")
-    if draft.get("trainer.load_checkpoint_path"):
-        why = "to continue a run: vlmrl train --resume RUN, which fails if there is no such run"
-        draft.left["trainer.load_checkpoint_path"] = why
-
-
-def _adapter(draft: Draft) -> None:
-    lora = f"{ACTOR}.model.lora"
-    draft.adapter(f"{lora}.rank", f"{lora}.alpha", f"{lora}.target_modules", f"{lora}.exclude_modules")
-    draft.frozen_tower(f"{ACTOR}.model.freeze_vision_tower")

@@ -203,12 +203,12 @@ def _from_python(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
     return flatten(values | {"__script__": file.name} if values else {}, file)
 
 
-def flatten(value: Any, file: Path, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, file: Path) -> dict[str, Any]:
     """Return nested mappings as dotted keys. Raises: RecipeError if it is not a mapping, or has too many keys."""
     if not isinstance(value, Mapping):
         raise RecipeError("this file does not hold a table of settings", where=str(file))
     settings: dict[str, Any] = {}
-    for name, inner in _leaves(value, prefix):
+    for name, inner in _leaves(value, ""):
         settings[name] = inner
         if len(settings) > MAX_KEYS:
             raise RecipeError(f"this file has more than {MAX_KEYS} keys: so it is not a configuration", where=str(file))

@@ -16,7 +16,7 @@ from typing import Any
 from vlmrl.errors import RecipeError
 from vlmrl.recipe.imports.draft import Draft, file_name, number
 from vlmrl.recipe.imports.read import beside, read_table
-from vlmrl.recipe.imports.verl import ADVANTAGES, AGGREGATIONS, LOSSES, NUMBERS
+from vlmrl.recipe.imports.verl import ADVANTAGES, LOSSES, numbers_of_loss
 
 EXAMPLE: dict[str, Any] = {
     "data.prompt_key": "problem",
@@ -230,35 +230,39 @@ DEFAULTS: dict[str, Any] = {
 """Defaults of RLLaVA for the settings that are taken over, used if a configuration does not write them."""
 
 
-def from_rllava(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from RLLaVA's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
+def from_rllava(draft: Draft) -> None:
+    """Fill a draft from RLLaVA's settings."""
     program = str(draft.given.pop("__program__", "")).rpartition(".")[2]
     if program == "py":
         raise RecipeError("scripts of TinyLLaVA's training are not imported", hint="write a recipe for `vlmrl sft`")
     config = Path(str(draft.given.pop("__config__", ""))).name
-    if config in EXAMPLES:
-        draft.defaults = DEFAULTS | EXAMPLES[config]
-        draft.todo.append(
-            f"compare with {config}, which was not found: the values of RLLaVA's own example of that name were taken"
-        )
-    elif config:
-        draft.todo.append(f"compare with {config}, which was not found: RLLaVA's defaults were taken")
-    _pipeline(draft, program, base)
+    if config:
+        draft.defaults = DEFAULTS | EXAMPLES.get(config, {})
+        taken = "the values of RLLaVA's own example of that name" if config in EXAMPLES else "RLLaVA's defaults"
+        draft.todo.append(f"compare with {config}, which was not found: {taken} were taken")
+    _pipeline(draft, program)
     draft.same(SAME)
     _data(draft)
     draft.kl_of("algorithm.use_kl_loss", ("actor.kl_loss_coef", "actor.kl_loss_type"))
     _algorithm(draft)
     _engine(draft)
-    _optimizer(draft, rows)
-    _reward(draft)
+    _optimizer(draft)
+    if draft.get("reward.reward_type") == "env":
+        draft.leave("reward.reward_type", "here a reward is a function of the response, not of an environment")
+        draft.todo.append("name a reward: [reward] name (the configuration takes it from an environment)")
+    else:
+        draft.reward_of("reward")
     draft.trainer_of("trainer.val_freq", "trainer.save_limit")
-    _processes(draft)
+    if count := draft.get("nproc_per_node"):  # of torchrun; RLLaVA does not read `trainer.n_gpus_per_node`
+        draft.left["nproc_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {count}"
+        if draft.written("trainer.n_gpus_per_node"):
+            draft.left["trainer.n_gpus_per_node"] = "not read there either: nproc_per_node is"
     if program == "sft":
         _only_supervised(draft)
     _leave_rest(draft)
 
 
-def _pipeline(draft: Draft, program: str, base: Path) -> None:
+def _pipeline(draft: Draft, program: str) -> None:
     """Set the kind of training according to the program: supervised for `sft`, else reinforcement learning."""
     if program == "sft":
         draft.put("kind", "sft", "data.train_files", why="the program is rllava.train.pipeline.sft: use `vlmrl sft`")
@@ -267,26 +271,23 @@ def _pipeline(draft: Draft, program: str, base: Path) -> None:
     if program == "agentic" or (
         number(int, draft.get("rollout.max_turns"), 2) and draft.get("rollout.env_config_path")
     ):
-        _episodes(draft, base)
+        _episodes(draft)
     if draft.written("mix_sampler.sft_dataset.path"):
         draft.todo.append("the configuration mixes in supervised rows; the recipe does not: run `vlmrl sft` first")
 
 
-def _episodes(draft: Draft, base: Path) -> None:
+def _episodes(draft: Draft) -> None:
     """Set the environment: the class that RLLaVA's file of the environment names, to be rewritten, and its turns."""
     source = "rollout.env_config_path"
-    file = beside(str(draft.get(source) or ""), base)
+    file = beside(str(draft.get(source) or ""), draft.base)
     table = read_table(file) if file else None
     own = table.get("env") if isinstance(table, dict) else None
     name = file_name(str(own.get("class_name") or "")) if isinstance(own, dict) else ""
     turns = number(int, draft.get("rollout.max_turns"), 1), "rollout.max_turns"
     draft.episodes([name or "tools.py:TOOLS"], source, turns, "data.max_response_length", of_turn=True)
     config = own.get("config") if isinstance(own, dict) else None
-    if (
-        args := {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
-        if isinstance(config, dict)
-        else {}
-    ):
+    args = {k: v for k, v in config.items() if isinstance(v, (str, int, float))} if isinstance(config, dict) else {}
+    if args:
         draft.put("environment.args", args, source)
     draft.todo.append(
         f"rewrite {name or 'the environment'}: its `extract_action` and `step` become typed methods, as tools "
@@ -330,18 +331,7 @@ def _algorithm(draft: Draft) -> None:
     if estimator == "grpo" and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
         draft.put("algo.advantage", "group_mean", "algorithm.norm_adv_by_std_in_grpo")
     draft.discounts(estimator)
-    for name, cell in NUMBERS.get(str(loss), {}).items():
-        draft.put(f"algo.{cell}", float(draft.get(f"actor.{name}")), f"actor.{name}")
-    draft.clip_of_one(loss, "actor.policy_loss.loss_mode")
-    mode = draft.get("actor.loss_agg_mode")
-    if "algo.aggregation" in LOSSES.get(str(loss), {}):
-        draft.leave("actor.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
-    elif mode in AGGREGATIONS:
-        name, why = AGGREGATIONS[mode]
-        uneven = "one denominator for a whole update; there, one for each microbatch"
-        draft.put("algo.aggregation", name, "actor.loss_agg_mode", why="; ".join(filter(None, (why, uneven))))
-    else:
-        draft.leave("actor.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant")
+    numbers_of_loss(draft, loss, "actor", "one denominator for a whole update; there, one for each microbatch")
     draft.spread_filter(
         "algorithm.online_filtering",
         "trainer.max_try_make_batch",
@@ -360,11 +350,11 @@ def _engine(draft: Draft) -> None:
     draft.sharding("actor.fsdp.fsdp_size", "actor.fsdp.offload_params", "actor.model.torch_dtype")
 
 
-def _optimizer(draft: Draft, rows: int | None) -> None:
+def _optimizer(draft: Draft) -> None:
     draft.betas_of("actor.optim.betas")
     if draft.get("actor.optim.strategy") == "adamw_bf16":
         draft.put("optim.name", "adamw_bf16_kahan", "actor.optim.strategy")
-    draft.steps_of(rows, "trainer.max_steps")
+    draft.steps_of("trainer.max_steps")
     names = ("warmup_style", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio")
     draft.schedule_keys(*(f"actor.optim.{name}" for name in names))
     draft.leave("actor.optim.lr_scheduler_type", "not used there either: warmup_style is")
@@ -374,22 +364,6 @@ def _optimizer(draft: Draft, rows: int | None) -> None:
         draft.put("lora.alpha", int(draft.get("actor.model.lora_alpha")), "actor.model.lora_alpha")
         if any(draft.get(f"actor.model.{name}") for name in ("use_rslora", "lora_use_rslora")):
             draft.put("lora.rslora", True, "actor.model.use_rslora")
-
-
-def _reward(draft: Draft) -> None:
-    if draft.get("reward.reward_type") == "env":
-        draft.leave("reward.reward_type", "here a reward is a function of the response, not of an environment")
-        draft.todo.append("name a reward: [reward] name (the configuration takes it from an environment)")
-    else:
-        draft.reward_of("reward")
-
-
-def _processes(draft: Draft) -> None:
-    """Record the number of processes, torchrun's `nproc_per_node`. RLLaVA does not read `trainer.n_gpus_per_node`."""
-    if count := draft.get("nproc_per_node"):
-        draft.left["nproc_per_node"] = f"on the command line: vlmrl train RECIPE --gpus {count}"
-        if draft.written("trainer.n_gpus_per_node"):
-            draft.left["trainer.n_gpus_per_node"] = "not read there either: nproc_per_node is"
 
 
 def _only_supervised(draft: Draft) -> None:

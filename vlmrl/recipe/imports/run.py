@@ -18,8 +18,7 @@ from vlmrl.recipe.imports.read import SYSTEMS, Foreign, read_foreign
 from vlmrl.recipe.load import load_recipe
 from vlmrl.redaction.redact import excerpt
 
-Fill = Callable[[Draft, Path, "int | None", "int | None"], None]
-IMPORTS: dict[str, tuple[str, dict[str, Any], Fill]] = {
+IMPORTS: dict[str, tuple[str, dict[str, Any], Callable[[Draft], None]]] = {
     "easyr1": ("EasyR1", import_easyr1.DEFAULTS, import_easyr1.from_easyr1),
     "verl": ("verl", import_verl.DEFAULTS, import_verl.from_verl),
     "rllava": ("RLLaVA", import_rllava.DEFAULTS, import_rllava.from_rllava),
@@ -56,10 +55,10 @@ def import_recipe(
 
 def _filled(foreign: Foreign, rows: int | None, processes: int | None) -> Draft:
     name, defaults, fill = IMPORTS[foreign.system]
-    draft = Draft(name, dict(foreign.values), defaults)
+    draft = Draft(name, dict(foreign.values), defaults, foreign.file.parent, rows, processes)
     draft.drop_unfilled()
     try:
-        fill(draft, foreign.file.parent, rows, processes)
+        fill(draft)
     except (TypeError, ValueError, ArithmeticError) as error:
         value = excerpt(str(draft.get(draft.last)), 60)
         message = f"`{draft.last}` has a value that it cannot have, {value!r}: {error}"

@@ -6,7 +6,6 @@ Source: TRL 1.16 (trl/trainer/grpo_config.py, trl/trainer/model_config.py, trl/s
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.imports.draft import COUNTED_LATER, Draft, located, number
@@ -113,6 +112,7 @@ IMPORTANCE = {
 SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
 """Setting of a logging service -> key of `[log]`. Some are TRL's, others belong to scripts that use TRL."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
+ONE_PROCESS = "{} is for one process: multiply it by their number, or import with --processes N"
 _BATCH = "rows are packed up to train.tokens_per_row; see rollout.prompts_per_step"
 LEFT = {
     "output_dir": "a run has a folder of its own below ./runs (--runs)",
@@ -164,12 +164,12 @@ LEFT = {
 }
 
 
-def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from TRL's arguments. `base`: folder of the imported file. Others: see `run.import_recipe`."""
+def from_trl(draft: Draft) -> None:
+    """Fill a draft from TRL's arguments."""
     draft.get("__config__")
     script = str(draft.given.pop("__script__", ""))
     if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
-        _supervised(draft, sign, rows, processes)
+        _supervised(draft, sign)
         return
     for key in [k for k in draft.given if k.startswith("vllm_") and not draft.get("use_vllm")]:
         draft.leave(key, "vLLM is off (use_vllm)")
@@ -177,16 +177,16 @@ def from_trl(draft: Draft, base: Path, rows: int | None, processes: int | None) 
     draft.same(SAME)
     _model(draft)
     _data(draft)
-    updates = _batches(draft, processes)
+    updates = _batches(draft)
     _algorithm(draft)
     _engine(draft)
     _episodes(draft, script)
-    _steps(draft, updates, rows)
+    _steps(draft, updates)
     _reward(draft)
     _left(draft)
 
 
-def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None) -> None:
+def _supervised(draft: Draft, sign: str) -> None:
     """Fill a draft from SFTConfig's arguments, with rows instead of prompts and samples and without sampling keys."""
     draft.defaults = {**draft.defaults, "learning_rate": 2e-5}
     draft.put("kind", "sft", sign, why="an argument of SFTConfig, not of GRPOConfig: use `vlmrl sft`")
@@ -197,13 +197,12 @@ def _supervised(draft: Draft, sign: str, rows: int | None, processes: int | None
     for key in batch:
         if int(draft.get(key)) < 1:
             raise ValueError("it must be at least 1")
-    draft.put("train.rows_per_step", int(draft.get(batch[0])) * int(draft.get(batch[1])) * (processes or 1), *batch)
-    if processes is None:
-        draft.todo.append(
-            "train.rows_per_step is for one process: multiply it by their number, or import with --processes N"
-        )
-    draft.put("rollout.prompts_per_step", draft.taken["train.rows_per_step"].value, *batch)  # `_steps` reads this key
-    _steps(draft, 1, rows)
+    each = int(draft.get(batch[0])) * int(draft.get(batch[1])) * (draft.processes or 1)
+    draft.put("train.rows_per_step", each, *batch)
+    if draft.processes is None:
+        draft.todo.append(ONE_PROCESS.format("train.rows_per_step"))
+    draft.put("rollout.prompts_per_step", each, *batch)  # `_steps` reads this key
+    _steps(draft, 1)
     del draft.taken["rollout.prompts_per_step"]
     draft.leave_all(LEFT_SUPERVISED)
     _left(draft)
@@ -262,9 +261,9 @@ def _data(draft: Draft) -> None:
         draft.leave("dataset_test_split", "nothing is validated (eval_strategy is no)")
 
 
-def _batches(draft: Draft, processes: int | None) -> int:
+def _batches(draft: Draft) -> int:
     """Set prompts per step and updates per step from the completions per device. Return updates per generation."""
-    count, known = processes or 1, processes is not None
+    count = draft.processes or 1
     per_device = int(draft.get("per_device_train_batch_size"))
     accumulate = int(draft.get("gradient_accumulation_steps"))
     generations = int(draft.get("num_generations"))
@@ -275,10 +274,8 @@ def _batches(draft: Draft, processes: int | None) -> int:
     is_whole = draft.written("generation_batch_size")
     sources = ("generation_batch_size",) if is_whole else ("per_device_train_batch_size", "gradient_accumulation_steps")
     draft.put("rollout.prompts_per_step", prompts, *sources, why=why)
-    if not known and not is_whole:
-        draft.todo.append(
-            "rollout.prompts_per_step is for one process: multiply it by their number, or import with --processes N"
-        )
+    if draft.processes is None and not is_whole:
+        draft.todo.append(ONE_PROCESS.format("rollout.prompts_per_step"))
     splits = max(1, completions // max(1, per_device * count * accumulate))
     iterations = int(draft.get("num_iterations"))
     if iterations > 1:
@@ -367,16 +364,16 @@ def _episodes(draft: Draft, script: str) -> None:
     )
 
 
-def _steps(draft: Draft, updates: int, rows: int | None) -> None:
+def _steps(draft: Draft, updates: int) -> None:
     limit, prompts = number(int, draft.get("max_steps"), 1), draft.taken["rollout.prompts_per_step"].value
     epochs, size = float(draft.get("num_train_epochs")), "rows" if "train.rows_per_step" in draft.taken else "prompts"
     if limit:
         why = f"{limit} optimizer updates at {updates} per generation: a step here is a generation"
         draft.put("train.steps", max(1, limit // updates), "max_steps", why=why if updates > 1 else "")
         draft.leave("num_train_epochs", "max_steps sets the number of steps")
-    elif rows:
-        why = f"{epochs:g} passes over {rows} rows at {prompts} {size} per step"
-        draft.put("train.steps", max(1, int(rows * epochs // prompts)), "num_train_epochs", why=why)
+    elif draft.rows:
+        why = f"{epochs:g} passes over {draft.rows} rows at {prompts} {size} per step"
+        draft.put("train.steps", max(1, int(draft.rows * epochs // prompts)), "num_train_epochs", why=why)
     else:
         draft.put("train.epochs", epochs, "num_train_epochs", why=COUNTED_LATER)
     draft.schedule_keys("lr_scheduler_type", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs.min_lr_rate")

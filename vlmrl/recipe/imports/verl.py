@@ -7,7 +7,6 @@ behind it, trainer/ppo/core_algos.py) and at b178a3c, half a year older, for set
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from vlmrl.recipe.imports.draft import Draft, file_name, number
@@ -212,8 +211,8 @@ LEFT = {
 }
 
 
-def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None) -> None:
-    """Fill a draft from verl's settings. `base`: folder of the imported file. Others: see `run.import_recipe`."""
+def from_verl(draft: Draft) -> None:
+    """Fill a draft from verl's settings."""
     draft.get("__config__")
     draft.put("algo.name", "grpo", "algorithm.adv_estimator")
     draft.same(SAME)
@@ -227,9 +226,13 @@ def from_verl(draft: Draft, base: Path, rows: int | None, processes: int | None)
     draft.longest_prompt()
     draft.kl_of(f"{ACTOR}.use_kl_loss", (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"))
     _algorithm(draft)
-    _engine(draft)
-    _episodes(draft, base)
-    _optimizer(draft, rows)
+    draft.engine_of(f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
+    draft.filtered_sampling(f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k")
+    draft.updates_of("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    fsdp = f"{ACTOR}.fsdp_config"
+    draft.sharding(f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
+    _episodes(draft)
+    _optimizer(draft)
     _reward(draft)
     draft.trainer_of("trainer.test_freq", "trainer.max_actor_ckpt_to_keep")
     for key in [key for key in draft.given if key.endswith("_target_")]:
@@ -257,13 +260,7 @@ def _algorithm(draft: Draft) -> None:
     if estimator in ("grpo", "grpo_vectorized") and not draft.get("algorithm.norm_adv_by_std_in_grpo"):
         draft.put("algo.advantage", "group_mean", "algorithm.norm_adv_by_std_in_grpo")
     draft.discounts(estimator)
-    for name, cell in NUMBERS.get(loss, {}).items():
-        draft.put(f"algo.{cell}", float(draft.get(f"{ACTOR}.{name}")), f"{ACTOR}.{name}")
-    draft.clip_of_one(loss, f"{ACTOR}.policy_loss.loss_mode")
-    if "algo.aggregation" in LOSSES.get(loss, {}):
-        draft.leave(f"{ACTOR}.loss_agg_mode", f"the loss {loss} takes the mean of each response first, as there")
-    else:
-        _aggregation(draft)
+    numbers_of_loss(draft, loss, ACTOR)
     if names := draft.get("algorithm.gdpo_reward_keys"):
         weights = draft.get("algorithm.gdpo_reward_weights") or [1.0] * len(names)
         sources = [key for key in ("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights") if draft.written(key)]
@@ -278,18 +275,30 @@ def _algorithm(draft: Draft) -> None:
         "algorithm.filter_groups.max_num_gen_batches",
         ", whatever metric is named there",
     )
-    _overlong(draft)
+    if buffer := next((b for b in BUFFERS if draft.get(f"{b}.enable")), None):
+        draft.put("algo.overlong_tokens", int(draft.get(f"{buffer}.len") or 0), f"{buffer}.len")
+        penalty = float(draft.get(f"{buffer}.penalty_factor") or 1.0)
+        draft.put("algo.overlong_penalty", penalty, f"{buffer}.penalty_factor")
 
 
-def _aggregation(draft: Draft) -> None:
-    mode = draft.get(f"{ACTOR}.loss_agg_mode")
-    if mode not in AGGREGATIONS:
-        draft.leave(
-            f"{ACTOR}.loss_agg_mode", f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant"
-        )
-        return
-    name, why = AGGREGATIONS[mode]
-    draft.put("algo.aggregation", name, f"{ACTOR}.loss_agg_mode", why=why)
+def numbers_of_loss(draft: Draft, loss: Any, actor: str, difference: str = "") -> None:
+    """Set the numbers of a loss, its clip and its aggregation, from the table `actor`.
+
+    Args:
+        difference: what is different here for every aggregation.
+    """
+    for name, cell in NUMBERS.get(str(loss), {}).items():
+        draft.put(f"algo.{cell}", float(draft.get(f"{actor}.{name}")), f"{actor}.{name}")
+    draft.clip_of_one(loss, f"{actor}.policy_loss.loss_mode")
+    key = f"{actor}.loss_agg_mode"
+    mode = draft.get(key)
+    if "algo.aggregation" in LOSSES.get(str(loss), {}):
+        draft.leave(key, f"the loss {loss} takes the mean of each response first, as there")
+    elif mode in AGGREGATIONS:
+        name, why = AGGREGATIONS[mode]
+        draft.put("algo.aggregation", name, key, why="; ".join(filter(None, (why, difference))))
+    else:
+        draft.leave(key, f"`{mode}` has no counterpart: choose token_mean, sequence_mean or constant")
 
 
 def _importance(draft: Draft) -> None:
@@ -311,23 +320,7 @@ def _importance(draft: Draft) -> None:
     draft.put("algo.importance_cap", float(bounds[-1]), f"{table}.rollout_is_threshold", why=why)
 
 
-def _overlong(draft: Draft) -> None:
-    buffer = next((b for b in BUFFERS if draft.get(f"{b}.enable")), None)
-    if buffer is not None:
-        draft.put("algo.overlong_tokens", int(draft.get(f"{buffer}.len") or 0), f"{buffer}.len")
-        penalty = float(draft.get(f"{buffer}.penalty_factor") or 1.0)
-        draft.put("algo.overlong_penalty", penalty, f"{buffer}.penalty_factor")
-
-
-def _engine(draft: Draft) -> None:
-    draft.engine_of(f"{ROLLOUT}.name", f"{ROLLOUT}.tensor_model_parallel_size")
-    draft.filtered_sampling(f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k")
-    draft.updates_of("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
-    fsdp = f"{ACTOR}.fsdp_config"
-    draft.sharding(f"{fsdp}.fsdp_size", f"{fsdp}.offload_policy", f"{fsdp}.dtype")
-
-
-def _episodes(draft: Draft, base: Path) -> None:
+def _episodes(draft: Draft) -> None:
     """Set the environment of an episode: the class or the functions of its tools, its turns and its form of calls."""
     switches = (f"{MULTI_TURN}.enable", MULTI_TURN, f"{ROLLOUT}.agent.default_agent_loop")
     if not any(draft.get(key) in (True, "tool_agent") for key in switches):
@@ -339,7 +332,7 @@ def _episodes(draft: Draft, base: Path) -> None:
         name, args = f"{path}:TOOLS", {}
         draft.todo.append(f"write `TOOLS = [...]` with the functions of `@function_tool` into {path}")
     else:
-        name, args = _tool_class(draft, beside(str(draft.get(source) or ""), base))
+        name, args = _tool_class(draft, str(draft.get(source) or ""))
     turns = number(int, draft.get(f"{MULTI_TURN}.max_assistant_turns"), 1), f"{MULTI_TURN}.max_assistant_turns"
     draft.episodes([name], source, turns, "data.max_response_length")
     if args:
@@ -353,9 +346,9 @@ def _episodes(draft: Draft, base: Path) -> None:
         draft.put(key, -(-length // 4), characters, why=f"{length} characters there, at about four to a token")
 
 
-def _tool_class(draft: Draft, file: Path | None) -> tuple[str, dict[str, Any]]:
+def _tool_class(draft: Draft, path: str) -> tuple[str, dict[str, Any]]:
     """Return the first tool of verl's file of tools: its class as file.py:name, and its arguments as JSON texts."""
-    table = read_table(file) if file else None
+    table = read_table(file) if (file := beside(path, draft.base)) else None
     tools = table.get("tools") if isinstance(table, dict) else None
     tools = [t for t in tools if isinstance(t, dict) and t.get("class_name")] if isinstance(tools, list) else []
     if not tools:
@@ -371,13 +364,13 @@ def _tool_class(draft: Draft, file: Path | None) -> tuple[str, dict[str, Any]]:
     return file_name(names[0]), args
 
 
-def _optimizer(draft: Draft, rows: int | None) -> None:
+def _optimizer(draft: Draft) -> None:
     draft.betas_of(f"{ACTOR}.optim.betas")
     if "8bit" in (name := str(draft.get(f"{ACTOR}.optim.optimizer")).lower()):
         draft.put("optim.name", "adamw_8bit", f"{ACTOR}.optim.optimizer")
     elif name != "adamw":
         draft.leave(f"{ACTOR}.optim.optimizer", "the optimizer is AdamW (optim.name)")
-    draft.steps_of(rows, "trainer.total_training_steps")
+    draft.steps_of("trainer.total_training_steps")
     older = draft.written(f"{ACTOR}.optim.warmup_style") and not draft.written(f"{ACTOR}.optim.lr_scheduler_type")
     shape = "warmup_style" if older else "lr_scheduler_type"
     names = (shape, "lr_warmup_steps", "lr_warmup_steps_ratio", "min_lr_ratio")

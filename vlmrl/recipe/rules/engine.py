@@ -6,7 +6,7 @@ must divide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vlmrl.errors import Problem, install_line
@@ -46,40 +46,35 @@ def vllm_refusal(model_type: str, device: str, dtype: str, two_way_images: bool)
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Setting of a recipe that vLLM does not support. `key`: key of the setting."""
+class Unfit:
+    """Setting that vLLM does not support, or that does not fit the number of processes. `key`: key of the setting."""
 
     key: Key
     message: str
     hint: str
 
 
-def unsupported_by_vllm(recipe: Recipe) -> list[Refused]:
+def unsupported_by_vllm(recipe: Recipe) -> list[Unfit]:
     """Return the settings of a recipe that vLLM does not support, on any machine."""
     lora, model, temperature = recipe.lora, recipe.model, recipe.rollout.temperature
     or_torch = 'or set rollout.engine = "torch"'
-    unsupported: list[Refused] = []
+    unsupported: list[Unfit] = []
     if lora is not None and lora.dora:
         message = "`lora.dora` is on, but vLLM cannot serve such an adapter"
-        unsupported.append(Refused(("lora", "dora"), message, f"leave it out, {or_torch}"))
+        unsupported.append(Unfit(("lora", "dora"), message, f"leave it out, {or_torch}"))
     if lora is not None and lora.rank > MAX_RANK:
         message = f"`lora.rank` is {lora.rank}, but vLLM serves adapters of rank {MAX_RANK} at most"
-        unsupported.append(Refused(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
+        unsupported.append(Unfit(("lora", "rank"), message, f"lower it to {MAX_RANK}"))
     if model.quantize is not None:
         message = f'`model.quantize` is "{model.quantize}", but such weights cannot be synced to vLLM'
-        unsupported.append(Refused(("model", "quantize"), message, f"leave it out, {or_torch}"))
+        unsupported.append(Unfit(("model", "quantize"), message, f"leave it out, {or_torch}"))
     if temperature < MIN_TEMPERATURE:
         message = f"`rollout.temperature` is {temperature}, but vLLM samples at {MIN_TEMPERATURE} at least"
-        unsupported.append(Refused(("rollout", "temperature"), message, f"raise it, {or_torch}"))
+        unsupported.append(Unfit(("rollout", "temperature"), message, f"raise it, {or_torch}"))
     return unsupported
 
 
-def _refused(loaded: LoadedRecipe) -> Iterator[Problem]:
-    for refused in unsupported_by_vllm(loaded.recipe):
-        yield Problem(refused.message, loaded.where(refused.key), refused.hint)
-
-
-def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
+def _engine_gpus(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout, where = loaded.recipe.rollout, loaded.where(("rollout", "overlap"))
     if rollout.overlap and rollout.engine_gpus == 0:
         message = "`rollout.overlap` does nothing without GPUs that only generate"
@@ -88,17 +83,11 @@ def _overlap(loaded: LoadedRecipe) -> Iterator[Problem]:
         message = "`rollout.overlap` samples with older weights, and with top-p or top-k nothing corrects for that"
         yield Problem(message, where, "top_p = 1 and top_k = 0, or leave it out")
 
-
-def _parts(loaded: LoadedRecipe) -> Iterator[Problem]:
-    rollout = loaded.recipe.rollout
     gpus, parts = rollout.engine_gpus, rollout.tensor_parallel
     if gpus % parts:
         message = f"`rollout.engine_gpus` is {gpus}, which is not a multiple of `rollout.tensor_parallel` = {parts}"
         fitting = parts * -(-gpus // parts)  # rounded up
         yield Problem(message, loaded.where(("rollout", "engine_gpus")), f"rollout.engine_gpus = {fitting}")
-
-
-VLLM_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (_refused, _overlap, _parts)
 
 
 def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -110,12 +99,10 @@ def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
     rollout = loaded.recipe.rollout
     if loaded.recipe.kind != "rl":
         return
-    if rollout.engine == "auto":
-        yield from _overlap(loaded)
-        yield from _parts(loaded)
-    elif rollout.engine == "vllm":
-        for rule in VLLM_RULES:
-            yield from rule(loaded)
+    if rollout.engine == "vllm":
+        yield from (Problem(u.message, loaded.where(u.key), u.hint) for u in unsupported_by_vllm(loaded.recipe))
+    if rollout.engine in ("auto", "vllm"):
+        yield from _engine_gpus(loaded)
     elif rollout.engine_gpus or rollout.overlap or rollout.tensor_parallel > 1:
         key = "engine_gpus" if rollout.engine_gpus else "overlap" if rollout.overlap else "tensor_parallel"
         message = f"`rollout.{key}` is for the engine vllm: the built-in one generates with the trainer's own weights"
@@ -123,15 +110,6 @@ def check_engine(loaded: LoadedRecipe) -> Iterator[Problem]:
         if chosen.startswith(AUTO_ORIGIN):
             message += f", and it was chosen because {chosen.removeprefix(AUTO_ORIGIN)}"
         yield Problem(message, loaded.where(("rollout", key)), 'rollout.engine = "vllm", or leave it out')
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """Setting of a recipe that does not fit the number of processes. `key`: key of the setting."""
-
-    key: Key
-    message: str
-    hint: str
 
 
 def is_sharded(recipe: Recipe, trainers: int) -> bool:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError, did_you_mean, nearest
+from vlmrl.recipe.key_fields import split_file
 from vlmrl.recipe.load import LoadedRecipe
 from vlmrl.recipe.schema import NO_ENVIRONMENT, Data, Reward
 from vlmrl.recipe.tables import OF_ONE_REWARD, OF_TASK, ListedReward
@@ -101,25 +103,16 @@ def _prompts(loaded: LoadedRecipe) -> Iterator[Problem]:
         if not path.is_file():
             yield _missing(loaded, key, data.prompt, "`data.prompt` names a Jinja file; write the text into one")
             continue
-        problem = _template_problem(path)
-        if problem:
-            yield problem
-
-
-def _template_problem(path: Path) -> Problem | None:
-    try:
-        read_template(path)
-    except RecipeError as error:
-        return Problem(error.message, error.where, error.hint)
-    return None
+        try:
+            read_template(path)
+        except RecipeError as error:
+            yield Problem(error.message, error.where, error.hint)
 
 
 def _rewards(loaded: LoadedRecipe) -> Iterator[Problem]:
     for key, name in named_rewards(loaded):
-        if is_file_reward(name):
-            problem = _reward_problem(loaded, key, name)
-            if problem:
-                yield problem
+        if is_file_reward(name) and (problem := _reward_problem(loaded, key, name)):
+            yield problem
 
 
 def named_rewards(loaded: LoadedRecipe) -> Iterator[tuple[Key, str]]:
@@ -184,7 +177,7 @@ def _function_problem(loaded: LoadedRecipe, key: Key, name: str, what: str) -> P
         what: "reward", "task" or "environment".
     """
     where = loaded.where(key)
-    file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
+    file, function = split_file(name)
     path = Path(file)
     if path.suffix != ".py":
         hint = f"a {what} is a built-in name (`vlmrl recipe list --{what}s`) or path/to/file.py:function"
@@ -294,9 +287,9 @@ def _missing(loaded: LoadedRecipe, key: Key, value: str, hint: str | None = None
     return Problem(message, loaded.where(key), f"did you mean {nearest_path}?" if nearest_path else hint)
 
 
-def _listing(folder: Path, most: int = 500) -> list[Path]:
+def _listing(folder: Path) -> list[Path]:
     try:
-        return [p for p, _ in zip(folder.iterdir(), range(most), strict=False)]
+        return list(islice(folder.iterdir(), 500))
     except OSError:
         return []
 

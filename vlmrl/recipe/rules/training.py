@@ -6,7 +6,7 @@ together. Adapters, frozen parts and quantized weights have rules of their own, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import get_args
 
@@ -77,6 +77,12 @@ def _parts(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("algo", "min_spread")), "leave min_spread at 0", "warning")
 
 
+def _unfit(message: str, unfit: Mapping[str, bool], where: str) -> Iterator[Problem]:
+    """Yield a problem for each name in `unfit` with the value true."""
+    for what in (what for what, is_so in unfit.items() if is_so):
+        yield Problem(f"{message} {what}", where, "change one of the two")
+
+
 def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     """Refuse what has no meaning with demonstrations among the responses of a step."""
     if row.demonstrations == "none":
@@ -96,10 +102,7 @@ def _demonstrations(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         unfit["an advantage part by part"] = row.advantage == "part_by_part"
     elif row.one_mean:
         unfit[f"`algo.demonstration_loss` {row.demonstration_loss} unless they are mixed"] = True
-    for what, is_so in unfit.items():
-        if is_so:
-            message = f"demonstrations (`algo.demonstrations` = {row.demonstrations}) do not go with {what}"
-            yield Problem(message, where, "change one of the two")
+    yield from _unfit(f"demonstrations (`algo.demonstrations` = {row.demonstrations}) do not go with", unfit, where)
     if all(data.demonstrations == "none" for data in loaded.recipe.data):
         message = f"{loaded.recipe.algo.name} learns from demonstrations, and no source has any"
         yield Problem(message, where, 'take `demonstrations = "none"` out of a [[data]]')
@@ -117,10 +120,8 @@ def _perception(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         f"the surrogate {row.surrogate}, which picks or joins tokens itself": selects
         and (row.selects or row.surrogate == "gmpo"),
     }
-    for what, is_so in unfit.items():
-        if is_so:
-            message = f"`algo.perception` = {row.perception} masks the images of the prompt and does not go with {what}"
-            yield Problem(message, where, "change one of the two")
+    masks = f"`algo.perception` = {row.perception} masks the images of the prompt and does not go with"
+    yield from _unfit(masks, unfit, where)
     if row.mask_share == 0:
         message = "`algo.mask_share` is 0: no patch is black, so no token depends on the images"
         yield Problem(message, loaded.where(("algo", "mask_share")), "0.6 is usual", "warning")
@@ -154,10 +155,7 @@ def _teacher(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         and settings.is_start
         and settings.temperature not in (None, loaded.recipe.rollout.temperature),
     }
-    for what, is_so in unfit.items():
-        if is_so:
-            message = f"learning from a teacher (`algo.teacher` = {row.teacher}) does not go with {what}"
-            yield Problem(message, where, "change one of the two")
+    yield from _unfit(f"learning from a teacher (`algo.teacher` = {row.teacher}) does not go with", unfit, where)
     at = loaded.where(("teacher", "reveal"), ("teacher", "path"))
     if settings.is_start and settings.reveal is None:
         message = "the teacher is the policy as the run began, and reads the same prompt: it has nothing to teach"
@@ -170,7 +168,7 @@ def _teacher(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("teacher", "control")), "remove it", "warning")
 
 
-def _length_key(loaded: LoadedRecipe) -> str:
+def length_key(loaded: LoadedRecipe) -> str:
     """Return the key that limits a whole response."""
     return "environment.tokens" if loaded.recipe.has_episodes else "rollout.max_new_tokens"
 
@@ -179,7 +177,7 @@ def _lengths(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     algo, limit = loaded.recipe.algo, loaded.recipe.longest_response
     if row.overlong_tokens > limit:
         message = (
-            f"`algo.overlong_tokens` ({row.overlong_tokens}) is more than `{_length_key(loaded)}` ({limit}): "
+            f"`algo.overlong_tokens` ({row.overlong_tokens}) is more than `{length_key(loaded)}` ({limit}): "
             "even an empty response would lose score"
         )
         where = loaded.where(("algo", "overlong_tokens"), ("rollout", "max_new_tokens"))
@@ -194,16 +192,13 @@ def _lengths(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         )
 
 
-def _filter(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    algo = loaded.recipe.algo
-    if algo.filter is not None and row.filter != "none" and loaded.recipe.rollout.samples_per_prompt == 1:
+def _sampling(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
+    algo, rollout = loaded.recipe.algo, loaded.recipe.rollout
+    if algo.filter is not None and row.filter != "none" and rollout.samples_per_prompt == 1:
         message = "`algo.filter` spread refuses every prompt: with one sample there is no spread"
         where = loaded.where(("algo", "filter"), ("rollout", "samples_per_prompt"))
         yield Problem(message, where, 'set algo.filter = "none", or more samples_per_prompt')
 
-
-def _importance(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
-    rollout = loaded.recipe.rollout
     if row.importance in ("truncate", "mask", "ratio") and (rollout.top_p < 1 or rollout.top_k > 0):
         message = (
             f'`algo.importance` = "{row.importance}" is not valid with top_p < 1 or top_k: the engine\'s log-probs '
@@ -232,8 +227,6 @@ def _advantage(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
         where = loaded.where(("train", "updates_per_step"), ("algo", "name"))
         yield Problem(message, where, 'set train.updates_per_step = 1, or algo.surrogate = "clip"', "warning")
 
-
-def _critic(loaded: LoadedRecipe, row: Algorithm) -> Iterator[Problem]:
     estimator = ESTIMATORS.get(row.advantage)
     if estimator is not None and estimator.critic and row.scale not in (None, *CRITIC_SCALES):
         message = (
@@ -266,10 +259,8 @@ RULES: tuple[Callable[[LoadedRecipe, Algorithm], Iterator[Problem]], ...] = (
     _perception,
     _teacher,
     _lengths,
-    _filter,
-    _importance,
+    _sampling,
     _advantage,
-    _critic,
     _overlap,
 )
 
@@ -302,18 +293,15 @@ def _step_size(loaded: LoadedRecipe) -> Iterator[Problem]:
     elif tokens > MAX_STEP_TOKENS:
         message = f"one step is {product} of up to {longest:,} tokens = {tokens:,} tokens"
         place = loaded.where(("rollout", "max_new_tokens"), ("rollout", "prompts_per_step"))
-        yield Problem(message, place, f"at most {MAX_STEP_TOKENS:,}: lower {_length_key(loaded)}")
+        yield Problem(message, place, f"at most {MAX_STEP_TOKENS:,}: lower {length_key(loaded)}")
 
 
-def _length(loaded: LoadedRecipe) -> Iterator[Problem]:
-    train = loaded.recipe.train
+def _training(loaded: LoadedRecipe) -> Iterator[Problem]:
+    train, optim = loaded.recipe.train, loaded.recipe.optim
     if train.steps == 0 and train.epochs is None:
         hint = "train.steps = 100, or train.epochs = 1 for one pass over the data"
         yield Problem("`train.steps` is 0: nothing would be trained", loaded.where(("train", "steps")), hint)
 
-
-def _decay(loaded: LoadedRecipe) -> Iterator[Problem]:
-    optim = loaded.recipe.optim
     share = optim.lr * optim.weight_decay
     if share >= 1:
         message = f"`optim.lr` x `optim.weight_decay` is {share:g}: every update would remove the weights entirely"
@@ -321,25 +309,22 @@ def _decay(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, where, "0.01 to 0.1 is usual for optim.weight_decay")
 
 
-NUMBER_RULES = (_step_size, _length, _decay)
+NUMBER_RULES = (_step_size, _training)
 
 
 PARTS = tuple(literal_choices(get_args(Model.model_fields["freeze"].annotation)[0]))
 
 
 def _frozen(loaded: LoadedRecipe) -> Iterator[Problem]:
-    if set(PARTS) <= set(loaded.recipe.model.freeze):
-        message = "`model.freeze` names every part: nothing is left to train"
-        yield Problem(message, loaded.where(("model", "freeze")), f"leave out at least one of {', '.join(PARTS)}")
-
-
-def _frozen_under_adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Find a `model.freeze` that contradicts `[lora]`.
+    """Find a `model.freeze` that leaves nothing to train, or contradicts `[lora]`.
 
     With an adapter, all weights are frozen anyway, and `model.freeze` means that a part gets no adapter.
     """
     lora, freeze = loaded.recipe.lora, loaded.recipe.model.freeze
     where = loaded.where(("model", "freeze"))
+    if set(PARTS) <= set(freeze):
+        message = "`model.freeze` names every part: nothing is left to train"
+        yield Problem(message, where, f"leave out at least one of {', '.join(PARTS)}")
     if lora is None or set(PARTS) <= set(freeze):
         return
     adapted = {"language", "vision", "connector"} if lora.vision else {"language"}
@@ -357,17 +342,14 @@ def _frozen_under_adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield Problem(message, where, "remove it", "warning")
 
 
-def _dropout(loaded: LoadedRecipe) -> Iterator[Problem]:
-    lora = loaded.recipe.lora
-    if lora is not None and lora.dropout > 0 and loaded.recipe.kind == "rl":
-        message = f"`lora.dropout` is {lora.dropout}: the policy that is trained would not be the one that sampled"
-        yield Problem(message, loaded.where(("lora", "dropout")), "leave dropout out (= 0) in reinforcement learning")
-
-
-def _patterns(loaded: LoadedRecipe) -> Iterator[Problem]:
+def _adapter(loaded: LoadedRecipe) -> Iterator[Problem]:
     lora = loaded.recipe.lora
     if lora is None:
         return
+    if lora.dropout > 0 and loaded.recipe.kind == "rl":
+        message = f"`lora.dropout` is {lora.dropout}: the policy that is trained would not be the one that sampled"
+        yield Problem(message, loaded.where(("lora", "dropout")), "leave dropout out (= 0) in reinforcement learning")
+
     names = {"exclude": lora.exclude, "targets": [] if isinstance(lora.targets, str) else lora.targets}
     for key, values in names.items():
         if any(not value.strip() for value in values):
@@ -380,37 +362,19 @@ def _patterns(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem(message, loaded.where(("lora", "exclude")), "remove it")
 
 
-def _quantized(loaded: LoadedRecipe) -> Iterator[Problem]:
-    model = loaded.recipe.model
-    if model.quantize is None:
-        return
-    where = loaded.where(("model", "quantize"))
-    if loaded.recipe.lora is None:
+def _trained_weights(loaded: LoadedRecipe) -> Iterator[Problem]:
+    optim, model, lora = loaded.recipe.optim, loaded.recipe.model, loaded.recipe.lora
+    if model.quantize is not None and lora is None:
         message = f'`model.quantize` is "{model.quantize}", but quantized weights cannot be trained themselves'
-        yield Problem(message, where, "add a [lora] table, or remove model.quantize")
-
-
-def _optimizer(loaded: LoadedRecipe) -> Iterator[Problem]:
-    optim, model = loaded.recipe.optim, loaded.recipe.model
+        yield Problem(message, loaded.where(("model", "quantize")), "add a [lora] table, or remove model.quantize")
     where = loaded.where(("optim", "name"))
     if optim.name == "adamw_bf16_kahan" and model.dtype == "float32":
         message = f"`optim.name` is {optim.name}, which holds bfloat16 weights, but `model.dtype` is {model.dtype}"
         yield Problem(message, where, 'set model.dtype = "bfloat16", or optim.name = "adamw"')
 
-
-def _slow_rate(loaded: LoadedRecipe) -> Iterator[Problem]:
-    lr = loaded.recipe.optim.lr
-    if loaded.recipe.lora is not None and lr < 3e-6:
-        message = f"`optim.lr` is {lr}, a rate for training all weights; an adapter hardly changes with it"
+    if lora is not None and optim.lr < 3e-6:
+        message = f"`optim.lr` is {optim.lr}, a rate for training all weights; an adapter hardly changes with it"
         yield Problem(message, loaded.where(("optim", "lr")), "leave it out: with [lora] it is then 1e-5", "warning")
 
 
-LORA_RULES: tuple[Callable[[LoadedRecipe], Iterator[Problem]], ...] = (
-    _frozen,
-    _frozen_under_adapter,
-    _dropout,
-    _patterns,
-    _quantized,
-    _optimizer,
-    _slow_rate,
-)
+LORA_RULES = (_frozen, _adapter, _trained_weights)
