@@ -361,7 +361,7 @@ def test_a_fork_of_an_adapter_is_the_run_to_the_bit(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_forks_that_cannot_be(done):
+def test_forks_that_cannot_be(done, monkeypatch):
     root, parent = done
     for ref, match in (
         (f"{parent.id}@1", "no checkpoint 1"),
@@ -372,6 +372,9 @@ def test_forks_that_cannot_be(done):
             plan_fork(root, ResumeRequest(ref, "rl"))
     with pytest.raises(StoreError, match="was made by `vlmrl train`, not `vlmrl sft`"):
         plan_fork(root, ResumeRequest(parent.id, "sft"))
+    monkeypatch.setattr(type(parent), "checkpoint", lambda self, which: root / "step-000009")  # its run removes it
+    with pytest.raises(StoreError, match="step-000009 was removed meanwhile: the run goes on"):
+        plan_fork(root, ResumeRequest(parent.id, "rl"))
     assert len(list(root.iterdir())) == 1
 
 

@@ -27,8 +27,8 @@ from vlmrl.errors import DataError, RewardError
 from vlmrl.owned_folder import OwnedFolder
 from vlmrl.process import descendants, ending_of, kill_all, patience, send
 from vlmrl.redaction.redact import excerpt
+from vlmrl.rewards.identity import are_same
 from vlmrl.rewards.user_reward import read_user_file
-from vlmrl.store.checkpoints import sha256_of
 from vlmrl.types import Call, Row, Size
 from vlmrl.untrusted import parse_json
 from vlmrl.workers.frames import (
@@ -255,17 +255,10 @@ def load_environment(name: str, args: Mapping[str, Any], base_dir: Path | str | 
     path, target, text = read_user_file(name, base_dir, "environment")
     given = str(path), target, text, json.dumps(dict(args), sort_keys=True)
     known = _described(*given)
-    if any(_hash(path.resolve().parent / name) != sha256 for name, sha256 in known.files.items()):
+    if not are_same(path, known.files):
         _described.cache_clear()  # a module that it imports has changed since
         known = _described(*given)
     return known
-
-
-def _hash(path: Path) -> str | None:
-    try:
-        return sha256_of(path)
-    except OSError:
-        return None
 
 
 @lru_cache(maxsize=32)
@@ -278,12 +271,6 @@ def _described(file: str, name: str, text: str, args: str) -> LoadedEnvironment:
         forks.close()
     described = {name: Described(**one) for name, one in facts["environments"].items()}
     return LoadedEnvironment(user, described, facts["files"])
-
-
-def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the modules that an environment's file imports, and that differ between two records of it."""
-    old, new = (dict(record.get("files") or {}) for record in (before, after))
-    return sorted(name for name in old | new if old.get(name) != new.get(name)) if "files" in before else []
 
 
 class EnvironmentPool:

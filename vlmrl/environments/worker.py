@@ -15,13 +15,11 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -41,8 +39,7 @@ from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_sc
 from vlmrl.errors import RewardError, RewardUnavailable, unknown
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
-from vlmrl.rewards.worker import MODULE, Guard, describe_error, import_source
-from vlmrl.store.checkpoints import sha256_of
+from vlmrl.rewards.worker import Guard, describe_error, import_source, own_files
 from vlmrl.types import GREY, LONG_SIDES, Call
 from vlmrl.workers.frames import WHOLE, Channel
 from vlmrl.workers.serve import Answer, Handler, limit_memory
@@ -83,7 +80,7 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
     try:
         with guard:
             own = Own(import_source(user), user)  # pyright: ignore[reportArgumentType]
-            facts = own.facts(forks=bool(setup["socket"])) | {"files": _own_files(user.file)}
+            facts = own.facts(forks=bool(setup["socket"])) | {"files": own_files(user.file)}
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(1)
         if threading.active_count() > 1:
@@ -114,22 +111,6 @@ def begin(setup: dict[str, Any], channel: Channel) -> tuple[dict[str, Any], Hand
             yield item, {"pid": pid}, ()
 
     return facts, handle
-
-
-def _own_files(file: str) -> dict[str, str]:
-    """Return the modules that the user's file has imported from its own folder: relative path -> sha256.
-
-    Installed packages below this folder, as those of a virtual environment, are left out, and so is vlmrl.
-    """
-    folder, files = Path(file).resolve().parent, dict[str, str]()
-    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
-    for name, module in list(sys.modules.items()):
-        with suppress(Exception):  # it has no file, lies elsewhere, or is no module
-            path = Path(module.__file__ or "").resolve()
-            own = path.relative_to(folder).as_posix()
-            if name.partition(".")[0] not in ("vlmrl", MODULE) and not any(map(path.is_relative_to, installed)):
-                files[own] = sha256_of(path)
-    return dict(sorted(files.items()))
 
 
 def _live(own: Own, ticket: bytes, address: str, form: str, limits: EnvironmentLimits, guard: Guard) -> None:

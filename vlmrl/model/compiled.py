@@ -79,6 +79,7 @@ def compile_layers(policy: Any) -> None:
     from torch._functorch import config as kept
 
     config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that a CPU has no CUDA
     # Compute cheap inputs of matrix products again. Otherwise layers keep up to 28% more than the memory plan counts.
     if hasattr(kept, "ban_recompute_materialized_backward"):  # newer versions of torch
         kept.ban_recompute_materialized_backward = False
@@ -125,7 +126,7 @@ def _compiled(layer: Any, is_vision: bool, leave: Callable[[Any], None]) -> Call
         nonlocal is_whole
         plan = named.get("row_plan")
         is_known = is_vision or (isinstance(plan, RowPlan) and plan.number is not None)
-        if not is_known or not is_whole:
+        if not is_known or not is_whole or torch.is_inference_mode_enabled():  # the built-in engine's mode
             return forward(*inputs, **named)
         # Text layers get what is computed of a row's images, and make no use of it; rows without images have none.
         needed = {name: x for name, x in named.items() if is_vision or not name.startswith("image_")}
@@ -135,7 +136,7 @@ def _compiled(layer: Any, is_vision: bool, leave: Callable[[Any], None]) -> Call
                 return layer._gradient_checkpointing_func(partial(run_graph, **needed), *inputs)
             return run_graph(*inputs, **needed)
         except BackendCompilerFailed as error:
-            message = f"a layer cannot be compiled: {first_line(error)}"
+            message = f"a layer cannot be compiled: {first_line(error.inner_exception)}"
             hint = "install a C compiler, if there is none; or --set model.compile=false"
             raise CheckpointError(message, hint=hint) from error
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:

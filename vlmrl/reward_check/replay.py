@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmrl.data.images import image_hash
 from vlmrl.environments.base import CUT_MARK, EnvironmentLimits
-from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, changed_files, load_environment
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
 from vlmrl.environments.row_fields import Repeats, repeats_of
 from vlmrl.errors import RewardError
 from vlmrl.recipe.schema import Environment
@@ -19,6 +19,7 @@ from vlmrl.redaction.redact import excerpt, hide_known, redact_value
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.responses import CHUNK_ROWS, RolloutReader, evaluation_of, read_saved
 from vlmrl.reward_check.scoring import SavedResponses
+from vlmrl.rewards.identity import changed_files
 from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.provenance import usable_cores
 from vlmrl.tasks.user_task import is_own

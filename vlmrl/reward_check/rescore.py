@@ -23,7 +23,7 @@ from vlmrl.reward_check.scoring import ChosenReward, SavedResponses, SavedSample
 from vlmrl.reward_check.statistics import correlation, mean, ranks, row_of, score_json
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import GATE_PART, VALUE_PART, RewardSpec
-from vlmrl.rewards.identity import identity_of, single_records
+from vlmrl.rewards.identity import changed_files, identity_of, single_records
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.tasks.builtin_rewards import PROFILE, REWARDS, load_recorded, load_reward, takes_judge
 from vlmrl.types import Media, Score
@@ -57,9 +57,10 @@ def own_rewards(saved: SavedResponses) -> dict[str, ChosenReward]:
 
 def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
     """Describe what has changed in a reward since it scored the run; "" if nothing has changed."""
-    then, now = identity_of(record).without_args(), identity_of(reward_record(spec, {})).without_args()
+    fresh = reward_record(spec, {})
+    then, now = identity_of(record).without_args(), identity_of(fresh).without_args()
     if then == now:
-        return ""
+        return f"{', '.join(words)} has changed since the run" if (words := changed_files(record, fresh)) else ""
     if spec.members:
         return f"the rewards have changed since the run: {now.beside(then)}; the run has {then.beside(now)}"
     if spec.user is not None:

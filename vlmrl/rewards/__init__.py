@@ -157,6 +157,7 @@ def reward_record(spec: RewardSpec, weights: Mapping[str, float]) -> dict[str, A
         "weights": dict(weights),
         **({"free_args": dict(spec.free_args)} if spec.free_args else {}),
         **({"sha256": spec.source_sha256} if spec.version is None else {"version": spec.version}),
+        **({"files": dict(spec.files)} if spec.files else {}),
         **({"accuracy": spec.accuracy} if spec.accuracy_named else {}),
         **({"on_timeout": dict(spec.on_timeout)} if spec.on_timeout else {}),
     }

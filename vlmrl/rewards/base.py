@@ -211,6 +211,7 @@ class RewardSpec:
         on_timeout: parts of the score of a response that hangs or kills its worker twice, the second time alone; empty
             = it has no score, like any response on which the reward fails.
         source_sha256: hash of a user's source file; "" for a built-in.
+        files: the modules that it imports from its own folder: relative path -> sha256.
         version: a built-in's declared version (see `Builtin`); None for a user's reward. Both are for the manifest.
         user: the user's function; None for a built-in. `fn` is then never called in this process.
         args: the arguments that were bound, as JSON values.
@@ -236,6 +237,7 @@ class RewardSpec:
     accuracy_named: bool = False
     on_timeout: Mapping[str, float] = field(default_factory=dict)
     source_sha256: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     version: int | None = None
     user: UserReward | None = None
     args: Mapping[str, Any] = field(default_factory=dict)

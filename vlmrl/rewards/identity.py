@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 MOST_CHARS = 160
@@ -130,6 +131,24 @@ def single_records(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not isinstance(rewards, list) or not rewards:
         return [record]
     return [reward for reward in rewards if isinstance(reward, Mapping)]
+
+
+def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the modules that a user's file imports, and that differ between two records of it, or of its rewards."""
+    names: set[str] = set()
+    for old, new in zip(single_records(before), single_records(after), strict=False):
+        known, now = (dict(record.get("files") or {}) for record in (old, new))
+        names |= {name for name in known | now if known.get(name) != now.get(name)} if "files" in old else set()
+    return sorted(names)
+
+
+def are_same(file: Path, files: Mapping[str, str]) -> bool:
+    """Return whether the modules that a user's file imports are those of a record: relative path -> sha256."""
+    try:
+        read = {name: hashlib.sha256((file.resolve().parent / name).read_bytes()).hexdigest() for name in files}
+    except OSError:
+        return False
+    return read == dict(files)
 
 
 def shown_weights(weights: Any) -> str:

@@ -313,6 +313,7 @@ def load_user_reward(name: str, *, args: dict[str, Any], style: str, base_dir: P
         accuracy=facts["accuracy"],
         on_timeout=facts["on_timeout"],
         source_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        files=facts["files"],
         user=user,
         args=args,
     )

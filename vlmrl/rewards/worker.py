@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import bdb
 import builtins
+import hashlib
 import linecache
 import os
 import signal
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -127,6 +129,22 @@ def import_source(user: UserReward) -> ModuleType:
     return module
 
 
+def own_files(file: str) -> dict[str, str]:
+    """Return the modules that the user's file has imported from its own folder: relative path -> sha256.
+
+    Installed packages below this folder, as those of a virtual environment, are left out, and so is vlmrl.
+    """
+    folder, files = Path(file).resolve().parent, dict[str, str]()
+    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
+    for name, module in list(sys.modules.items()):
+        with suppress(Exception):  # it has no file, lies elsewhere, or is no module
+            path = Path(module.__file__ or "").resolve()
+            own = path.relative_to(folder).as_posix()
+            if name.partition(".")[0] not in ("vlmrl", MODULE) and not any(map(path.is_relative_to, installed)):
+                files[own] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return dict(sorted(files.items()))
+
+
 def read_input(item: dict[str, Any], received: ReceivedImages) -> RewardInput:
     """Return an item of a request as a RewardInput, with images of its own."""
     fields = {**item, "images": received.images(item["images"]) if item["images"] else []}
@@ -158,6 +176,7 @@ def _load(runs: WorkerReward, memory_mb: int, guard: Guard) -> tuple[BoundReward
         "on_timeout": dict(reward.on_timeout),
         "weights": dict(reward.weights),
         "ranges": {k: list(v) for k, v in reward.ranges.items()},
+        "files": own_files(runs.file) if isinstance(runs, UserReward) else {},
     }
     return reward, facts
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from vlmrl.errors import RewardError
 from vlmrl.process import has_terminal
 from vlmrl.redaction.redact import excerpt
 from vlmrl.rewards.base import UserReward, WorkerReward, part_name
+from vlmrl.rewards.identity import are_same
 from vlmrl.rewards.outcomes import (
     MOST_LINE_CHARS,
     MOST_MESSAGE_CHARS,
@@ -156,13 +158,15 @@ _facts: dict[str, dict[str, Any]] = {}
 def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
     """Import the user's file in a worker and return the facts about its function (see `WorkerPool.describe`).
 
-    A process does this once for the same text and arguments: a run opens its reward for training and each validation.
+    A process does this once for the same code and arguments: a run opens its reward for training and each validation.
     """
-    if facts := _facts.get(repr(user)):
+    facts = _facts.get(repr(user))
+    if facts and are_same(Path(user.file), facts["files"]):
         return facts
     pool = WorkerPool(user, size=1, memory_mb=memory_mb, timeout_seconds=LOAD_SECONDS)
     try:
-        return _facts.setdefault(repr(user), pool.describe())
+        _facts[repr(user)] = facts = pool.describe()
+        return facts
     finally:
         pool.close()
 

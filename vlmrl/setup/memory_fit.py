@@ -7,6 +7,8 @@ least recomputation that fits.
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -32,6 +34,8 @@ MAX_TOGETHER = 3
 """Maximum number of changes that are tried together."""
 ONE_MORE = 1.1
 """Factor on the cost per change, so that of two solutions of equal cost the one with fewer changes comes first."""
+COMPILERS = (os.environ.get("CXX", "g++"), "gcc", "clang++", "clang", "cc")
+"""Programs of which `model.compile` needs one."""
 SHOWN = 3
 """Maximum number of solutions that are reported."""
 
@@ -235,9 +239,12 @@ def check_device(loaded: LoadedRecipe, target: Target) -> list[Problem]:
     if errors:
         where = loaded.where(("model", "device"), ("model", "path"))
         return [Problem(what, where, hint) for what, hint in errors]
-    if device["kind"] != "cpu":
-        return []
     problems: list[Problem] = []
+    if loaded.recipe.model.compile is True and not any(map(shutil.which, COMPILERS)):
+        message, where = "`model.compile` needs a C compiler, and none is in PATH", loaded.where(("model", "compile"))
+        problems.append(Problem(message, where, "apt-get install g++, or --set model.compile=false"))
+    if device["kind"] != "cpu":
+        return problems
     if loaded.recipe.model.dtype == "bfloat16":
         message, where = "bfloat16 on a CPU is slower than float32 on most machines", ("model", "dtype")
         problems.append(Problem(message, loaded.where(where, ("model", "device")), 'dtype = "float32"', "warning"))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vlmrl.environments.processes import changed_files
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.auto_values import require_filled
 from vlmrl.recipe.changes import Change, hides
@@ -18,7 +17,7 @@ from vlmrl.recipe.tables import ENVIRONMENT
 from vlmrl.redaction.redact import HIDDEN, redact_text, redact_value
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.base import NO_REWARD
-from vlmrl.rewards.identity import RewardIdentity, identity_of, same_code, single_records
+from vlmrl.rewards.identity import RewardIdentity, changed_files, identity_of, same_code, single_records
 from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.kept_recipe import Texts, kept_text
 from vlmrl.store.provenance import usable_threads
@@ -188,9 +187,15 @@ def _reward_change(
     """Return the change of a source's reward: its version, source code or arguments; None = the reward is the same."""
     before = identity_of(_with_same_code(run, _without_free(old, new), new, texts))
     after = _with_hidden_args(before, identity_of(redact_value(dict(new))))
-    if before == after or (recipe_says and before.without_args() == after.without_args()):
-        return None
     name = f"reward {new['name']}"
+    if before == after or (recipe_says and before.without_args() == after.without_args()):
+        if not (words := changed_files(old, new)):
+            return None
+        files = [
+            [(one.get("files") or {}).get(word) for one in single_records(of) for word in words] for of in (old, new)
+        ]
+        was, now = (", ".join(str(sha256)[:12] for sha256 in of if sha256) for of in files)
+        return Change(f"{name} ({', '.join(words)})", was, now, REWARD)
     if after.members:
         pairs = zip(single_records(old), single_records(new), strict=False)
         diffs = [_diff(run, "reward", f"reward {b['name']}", a, b, texts) for a, b in pairs if "sha256" in b and a != b]

@@ -141,6 +141,12 @@ class RunLock:
             "cannot lock this run: other processes lock it again and again", where=str(self.run_dir), hint="try again"
         )
 
+    def refuse_living(self) -> None:
+        """Raise the StoreError of `acquire` if a living process of this machine writes the run. Nothing is locked."""
+        owner = read_owner(self.run_dir)
+        if owner is not None and owner_state(owner) == "alive":
+            raise self._owner_error(owner, "alive")
+
     def moved(self, run_dir: Path) -> None:
         """Update the paths after the run folder was renamed. The file lock moves with the file."""
         self.run_dir, self.path = run_dir, run_dir / layout.LOCK

@@ -168,6 +168,8 @@ def rehearse(
         error can name one that fits. DataError when a dataset row to come cannot be encoded (its step would raise the
         same), or has an image of a size that the model does not take.
     """
+    if learner.policy.compiled:
+        say("layers are compiled when they first run: up to some minutes, once")
     if not learner.recipe.train.rehearsal:
         run.write_log("the largest packed row is not rehearsed: train.rehearsal = false")
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.algo.algorithms import algorithm_of
-from vlmrl.errors import Problem, StoreError
+from vlmrl.errors import Problem, StoreError, VlmrlError
 from vlmrl.recipe.auto_values import keep_choices
 from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
@@ -24,6 +24,7 @@ from vlmrl.setup.run_records import Labels, Records, content_changes, records_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta, split_checkpoint
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
+from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import short_value
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
@@ -110,12 +111,13 @@ class ResumePlan:
 def plan_resume(root: Path, request: ResumeRequest) -> ResumePlan:
     """Plan the resume of a run. Nothing is written.
 
-    Raises: StoreError when the run is of another kind, has nothing left to do, or has a change that is refused or was
-        not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved; the errors of
-        recipe, data and reward.
+    Raises: StoreError when the run is being written, is of another kind, has nothing left to do, or has a change that
+        is refused or was not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved;
+        the errors of recipe, data and reward.
     """
     run = open_run(root, request.ref)
     _same_kind(run, request.kind, f"--resume {request.ref}")
+    RunLock(run.dir).refuse_living()
     checkpoints = run.checkpoint_dirs()
     plan = _plan(run, checkpoints[-1] if checkpoints else None, request)
     _something_left(plan)
@@ -141,7 +143,14 @@ def plan_fork(root: Path, request: ResumeRequest) -> ResumePlan:
     ref, which = split_checkpoint(request.ref, "last")
     run = open_run(root, ref)
     _same_kind(run, request.kind, f"--from {request.ref}")
-    plan = _plan(run, run.checkpoint(which), request)
+    checkpoint = run.checkpoint(which)
+    try:
+        plan = _plan(run, checkpoint, request)
+    except VlmrlError as error:
+        if checkpoint.is_dir():
+            raise
+        message, hint = f"{checkpoint.name} was removed meanwhile: the run goes on", f"--from {run.id}@best, or wait"
+        raise StoreError(message, where=str(run.dir), hint=hint) from error
     refused = [c for c in plan.changes if c.kind == "refused"]
     if refused:
         raise StoreError(

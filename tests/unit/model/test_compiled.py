@@ -26,6 +26,7 @@ from vlmrl.model.model_facts import ModelFacts
 from vlmrl.model.packing import Span, TrainItem, make_row, pack, plan_row
 from vlmrl.model.policy import Policy
 from vlmrl.recipe.schema import Lora
+from vlmrl.rollout import torch_engine
 from vlmrl.setup import model as setup_model
 from vlmrl.setup.auto_choice import choose_compilation
 
@@ -125,6 +126,21 @@ def test_one_row_compiles_all_graphs_with_the_numbers_of_the_stock_forward_and_t
     # The same graphs compute layers again, in eval mode.
     assert max(differences(packed(policy_of(recompute=True), items, WHOLE), stock)) <= TOLERANCE
     assert counters["stats"]["unique_graphs"] == 3
+
+
+def test_what_the_engine_runs_first_is_not_compiled_and_hinders_nothing(
+    monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    """It has replaced the linear layers meanwhile by operations that cannot be traced."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    policy, (items, stock) = policy_of(), expected()
+    monkeypatch.setattr(torch_engine, "MAX_ROWS", 10_000)
+    with torch.inference_mode(), torch_engine.fast_linears(policy.model):
+        for row in pack(items, WHOLE):
+            policy(make_row(row, torch.device("cpu")))
+    assert counters["stats"]["unique_graphs"] == 0
+    assert max(differences(packed(policy, items, WHOLE), stock)) <= TOLERANCE
+    assert counters["stats"]["unique_graphs"] == 3 and warnings == []
 
 
 @pytest.mark.slow

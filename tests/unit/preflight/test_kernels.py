@@ -122,6 +122,14 @@ def test_on_a_cpu_the_key_does_nothing_and_check_says_so(tmp_path):
     assert [p.level for p in found] == ["warning"] and "does nothing: no GPU is used" in found[0].message
 
 
+def test_compilation_needs_a_compiler_and_check_says_so(tmp_path, monkeypatch):
+    compiling = recipe(tmp_path, "model.compile=true", "model.device=cpu")
+    assert check_device(compiling, Target()) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [found] = check_device(compiling, Target())
+    assert found.level == "error" and "`model.compile` needs a C compiler, and none is in PATH" in found.message
+
+
 @pytest.mark.parametrize(
     ("file", "source", "kernel"),
     [

@@ -11,7 +11,8 @@ import pytest
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import Change
 from vlmrl.redaction.redact import HIDDEN
-from vlmrl.setup.run_records import Records, content_changes
+from vlmrl.rewards import load_reward, reward_record
+from vlmrl.setup.run_records import REWARD, Records, content_changes
 from vlmrl.store.kept_recipe import keep_texts
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -128,6 +129,25 @@ def test_an_argument_that_was_hidden_is_no_change_and_is_not_shown(tmp_path):
     assert compare(tmp_path, hidden, with_args(api_key="first1234567", url="https://x/?token=abc1234567&v=1")) == {}
     found = compare(tmp_path, with_args(api_key=HIDDEN, n=1), with_args(api_key="first1234567", n=2))
     assert (found["reward r.py:fn"].old, found["reward r.py:fn"].new) == ("n = 1", "n = 2")
+
+
+def test_modules_beside_a_reward_belong_to_it(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "r.py").write_text("from own.words import SCORE\n\ndef fn(x):\n    return SCORE\n")
+
+    def with_score(score: float) -> Records:
+        (tmp_path / "own" / "words.py").write_text(f"SCORE = {score}\n")
+        spec = load_reward(f"{tmp_path}/r.py:fn")
+        assert list(spec.files) == ["own/words.py"]
+        return records("x") | {"rewards": [{"source": "x", **reward_record(spec, {})}]}  # type: ignore
+
+    before, again, after = with_score(0.5), with_score(0.5), with_score(0.25)
+    assert compare(tmp_path, before, again) == {}
+    [change] = compare(tmp_path, before, after).values()
+    assert change.what == f"reward {tmp_path}/r.py:fn (own/words.py)" and change.rule is REWARD
+    assert [change.old, change.new] == [r["rewards"][0]["files"]["own/words.py"][:12] for r in (before, after)]
+    earlier = {key: value for key, value in before["rewards"][0].items() if key != "files"}
+    assert compare(tmp_path, before | {"rewards": [earlier]}, after) == {}, "earlier runs did not record them"  # type: ignore
 
 
 def test_a_users_reward_that_moved_is_the_same(tmp_path):

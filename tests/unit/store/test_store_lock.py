@@ -17,6 +17,7 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.lock import Owner, RunLock, force_release, owner_state, read_owner, this_process
 from vlmrl.store.runs import open_run, resume_run
+from vlmrl.train.resume import ResumeRequest, plan_resume
 
 HOLD = """
 import sys, time
@@ -42,10 +43,13 @@ def write_owner(run_dir: Path, owner: Owner) -> None:
 def test_a_living_owner_is_named_and_keeps_the_run(tmp_path: Path):
     with make_run(tmp_path) as run:
         pass
+    RunLock(run.dir).refuse_living()
     process = hold(tmp_path, run.id)
     try:
         with pytest.raises(StoreError, match=f"written by process {process.pid} on"):
             resume_run(tmp_path, run.id)
+        with pytest.raises(StoreError, match=f"written by process {process.pid} on"):
+            plan_resume(tmp_path, ResumeRequest(run.id, run.manifest.kind))  # before it reads what may go meanwhile
         assert open_run(tmp_path, run.id).status == "running"
         with pytest.raises(StoreError, match="on this machine is running"):
             force_release(run.dir)
@@ -143,7 +147,7 @@ def test_of_many_processes_exactly_one_gets_the_run(tmp_path: Path):
         "import sys, time\nfrom pathlib import Path\n"
         "from vlmrl.errors import StoreError\nfrom vlmrl.store.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\nsys.stdin.readline()\n"
-        "try:\n    lock.acquire(); print('got', flush=True); time.sleep(1.0)\n"
+        "try:\n    lock.acquire(); print('got', flush=True); sys.stdin.read()\n"
         "except StoreError:\n    print('no', flush=True)\n"
     )
     arguments = [sys.executable, "-c", code, str(run.dir)]
@@ -154,7 +158,10 @@ def test_of_many_processes_exactly_one_gets_the_run(tmp_path: Path):
         process.stdin.write("\n")
         process.stdin.flush()
     for process in made:
-        said.append(process.communicate()[0].strip())
+        assert process.stdout is not None
+        said.append(process.stdout.readline().strip())
+    for process in made:
+        process.communicate()
     assert sorted(said) == ["got"] + ["no"] * 5
 
 
