@@ -116,7 +116,6 @@ class Load:
     Args:
         budget: the recipe key that limits the number of tokens.
         tokens: number of tokens, image tokens included.
-        image_tokens: number of image tokens.
         responses: number of responses. A smaller budget splits the load between responses; a single response cannot be
             split.
         rows: its dataset rows, each as text with the number of responses and the size of its images.
@@ -313,7 +312,6 @@ def unknown(
     Args:
         what: kind of thing that has the name, such as "task".
         known: the names that exist.
-        error: class of the error.
         whose: text after the name in the message, such as " of task `digits`".
         more: text after the list of names in the hint.
     """

@@ -147,7 +147,6 @@ class Row:
     Args:
         prompt_id: stable name of the row, made from its content and source: it is the same in every run.
         source: name of the `[[data]]` entry that the row came from.
-        task: name of its task.
         truth: fields of the task's truth schema for this row; a plain mapping of JSON values.
         media: images in the order of the `<image>` slots.
         columns: every other column of the dataset, as JSON values; given to rewards and templates.

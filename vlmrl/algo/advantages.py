@@ -48,7 +48,6 @@ def gae(rewards_T: Array, values_T: Array, *, gamma: float, lam: float) -> tuple
     code).
 
     Args:
-        rewards_T: the reward of each token.
         values_T: the critic's value before each token.
         gamma: discount, in [0, 1].
         lam: in [0, 1]: 0 = one-step estimates, 1 = returns to the end of the response.
@@ -149,13 +148,10 @@ class _Kept:
     """Included samples of a group.
 
     Args:
-        group: the whole group.
         index: positions of the included samples in the group. G is the number of included samples here.
         totals_G: score of each sample minus the sum of its penalties.
         returns: per sample, the discounted return from each token on, [T]; [1] = the same for all tokens.
         lengths_G: number of trained tokens of each sample.
-        gamma: discount.
-        lam: lambda of "gae".
     """
 
     group: ScoredGroup
@@ -283,7 +279,6 @@ def value_targets(group: ScoredGroup, *, gamma: float, lam: float) -> list[Array
         gamma, lam: see `returns.gae`.
     Returns: one array per sample, [T]; empty for samples that are not included.
     Raises: ValueError when the group has no values.
-    Example: see `returns.gae`.
     """
     index = [i for i, use in enumerate(group.included) if use]
     targets = [np.zeros(0) for _ in group.scores]

@@ -80,7 +80,6 @@ class Algorithm:
     """Row of the algorithm table. All fields but the first two are cells, which recipe keys `algo.<cell>` override.
 
     Args:
-        name: name of the row.
         summary: one line for `vlmrl recipe list --algos`, with the source.
     """
 

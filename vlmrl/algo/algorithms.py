@@ -310,7 +310,6 @@ def resolve(name: str, **overrides: Any) -> Algorithm:
     """Return a row of the table with a recipe's overrides.
 
     Args:
-        name: name of the row.
         overrides: name of a cell -> its value; None = the row's value is kept.
     Raises: RecipeError for an unknown row or an unknown value of a cell, with the possible ones; TypeError for an
         unknown cell.

@@ -18,7 +18,6 @@ class When:
     """Condition under which a cell is read: it depends on the value of another cell.
 
     Args:
-        cell: the other cell.
         values: values of the other cell with which this one is read; () = every value but None, 0 and False.
         otherwise: reason for the user why this cell does nothing if the condition does not hold. {row} stands for the
             row's name, {value} for the other cell's value. "" = a text with the other cell and its value.
@@ -64,7 +63,6 @@ class Cell:
 
     Args:
         name: name of the cell, and of the recipe key `algo.<name>`.
-        type: bool, int, float or str.
         optional: whether a row may leave the cell empty (None).
         default: value in rows that do not set the cell.
         help: text for users about the effect of the cell. `description` adds the choices and the conditions.
@@ -74,7 +72,6 @@ class Cell:
             surrogates ...). If so, the recipe's check refuses an unknown value; else the reading of the recipe does.
         used_when: conditions under which the cell is read. If one of them does not hold, the cell does nothing.
         neutral: value that has no effect under any condition; None = there is no such value.
-        on_resume: rule for a change of the cell on resume.
         of_row: whether a recipe without this key uses the row's value. False = it uses the default, in all rows.
     """
 

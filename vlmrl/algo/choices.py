@@ -127,7 +127,6 @@ class Estimator:
         needs_group: whether the estimator compares the samples of a prompt, so that one sample is not enough.
         critic: whether the estimator uses the values of a critic; then no group is dead.
         energy: whether the estimator uses the squared size of each token's gradient by the logits.
-        remark: a few words for users.
     """
 
     scale: str = "none"

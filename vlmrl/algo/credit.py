@@ -25,8 +25,6 @@ def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, penalty: 
     """Return the penalty for a long response: 0 up to `max_tokens - buffer` tokens, then linear down to -penalty.
 
     Args:
-        num_tokens: length of the response.
-        max_tokens: token limit of a response.
         buffer: number of tokens before the limit in which the penalty grows; 0 or less = no penalty.
         penalty: size of the penalty at the limit, >= 0.
     Returns: a number in [-penalty, 0], to be added to the score.
@@ -53,7 +51,6 @@ def shaped_score(
 
     Args:
         was_cut: whether the token limit ended the response.
-        max_tokens: token limit of a response.
         overlong_tokens: length of DAPO's buffer before the limit, in tokens; 0 = off.
         overlong_weight: maximum that a long response loses.
         truncated_score: score of a cut response instead of the reward's, like MAYE's penalty for a missing end token;
@@ -81,7 +78,6 @@ def next_kl_coef(coef: float, kl: float, *, target: float, horizon: float, sampl
     It is coef * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon).
 
     Args:
-        coef: coefficient of this step.
         kl: mean KL per token of this step, in nats.
         target: the KL to steer to, in nats per token, > 0.
         horizon: number of responses; the larger, the slower the coefficient changes.
@@ -99,7 +95,6 @@ class RewardWeights:
 
     Args:
         label: beginning of the names of its parts: `label.part`, or `label` for a plain number.
-        weight: weight of the reward in the score.
         parts: part -> its weight within the reward's own score. Empty: the part `label` is the only one with a weight;
             if there is no such part, every part has the weight 1.
         gate: the part that is 0 where the reward's gate was closed; "" = it has no gate.
@@ -141,7 +136,6 @@ def scored_group(
         finishes: [G], "stop" or "length".
         lengths: [G], number of trained tokens of each sample.
         algorithm: its rules for cut and long responses are applied.
-        max_tokens: token limit of a response.
         weights: part -> weight. None or empty: the part `reward` is the only one with a weight; if there is no such
             part, every part has the weight 1. Several rewards: the weights of each.
         greedy: score of the prompt's greedy answer. If it is None although the estimator needs it, no sample is

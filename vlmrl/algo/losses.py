@@ -473,7 +473,6 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
     """Return this microbatch's share of the loss of its update; the shares of all microbatches add up to the loss.
 
     Args:
-        loss_K: loss per token, trained tokens only.
         sequence_tokens_K: number of trained tokens in the response of each token.
     Returns: a scalar.
     Raises: ValueError for an unknown aggregation.
@@ -497,8 +496,6 @@ def aggregate(loss_K: Tensor, sequence_tokens_K: Tensor, total: Denominator) -> 
 def global_mean(values_K: Tensor, total: Denominator) -> Tensor:
     """Return this microbatch's share of a mean over the tokens of its update that enter a forward pass.
 
-    Args:
-        values_K: a metric per token.
     Returns: a scalar, float64, without gradient.
     """
     return values_K.detach().to(torch.float64).sum() / max(1, total.num_tokens - total.num_dead_tokens)

@@ -118,11 +118,7 @@ def program_of_browser() -> str:
 
 
 def modes(program: str, home: str) -> list[Mode]:
-    """Return the ways to start the browser, the safest first. In none it is root.
-
-    Args:
-        home: its folder.
-    """
+    """Return the ways to start the browser, the safest first. In none it is root."""
     own = [("Chromium's own sandbox", ()), ("no privileges", ("--no-sandbox",))]
     free = [Mode(words, (), f"{home}/own", flags) for words, flags in own]
     if not (bubblewrap := layers().bubblewrap):

@@ -367,9 +367,9 @@ def merge(
 ) -> Merged:
     """Write the checkpoint as a Hugging Face folder: weights, config, generation config, processor, chat template.
 
-    An adapter is merged into its base model's weights, or kept as a PEFT folder. Weights are read and written tensor by
-    tensor, so memory does not grow with the model. The result is first written to a folder beside `out` and loaded
-    again in a second process. If its log-probs equal those that were saved with the checkpoint, it is renamed to `out`.
+    Weights are read and written tensor by tensor, so memory does not grow with the model. The result is first written
+    to a folder beside `out` and loaded again in a second process. If its log-probs equal those that were saved with the
+    checkpoint, it is renamed to `out`.
 
     Args:
         dtype: dtype of the written weights; default: the dtype in which they were trained.

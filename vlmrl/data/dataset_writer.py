@@ -165,7 +165,6 @@ def building(target: Path | str, key: Any = None) -> Iterator[Build]:
     """Yield a `Build` for this target; remove its hidden folder at the end.
 
     Args:
-        target: final path of the dataset folder.
         key: JSON value with everything that the work depends on. A killed or interrupted run leaves its finished parts
             (in `work`, and image shards), and a run with the same key reuses them. None = no parts are kept.
     Raises: DataError when another process is writing the same dataset, when the target exists and is no dataset, or

@@ -137,7 +137,6 @@ class EncodedPrompt:
         text: the rendered prompt, special tokens included, one image token per image; engines get this text.
         kinds: P values, 0 text, 1 image.
         images: processor tensors of its images (`pixel_values`, `image_grid_thw`, ...); empty without images.
-        num_images, num_image_tokens: counts.
         image_sizes: (width, height) in pixels of each image as the model sees it. If the model sees several tiles, the
             size of one tile; if the tensors do not contain the size, the size of the stored image.
         seen_sizes: (width, height) in pixels of each whole image as the model sees it, all tiles together; () if it is

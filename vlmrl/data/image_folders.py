@@ -56,7 +56,6 @@ class Labelled:
         dropped: images that were left out, each {"origin", "reason"}.
         ignored: file ending -> number of files that are no images.
         fingerprint: hash of labels, file names and contents.
-        collection: reader of the files.
     """
 
     name: str
@@ -310,7 +309,6 @@ class ImageFile:
     Args:
         name: its path as the user wrote it or, within a folder, the folder's path and the file's below it.
         place: its path below the folder that the user named; only the file's name for an image that was named itself.
-        media: hash of its content, and its size.
     """
 
     name: str

@@ -364,7 +364,6 @@ def look_at(
 
     Args:
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
-        work: folder for the parts.
     """
     return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
 

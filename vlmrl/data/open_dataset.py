@@ -132,10 +132,7 @@ _cuts: dict[str, Cut] = {}
 class HeldOutDataset(WrappedDataset):
     """Dataset whose split `data.split` gives a share of its rows to a new split `validation`.
 
-    No image, and no text of a prompt, is in both. The fingerprint covers which rows are held out.
-
-    Attributes:
-        divided: name of the split that is divided.
+    The fingerprint covers which rows are held out.
     """
 
     def __init__(self, dataset: Dataset, data: Data) -> None:

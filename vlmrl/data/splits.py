@@ -20,7 +20,6 @@ class LabelledImage:
     """Image of a collection with a hierarchy of names.
 
     Args:
-        media: content hash and size of the image.
         labels: one name per level, coarse to fine. The whole tuple is the class: two groups may use the same leaf
             name.
         origin: place of the image, for messages (`Balinese/character01/0108_01.png`, `scan 17`).

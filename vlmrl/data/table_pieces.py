@@ -41,7 +41,6 @@ class TablePiece:
 
     Args:
         first: number of the piece's first row in the split, from 0.
-        kind, path: the file that holds the rows.
         group: Parquet: number of the row group.
         skip: Arrow: number of rows of the file before the piece.
         numbers: text files: line of each row in the user's file; empty for JSON, because its rows have no line numbers.

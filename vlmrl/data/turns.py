@@ -94,7 +94,6 @@ class TurnEncoder:
     Raises: DataError when the chat template shows them in no role.
 
     Attributes:
-        role: role of the observations.
         problems: for each role that was tried before, why it does not work.
     """
 
@@ -155,7 +154,6 @@ class TurnEncoder:
         """Return the segment of an observation, the prompt of the next turn, and whether that begins a thought.
 
         Args:
-            prompt: of the last turn.
             last: the last turn; None = the observation goes on with an open prompt.
         """
         before, is_first = prompt.num_images, last is None

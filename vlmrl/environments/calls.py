@@ -155,8 +155,6 @@ def served_text(text: str, calls: Sequence[tuple[str, str]], form: Form) -> str:
 def write_call(call: Call, form: Form) -> str:
     """Return a call as the model would write it. `read_calls` of the text returns the call.
 
-    In own tags, the call has one argument, named `ONLY`.
-
     Raises: ValueError for a call that would be read as another one, such as one with a mark of the format in an
         argument, or with the text "5" where the format does not tell it from the number; VlmrlError for an unknown
         format.

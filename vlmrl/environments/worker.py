@@ -146,9 +146,6 @@ def _live(own: Own, ticket: bytes, address: str, form: str, limits: EnvironmentL
 class Own:
     """The user's environment, looked up by its name.
 
-    Args:
-        module: the user's file.
-        user: name and arguments.
     Raises: RewardError for a missing name, or tools that cannot be described.
     """
 

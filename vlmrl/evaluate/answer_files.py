@@ -187,7 +187,6 @@ def file_stems(places: Sequence[str], suffix: str) -> list[str]:
 
     Args:
         places: paths of the images below the folders that the user named, relative.
-        suffix: ending of the files.
     """
     short = [str(PurePosixPath(place).with_suffix("")) for place in places]
     counts: dict[str, int] = {}

@@ -254,8 +254,7 @@ class Units:
     def variance(self, influence_N: Floats) -> float:
         """Return the variance of the mean of row influences, where rows that share a unit may depend on each other.
 
-        It is never below that of independent rows, and corrected for few units by M / (M - 1). Any kind of dependence
-        is allowed.
+        It is corrected for few units by M / (M - 1).
         """
         own = float(np.square(influence_N).sum())
         return max(self._together(influence_N), own) / self.num_rows**2 * self.count / (self.count - 1)
@@ -300,7 +299,6 @@ def interval_in_range(value: float, influence_N: Floats, units: Units, bounds: R
 
     Args:
         influence_N: what each row adds to the estimate, with mean 0: for a mean, value of the row - mean.
-        bounds: range of the estimate.
     Returns: low and high are NaN for a single unit.
     """
     from scipy.special import stdtrit

@@ -64,9 +64,7 @@ class Answerer:
 
     Args:
         make: makes a `Responder` of its other fields.
-        greedy: sampling parameters of greedy responses.
         device: "endpoint" for one.
-        close: ends the engine.
     """
 
     make: Callable[..., Responder]

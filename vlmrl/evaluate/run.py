@@ -264,7 +264,6 @@ def evaluate_responses(
 
     Args:
         respond: chunks of rows -> their responses. It gets the rows of this process.
-        params: sampling parameters of the responses.
         max_rows: evaluate only this number of rows, from the first; None = all.
         strict: a bug in the reward stops with its row; else the row's score is None and it is counted.
         world: processes that share the work; all get the summary, and the first one all rows.

@@ -97,9 +97,7 @@ class CountTable:
     """Counts of every response for PooledMetrics: a resample then costs one product.
 
     Args:
-        pooled: the metrics.
         names: names of the counts, [C].
-        count_NC: the counts of each response.
     """
 
     pooled: PooledMetrics

@@ -96,7 +96,6 @@ class _Seen:
         state: content of its last `beat` file.
         idle: seconds since it last entered a phase. Time in which the machine was suspended does not count.
         signals_sent: number of caught signals that were forwarded to it.
-        dead: whether its process has ended.
     """
 
     start: str
@@ -110,7 +109,6 @@ class Watch(threading.Thread):
     """Thread that watches the ranks of a run, from `start` to `stop`.
 
     Args:
-        folder: folder in which the ranks write their files.
         timeout_seconds: time limit in seconds for one phase of a rank; a rank that exceeds it hangs.
     """
 

@@ -56,7 +56,6 @@ class TrainRequest:
         kind: "rl" for `train`, "sft" for `sft`.
         recipe: recipe file; None, allowed with `resume` or `fork`, = the recipe of that run.
         overrides: `--set` values, each `key=value`.
-        resume: run to resume.
         fork: run, or RUN@STEP, whose checkpoint a new run begins with.
         accept_changes: whether a resume may change recipe keys that affect what is learned.
         name, tags, note: labels of a new run.

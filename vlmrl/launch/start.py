@@ -81,7 +81,6 @@ def begin_run(
     Args:
         root: folder of the runs.
         argv: command line for the record.
-        say: function that prints a line.
     Returns: (run, its recipe, checkpoint to start from; None at step 0).
     """
     from vlmrl.setup.model_origin import describe_origin
@@ -142,8 +141,6 @@ class RankPlan:
     """Processes of a run on this machine.
 
     Args:
-        job: command of the processes, and its environment.
-        placement: GPUs of the processes.
         run_dir: folder of the run that is resumed; None for a new run.
     """
 

@@ -120,8 +120,6 @@ def read_model(settings: Model, path: str | None = None, in_files: bool = False)
 def quantized_arguments(settings: Model, config: Any) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for `model.quantize`: NF4 with double quantization.
 
-    Only the language model is quantized.
-
     Args:
         config: the model's configuration. The linear layers of its other parts are listed by name in the result, so
             that they are not quantized.
@@ -298,7 +296,6 @@ def require_same_tokenizer(own: Any, theirs: Any, path: str) -> None:
     """Raise a CheckpointError unless every token of the policy has the same id in the teacher's tokenizer.
 
     Args:
-        own, theirs: the tokenizers.
         path: the teacher's path, for the message.
     """
     ours, others = own.get_vocab(), theirs.get_vocab()

@@ -56,7 +56,6 @@ class PackedRow:
         span_images: the part of `images` that belongs to each span (views of the same memory); empty without images.
         image_axes: for each of `images`, the axis along which images follow each other.
         predict_at_K: index of the token whose hidden state predicts each trained token.
-        target_K: trained tokens.
         span_K: for each trained token, index in `layout` of the response that it belongs to.
         trajectories: index of each span's trajectory in the step; -1 for prompts.
         passes: forward passes that all ranks make for their rows at this place: whether each has images (see
@@ -107,7 +106,6 @@ class RowReference:
     Args:
         hidden_KD: hidden states that predict the row's trained tokens, without gradient; D is the other model's.
         head: hidden states -> logits [.., V].
-        divergence: the divergence.
     """
 
     hidden_KD: Tensor
@@ -123,7 +121,6 @@ class PromptTokens:
         ids: P token ids.
         kinds: P values, 0 text, 1 image.
         images: processor tensors of its images.
-        num_images: number of its images.
         image_sizes: (width, height) of each image as the model sees it, where it is known; for error messages.
     """
 
@@ -143,7 +140,6 @@ class TrainItem:
     """Trajectory to train on.
 
     Args:
-        prompt: the prompt that it follows.
         group: index of its group; the items of a group have the same prompt.
         segments: its tokens behind the prompt.
         trajectory: its index in the step.
@@ -414,7 +410,6 @@ class RowPlan:
 
     Args:
         spans: prompts and responses of the row, in order.
-        tokens: see `RowTokens`.
         pieces: the parts into which the SDPA backend cuts the row.
         has_images: whether the row has image tokens; only set if `bidirectional` is not "never".
         bidirectional: layers in which image tokens see each other in both directions: "never", "sliding" or "always".

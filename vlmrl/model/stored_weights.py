@@ -40,7 +40,6 @@ class Conversion:
         first_name: name of its first result in the model.
         name: name of the weight in the model.
         shapes: name -> shape of all parameters of the model.
-        config: configuration of the model.
     """
 
     transform: Any

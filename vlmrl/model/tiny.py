@@ -54,11 +54,9 @@ def build_tiny(
 
     Args:
         texts: training texts of the tokenizer (prompts and answers of the task).
-        seed: seed of the random weights.
         hidden: hidden width, a multiple of 32; each head is 32 wide.
         vocabulary: maximum number of entries of the byte-level BPE tokenizer, at least 264.
         min_pixels, max_pixels: bounds of the image area.
-        init_std: standard deviation of the random weights.
     Returns: the folder.
     Raises: CheckpointError when the folder exists and is not empty, or cannot be written; it is then not there.
     """

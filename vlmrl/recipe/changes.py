@@ -26,7 +26,6 @@ class Change:
     Args:
         what: a dotted key, or a text for something outside the recipe that it refers to (a reward file).
         old, new: JSON values; None = not set.
-        rule: rule of the key for a change on resume.
         where: file and line of the new value; "" = no file sets it.
         diff: unified diff of the old and the new text; "" if one of them is unknown.
         unfit: reason why the checkpoint does not fit this value, although other changes of the key are possible; "" =

@@ -37,7 +37,6 @@ class Catalogs:
 
     Args:
         tasks, rewards: name -> one-line summary.
-        tasks_without_reward: tasks that have no reward of their own.
         variants, profiles: task -> names that `data.variant` and `reward.profile` may have for it.
         column_roles: keys of `data.columns`.
     """

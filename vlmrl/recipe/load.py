@@ -227,8 +227,6 @@ class LoadedRecipe:
 
     Args:
         recipe: the values, with defaults filled in and paths resolved.
-        text: content of the file.
-        path: path of the file.
         origins: dotted key of every value -> "default", "file.toml:12", "--set", or "auto: " and the reason.
         resolved: content of `resolved.json`: {"schema", "recipe": every value, "origins"}.
         parents: the files that it extends, and those that they extend, in the order in which they were merged.

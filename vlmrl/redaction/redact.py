@@ -172,8 +172,7 @@ def redact_said(text: str) -> str:
     """Return output of user code or a model with secrets hidden, for the terminal. It takes microseconds.
 
     These are hidden: the secrets of this process, and those with a typical shape or place: tokens of services, private
-    keys, passwords in addresses, headers and commands. Names of secrets are not considered, so a riddle about a
-    password stays unchanged.
+    keys, passwords in addresses, headers and commands.
     """
     return _replaced(text, _merged(_by_look(text), text)) if text else text
 

@@ -69,8 +69,6 @@ class TruthRule:
 
     Args:
         task: name of the task; "" = no task: a mapping is the whole truth, any other cell fills PLAIN_FIELDS.
-        form: form of the task's truths in a table.
-        variant: variant of the task.
         lenient: keep a truth that breaks its form unchanged and report it as doubtful; for rewards that accept any
             text.
     """
@@ -201,7 +199,6 @@ def map_roles(columns: Sequence[str], named: Mapping[str, str], where: str) -> d
     """Return role -> column. A column that the user names has priority over one that is recognised.
 
     Args:
-        columns: names of the table's columns.
         named: role -> column, from the user.
         where: name of the table, for error messages.
     Raises: DataError if no column holds responses; see also `match_columns`.
@@ -225,10 +222,8 @@ class TableReader:
         kind: suffix of the file name.
         source: name of the table.
         roles: role -> column, see `map_roles`.
-        truth: rule for reading a ground truth.
         typed: whether each truth field has a column of its own.
         rewards: columns that hold one stored reward each; used if no column holds the whole score.
-        columns: names of the file's columns.
     """
 
     paths: Sequence[str]

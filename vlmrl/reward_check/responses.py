@@ -188,7 +188,6 @@ class Chunk:
 
     Args:
         first: index of its first row in the whole input.
-        rows: number of its rows.
         file, place: index of its file, and the line or row of that file at which the chunk begins.
         data: what is decoded: an Arrow record batch, the bytes of whole lines, or rows with their line numbers.
     """
@@ -274,7 +273,6 @@ class RolloutReader:
     """Reader of rollout files, in the order of their steps, or of files with the rows of evaluations.
 
     Args:
-        paths: the files.
         source: name of a `[[data]]` entry: only its rows are read; None = all rows.
     """
 

@@ -121,7 +121,6 @@ class ScoringPlan:
     """Settings of the work that is done on every chunk.
 
     Args:
-        reader: decodes a chunk.
         sides: one mapping source -> reward per requested scoring.
         tasks: source -> task that measures the accuracy.
         keep_going: count failures of a reward. If False, the first failure on a row that did not fail in training stops
@@ -436,7 +435,6 @@ class SavedResponses:
 
     Args:
         path: file or folder of the responses.
-        reader: reads the rows.
         heads: source -> its task and facts from its first row.
         run: the run that made the responses; None for files outside a run.
         recipe: the run's recipe; None if it cannot be read.

@@ -65,7 +65,6 @@ class TextMeasures:
         alike_share: size of the largest set of texts that are alike, as a share of all texts.
         alike_in_group_share: size of the largest such set in a group, as a share of its texts, averaged over groups.
         same_prefix_share: share of texts that begin with the most common first PREFIX_CHARS characters.
-        repeating_share: share of texts that repeat themselves.
         class_shares: class of characters -> its share of a text's characters, averaged over texts.
         top_character_share: share of a text's most common ASCII character (spaces left out), averaged over texts.
         characters_mean: length of a text in characters, averaged over texts.
@@ -286,7 +285,6 @@ class TextsByPrompt:
     """D texts grouped by their C prompts. If the prompts are not known, each text counts as a prompt of its own.
 
     Args:
-        prompt_D: prompt of each text.
         size_C: number of texts of each prompt.
         third_C: third of the steps in which a prompt was used: 0, 1 or 2.
         rest_D: score of a text minus the mean score of its stratum.

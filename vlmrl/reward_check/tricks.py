@@ -461,7 +461,7 @@ def tracer(task: Task | None, source: str) -> Make | None:
 def _traced_probe(attempts: Attempts, probe: Probe, trace: Make) -> Probe:
     """Return `probe` with the task's correct responses as honest answers, if they earn more than `probe.informed`.
 
-    Its wrong answer to a row is then the correct response to another row. If they earn no more, `probe` is returned.
+    Its wrong answer to a row is then the correct response to another row.
     """
     counts = Counter(text for x in attempts.rows if (text := trace(x)) is not None)
     texts = [text for text, _ in counts.most_common()]

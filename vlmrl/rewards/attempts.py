@@ -126,7 +126,6 @@ class Attempts:
     """Inputs of one reward from its first failure on. It asks nothing by itself, and reads no clock.
 
     Args:
-        rule: the rule.
         places: the inputs; more may come.
         outcomes: the outcomes that are kept so far; the caller keeps what `take` returns.
         batched: the reward gets all inputs in one call.
@@ -199,7 +198,6 @@ class Attempts:
         """Return the inputs to ask now; [] if there are none at the moment.
 
         Args:
-            idle: nothing is being asked.
             last: no more inputs will come: what must be scored again is scored now.
         """
         if self.stopped:
@@ -257,7 +255,6 @@ class Waiting:
     """Inputs that wait for a service, on one rank.
 
     Args:
-        number: of the inputs.
         reason: the reward's newest message.
         since: begin of the outage, in seconds since 1970.
         silent_seconds: seconds since the service answered for the last time.

@@ -36,7 +36,6 @@ class UserReward:
     Args:
         file: path as shown to people.
         function: name in the file.
-        source: text of the file.
         style: calling convention, see rewards/user_reward.py; "auto" until the worker has inspected the function.
         args: keyword arguments bound to every call.
         batched: the function gets the whole list of responses in one call.

@@ -193,7 +193,6 @@ class Scorer:
             The own limit of one of several rewards has priority; a built-in's own holds where it is shorter.
         memory_mb: address space of one worker, in MiB.
         workers: number of worker processes of each reward.
-        place: where a service keeps its files.
         ended: (attribute) failure that ends the work, such as a spent budget; None = there is none.
         failures: (attribute) rows so far on which the reward failed, without those where a service was unavailable.
         seconds: (attribute) time the reward took for each row of the last call of `score`.

@@ -51,7 +51,6 @@ class EpisodeLimits:
     """Limits of an episode.
 
     Args:
-        turns: number of turns of the policy.
         tokens: tokens behind the prompt, observations included. A turn begins only if a whole one still fits.
         images: number of images behind the prompt.
         observation_tokens: text tokens of one observation; a longer one is cut in the middle.
@@ -100,7 +99,6 @@ class _Episode:
     """State of an episode.
 
     Args:
-        writer: of its observations.
         prompt: with all turns so far.
         last: the last turn of the policy.
         ending: set while its environment is asked for its own reward.

@@ -107,7 +107,6 @@ class _Running:
 
     Args:
         uniform: its random numbers, one per token.
-        end: decides at which token it ends.
     """
 
     request: int
@@ -124,7 +123,6 @@ class TorchEngine(Generator):
 
     Args:
         policy: shared with the trainer; `load_weights` therefore only sets the version.
-        tokenizer: decodes responses.
         batch_tokens: maximum number of tokens (prompts and responses) in the key-value cache. When a batch runs out of
             memory, this budget is halved, once, and the missing responses are generated in smaller batches.
         on_halved: called then with the load that did not fit.

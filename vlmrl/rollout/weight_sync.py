@@ -121,7 +121,6 @@ class WeightSource(Protocol):
 
     Attributes:
         model_type: the model's, as transformers calls it.
-        adapted: whether there is an adapter.
         two_way_images: whether the tokens of an image see each other in both directions.
     """
 

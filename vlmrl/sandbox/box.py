@@ -134,10 +134,6 @@ class Sandbox:
 class Session:
     """One session of a sandbox, in a process of its own: variables and files stay until it is closed.
 
-    Args:
-        address, key: of the sandbox.
-        limits: of each run.
-        seed: of its random numbers.
     Raises: EngineError when the sandbox has ended.
     """
 

@@ -393,7 +393,6 @@ def open_index(corpus: Path | str, kind: str = FTS5, *, reads: bool = False) -> 
     """Return the index of a table of passages. It lies beside the table, and is made if it is missing or older.
 
     Args:
-        corpus: the table.
         kind: "fts5" or "tantivy".
         reads: whether the table is read, whatever its times say.
     Raises: DataError for a table that cannot be read, or a folder that cannot be written.

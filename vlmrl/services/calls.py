@@ -46,7 +46,6 @@ class Attempts:
 
     Args:
         settings: the number of attempts, and whether an outage is waited for.
-        pauses: lengths of the pauses.
         rng: source of the jitter: pauses are drawn between half of their length and all of it.
         clock: seconds of a clock that never goes back.
 

@@ -96,7 +96,6 @@ def bounded_client(
     Args:
         most_bytes: maximum size of an answer's body.
         concurrency: number of connections that are kept for further requests.
-        headers: headers of every request.
     """
 
     async def bound(response: httpx.Response) -> None:
@@ -177,7 +176,6 @@ class EndpointOptions:
         backoff_seconds: pause before the second attempt; it doubles with each further one. The pauses are drawn between
             half of that and all of it.
         most_pause_seconds: maximum pause, also of a Retry-After.
-        most_answer_bytes: maximum size of an answer.
     """
 
     url: str
@@ -219,11 +217,7 @@ class Pauses:
 
 
 class LoopThread:
-    """Thread with an event loop. `run` may be called from any thread.
-
-    Args:
-        name: name of the thread.
-    """
+    """Thread with an event loop. `run` may be called from any thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

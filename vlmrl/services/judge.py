@@ -51,7 +51,6 @@ class Preflight:
     """Report of a call that tried the judge.
 
     Args:
-        seconds: time of the call.
         input_tokens, output_tokens: as the endpoint counts them; None = it does not say.
         cost: cost of the call by the prices of the settings; None = there are no prices, or no counts.
         judgement: its judgement on two equal pictures.
@@ -79,7 +78,6 @@ class JudgeService:
         also: further files of judgements, which are only read.
         notify: called, from any thread, with a line for the user.
         provider: sender of the chats; None = that of the settings.
-        pauses, breaker: lengths of the pauses, and the circuit breaker.
         rng: source of the jitter.
     Raises: RecipeError for a rubric or a file that cannot be used; JudgeRejected for an address or a key that cannot be
         used.

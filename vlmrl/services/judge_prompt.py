@@ -109,7 +109,6 @@ def make_chat(
 
     Args:
         key: hash of the request, from which the mark of the content is drawn.
-        max_tokens: token limit of the answer.
         again: an earlier answer was invalid.
     """
     mark = mark_of(key)

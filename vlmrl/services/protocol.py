@@ -123,8 +123,6 @@ class ChatRequest:
     """Request for responses to one chat.
 
     Args:
-        max_tokens: token limit of a response.
-        samples: number of responses.
         temperature: 0 = greedy, as far as the server supports it.
         top_p: in (0, 1]; 1 = off, and not sent.
         top_k: 0 = off, and not sent; OpenAI's own models do not know it.

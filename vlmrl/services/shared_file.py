@@ -69,7 +69,6 @@ class Database:
     """Open file. Its methods may be called from any thread; a process that was forked must open it anew.
 
     Args:
-        kind: what the file is.
         path: the file; its folder is made if it is missing. None = in memory, for this process alone.
         notify: called with a line for the user before a damaged file is renamed; it may raise instead.
     Raises: RecipeError when the path cannot be used, or is a file of another program or version.

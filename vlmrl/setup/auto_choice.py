@@ -37,10 +37,8 @@ def choosers(settings: Model, files: Callable[[], str], where: str, target: Targ
     """Return, for each key of `OPEN` that needs no memory plan, the function that chooses its value.
 
     Args:
-        settings: the recipe's table `model`.
         files: returns the folder or hub name with the model's configuration; it is called only if needed.
         where: place of the chosen keys in the recipe, for messages.
-        target: GPUs on which the run is to run.
     """
     from vlmrl.model.model_facts import device_facts, model_facts
     from vlmrl.rollout.vllm.settings import probe_vllm
@@ -180,7 +178,6 @@ def fill_for_run(
 
     Args:
         root: folder of the runs, one of which `model.path` may name.
-        target: GPUs on which the run is to run.
         prompts: estimated lengths of the prompts; None = they are estimated if a choice needs them.
     Returns: the recipe without open values, and warnings about the choices.
     """

@@ -252,7 +252,6 @@ def check_teacher(loaded: LoadedRecipe, encoder: Encoder, runs_folder: Path | No
     """Return a problem if the teacher does not exist, or does not have the model's tokenizer. No weights are read.
 
     Args:
-        encoder: the encoder of the model.
         runs_folder: folder of the runs, one of which may be the teacher; None = the working folder.
     """
     if (settings := loaded.recipe.teacher_model) is None:
@@ -344,7 +343,6 @@ def check_model(
     Args:
         model_files: see `preflight`.
         runs_folder: folder in which a run will follow: its disk space is checked, too; None = no run follows.
-        target: machine that the run is planned for.
         prompts: lengths of the prompts: if given, memory is checked, too; None = not known.
     """
     recipe = loaded.recipe
@@ -386,7 +384,6 @@ def preflight(
 
     Args:
         model_files: folder of the model's configuration and processor if `model.path` names a run or checkpoint.
-        target: machine that the run is planned for.
         missing: problems if the model does not exist (from `check_location` or the run store); it is then not read.
     """
     at_model = loaded.where(("model", "path"))

@@ -51,7 +51,6 @@ def check_environment(source: Source, where: str, rows: Sequence[Row], *, learns
     """Begin an episode of the first row of each class of the source's environment, in its processes.
 
     Args:
-        rows: rows of the source.
         learns: whether the traces are learned: those of the first rows are followed, too.
     """
     environment = source.environment

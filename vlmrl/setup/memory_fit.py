@@ -302,7 +302,6 @@ def choose_recomputation(loaded: LoadedRecipe, facts: ModelFacts, cluster: Clust
     enough, everything is recomputed; the memory check then reports what else to change.
 
     Args:
-        cluster: GPUs of the run.
         loaded: recipe in which all other values are chosen.
     """
     room, needs = int(TIGHT * cluster.each_bytes), {}

@@ -63,8 +63,6 @@ class LargestRow:
     """Largest packed row, built as the rehearsal builds it: every response as long as allowed.
 
     Args:
-        tokens: number of its tokens.
-        prompts: number of its prompts.
         trained: number of its response tokens.
         run: largest number of tokens in one forward pass.
     """

@@ -68,7 +68,6 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
     checkpoint of a run, too.
 
     Args:
-        runs_root: folder of the runs.
         which: checkpoint of a run: "best", "last", or a step.
     Raises: StoreError or CheckpointError when `path` names a run without a complete checkpoint, or a checkpoint whose
         files differ from the saved ones (only the names of the files are checked; their content is compared when they

@@ -340,9 +340,6 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
     """Score a correct response (if the task can write one) and an empty response to each sampled row.
 
     A bug in the reward is a problem that names the row, and so is a weight for a part that the reward does not return.
-
-    Args:
-        place: where a service that the reward asks keeps its files.
     """
     facts = RewardFacts()
     rows = sample_rows(source, REWARD_ROWS)

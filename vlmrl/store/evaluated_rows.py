@@ -108,7 +108,6 @@ def rows_schema(outcomes: Iterable[str], *, shown: bool) -> Any:
     """Return the Arrow schema of the rows of an evaluation.
 
     Args:
-        outcomes: names of the outcomes.
         shown: whether there is the column SHOWN_IMAGES.
     """
     import pyarrow as pa
@@ -216,11 +215,7 @@ def sampling_words(meta: Mapping[str, Any]) -> str:
 
 
 def listed_in_words(folders: Mapping[str, Path]) -> str:
-    """Return names and sampling of evaluations. Example: test-digits, greedy; test-digits-pass8, pass8 (T=1.0, n=8).
-
-    Args:
-        folders: name -> folder.
-    """
+    """Return names and sampling of evaluations. Example: test-digits, greedy; test-digits-pass8, pass8 (T=1.0, n=8)."""
     texts = []
     for name, folder in folders.items():
         try:

@@ -259,7 +259,6 @@ def create_run(
         recipe_text: text of recipe.toml.
         resolved: content of resolved.json.
         texts: reward files and prompts to keep.
-        fork: the checkpoint from which the run continues.
         kind, name, tags, note ...: see the fields of `Manifest`.
     Raises: StoreError for a name or tag that is not allowed, or if the runs root cannot be written.
     """

@@ -189,12 +189,7 @@ def _pseudo(compound: Compound, token: Any) -> Compound | None:
 
 
 class Tree:
-    """Elements of a document with their places.
-
-    Args:
-        root: the outermost element.
-        work: counter of the comparisons.
-    """
+    """Elements of a document with their places."""
 
     def __init__(self, root: Node, work: Work) -> None:
         self._work = work

@@ -64,7 +64,6 @@ class Painter:
     """Surface with a map from the space of a scene to its pixels.
 
     Args:
-        work: counter of what is drawn.
         layers: number of layers around it.
     """
 
@@ -394,7 +393,6 @@ class DrawJob:
     """SVG text to draw.
 
     Args:
-        svg: the text.
         size: width and height of the picture in pixels; None = what the document declares, scaled down to the limit.
     """
 
@@ -410,7 +408,6 @@ class Drawing:
         pixels: (height, width, 3) uint8 RGB, on white.
         digest: sha256 of size and pixels, 64 hexadecimal digits. Equal texts have equal pictures on every machine that
             has the same versions of cairo and of vlmrl's fonts.
-        seconds: time of drawing.
     """
 
     pixels: np.ndarray

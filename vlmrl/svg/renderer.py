@@ -32,7 +32,6 @@ class SvgRenderer(Pool[int, Drawing | CodeRefused]):
     """Pool of processes that draw SVG text. Use it as a context manager; `draw` may be called from any thread.
 
     Args:
-        workers: number of processes.
         limits: limits of one text. One that needs more time or memory is refused, and its process replaced.
         images: what happens to embedded pictures.
         drawer: who draws; the checks and the limits are the same.

@@ -24,7 +24,6 @@ class Gradient:
     """Gradient as the source of a fill or a stroke.
 
     Args:
-        radial: whether it is radial.
         coords: x1, y1, x2, y2; radial: centre and radius of the first circle, then of the second one.
         matrix: from the gradient's space to the user space of the shape.
         stops: offset in [0, 1], not falling, and colour; at least two.
@@ -82,7 +81,6 @@ class Shape:
         text: for text: its characters.
         heads: whether the begin and the end have a marker.
         marker: whether it belongs to a marker.
-        stroke_first: the stroke is painted before the fill.
         crisp: edges are not smoothed.
     """
 

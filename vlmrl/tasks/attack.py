@@ -101,7 +101,6 @@ class Probe:
         informed: a right answer, written with knowledge of the truth.
         wrong: a well-formed wrong answer.
         guesses: well-formed answers without knowledge of the truth; no trick may earn more than the best of them.
-        attacks: the tricks.
         right_answer: returns the right answer to a row. If it is the same for all rows, a constant answer may earn as
             much as `informed`.
         broken_truths: name -> function that changes a row's truth into one that no reward should score.

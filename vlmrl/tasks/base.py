@@ -254,7 +254,6 @@ class OwnFile:
 
     Args:
         path: the path as the user wrote it.
-        text: the whole text of the file.
         sha256: hash of the file's bytes.
     """
 
@@ -434,7 +433,6 @@ def prepared_task(
     Args:
         info: dataset.json of the dataset, or the facts of a table.
         template, environments: files in this folder, for these fields.
-        fields: other fields of the task.
 
     Raises: DataError if the dataset is a table that was not prepared: its rows lack what the task needs.
     """

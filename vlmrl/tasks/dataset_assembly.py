@@ -81,7 +81,6 @@ class Assembly:
         images: facts of every distinct image.
         places: for each of `images`, the place of its file, as `reader` expects it. Places are hashable; files are
             read fastest in the sorted order of their places.
-        reader: reader of the image files.
         rows: split -> its rows, in the order of the source.
         fields: returns the columns of rows.
         schema: Arrow schema of the rows; None = derived from the first rows.

@@ -31,7 +31,6 @@ class Histogram:
     """Histogram with equal bins, for one group of numbers or for two groups back to back.
 
     Args:
-        title: text above the histogram.
         groups: name of a group -> its numbers, one or two groups; the second is drawn downwards. Each bar is a share of
             its own group. A number outside `range` counts in the nearest bin.
         axis: label of the horizontal axis: the quantity that is counted.
@@ -92,7 +91,6 @@ class Lines:
     """Lines through points, such as precision over recall.
 
     Args:
-        title: text above the figure.
         series: name -> points (x, y) in the order in which the line joins them; up to 6 lines.
         x, y: labels of the axes.
         note: a sentence below the figure.
@@ -110,7 +108,6 @@ class Table:
     """Small table, such as a confusion matrix.
 
     Args:
-        title: text above the table.
         header: titles of the columns.
         rows: cells of each row: texts, numbers, or None for an empty cell.
         note: a sentence below the table.

@@ -109,7 +109,6 @@ def save_overlays(
 
     Args:
         folder: it is created.
-        media: images of a row.
         image_of: returns a PIL image.
         caption: text below each image; see `caption_of`.
     Returns: the files, in the order of the images.
@@ -176,7 +175,6 @@ class Fit:
     """Overlap of answers and truth, in each of the coordinates in which the answers can be read.
 
     Args:
-        declared: the declared coordinates.
         responses, answers: number of responses, and of those with a box in any one of the coordinates.
         different: number of different answers: the same box for every image says nothing of coordinates.
         each: coordinates -> overlap of each response that counts, in [0, 1]; a response without a box has 0.

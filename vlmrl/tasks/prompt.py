@@ -174,7 +174,6 @@ def earlier_prints(
 
     Args:
         now: the prompt's present fingerprint (`prompt_print`).
-        task: name of the task.
         template, system, variables: as for `prompt_print`.
     """
     computed = _sha256([task, template, system, dict(variables)])

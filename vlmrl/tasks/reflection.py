@@ -79,7 +79,6 @@ class ReflectionCounts:
     """Counts of a batch of responses. All are integers, so that their sums do not depend on the order.
 
     Args:
-        responses: number of responses.
         tokens: their sampled tokens.
         reflecting: responses with at least one word.
         graded: responses whose correctness is known.

@@ -162,7 +162,6 @@ class Source:
 
     Args:
         name: name of the source in metrics and rollouts.
-        split: the split that `rows` belong to.
         rows: the rows; each is created when it is indexed.
         share: relative share of the prompts of a step.
         weights: reward part -> weight: the recipe's weights if it sets any, else the reward's own. Of several rewards,
@@ -581,7 +580,6 @@ class PromptStream:
     Args:
         lengths_by_source: number of rows of each source, all > 0.
         shares: relative share of each source, all > 0; 0.1 means exactly one tenth, not the nearest binary number.
-        seed: seed of the orders.
     """
 
     def __init__(self, lengths_by_source: Sequence[int], shares: Sequence[float], seed: int) -> None:

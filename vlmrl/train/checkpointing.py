@@ -36,7 +36,6 @@ def save(session: Session, *, wait: bool = False) -> None:
     """Save a checkpoint of the session. Wait first for an earlier one that is still being written.
 
     Args:
-        session: the session to save.
         wait: return only when the checkpoint is complete, even if a thread writes it.
     Raises: CheckpointError when this one or the one before could not be written.
     """
@@ -97,7 +96,6 @@ def look_after_save(saver: Saver, world: World) -> None:
     """Call `finish_save` between two steps, if no rank would have to wait in it.
 
     Args:
-        saver: the saver of this rank.
         world: the ranks, in the process group that the training uses.
     """
     if saver.under_way is not None and all(world.gather(saver.written)):
@@ -127,8 +125,6 @@ def load_progress(folder: Path, run: Run, goal: Literal["max", "min"]) -> Progre
     The last validation of a run may come after the checkpoint of its step was saved: then it is counted here.
 
     Args:
-        folder: the checkpoint.
-        run: the run that continues.
         goal: the recipe's `eval.goal`.
     """
     progress = _state(folder).progress.begun_anew(run.manifest)

@@ -62,11 +62,9 @@ class PromptFeed:
     """Prompts of a run, and the scorers of their answers.
 
     Args:
-        recipe: the run's recipe.
         sources: the training sources.
         validation: the sets that are evaluated; [] = the run does not validate.
         stream: draws from the training sources in the recipe's shares.
-        encoder: renders and tokenizes a row.
         scorers: the scorer of each source, by its name.
         sampling: sampling parameters of training.
         evaluation: sampling parameters of validation, by the name of the setting ("" = a recipe without settings).
@@ -74,7 +72,6 @@ class PromptFeed:
         cursor: position of the stream to save in a checkpoint while rows are drawn whose step is not done; None = its
             current position.
         rule: what happens when a service that a reward needs is down.
-        ranks: what the scoring needs of the run.
         meter: counts of the services on this rank.
         service_counts: (attribute) metric -> number of all ranks so far.
         turn_encoders: (attribute) (whether there are tools, role of a message) -> its encoder.
@@ -216,7 +213,6 @@ class Collected:
     Args:
         encode: encodes the prompt of a row (with its occurrence) that another rank has sampled.
         encode_tail: encodes the images within a response, from their files.
-        encode_changed: encodes the prompt of a row with its images changed.
         groups: the groups of the step, with their advantages once these are known.
         prompts: the prompt of each group; None = only another rank has encoded it.
         owners: the rank to which each prompt was dealt.
@@ -378,10 +374,6 @@ def collect(
     draws. The refused groups stay among the results: they are recorded, counted in the metrics, and get zero advantage.
 
     Args:
-        feed: the source of the prompts.
-        generator: the engine.
-        algorithm: the row of the algorithm table.
-        clock: the clock of the step.
         step: the step; equal to the policy version that samples, unless `ahead` has the answers.
         strict: whether a bug in a reward raises, see `ScoringSession`.
         ahead: answers that were sampled during the previous step; None = sample now.
@@ -526,11 +518,8 @@ def assign_credit(
     """Give every sample of the step its advantage, and its value targets where there is a critic.
 
     Args:
-        learner: the policy, with its critic and reference.
         collected: the scored groups; their advantages and metrics are added in place.
-        algorithm: the row of the algorithm table.
         kl_coef: weight of the KL in the reward; 0 = it is in the loss, or off.
-        clock: the clock of the step.
         weights: source -> weights of the parts of its reward.
     Returns: the token statistics from before the first update.
     """
@@ -647,9 +636,7 @@ def by_sample(groups: Sequence[Group], values: Mapping[int, torch.Tensor], facto
     """Return `factor` times the values of each sample of each group.
 
     Args:
-        groups: the groups of the step.
         values: index of a trajectory in the step -> its values, [trained tokens].
-        factor: the factor of all values.
     Returns: group -> sample -> float64 [trained tokens]; zeros for a sample without values.
     """
     # Index of each group's first trajectory in the step: trajectories are numbered through all groups.

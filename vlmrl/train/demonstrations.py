@@ -35,11 +35,8 @@ class Demonstrator:
 
     Args:
         books: name of a source -> its demonstrations; None = it has none.
-        encoder: of the model.
         sampling: sampling parameters of training, which bound a demonstration, too.
-        seed: of the run.
         first_step: of this attempt.
-        say: shows a message to the user.
         long: (attribute) rows whose demonstration is longer than a response may be.
     """
 

@@ -56,7 +56,6 @@ def group_metrics(groups: Sequence[Group], scorers: Mapping[str, Scorer] | None 
     The mean reward comes with its 95% interval over prompts; a single prompt has no interval.
 
     Args:
-        groups: the scored groups of the step.
         scorers: the scorers by source name; the interval stays within the range that they declare.
     """
     samples = [x for g in groups for x in g.samples]
@@ -350,7 +349,6 @@ class Loggers:
     """Loggers of one attempt. Without any, no method does anything.
 
     Args:
-        run: the run to log.
         feeds: the connections, one per logger.
         files: the log files that the loggers' processes print to.
         number: number of the next line.
@@ -438,7 +436,6 @@ def loggers_of(run: Run, recipe: Recipe, root: Path, say: Callable[[str], None])
 
     Args:
         root: the runs folder.
-        say: shows a message to the user.
     """
     loggers = open_loggers(run, recipe, root, say) if run.writable and recipe.log.sinks else Loggers(run)
     seconds = HURRY_SECONDS
@@ -572,15 +569,11 @@ class Journal:
     """Record of a training run: its folder, counters, console and loggers.
 
     Args:
-        run: the run's folder.
         watcher: the console.
-        progress: the counters; a checkpoint saves all of them.
-        loggers: the loggers of `log.sinks`.
         rollouts: writes the rollouts of each step, and its metrics after them.
         world: the ranks of the run; rank 0 writes.
 
     Attributes:
-        health: the run's metrics so far, and their warnings.
         counted_before: (samples, failed rewards) of earlier attempts; they do not count against a repaired reward.
         started: start of this attempt, in seconds of `time.perf_counter`.
     """
@@ -607,12 +600,8 @@ class Journal:
     def log(self, step: int, kind: str, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of a step to metrics.jsonl and send them to the loggers.
 
-        Training metrics are written after the rollouts of their step.
-
         Args:
-            step: the step that the metrics belong to.
             kind: "train" or "validation".
-            metrics: the metrics by name.
         """
         if kind == "validation":
             self.health.validation.append({"step": step, **metrics})

@@ -531,13 +531,9 @@ class Learner:
     """Policy in training, with its optimizer, reference and token budgets.
 
     Args:
-        recipe: the run's recipe.
-        policy: the policy in training.
-        optimizer: the optimizer of its weights.
         budgets: the token budgets; one is halved when memory runs out.
         reference: the policy that a KL term compares with; None = there is no KL term.
         teacher: the frozen model that the policy learns from; None = none.
-        world: the ranks that share each update.
         filler: trajectory without loss (see `StepBatch`); None with a single rank.
     """
 

@@ -158,12 +158,9 @@ def rehearse(
     half the budget; the run then keeps the half.
 
     Args:
-        learner: the policy and optimizer that run the packed row.
-        objective: the objective of the run.
         scan: scans the dataset rows to come, see `heaviest_rows`; called before anything runs.
         step: the step that the run begins with.
         run: the run that gets the event.
-        say: shows a message to the user.
     Raises: OutOfMemoryError when half the budget does not fit either; smaller budgets are tried first, so that the
         error can name one that fits. DataError when a dataset row to come cannot be encoded (its step would raise the
         same), or has an image of a size that the model does not take.
@@ -266,7 +263,6 @@ def full_row(item: TrainItem, *, responses: int, groups: int, tokens_per_row: in
         item: the longest trajectory of its prompt.
         responses: number of responses per prompt.
         groups: number of prompts per step.
-        tokens_per_row: the budget, in tokens.
     """
     full: list[TrainItem] = []
     size = 0

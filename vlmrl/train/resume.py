@@ -44,7 +44,6 @@ class ResumeRequest:
         recipe: a recipe file to use; None = the run's own recipe.
         overrides: values of `--set`; they have priority over either recipe.
         accept: whether `--accept-changes` was given.
-        target: GPUs on which the run is to go on.
     """
 
     ref: str

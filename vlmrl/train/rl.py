@@ -60,8 +60,6 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     """Count the failed rewards of a step, and tell the user about them and about services that were down.
 
     Args:
-        journal: keeps the counts and shows the messages.
-        groups: the scored groups of the step.
         save: saves a checkpoint and returns when it is complete; called before anything is raised.
     Raises: RewardError when over 1% of this attempt's samples failed.
     """
@@ -120,11 +118,8 @@ def check_sync(
     All ranks call this, each with its own prompts (possibly none), and all come to the same result.
 
     Args:
-        learner: the policy with the trainer's weights.
-        generator: the engine of this rank.
         prompts: prompts of this rank; the first `SYNC_PROMPTS` are answered.
         params: sampling parameters of training; top-p and top-k are switched off here.
-        version: the policy version of the weights.
     Returns: `policy/sync_gap_median`, `policy/sync_gap_mean` and `policy/sync_gap_max` over the tokens of all ranks, in
         nats; {} for an engine without weights of its own.
     Raises: EngineError, on all ranks, when an engine is off; see `engines_off`.
@@ -349,10 +344,7 @@ def learn(
     """Do all updates of a step.
 
     Args:
-        learner: the policy to update, with its optimizer and reference.
         collected: the step's groups with their advantages.
-        objective: the loss to minimise.
-        before: token statistics from before the first update.
         step: the step; its learning rate and seeds depend on it.
         meanwhile: called before each packed row.
     Returns: (metrics averaged over the updates, trajectories for the proof of the next checkpoint). The batch and its

@@ -157,8 +157,6 @@ class Written:
     """Complete checkpoint on disk.
 
     Args:
-        step: its step.
-        folder: its folder.
         keep: steps of other checkpoints that must not be removed (the best one), when this one was begun.
     """
 
@@ -249,12 +247,6 @@ class Session:
     part that they use.
 
     Args:
-        recipe: the run's recipe.
-        learner: everything that an update needs: policy, optimizer, reference, token budgets.
-        feed: the prompts and the scorers of their answers.
-        journal: the records: metrics, rollouts, counters, messages to the user.
-        saver: the writer of its checkpoints.
-        origin: the place that the first weights come from.
         base: path and revision of the first weights; with an adapter, those of the model below the adapter, with its
             checksum.
         stack: closes the reward workers, the engine, and the process group of a single rank.

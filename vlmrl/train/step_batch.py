@@ -47,7 +47,6 @@ class Beside:
 
     Args:
         model: the other model; its hidden states may have another width D than the policy's.
-        divergence: the policy's divergence from it.
         hidden: trajectory -> hidden states that predict its trained tokens, [tokens, D] on the CPU in the model's
             dtype: 2 D bytes per token in bfloat16 (7 KiB at D = 3584: 6.7 GiB for a million tokens).
     """

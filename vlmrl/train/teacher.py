@@ -35,11 +35,8 @@ class Teacher:
 
     Args:
         policy: the model; its temperature is the teacher's, its banned ids are the policy's.
-        encoder: renders and tokenizes a row for it.
-        sources: name of a source -> the source.
         with_changed: returns the source of a row and the row, both with changed images.
         algorithm: the row of the algorithm table: what is learned from it.
-        settings: the recipe's table.
         filler: trajectory without loss, for its passes; None with a single rank.
     """
 

@@ -103,7 +103,6 @@ class Mismatch:
     """Sums over sampled tokens, with d = trainer - engine log-prob in nats and w = exp(d), the importance weight.
 
     Args:
-        tokens: number of sampled tokens.
         gap, k3, weight, square: sums of |d|, w - 1 - d, w and w^2.
         gap_max: largest |d|.
     Example: d = 0 and d = ln 2: gap_mean 0.3466, k3 0.1534, effective share (1 + 2)^2 / (2 * (1 + 4)) = 0.9.
@@ -272,10 +271,8 @@ class PolicyGradient:
     All terms are per token and share one denominator.
 
     Args:
-        algorithm: the row of the algorithm table.
         kl_coef: weight of the KL to the reference in the loss (0 where it is in the reward); an adaptive one changes
             from step to step.
-        entropy_coef: weight of the entropy bonus.
         importance: use of the engine's log-probs. "truncate" or "mask": multiply the loss by importance weights.
             "ratio": take them as the old log-probs. "none": neither.
         mu: share of the demonstrations in the loss; None = samples count in full, demonstrations by their coefficient.
@@ -487,8 +484,6 @@ def update(
     The denominator of the loss is ONE number, fixed before the first backward.
 
     Args:
-        lr: learning rate of this update.
-        tokens_per_row: budget of a packed row, in tokens.
         max_tokens: token limit of a response, for the aggregation "constant".
     Returns: metrics: means over the tokens of the update, norms of the gradients, learning rate.
     Raises: TrainError when the loss or the gradient is not finite, OutOfMemoryError when a packed row does not fit. No

@@ -140,7 +140,6 @@ def write_validation(
     """Write the evaluations of a validation, and record whether the policy is the best so far.
 
     Args:
-        journal: writes the results and counts the validation.
         training_rows: number of training rows of all sources.
         evaluation_of: answers and scores the rows of an evaluation; called once for each, and its result is written at
             once.

@@ -90,8 +90,6 @@ class Frame:
         request: number of the request that it is, or answers.
         item: index within the request, or WHOLE.
         pid: the process that wrote it.
-        body: a JSON object.
-        blobs: raw bytes.
     """
 
     request: int

@@ -38,7 +38,6 @@ def main(request_fd: int, response_fd: int, control_fd: int, parent: int, mark: 
     """Start the worker and watch it until its end. The descriptors are those that the pool passed.
 
     Args:
-        mark: mark by which the pool finds the processes if the worker kills this one.
         module: module of the worker's code; it is loaded here, so that both processes share its memory.
     """
     me = os.getpid()

@@ -110,7 +110,6 @@ class Foreign:
     Args:
         system: one of SYSTEMS.
         values: dotted key -> value; settings without a value (null) are absent.
-        file: the file that was read.
         notes: remarks for the user about the reading of the file.
     """
 

@@ -48,7 +48,6 @@ class Plane:
     """Coordinate plane of one image: its numbers reach from (0, 0) to (width, height).
 
     Args:
-        space: kind of numbers.
         width, height: > 0.
     """
 

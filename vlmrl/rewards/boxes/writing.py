@@ -59,7 +59,6 @@ def draw_boxes(image: Any, plane: Plane, boxes: Sequence[tuple[Box, tuple[int, i
 
     Args:
         image: PIL image.
-        plane: plane of the boxes.
         boxes: (box, colour); a later one is drawn over an earlier one. The answer's colour is dashed, so that a true
             box under it is still seen.
     Returns: PIL image, RGB.

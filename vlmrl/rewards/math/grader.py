@@ -181,7 +181,6 @@ class Quantity:
         value: exact, or computed to 60 digits.
         step: value of the last place of a decimal; None for exact values.
         digits: significant digits of that decimal.
-        imaginary: imaginary part.
     """
 
     value: Fraction

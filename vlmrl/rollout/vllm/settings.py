@@ -28,7 +28,6 @@ class EngineSettings:
         dtype: "float32" or "bfloat16", as the trainer's.
         device: "cpu" or "cuda".
         max_tokens: of the longest prompt and response together.
-        kv_cache_bytes: size of the key-value cache.
         image_arguments: arguments of the trainer's image processor (its pixel bounds).
         lora_rank: 0 = no adapter.
         lora_vision: whether the vision tower and the connector have an adapter too.

@@ -57,7 +57,6 @@ class Receiver:
 
         Args:
             messages: of one transfer.
-            reply: sends an answer to the trainer.
         Raises: EngineError when a message is none of these.
         """
         for header, blobs in messages:

@@ -60,7 +60,6 @@ class Reloading:
         """Keep what vLLM would lose, and return (free bytes of the GPU, bytes that sleep has to free).
 
         Args:
-            cache_bytes: of the key-value cache.
             discards: whether the weights are discarded, and not copied to main memory.
         """
         model = self.model_runner.get_model()

@@ -37,7 +37,6 @@ class Collection:
     """Published collection of problems.
 
     Args:
-        name: of the task.
         summary: one line for `vlmrl recipe list --tasks`.
         about: first paragraph of `vlmrl prep NAME --help`.
         published: its rows on the hub; None = a source must be named.

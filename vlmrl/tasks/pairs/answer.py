@@ -179,7 +179,6 @@ class FormField:
     """Truth field that an answer states.
 
     Args:
-        name: name of the truth field.
         tag: name of its tag in answers.
         labels: the names that it may hold; () = any name.
         level: whether it is a level of the hierarchy: two different names mean two different classes.

@@ -145,7 +145,6 @@ class PairReward:
     """Reward function of a pair task; see `taxonomy` in rewards.py for the other arguments and the rules.
 
     Args:
-        form: the form of the levels' tags.
         fields: level -> name of its truth field and of its part, if this is not the level's own name.
     """
 

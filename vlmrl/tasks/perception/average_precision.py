@@ -39,7 +39,6 @@ class Matched:
     Args:
         confidence_D: in descending order; equal ones in the order of the response.
         is_right_TD: whether a box has a true box of its own.
-        num_truths: number of true boxes.
     """
 
     category: str
@@ -108,7 +107,6 @@ class _Table:
     Args:
         rows_R: responses of the category.
         size_R: number of their boxes; `start_R` is the position of the first one.
-        num_truths_R: number of their true boxes.
     """
 
     category: str

@@ -327,7 +327,6 @@ class Domain:
     """One domain.
 
     Args:
-        name: name of the task.
         summary: one line for `vlmrl recipe list --tasks`.
         about: first paragraph of the help of `vlmrl prep`.
         subject: word for the thing in an image, in the singular.

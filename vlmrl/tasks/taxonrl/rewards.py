@@ -51,7 +51,6 @@ class Function:
     Args:
         layout: the layout of its ground truth; `answer` = the whole ground truth is the answer.
         part: name of the middle part, besides format and answer; "" = there is none.
-        middle: function that computes the middle part.
         weights: format weight -> (weight of the answer, weight of the middle part).
         format_weight: default of the format weight.
         relaxed: whether the slashes of both closing tags may be missing.

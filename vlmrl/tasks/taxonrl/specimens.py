@@ -61,7 +61,6 @@ def draw(domain: str, traits: Mapping[str, str], rng: random.Random) -> PILImage
 
     Args:
         traits: the specimen's names, which determine its look.
-        rng: determines position, size, tilt, light and background.
     """
     from PIL import Image, ImageDraw, ImageFilter
 

@@ -32,7 +32,6 @@ def make_truth(
     """Return the truth of a row.
 
     Args:
-        svg: code of the figure.
         width, height: size in pixels at which the code is drawn to be compared.
         source: label of the row's source.
         metadata: entities of a drawn figure (drawn/figure.py); None = not known. It is stored as JSON text, because

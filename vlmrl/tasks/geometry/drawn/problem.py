@@ -59,7 +59,6 @@ class Sketch:
 
     Args:
         values: whether labels with values are printed.
-        lines: pairs of points.
         dashed: helper lines, such as a height.
         circles: (centre, radius).
         sectors: (centre, radius, start in degrees, size in degrees), outlined arcs of circles.
@@ -168,7 +167,6 @@ class Problem:
     Args:
         kind: which problem of the collection.
         numbers: what distinguishes it from others of its kind, whatever its letters and its position.
-        sketch: the figure.
         short: question where the figure shows the values.
         full: question that states the values.
         steps: the way to the answer, in sentences; empty where the answer is only counted.

@@ -81,7 +81,6 @@ class Drawn(NamedTuple):
 
     Args:
         code: of the shape and its label.
-        site: for its arrows.
         entity: its metadata.
     """
 
@@ -401,7 +400,6 @@ class DrawnFigure:
     """Drawn figure.
 
     Args:
-        svg: its code.
         metadata: `entities`: id -> shape or arrow; `layouts`: names of its layouts, none for simple figures.
         width, height: size of the canvas in pixels.
     """

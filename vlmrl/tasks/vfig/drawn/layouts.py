@@ -383,7 +383,6 @@ class Router:
     """Router of the arrows of a diagram: each avoids the shapes, the edge of the canvas and earlier arrows.
 
     Args:
-        sites: the shapes.
         frame: the part of the canvas in which arrows are drawn.
     """
 

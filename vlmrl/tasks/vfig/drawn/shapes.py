@@ -245,7 +245,6 @@ class Paint:
     """Looks of a shape.
 
     Args:
-        colours: its colours.
         style: fill style, from `FILLS`.
         border: border style, from `DASHES`.
         width: width of the border in pixels.

@@ -335,7 +335,6 @@ class Drawn:
 
     Args:
         tag: name of its element; `g` for several, `use`.
-        box: its bounds.
         fill, stroke: colours as written; a fill by a gradient is the colour of its first stop.
         fill_style: solid, none, dots ...
         border: solid, dashed, dotted or dash-dot.

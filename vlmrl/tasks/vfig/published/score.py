@@ -396,7 +396,6 @@ def published_rules(truth_svg: str, response_svg: str, metadata: Mapping[str, An
     Where the published code stops with an error, and beyond the limits of `document.py`, all is 0 and `note` says why.
 
     Args:
-        truth_svg: SVG code of the reference.
         response_svg: SVG code of the response, without any text around it.
         metadata: published description of the reference, `{"entities": {...}}`; None: it is reconstructed from
             `truth_svg`.
