@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ class MetricsWriter:
         if kind not in KINDS:
             raise ValueError(f"kind of a metrics line must be one of {KINDS}, not {kind!r}")
         files, self.files = {"files": self.files} if self.files else {}, {}
-        line = {"step": int(step), "attempt": self.attempt, "kind": kind, "time": layout.now(), **metrics, **files}
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")  # as `layout.now`
+        line = {"step": int(step), "attempt": self.attempt, "kind": kind, "time": time, **metrics, **files}
         content = json.dumps(encode(line), ensure_ascii=False, allow_nan=False)
         data = sealed(content.encode("utf-8", "backslashreplace")) + b"\n"
         try:
