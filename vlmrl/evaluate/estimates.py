@@ -27,17 +27,15 @@ import math
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vlmrl.types import Rows
-
 Integers = NDArray[np.int64]
 
 
-class RowKeys(Rows[tuple[int, ...]]):
+class RowKeys(Sequence[tuple[int, ...]]):
     """Cluster ids of rows, as integers: equal ids are equal integers.
 
     Args:
@@ -46,11 +44,7 @@ class RowKeys(Rows[tuple[int, ...]]):
     """
 
     def __init__(self, starts_N1: Integers, keys_K: Integers) -> None:
-        super().__init__(len(starts_N1) - 1, self._ids)
         self.starts_N1, self.keys_K = starts_N1, keys_K
-
-    def _ids(self, row: int) -> tuple[int, ...]:
-        return tuple(self.keys_K[self.starts_N1[row] : self.starts_N1[row + 1]].tolist())
 
     @classmethod
     def of(cls, clusters: Iterable[Sequence[Hashable]]) -> RowKeys:
@@ -61,6 +55,21 @@ class RowKeys(Rows[tuple[int, ...]]):
             keys.extend(numbers.setdefault(key, len(numbers)) for key in ids)
             starts.append(len(keys))
         return cls(as_numbers(starts), as_numbers(keys))
+
+    def __len__(self) -> int:
+        return len(self.starts_N1) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[int, ...]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, ...] | Sequence[tuple[int, ...]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return tuple(self.keys_K[self.starts_N1[number] : self.starts_N1[number + 1]].tolist())
 
     def take(self, use_N: NDArray[np.bool_]) -> RowKeys:
         """Return the ids of the rows where `use_N` is true."""
