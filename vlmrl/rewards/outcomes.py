@@ -406,6 +406,8 @@ def advised(failure: Failure, x: RewardInput) -> Failure:
     hint = f"the truth of this row has {has}, and no `{key}`; columns: {names}. "
     if "answer" in x.truth and key not in x.columns:
         hint += f'If [[data]] names the column `{key}` as the answer, it is x.truth["answer"] here'
+    elif "answer" in x.truth:
+        hint += f'The answer is x.truth["answer"], and this column x.columns[{key!r}]'
     else:
         hint += (
             'Name the one with the answer in [[data]]: columns = { answer = "..." }; of a conversation, the last turn '

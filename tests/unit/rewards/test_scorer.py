@@ -313,11 +313,18 @@ def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
     assert_all_gone([int((tmp_path / "child").read_text())], 10)
 
 
-def test_the_column_that_became_the_answer_is_named_where_it_is_read_by_its_own_name(scorer):
-    x = RewardInput("b", {"answer": 7}, {"bild": "7.png"})
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        ({"bild": "7.png"}, 'the column `hour` as the answer, it is x.truth["answer"] here'),
+        ({"hour": 7}, "The answer is x.truth[\"answer\"], and this column x.columns['hour']"),
+    ],
+)
+def test_the_column_that_became_the_answer_is_named_where_it_is_read_by_its_own_name(scorer, columns, advice):
+    x = RewardInput("b", {"answer": 7}, columns)
     with scorer("def reward(x):\n    return float(x.truth['hour'] == 7)\n") as s, pytest.raises(RewardError) as caught:
         s.score([x], strict=True)
-    assert 'the column `hour` as the answer, it is x.truth["answer"] here' in (hint := caught.value.hint or "")
+    assert advice in (hint := caught.value.hint or "")
     assert "columns = {" not in hint
 
 
