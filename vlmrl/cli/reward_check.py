@@ -274,7 +274,7 @@ def show_probes(source: str, probes: Mapping[str, Any], out: Console) -> None:
             if p["of_example"]:
                 out.print(f"        {one_line(p['of_example'])}", style="dim")
     quiet = [f"{p['name']} {number(p['mean'])}" for p in tricks if not p["verdict"] and p["mean"] is not None]
-    out.print(f"  tricks without effect: {one_line(', '.join(quiet)) or 'none'}", style="dim")
+    out.print(f"  tricks without a finding: {one_line(', '.join(quiet)) or 'none'}", style="dim")
     if probes["skipped"]:
         why = "the reward hangs, and each would take the whole time limit"
         out.print(f"  {number_of(probes['skipped'], 'trick')} not tried: {why}", style="bold red")
