@@ -36,7 +36,7 @@ from vlmrl.evaluate.set_metrics import set_differences
 from vlmrl.evaluate.significance import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.toml_lines import dotted
-from vlmrl.rewards.identity import identity_of
+from vlmrl.rewards.identity import identity_of, single_records
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
@@ -261,6 +261,9 @@ def _provenance(run: Run) -> dict[str, Any]:
         facts[f"data {entry.get('name')}"] = f"{str(entry.get('fingerprint'))[:12]} ({entry.get('rows', '?')} rows)"
     for entry in m.rewards:
         facts[f"reward {entry.get('source')}"] = reward_words(entry)
+        for one in single_records(entry):
+            modules = dict(one.get("files") or {})
+            facts |= {f"reward's module {name}": str(sha256)[:12] for name, sha256 in modules.items()}
     return facts
 
 

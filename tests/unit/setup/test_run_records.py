@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from vlmrl.evaluate.compare import compare as compare_sides
+from vlmrl.evaluate.compare import open_side
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import Change
 from vlmrl.redaction.redact import HIDDEN
 from vlmrl.rewards import load_reward, reward_record
 from vlmrl.setup.run_records import REWARD, Records, content_changes
 from vlmrl.store.kept_recipe import keep_texts
+from vlmrl.store.runs import create_run
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
@@ -148,6 +151,16 @@ def test_modules_beside_a_reward_belong_to_it(tmp_path):
     assert [change.old, change.new] == [r["rewards"][0]["files"]["own/words.py"][:12] for r in (before, after)]
     earlier = {key: value for key, value in before["rewards"][0].items() if key != "files"}
     assert compare(tmp_path, before | {"rewards": [earlier]}, after) == {}, "earlier runs did not record them"  # type: ignore
+
+
+def test_modules_of_a_reward_are_among_what_two_runs_were_made_with(tmp_path):
+    for sha256 in (A, B):
+        reward = {"source": "x", "name": "r.py:fn", "sha256": A, "files": {"own/words.py": sha256, "same.py": A}}
+        with create_run(tmp_path, kind="rl", recipe_name="r", argv=[], seeds={}, name=sha256[:1], rewards=[reward]):
+            pass
+    made_with = compare_sides(*(open_side(tmp_path, name) for name in "ab"))["made_with"]
+    assert {"key": "reward's module own/words.py", "a": "a" * 12, "b": "b" * 12} in made_with
+    assert not any("same.py" in row["key"] for row in made_with)
 
 
 def test_a_users_reward_that_moved_is_the_same(tmp_path):
