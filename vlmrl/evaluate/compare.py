@@ -36,7 +36,7 @@ from vlmrl.evaluate.set_metrics import set_differences
 from vlmrl.evaluate.significance import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
 from vlmrl.recipe.load import leaves, with_defaults
 from vlmrl.recipe.toml_lines import dotted
-from vlmrl.rewards.identity import identity_of, single_records
+from vlmrl.rewards.identity import changed_files, identity_of, single_records
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
@@ -103,7 +103,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     lettered = [(letter, run) for letter, run in zip("AB", runs, strict=True) if run]
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
-    trained_alike = not (a.run and b.run) or rewards_of(a.run) == rewards_of(b.run)
+    trained_alike = not (a.run and b.run) or same_rewards(a.run, b.run)
     evaluations = []
     for name, folder_a, folder_b in _common_evaluations(a, b, notes):
         try:
@@ -267,9 +267,13 @@ def _provenance(run: Run) -> dict[str, Any]:
     return facts
 
 
-def rewards_of(run: Run) -> list[tuple[Any, ...]]:
-    """Return the reward and its weights for each source."""
-    return [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
+def same_rewards(a: Run, b: Run) -> bool:
+    """Return whether the same rewards, with the same weights, trained two runs."""
+    ours, theirs = (
+        [(entry.get("source"), identity_of(entry), entry.get("weights")) for entry in run.manifest.rewards]
+        for run in (a, b)
+    )
+    return ours == theirs and not any(map(changed_files, a.manifest.rewards, b.manifest.rewards))
 
 
 def _scored_by(a: Side, b: Side, evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

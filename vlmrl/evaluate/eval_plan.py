@@ -210,7 +210,7 @@ def require_images(source: Source, change: ImageChange, count: int) -> None:
     )
 
 
-EVALUATED_BY = ("name", "weights", "sha256", "version", "rewards")
+EVALUATED_BY = ("name", "weights", "sha256", "files", "version", "rewards")
 """Keys of a reward's record that `meta` keeps, besides its arguments."""
 
 

@@ -13,7 +13,7 @@ from vlmrl.evaluate.estimates import Clusters, Floats, Range, difference_interva
 from vlmrl.evaluate.metrics import LENGTHS, OLD_BY, EvalColumns, Record, aligned, aligned_prompts, as_json
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.metric import metric_facts
-from vlmrl.rewards.identity import RewardIdentity, identity_of, shown_weights
+from vlmrl.rewards.identity import RewardIdentity, changed_files, identity_of, shown_weights
 from vlmrl.store.evaluated_rows import ROLES
 from vlmrl.untrusted import number_of
 
@@ -229,6 +229,7 @@ def scored_alike(one: Meta, other: Meta) -> bool | None:
     if not (_says(one) and _says(other)):
         return None
     same_weights = one["reward"].get("weights") == other["reward"].get("weights")
+    same_weights = same_weights and not changed_files(one["reward"], other["reward"])
     return same_weights and _identity(one, other) == _identity(other, one)
 
 

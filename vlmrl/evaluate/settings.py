@@ -26,7 +26,7 @@ from vlmrl.evaluate.compare import (
     evaluations_by_rows,
     open_side,
     recipe_differences,
-    rewards_of,
+    same_rewards,
 )
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
@@ -207,7 +207,7 @@ def _alike(settings: Sequence[Setting], metas: Sequence[Mapping[str, Any]]) -> b
         recorded = scored_alike(metas[0], meta)
         if recorded is None:
             first, other = sides[0].run, side.run
-            recorded = not (first and other) or rewards_of(first) == rewards_of(other)
+            recorded = not (first and other) or same_rewards(first, other)
         if not recorded:
             return False
     return True

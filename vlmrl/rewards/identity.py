@@ -134,11 +134,15 @@ def single_records(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the modules that a user's file imports, and that differ between two records of it, or of its rewards."""
+    """Return the modules that a user's file imports, and that differ between two records of it, or of its rewards.
+
+    Records of earlier runs do not name them: then none differs.
+    """
     names: set[str] = set()
     for old, new in zip(single_records(before), single_records(after), strict=False):
-        known, now = (dict(record.get("files") or {}) for record in (old, new))
-        names |= {name for name in known | now if known.get(name) != now.get(name)} if "files" in old else set()
+        if "files" in old and "files" in new:
+            known, now = dict(old["files"] or {}), dict(new["files"] or {})
+            names |= {name for name in known | now if known.get(name) != now.get(name)}
     return sorted(names)
 
 

@@ -16,9 +16,10 @@ from PIL import Image
 from processes import assert_all_gone
 
 from vlmrl.environments.base import EnvironmentLimits
-from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, changed_files, load_environment
+from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
 from vlmrl.environments.row_fields import repeats_of
 from vlmrl.errors import RewardError
+from vlmrl.rewards.identity import changed_files
 from vlmrl.setup.run_records import _environment_change
 from vlmrl.types import Call
 

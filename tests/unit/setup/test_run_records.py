@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from vlmrl.evaluate.compare import compare as compare_sides
-from vlmrl.evaluate.compare import open_side
+from vlmrl.evaluate.compare import open_side, same_rewards
+from vlmrl.evaluate.paired import scored_alike
 from vlmrl.key_facts import OnResume
 from vlmrl.recipe.changes import Change
 from vlmrl.redaction.redact import HIDDEN
@@ -161,6 +162,12 @@ def test_modules_of_a_reward_are_among_what_two_runs_were_made_with(tmp_path):
     made_with = compare_sides(*(open_side(tmp_path, name) for name in "ab"))["made_with"]
     assert {"key": "reward's module own/words.py", "a": "a" * 12, "b": "b" * 12} in made_with
     assert not any("same.py" in row["key"] for row in made_with)
+    a, b = (open_side(tmp_path, name).run for name in "ab")
+    assert a is not None and b is not None and same_rewards(a, a) and not same_rewards(a, b)
+    one, other = ({"reward": dict(run.manifest.rewards[0])} for run in (a, b))
+    assert scored_alike(one, one) and scored_alike(one, other) is False
+    del one["reward"]["files"]
+    assert scored_alike(one, other) and scored_alike(other, one), "earlier evaluations do not name them"
 
 
 def test_a_users_reward_that_moved_is_the_same(tmp_path):
