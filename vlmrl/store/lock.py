@@ -144,8 +144,8 @@ class RunLock:
     def refuse_living(self) -> None:
         """Raise the StoreError of `acquire` if a living process of this machine writes the run. Nothing is locked."""
         owner = read_owner(self.run_dir)
-        if owner is not None and owner_state(owner) == "alive":
-            raise self._owner_error(owner, "alive")
+        if owner is not None and (state := owner_state(owner)) == "alive":
+            raise self._owner_error(owner, state)
 
     def moved(self, run_dir: Path) -> None:
         """Update the paths after the run folder was renamed. The file lock moves with the file."""
