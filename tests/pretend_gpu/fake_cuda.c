@@ -559,6 +559,14 @@ PUBLIC int nvmlDeviceGetUUID(void *handle, char *text, unsigned n) {
   snprintf(text, n, "GPU-70726574-656e-6465-642d-4750552d00%02x", (int)(uintptr_t)handle - 1);
   return 0;
 }
+PUBLIC int nvmlDeviceGetName(void *handle, char *text, unsigned n) { return cuDeviceGetName(text, (int)n, 0); }
+PUBLIC int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
+PUBLIC int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *out) {
+  out[0] = total_bytes();
+  out[2] = used[(uintptr_t)handle - 1];
+  out[1] = out[0] - out[2];
+  return 0;
+}
 PUBLIC int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *n, void *out) { *n = 0; return 0; }
-SUCCEEDS(nvmlInit_v2) SUCCEEDS(nvmlShutdown) SUCCEEDS(nvmlDeviceGetGpuFabricInfoV) /* state 0: not supported */
+SUCCEEDS(nvmlInit_v2) SUCCEEDS(nvmlInitWithFlags) SUCCEEDS(nvmlShutdown) SUCCEEDS(nvmlDeviceGetGpuFabricInfoV) /* state 0: not supported */
 ALWAYS(3, nvmlDeviceGetNvLinkRemoteDeviceType) ALWAYS(3, nvmlDeviceGetNvLinkRemotePciInfo_v2) /* not supported */

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-SUPPORTED = "2.15."
-"""Beginning of the versions of torch whose operators are known here."""
+SUPPORTED = ("2.14.", "2.15.")
+"""Beginnings of the versions of torch whose operators are known here."""
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 HERE = str(Path(__file__).parent)
@@ -550,7 +550,7 @@ def install() -> None:
     """Put these kernels in the place of torch's. Raises: RuntimeError for a torch whose operators are not known."""
     if not torch.__version__.startswith(SUPPORTED) or torch.version.cuda is None:
         raise RuntimeError(
-            f"the pretended GPU supports CUDA builds of torch {SUPPORTED}*, not {torch.__version__}: "
+            f"the pretended GPU supports CUDA builds of torch {SUPPORTED}, not {torch.__version__}: "
             f"run its tests, then change SUPPORTED in {__file__}"
         )
     driver = ctypes.CDLL("libcuda.so.1")

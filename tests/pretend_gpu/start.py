@@ -1,7 +1,7 @@
 """Environment of a pretended GPU, and commands under it: `scripts/pretend-gpu` runs this file.
 
     scripts/pretend-gpu vlmrl train recipe.toml     run a command, and what it starts, on a pretended GPU
-    scripts/pretend-gpu --all                       run what the tests leave out: see rest.py
+    scripts/pretend-gpu --all                       run what the tests leave out: see rest.py and vllm_wheel.py
     PRETEND_REPORT=seen-%p.json scripts/pretend-gpu ...   write what a GPU would have waited for, by function
 
 Further variables: PRETEND_GPUS (1), PRETEND_GIB (79.1), PRETEND_COMPILE (see kernels.py).
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SUPPORTED = "2.15."
+SUPPORTED = ("2.14.", "2.15.")
 NVIDIA_SMI = """#!/bin/sh
 i=0
 while [ $i -lt ${PRETEND_GPUS:-1} ]; do
@@ -43,7 +43,7 @@ def why_not() -> str:
     if shutil.which("cc") is None:
         return "a pretended GPU needs a C compiler: apt-get install gcc libc6-dev"
     if not version("torch").startswith(SUPPORTED) or not all(folder.is_dir() for folder in headers()):
-        return f"the pretended GPU supports CUDA builds of torch {SUPPORTED}*, not {version('torch')}"
+        return f"the pretended GPU supports CUDA builds of torch {SUPPORTED}, not {version('torch')}"
     return ""
 
 
