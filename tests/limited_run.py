@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vlmrl.cli.progress import ConsoleWatcher
 from vlmrl.errors import exit_of
+from vlmrl.process import leave
 from vlmrl.recipe.load import load_recipe
 from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.run_records import Labels, start_run
@@ -59,7 +60,7 @@ def main(recipe: str, root: str, where: str, mib: str, *overrides: str) -> None:
     except Exception as error:
         code, message = exit_of(error)
         print(message, file=sys.stderr)
-        sys.exit(code)
+        leave(code)  # as the command line does: what lacked memory may crash when the interpreter is taken apart
 
 
 if __name__ == "__main__":
