@@ -60,7 +60,7 @@ def main(recipe: str, root: str, where: str, mib: str, *overrides: str) -> None:
     except Exception as error:
         code, message = exit_of(error)
         print(message, file=sys.stderr)
-        leave(code)  # as the command line does: what lacked memory may crash when the interpreter is taken apart
+        leave(code)  # as a rank does: a library that lacked memory may crash when the interpreter is taken apart
 
 
 if __name__ == "__main__":
