@@ -90,7 +90,7 @@ MOST_BYTES = 64 << 20
 """Largest message, in bytes."""
 ZERO = b"\0"
 HOME = "vlmrl-browser-"
-"""Begin of the names of the servers' folders, and a file there that a living server locks."""
+"""Begin of the names of the servers' folders."""
 PEER = struct.Struct("3i")
 """Process, user and group of a client (SO_PEERCRED)."""
 

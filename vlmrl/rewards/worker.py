@@ -51,6 +51,7 @@ SENT_CHARS = MOST_NOTE_CHARS + CUT_MARGIN + 1
 _clock, _alarm, _setitimer = time.perf_counter, signal.alarm, signal.setitimer
 _timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _set_recursion_limit = sys.setrecursionlimit
+_loaded = frozenset(sys.modules)  # before any code of the user's
 _builtins: dict[str, Any] = builtins.__dict__
 _original = dict(_builtins)
 
@@ -136,9 +137,9 @@ def own_files(file: str) -> dict[str, str]:
     """
     folder, files = Path(file).resolve().parent, dict[str, str]()
     installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
-    for name, module in list(sys.modules.items()):
+    for name in sys.modules.keys() - _loaded:
         with suppress(Exception):  # it has no file, lies elsewhere, or is no module
-            path = Path(module.__file__ or "").resolve()
+            path = Path(sys.modules[name].__file__ or "").resolve()
             own = path.relative_to(folder).as_posix()
             if name.partition(".")[0] not in ("vlmrl", MODULE) and not any(map(path.is_relative_to, installed)):
                 files[own] = hashlib.sha256(path.read_bytes()).hexdigest()

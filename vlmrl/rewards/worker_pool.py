@@ -155,7 +155,7 @@ def _name_of(runs: WorkerReward) -> str:
 _facts: dict[str, dict[str, Any]] = {}
 
 
-def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str, Any]:
+def inspect_user_reward(user: UserReward) -> dict[str, Any]:
     """Import the user's file in a worker and return the facts about its function (see `WorkerPool.describe`).
 
     A process does this once for the same code and arguments: a run opens its reward for training and each validation.
@@ -163,7 +163,7 @@ def inspect_user_reward(user: UserReward, *, memory_mb: int = 4096) -> dict[str,
     facts = _facts.get(repr(user))
     if facts and are_same(Path(user.file), facts["files"]):
         return facts
-    pool = WorkerPool(user, size=1, memory_mb=memory_mb, timeout_seconds=LOAD_SECONDS)
+    pool = WorkerPool(user, size=1, memory_mb=4096, timeout_seconds=LOAD_SECONDS)
     try:
         _facts[repr(user)] = facts = pool.describe()
         return facts
