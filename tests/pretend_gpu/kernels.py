@@ -168,6 +168,11 @@ def note_waits(name: str, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- one operator
+def each(f: Callable[[Any], Any], x: Any) -> Any:
+    """Return f of each value: arguments and results of operators nest in lists and tuples alone."""
+    return type(x)([each(f, value) for value in x]) if type(x) in (list, tuple) else f(x)
+
+
 def kernel_of(op: Any) -> Callable[..., Any]:
     """Return the kernel that runs an operator's CPU kernel on the memory of its CUDA tensors."""
     arguments = op._schema.arguments
@@ -181,7 +186,9 @@ def kernel_of(op: Any) -> Callable[..., Any]:
         for i in tensors_at:  # torch passes some numbers where the schema has a tensor
             if i < len(args) and isinstance(args[i], (bool, int, float, complex)):
                 args = (*args[:i], plain_tensor(args[i]), *args[i + 1 :])
-        device = check(name, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)], args)
+        tensors: list[Tensor] = []
+        each(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, [*args, *kwargs.values()])
+        device = check(name, tensors, args)
         seen.counts["operators"] += 1
         if special is not None:
             return special(device, *args, **kwargs)
@@ -189,7 +196,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
         if generator_at is not None:
             kwargs = {"generator": None} | kwargs if generator_at >= len(args) else kwargs
         views = _Views(device)
-        near_args, near_kwargs = tree_map(views.down, args), tree_map(views.down, dict(kwargs))
+        near_args, near_kwargs = each(views.down, args), {k: each(views.down, x) for k, x in kwargs.items()}
         near_kwargs.pop("pin_memory", None)
         if generator_at is not None:
             if generator_at < len(args):
@@ -202,7 +209,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
         if outs and not any(isinstance(kwargs[o], (list, tuple)) for o in outs):
             result = _run_out(op, near_args, near_kwargs, [kwargs[o] for o in outs], outs)
         else:
-            result = tree_map(views.up, op(*near_args, **near_kwargs))
+            result = each(views.up, op(*near_args, **near_kwargs))
         if sums and result.dtype in HALF:
             seen.note_half_sum(name)
         return result

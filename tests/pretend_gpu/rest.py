@@ -27,7 +27,8 @@ RUNS = {
 
 
 def families() -> None:
-    from gpu_cases import gaps
+    from gpu_cases import gaps, updates
+    from parity import TOLERANCE
     from tinyfamilies import BUILDERS
 
     for name in BUILDERS:
@@ -37,6 +38,9 @@ def families() -> None:
             print(f"{name:17} {str(dtype)[6:]:9} {gap}", flush=True)
             # Two roundings of one gradient are up to 1.4 times as far apart as each is from the exact one.
             assert gap["logp"] < allowed and gap["gradient"] < max(allowed, 1.4 * gap["rounding"]), name
+        [distances] = updates(f"{name} lora").values()
+        print(f"{name:17} adapter   {distances}", flush=True)
+        assert max(distances) <= 2 * TOLERANCE, name  # each may be that far from the reference
 
 
 def runs() -> None:

@@ -16,7 +16,6 @@ from parity import TOLERANCE
 from pretend_gpu.gpu_cases import RUNS
 from pretend_gpu.start import environment, why_not
 from small_runs import (
-    TWO_STEPS,
     answers,
     assert_close_history,
     assert_same_run,
@@ -45,6 +44,14 @@ optim.lr = 1e-3
 algo.kl_coef = 0.1
 eval = {every_steps = 0, max_rows = 4}
 checkpoint = {every_steps = 1, keep_last = 9}
+"""
+
+SMALL_STEPS = """
+rollout = {prompts_per_step = 3, samples_per_prompt = 3, max_new_tokens = 8, temperature = 0.9}
+train = {steps = 2, rows_per_step = 4, tokens_per_row = 300}
+optim.lr = 1e-3
+eval = {every_steps = 2, max_rows = 2}
+checkpoint = {every_steps = 0, keep_last = 9}
 """
 
 
@@ -88,25 +95,26 @@ def test_it_refuses_what_a_gpu_refuses(gpu):
     assert result(gpu, "accepted") == []
 
 
-FAMILIES = ("gemma3", "gemma4", "glm4v", "idefics3", "minicpmv4_6", "qwen3_vl", "qwen3_vl_moe")
-WITH_ADAPTERS = ("internvl", "llava", "qwen2_5_vl", "qwen3_5")
+UPDATED = (
+    *("gemma3", "gemma4", "glm4v", "idefics3", "internvl", "minicpmv4_6", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("internvl lora", "qwen2_5_vl lora"),
+)
+"""Families whose update by SDPA is compared: those whose gradients are not compared above. Adapters of all: rest.py."""
 
 
-@pytest.mark.parametrize("names", [FAMILIES, [f"{n}{more}" for n in WITH_ADAPTERS for more in ("", " lora")]])
-def test_an_update_is_on_a_gpu_what_it_is_on_a_cpu(gpu, names):
-    for name, (gap, gradient) in result(gpu, "updates", ",".join(names)).items():
+def test_an_update_is_on_a_gpu_what_it_is_on_a_cpu(gpu):
+    gaps = result(gpu, "updates", ",".join(UPDATED))
+    assert gaps.keys() == set(UPDATED)
+    for name, (gap, gradient) in gaps.items():
         assert gap <= 2 * TOLERANCE and gradient <= 2 * TOLERANCE, name  # each may be that far from the reference
 
 
 def test_runs_are_on_a_gpu_what_they_are_on_a_cpu(gpu, tmp_path, tiny_folder):
-    place = make_place(tmp_path, tiny_folder, TWO_STEPS, kinds=("rl", "sft"))
+    place = make_place(tmp_path, tiny_folder, SMALL_STEPS, kinds=("rl", "sft"))
     deep = result(gpu, "runs", place)
     assert deep["agrees"] and deep["gradient"] is not None and deep["logp_max"] <= 2 * TOLERANCE
     for name in RUNS:
         near, far = (open_run(place / device / name, "last") for device in ("cpu", "cuda"))
-        if name == "half precision":
-            assert all(finite(m) and m["optim/grad_norm"] > 0 for m in far.metrics("train"))
-            continue
         assert answers(far) == answers(near)
         assert_close_history(far, near, rel=1e-3, absolute=1e-5, without=("policy/attention_compilations",))
 
