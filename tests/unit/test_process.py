@@ -110,3 +110,17 @@ leave(7)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 7, done.stderr
     assert done.stdout == "unflushed thread\nexit function\n"
+
+
+def test_a_command_ends_with_its_own_code_though_a_library_crashes_in_the_teardown() -> None:
+    program = """
+import os, sys
+from vlmrl.cli.app import command
+class Crashing:
+    def __del__(self, abort=os.abort): abort()
+kept = Crashing()
+sys.argv = ["vlmrl", "train", "nothing.toml"]
+command()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done

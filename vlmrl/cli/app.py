@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from vlmrl import __version__
 from vlmrl.cli.output import describe_interruption, print_error, say
 from vlmrl.errors import exit_of
-from vlmrl.process import end_on_sigterm, keep_standard_streams
+from vlmrl.process import end_on_sigterm, keep_standard_streams, leave
 
 COMMANDS = (
     "prep",
@@ -112,3 +112,14 @@ def main() -> None:
         code, text = exit_of(error)
         print_error(text)
         sys.exit(code)
+
+
+def command() -> NoReturn:
+    """Run the command line as the only work of this process, and end it with the exit code of `main`."""
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    # A library that has just lacked memory may crash (SIGSEGV) while the interpreter is torn down.
+    leave(code)
