@@ -60,7 +60,8 @@ def _changed(record: Mapping[str, Any], spec: RewardSpec) -> str:
     fresh = reward_record(spec, {})
     then, now = identity_of(record).without_args(), identity_of(fresh).without_args()
     if then == now:
-        return f"{', '.join(words)} has changed since the run" if (words := changed_files(record, fresh)) else ""
+        words = changed_files(record, fresh)
+        return f"{', '.join(words)} {'have' if len(words) > 1 else 'has'} changed since the run" if words else ""
     if spec.members:
         return f"the rewards have changed since the run: {now.beside(then)}; the run has {then.beside(now)}"
     if spec.user is not None:
