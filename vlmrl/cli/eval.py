@@ -56,7 +56,7 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
     from vlmrl.evaluate.metrics import task_problems
     from vlmrl.evaluate.over_training import published_here
     from vlmrl.evaluate.repeated import BEGINNINGS
-    from vlmrl.store.evaluated_rows import role_label
+    from vlmrl.store.evaluated_rows import image_condition, role_label
     from vlmrl.tasks.reflection import PREFIX
 
     meta = result["meta"]
@@ -94,6 +94,8 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
     if refused := result.get("refused"):
         say(f"warning: the endpoint refused {refused['rows']} of {result['rows']} responses, which count as empty ones")
         say(f"the first: {refused['first']}")
+    if (same := result.get("one_text")) and not image_condition(meta):
+        say(f"warning: {same}: the numbers say nothing of what the model sees")
     for problem in task_problems(result):
         say(f"warning: {problem}")
     if probe := result.get("blind_probe"):
@@ -234,7 +236,7 @@ def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> d
     from vlmrl.rollout.episodes import metrics_of_episodes
     from vlmrl.store.rollouts import read_turns
 
-    result = {"name": folder.name, "folder": str(folder), **evaluation.summary}
+    result = {"name": folder.name, "folder": str(folder), **evaluation.summary, "one_text": evaluation.one_text}
     if "set_metrics" in result:
         result["set_metrics"] = {name: value for name, value in result["set_metrics"].items() if name != "replicates"}
     episodes = [

@@ -203,10 +203,12 @@ def few_answers(facts: RunFacts) -> Iterator[Cause]:
         evidence.append(f"mean score {_mean_score(facts):.3f}")
         command = look_again(facts, "rollout.temperature=1.0")
         yield Cause("temperature_high", level, what, command, weight, evidence, rows_of(facts.responses))
-    for name, (text, rows, truths) in facts.same_answers.items():
-        if rows >= limit("few_validated"):
-            what = f"all {rows} answers of the validation {name} are one text, to {truths} different truths"
-            yield Cause("one_answer", "error", what, look_again(facts), 1.0, [f"the text: {short(text, 120)}"])
+    if facts.same_answers:
+        ranked = sorted(facts.same_answers.items(), key=lambda item: -item[1].count / item[1].rows)
+        (what, *others), worst = (same.words(f" of the validation {name}") for name, same in ranked), ranked[0][1]
+        evidence = [f"the text: {short(worst.text, 120)}", *others]
+        level, share = ("error" if worst.count == worst.rows else "warning"), worst.count / worst.rows
+        yield Cause("one_answer", level, what, look_again(facts), share, evidence)
     yield from _one_answer(facts)
 
 

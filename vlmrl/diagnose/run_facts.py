@@ -19,7 +19,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.reward_check.responses import sampled_tokens
 from vlmrl.rewards.identity import single_records
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import made_in_training, read_rows, read_summary
+from vlmrl.store.evaluated_rows import OneText, made_in_training, one_text, read_rows, read_summary
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.listing import reference
 from vlmrl.store.manifest import Manifest
@@ -122,7 +122,7 @@ class RunFacts:
         responses: responses of the steps whose rollouts were read.
         steps_read, steps_saved: number of steps whose rollouts were read, and of steps that have rollouts.
         validated: `identity` of every row that was validated during training.
-        same_answers: newest validation -> (text of all its answers, number of rows, number of truths), where it is one.
+        same_answers: newest and best validation -> the text that nearly all of its answers are, where there is one.
         coordinates: evaluation -> `positions` of its summary (`Fit.fields`), where its boxes fit other coordinates.
         notes: messages about files that could not be read.
     """
@@ -136,7 +136,7 @@ class RunFacts:
     steps_read: int = 0
     steps_saved: int = 0
     validated: set[tuple[str, ...]] = field(default_factory=set)
-    same_answers: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    same_answers: dict[str, OneText] = field(default_factory=dict)
     coordinates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -267,7 +267,7 @@ def read_facts(run: Run) -> RunFacts:
             notes.append(f"{files[step].name} was left out: {error.message}")
     facts.responses = _without_unpaid_formats(facts)
     facts.validated = _validated(run.dir, notes)
-    facts.same_answers = _same_answers(run.dir)
+    facts.same_answers = _same_answers(run)
     coordinates: dict[str, Mapping[str, Any]] = {}
     for folder in layout.eval_dirs(run.dir):
         try:
@@ -370,19 +370,20 @@ def _validated(run_dir: Path, notes: list[str]) -> set[tuple[str, ...]]:
     return identities
 
 
-def _same_answers(run_dir: Path) -> dict[str, tuple[str, int, int]]:
+def _same_answers(run: Run) -> dict[str, OneText]:
     """Return `RunFacts.same_answers`. A validation that cannot be read is left out."""
-    folders = (folder for folder in layout.eval_dirs(run_dir) if made_in_training(folder))
+    folders = [folder for folder in layout.eval_dirs(run.dir) if made_in_training(folder)]
     newest = {folder.name.rpartition("-step-")[0]: folder for folder in folders}
-    same: dict[str, tuple[str, int, int]] = {}
-    for folder in newest.values():
+    best = run.manifest.best and f"-{layout.step_name(run.manifest.best.step)}"
+    chosen = dict.fromkeys([*newest.values(), *(f for f in folders if best and f.name.endswith(best))])
+    same: dict[str, OneText] = {}
+    for folder in chosen:
         try:
             table = read_rows(folder / layout.EVAL_ROWS, ["text", "truth"])
         except StoreError:
             continue
-        texts, truths = (set(table[name].to_pylist()) for name in ("text", "truth"))
-        if len(texts) == 1 and len(truths) > 1:
-            same[folder.name] = (texts.pop(), table.num_rows, len(truths))
+        if one := one_text(*(table[name].to_pylist() for name in ("text", "truth"))):
+            same[folder.name] = one
     return same
 
 

@@ -46,7 +46,6 @@ LIMITS: dict[str, Bound] = {
     "closed_labels": Bound(30, "at most so many different labels, over many rows, are a closed vocabulary"),
     "dead_error": Bound(0.9, "nine of ten groups teach nothing"),
     "dead_warning": Bound(0.7, "a third to a half is usual on a task of mixed difficulty"),
-    "few_validated": Bound(8, "rows of a validation; one text for so many different rows is not accidental"),
     "one_sided": Bound(0.8, "share of groups that are all wrong (all right): above, the task is too hard (easy)"),
     "right_score": Bound(0.95, "share of the largest possible score from which a response counts as right"),
     "unavailable_warning": Bound(0.01, "below, the service is called often and fails now and then"),

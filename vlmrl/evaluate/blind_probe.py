@@ -181,6 +181,7 @@ def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
         "clusters", "range", "share": (difference / normal) {"value", "low", "high"} or None, "chance": {"value",
         "what"} or None, "test"}, "other_answer": {"prompts", "metrics"} of the rows whose shown images belong to rows
         with another answer, or None, "no_pictures" (only for blank tools): whether no tool has returned one,
+        "one_text": of the normal evaluation,
         "conclusion": sentences}.
     Raises: StoreError when `normal` was made with changed images, or `changed` was not.
     """
@@ -206,6 +207,7 @@ def blind_probe(normal: Evaluation, changed: Evaluation) -> dict[str, Any]:
         "scored_alike": alike,
         "metrics": _measured(counted, normal.summary, changed.summary, alike),
         "other_answer": None,
+        "one_text": normal.one_text,
     }
     if change == "tools blank":
         turns = (turn for row in (*normal.rows, *changed.rows) for turn in read_turns(row.get("turns")))
@@ -283,6 +285,9 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
     prompts = probe["prompts"]
     if probe.get("no_pictures"):
         return ["No tool returned a picture, so nothing was changed; --tools off says how much needs the tools."]
+    if probe["one_text"]:
+        what = changed_thing(probe["images"])
+        return [f"No answer needs the {what}, whatever the numbers: {probe['one_text']}, with the true {what}."]
     texts = [
         f"{_sentence(name, probe['metrics'][name], probe['images'])}; {prompts:,} prompt{plural(prompts)}."
         for name in leading_metrics(probe["metrics"])[:1]

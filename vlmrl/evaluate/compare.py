@@ -325,10 +325,11 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     recorded_alike = scored_alike(*metas)
     alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
-    differences_by_metric = differences(right, left)
-    comparisons = {metric: comparison(metric, m, alike, of_reward) for metric, m in differences_by_metric.items()}
-    columns = {n: c for n, c in paired_columns_of(right, left).items() if comparisons[n] != "other reward"}
+    differences_by_metric, columns = differences(right, left), paired_columns_of(right, left)
     tests = tests_of(columns)
+    comparisons = {m: comparison(m, d, alike, of_reward, tests.get(m)) for m, d in differences_by_metric.items()}
+    columns = {name: column for name, column in columns.items() if comparisons[name] != "other reward"}
+    tests = {name: test for name, test in tests.items() if name in columns}
     return {
         "name": name,
         "a": str(a),
@@ -338,6 +339,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "shown": [image_condition(meta) for meta in metas],
         "blind_probe": probe_between(left, right),
         "scored_alike": alike,
+        "one_text": [left.one_text, right.one_text],
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),
         "scored_by": [scored_by(meta) for meta in metas] if recorded_alike is False else None,

@@ -98,6 +98,8 @@ def joined_by(*summaries: Mapping[str, Any]) -> list[str]:
 Comparison = Literal["better", "worse", "differs", "not clear", "no difference shown", "other reward"]
 Answer = Literal["better", "worse", "mixed", "not clear", "no difference shown", "same", "not known"]
 
+LEVEL = 0.05
+"""Level of all tests, two-sided."""
 OTHER_REWARDS = "A and B were scored by different rewards"
 OF_THE_REWARD = ("reward", "part")
 """Metrics that come from the reward: the score and its parts."""
@@ -109,10 +111,15 @@ They come from the reward if the task has no measure of its own.
 
 
 def comparison(
-    metric: str, difference: Mapping[str, Any], scored_alike: bool = True, accuracy_of_reward: bool = False
+    metric: str,
+    difference: Mapping[str, Any],
+    scored_alike: bool = True,
+    accuracy_of_reward: bool = False,
+    test: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Return how B compares, by a difference (B - A) of a metric: better or worse if its 95% interval excludes 0.
 
+    If the difference was tested, its p-value must also be at most LEVEL: with few rows, intervals alone are too short.
     If it is not known whether higher is better, B only differs. Equal values do not prove that A and B are equally
     good (the interval says how far apart they may be), so no difference is shown.
 
@@ -121,11 +128,12 @@ def comparison(
             task has declared it.
         scored_alike: whether one reward scored both; if not, the score and its parts cannot be compared.
         accuracy_of_reward: whether the accuracy is a part of the reward, so that it cannot be compared either.
+        test: of `tests_of`; None = the metric is not tested.
     """
     name = metric.split("/")[0]
     if not scored_alike and (name in OF_THE_REWARD or (accuracy_of_reward and name.startswith(OF_THE_ACCURACY))):
         return "other reward"
-    if not excludes_zero(difference["low"], difference["high"]):
+    if not excludes_zero(difference["low"], difference["high"]) or (test is not None and test["p"] > LEVEL):
         equal = difference["value"] == 0 and difference["a"] == difference["b"]
         return "no difference shown" if equal else "not clear"
     better = difference.get("better") or metric_facts(metric).better
@@ -173,6 +181,7 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
     numbers = "; ".join(_numbers_text(e) for e in usable)
     labels = sorted({e["label"] for e in usable if e["label"]})
     warning = f". These are {'; '.join(labels)}" if labels else ""
+    warning += "".join(f". {x}: {same}" for e in usable for x, same in zip("AB", e["one_text"], strict=True) if same)
     return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 

@@ -31,7 +31,7 @@ from vlmrl.evaluate.metrics import EvalColumns
 from vlmrl.evaluate.record_table import has_shown, outcome_names, read_records, record_table, write_records
 from vlmrl.redaction.redact import redact_value
 from vlmrl.store.checkpoints import hash_line
-from vlmrl.store.evaluated_rows import SCHEMA, read_summary, row_groups, training_name
+from vlmrl.store.evaluated_rows import SCHEMA, one_text, read_summary, row_groups, training_name
 from vlmrl.store.files import remove_tree, sync_file, sync_folder, temp_path, write_atomic, write_json
 from vlmrl.store.layout import EVAL_HASHES, EVAL_MEDIA, EVAL_ROWS, EVAL_SUMMARY, eval_dir
 from vlmrl.store.media import ShardFolder, write_shard
@@ -300,6 +300,13 @@ class Evaluation:
     rows: Sequence[dict[str, Any]]
     summary: dict[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def one_text(self) -> str:
+        """Return that nearly all answers are one text, such as `all 16 answers are one text, to ...`; "" if not."""
+        said = [(row["text"], json.dumps(row["truth"], sort_keys=True)) for row in self.rows]
+        same = one_text([text for text, _ in said], [truth for _, truth in said])
+        return same.words() if same else ""
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, meta: Mapping[str, Any]) -> dict[str, Any]:

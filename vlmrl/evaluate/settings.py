@@ -31,9 +31,9 @@ from vlmrl.evaluate.compare import (
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
-from vlmrl.evaluate.paired import comparison, joined_by, joined_ranges, scored_alike
+from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
-from vlmrl.evaluate.significance import LEADING, LEVEL, TEST_METHODS, correct_for_many, is_tested, paired_test
+from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
 

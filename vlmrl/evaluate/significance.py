@@ -19,12 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vlmrl.evaluate.estimates import Clusters, Floats, Units
-from vlmrl.evaluate.paired import PairedColumn
+from vlmrl.evaluate.paired import LEVEL, PairedColumn
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import LEAST_UNITS, row_counts
 
-LEVEL = 0.05
-"""Level of all tests, two-sided."""
 POWER = 0.8
 """Chance to find a difference, for the number of rows needed."""
 POINTS = 0.02

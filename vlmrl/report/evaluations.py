@@ -282,7 +282,10 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
     if first == last or any(len(folders_by_step.get(step, [])) != 1 for step in (first, last)):
         return {}
     pair = _read_pair(folders_by_step[first][0], folders_by_step[last][0])
-    return {n: (d, comparison(n, d)) for n, d in differences(pair[1], pair[0]).items()} if pair else {}
+    if not pair:
+        return {}
+    tests = tests_of(paired_columns_of(pair[1], pair[0]))
+    return {n: (d, comparison(n, d, test=tests.get(n))) for n, d in differences(pair[1], pair[0]).items()}
 
 
 def _eval_row(

@@ -40,6 +40,7 @@ from vlmrl.untrusted import plural
 MAX_CAUSES = 3
 BEGINNINGS = {
     "better": "It learned",
+    "alike": "It learned to score more with one answer to nearly every prompt",
     "worse": "It became worse",
     "mixed": "It learned only in part",
     "no difference shown": "No change is shown",
@@ -78,18 +79,23 @@ def open_run_page(run: Run, about: Mapping[str, Any], lines: RunCurves, changes:
     if run.manifest.kind not in ("rl", "sft"):
         return None
     no_update = bool(lines.train) and not with_update(lines.train)
+    causes, alike = _causes(run)
     if not lines.train:
         learned, colour = "No step has run: nothing was learned.", ""
     elif no_update:
         learned = f"Nothing was learned: none of the {len(lines.train):,} steps updated the model."
         colour = "down"
     else:
-        learned, colour = _paired(lines, changes)
-    return Opening(learned, colour, no_update and about["status"] == "done", _causes(run), _cost(run, about, lines))
+        learned, colour = _paired(lines, changes, alike)
+    return Opening(learned, colour, no_update and about["status"] == "done", causes, _cost(run, about, lines))
 
 
-def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
-    """Return (sentence, colour) of the paired difference between the first and the last validation."""
+def _paired(lines: RunCurves, changes: Changes, alike: bool) -> tuple[str, str]:
+    """Return (sentence, colour) of the paired difference between the first and the last validation.
+
+    Args:
+        alike: whether the answers are nearly all alike, whatever the prompt: a higher score is no proof of learning.
+    """
     ends = [pair for metric in LEADING if (pair := validated_ends(lines, metric)) is not None]
     if not ends:
         return _by_loss(lines), ""
@@ -100,7 +106,7 @@ def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
     if not compared:
         return "It is not known whether it learned: the validations have no rows that can be paired.", ""
     comparisons: set[Comparison] = {comparison for _, comparison in compared.values()}
-    answer = overall(comparisons)
+    answer = "alike" if alike and comparisons & {"better"} else overall(comparisons)
     numbers = ", ".join(f"{name} {signed({**d, 'difference': d['value']})}" for name, (d, _) in compared.items())
     rows = next(iter(compared.values()))[0]["n"]
     text = (
@@ -122,14 +128,15 @@ def _by_loss(lines: RunCurves) -> str:
     return f"The validation loss {change} {last:.3g}, {where}."
 
 
-def _causes(run: Run) -> list[str]:
-    """Return the sentences of the causes that are no notes and follow from no other."""
+def _causes(run: Run) -> tuple[list[str], bool]:
+    """Return the sentences of the causes that are no notes and follow from no other; whether answers are all alike."""
     try:
         causes = diagnose(run).causes
     except VlmrlError as error:
-        return [f"not diagnosed: {error.message}"]
+        return [f"not diagnosed: {error.message}"], False
     explained = {name for cause in causes for name in cause.follows}
-    return [f"{c.level}: {c.what}" for c in causes if c.level != "note" and c.name not in explained][:MAX_CAUSES]
+    shown = [f"{c.level}: {c.what}" for c in causes if c.level != "note" and c.name not in explained]
+    return shown[:MAX_CAUSES], any(c.name == "one_answer" for c in causes)
 
 
 def _cost(run: Run, about: Mapping[str, Any], lines: RunCurves) -> str:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vlmrl.errors import StoreError
 from vlmrl.store.layout import EVAL_SUMMARY, eval_name, step_name
@@ -55,6 +56,8 @@ LABELS: Mapping[Role, str] = {
 """Role -> label that is printed beside the numbers; "" if no label is needed."""
 UNCERTAIN = "rows that training may have had: its own rows were changed, are gone, or take long to read"
 """Label of held-out rows of another dataset, where it is not known whether training had them."""
+FEW_TEXTS, ONE_TEXT = 8, 0.9
+"""Fewer answers may be alike by accident; share of answers that are one text from which `one_text` says so."""
 ON_TEST = "validated on the test split"
 """Label of a run whose checkpoints were selected on test rows, as the recipe allowed."""
 
@@ -83,6 +86,27 @@ def made_in_training(folder: Path) -> bool:
         return bool((read_summary(folder).get("meta") or {}).get("during"))
     except StoreError:
         return False
+
+
+class OneText(NamedTuple):
+    """Text that nearly all answers of an evaluation are, though the truths differ."""
+
+    text: str
+    count: int
+    rows: int
+    truths: int
+
+    def words(self, of: str = "") -> str:
+        """Return `all 16 answers are one text, to 5 different truths`."""
+        count = "all" if self.count == self.rows else f"{self.count:,} of"
+        return f"{count} {self.rows:,} answers{of} are one text, to {self.truths:,} different truths"
+
+
+def one_text(texts: Sequence[str], truths: Iterable[str]) -> OneText | None:
+    """Return the text that nearly all answers are; None if they differ, are few, or have one truth."""
+    (text, count), *_ = Counter(texts).most_common(1) or [("", 0)]
+    same = OneText(text, count, len(texts), len(set(truths)))
+    return same if len(texts) >= FEW_TEXTS and same.truths > 1 and count >= ONE_TEXT * len(texts) else None
 
 
 @cache

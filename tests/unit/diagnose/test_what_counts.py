@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -44,8 +45,10 @@ def test_equal_scores_are_compared_with_what_is_cut_off(value, words, tmp_path):
     assert words in cause.what and cause.what.endswith("not cut off" if value == 0 else "of them are cut off")
 
 
-@pytest.mark.parametrize(("texts", "is_told"), [(["7"] * 9, True), (["7"] * 8 + ["8"], False), (["7"] * 4, False)])
-def test_a_validation_whose_answers_are_all_one_text_is_named(texts, is_told, tmp_path):
+@pytest.mark.parametrize(
+    ("texts", "count"), [(["7"] * 9, "all 9"), (["7"] * 9 + ["8"], "9 of 10"), (["7"] * 8 + ["8"], ""), (["7"] * 4, "")]
+)
+def test_a_validation_whose_answers_are_nearly_all_one_text_is_named(texts, count, tmp_path):
     run = make_run(tmp_path, plan())
     for step, said in ((0, [f"{i}" for i in range(9)]), (6, texts)):
         folder = layout.eval_dir(run.dir, f"validation-digits-step-{step:06}")
@@ -53,9 +56,24 @@ def test_a_validation_whose_answers_are_all_one_text_is_named(texts, is_told, tm
         truths = [f'{{"hour": {i}}}' for i in range(len(said))]
         pq.write_table(pa.table({"text": said, "truth": truths}), folder / layout.EVAL_ROWS)
         (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
-    told = [c.what for c in look(run).causes if c.name == "one_answer"]
-    words = "all 9 answers of the validation validation-digits-step-000006 are one text, to 9 different truths"
-    assert told == [words] * is_told
+    told = [(c.level, c.what) for c in look(run).causes if c.name == "one_answer"]
+    where, level = "of the validation validation-digits-step-000006", "error" if count == "all 9" else "warning"
+    words = f"{count} answers {where} are one text, to {len(texts)} different truths"
+    assert told == [(level, words)] * bool(count)
+
+
+def test_the_best_validation_is_looked_at_beside_the_newest(tmp_path):
+    run = make_run(tmp_path, plan(validations={3: {"eval/metric": 0.9}, 6: {"eval/metric": 0.5}}))
+    for step, texts in ((3, ["7"] * 9), (6, [f"{i}" for i in range(9)])):
+        folder = layout.eval_dir(run.dir, f"validation-digits-step-{step:06}")
+        folder.mkdir(parents=True, exist_ok=True)
+        truths = [f'{{"hour": {i}}}' for i in range(9)]
+        pq.write_table(pa.table({"text": texts, "truth": truths}), folder / layout.EVAL_ROWS)
+        (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
+    file = run.dir / "manifest.json"
+    best = {"step": 3, "metric": "reward", "value": 0.9}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"best": best}))
+    assert any("validation-digits-step-000003" in c.what for c in look(run).causes if c.name == "one_answer")
 
 
 def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):

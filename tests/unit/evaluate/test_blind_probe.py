@@ -49,8 +49,19 @@ def evaluation(rows: list[dict[str, Any]], **meta: Any) -> Evaluation:
 
 def normal_rows(right: list[bool], **fields: Any) -> list[dict[str, Any]]:
     return [
-        row(f"p{i}", images=(f"i{i}",), truth={"answer": i % 3}, **answered(r, **fields)) for i, r in enumerate(right)
+        row(f"p{i}", images=(f"i{i}",), **{"truth": {"answer": i % 3}, "text": f"{i}", **answered(r, **fields)})
+        for i, r in enumerate(right)
     ]
+
+
+@pytest.mark.parametrize(("texts", "is_told"), [(["2"] * 9 + ["1"], True), (["2"] * 8 + ["1"] * 2, False)])
+def test_answers_that_are_nearly_all_one_text_need_no_image(texts: list[str], is_told: bool) -> None:
+    right = [i % 3 == 2 for i in range(10)]
+    normal = [r | {"text": text} for r, text in zip(normal_rows(right), texts, strict=True)]
+    found = blind_probe(evaluation(normal), evaluation(blank_rows([False] * 10), images="blank"))
+    words = "9 of 10 answers are one text, to 3 different truths"
+    expected = f"No answer needs the images, whatever the numbers: {words}, with the true images."
+    assert (found["conclusion"] == [expected]) == is_told
 
 
 def blank_rows(right: list[bool]) -> list[dict[str, Any]]:
@@ -125,8 +136,8 @@ def test_without_tools_nothing_is_called_changed() -> None:
 
 
 def test_the_chance_level_is_that_of_the_rows_that_count() -> None:
-    normal = [row(f"p{i}", label=float(i < 6), images=(f"i{i}",)) for i in range(8)]
-    normal += [row(f"q{i}", label=0.0, images=()) for i in range(8)]
+    normal = [row(f"p{i}", label=float(i < 6), images=(f"i{i}",), text=f"{i}") for i in range(8)]
+    normal += [row(f"q{i}", label=0.0, images=(), text=f"{i}") for i in range(8)]
     changed = [{**r, "shown_images": shown(*["grey"] * len(r["images"]))} for r in normal]
     found = blind_probe(evaluation(normal), evaluation(changed, images="blank"))
     assert found["metrics"]["accuracy"]["chance"] == {"value": 0.75, "what": "always the commoner answer"}

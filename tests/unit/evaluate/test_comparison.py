@@ -38,6 +38,12 @@ def test_a_difference_is_better_or_worse_only_where_its_interval_excludes_zero(m
     assert comparison(metric, found) == expected
 
 
+@pytest.mark.parametrize(("p", "expected"), [(0.05, "worse"), (0.125, "not clear")])
+def test_with_few_rows_the_test_decides_too(p, expected):
+    """4 of 16 rows fell: the interval [-0.468, -0.004] excludes 0, and the exact test gives p = 0.125."""
+    assert comparison("accuracy", difference(-0.25, -0.468, -0.004), test={"p": p}) == expected
+
+
 @pytest.mark.parametrize("metric", ["reward", "part/format"])
 def test_scores_of_different_rewards_are_never_better_or_worse(metric: str):
     assert comparison(metric, difference(1.9, 1.8, 2.0), scored_alike=False) == "other reward"
@@ -85,10 +91,16 @@ def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **me
         "role": role,
         "label": LABELS[role],
         "scored_alike": scored_alike,
+        "one_text": ["", ""],
         "accuracy_of_reward": False,
         "rows_paired": 8,
         "metrics": rows,
     }
+
+
+def test_the_sentence_says_whose_answers_are_all_alike():
+    alike = evaluation("test-digits", reward=(0.25, "better")) | {"one_text": ["", "all 16 answers are one text"]}
+    assert conclude([alike])["text"].endswith("(4 clusters). B: all 16 answers are one text.")
 
 
 def test_the_sentence_has_the_answer_the_interval_and_the_rows():

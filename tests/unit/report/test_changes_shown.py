@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_builders import evaluation_row, make_run
@@ -23,11 +24,12 @@ def opening(run: Run) -> tuple[str, str]:
     return found
 
 
-def validated(run: Run, scores: dict[int, list[float]]) -> Run:
-    """The run with the rows of its validations, each row with an image of its own."""
+def validated(run: Run, scores: dict[int, list[float]], **fields: Any) -> Run:
+    """The run with the rows of its validations, each row with an image of its own, and row -> value of `fields`."""
     for step, values in scores.items():
         rows = [
             evaluation_row(f"p{i}", s, images=[{"sha256": f"{i:064x}", "width": 4, "height": 3, "kind": "image"}])
+            | {name: value(i) for name, value in fields.items()}
             for i, s in enumerate(values)
         ]
         meta = {"split": "validation", "source": "digits", "during": "training", "step": step, "greedy": True}
@@ -50,6 +52,15 @@ def test_the_page_opens_with_whether_the_run_learned(tmp_path: Path, last, colou
     found, text = opening(run)
     assert (found, text[: len(begins)]) == (colour, begins)
     assert text.endswith(", paired on 16 rows, step 0 to 4.")
+
+
+@pytest.mark.slow
+def test_a_higher_score_of_answers_that_are_all_alike_is_no_success(tmp_path: Path):
+    fields = {"truth": lambda i: {"answer": i % 5}, "text": lambda i: "<answer>2</answer>"}
+    rows = validated(make_run(tmp_path), {0: [0.1] * 16, 4: [0.9] * 16}, **fields)
+    found, text = opening(rows)
+    assert found == ""
+    assert text.startswith("It learned to score more with one answer to nearly every prompt: validation reward +0.800")
 
 
 @pytest.mark.slow
