@@ -23,7 +23,7 @@ from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
 from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
-from vlmrl.types import Message, RewardInput, Row, Score, Size, TraceTurn
+from vlmrl.types import LeftOut, Message, RewardInput, Row, Score, Size, TraceTurn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,14 +238,6 @@ class NewRow:
     columns: Mapping[str, Any] = field(default_factory=dict)
     id: str | None = None
     origin: str = ""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Row of a source that does not become a row of the dataset: its place there, and the reason."""
-
-    origin: str
-    reason: str
 
 
 @dataclass(frozen=True)

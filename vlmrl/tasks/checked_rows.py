@@ -24,7 +24,7 @@ from vlmrl.data.table_pieces import Located, RowFiles, TablePiece, open_row_file
 from vlmrl.data.table_values import split_images
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow
 from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
-from vlmrl.types import Media
+from vlmrl.types import LeftOut, Media
 
 MAX_CUT = 0.1
 """Largest share of the training rows that is cut off for validation."""
@@ -172,16 +172,16 @@ class Survey:
 
     Args:
         rows: split -> its sound rows.
-        bad: rows that are wrong, each {"origin", "reason"}.
-        repeated: the same of rows that repeat another row of their split.
+        bad: rows that are wrong.
+        repeated: rows that repeat another row of their split.
         read: split -> rows that were read.
     """
 
     images: list[Examined] = field(default_factory=list)
     places: list[TablePlace] = field(default_factory=list)
     rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
-    bad: list[dict[str, Any]] = field(default_factory=list)
-    repeated: list[dict[str, Any]] = field(default_factory=list)
+    bad: list[LeftOut] = field(default_factory=list)
+    repeated: list[LeftOut] = field(default_factory=list)
     read: Counter[str] = field(default_factory=Counter)
     numbers: dict[str, int] = field(default_factory=dict)
 
@@ -197,17 +197,13 @@ class Survey:
             for number, line in _lines(part):
                 self.read[split] += 1
                 if "wrong" in line:
-                    self.leave_out(line["where"], "; ".join(line["wrong"]))
+                    self.bad.append(LeftOut(line["where"], "; ".join(line["wrong"])))
                     continue
                 images = tuple(
                     self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
                     for position, fields in enumerate(line["images"])
                 )
                 yield split, (index, number), line, images
-
-    def leave_out(self, origin: str, reason: str) -> None:
-        """Note a row that is wrong."""
-        self.bad.append({"origin": origin, "reason": reason})
 
     def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
         """Return the number of an image; an image that was not there before is added."""
@@ -271,7 +267,7 @@ def cut_validation(
         VALIDATION: [train[i] for i in cut.taken],
         **{split: members for split, members in rows.items() if split != TRAIN},
     }
-    assembly.dropped += [{"origin": train[i].facts.name, "reason": shares.format(by=by)} for i in cut.lost]
+    assembly.dropped += [LeftOut(train[i].facts.name, shares.format(by=by)) for i in cut.lost]
     note = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
     note += f"; {len(lost):,} rows with a {by} of both left out" if lost else ""
     note += f" ({option} is {num_rows:,})" if option and len(taken) < num_rows else ""

@@ -18,11 +18,11 @@ from vlmrl.data.image_scan import Examined, FileReader, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.base import LeftOut, NewRow, Task
+from vlmrl.tasks.base import NewRow, Task
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
 from vlmrl.tasks.prep_options import Option, PrepCommand, hints_of, parameters_of
 from vlmrl.tasks.user_task import guarded, load_own
-from vlmrl.types import Media, Row
+from vlmrl.types import LeftOut, Media, Row
 
 SHOWN_BAD = 3
 SPLIT = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
@@ -114,7 +114,7 @@ def prepare_own(
         shelf.folder.mkdir()
         for file, text in (files or {}).items():
             build.write_text(file, text)
-        dropped: list[dict[str, Any]] = []
+        dropped: list[LeftOut] = []
         rows = {split: _planned(task, split, rows, shelf, dropped) for split, rows in splits.items()}
         reader = FileReader(_Folder(shelf.folder))
         parts = Assembly(shelf.seen, shelf.places, reader, rows, _fields, dropped=dropped)
@@ -201,7 +201,7 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
 
 
 def _planned(
-    task: Task, split: str, rows: Iterable[NewRow | LeftOut], shelf: _Shelf, dropped: list[dict[str, Any]]
+    task: Task, split: str, rows: Iterable[NewRow | LeftOut], shelf: _Shelf, dropped: list[LeftOut]
 ) -> list[PlannedRow]:
     """Check the rows of a split and return them, without repeated rows. A `LeftOut` is added to `dropped` instead."""
     from vlmrl.tasks import kind_of
@@ -210,7 +210,7 @@ def _planned(
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
         if isinstance(row, LeftOut):
-            dropped.append({"origin": row.origin, "reason": row.reason})
+            dropped.append(row)
             continue
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
         if not isinstance(row, NewRow):

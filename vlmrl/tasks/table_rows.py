@@ -22,12 +22,11 @@ from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import LeftOut, NewRow, Task
+from vlmrl.tasks.base import NewRow, Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, first_bad, is_few, leave_out
 from vlmrl.tasks.own_prep import SoundImage, prepare_own
 from vlmrl.tasks.prep_options import TableRequest
-from vlmrl.types import Size, hash64
-from vlmrl.untrusted import visible
+from vlmrl.types import LeftOut, Size, hash64
 
 IMAGES = "images"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -204,8 +203,7 @@ class _Reader:
         if not is_few(len(bad), total, most := self.request.max_bad):
             fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
             message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {most:g}; nothing was written:"
-            message += first_bad([(one.origin, visible(one.reason)) for one in bad])
-            raise DataError(message, hint="; else ".join([*hints, fix]))
+            raise DataError(message + first_bad(bad), hint="; else ".join([*hints, fix]))
 
     def sound(self, key: int, data: bytes) -> SoundImage:
         """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""

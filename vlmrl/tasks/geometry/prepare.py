@@ -43,7 +43,7 @@ from vlmrl.tasks.geometry.task import Collection, geometry_task
 from vlmrl.tasks.prep_options import Option, TableRequest
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import IMAGES, TRAIN
-from vlmrl.types import Media, hash64
+from vlmrl.types import LeftOut, Media, hash64
 from vlmrl.untrusted import plural
 
 
@@ -303,11 +303,11 @@ def _keep_one(survey: Survey, split: str, rows: Sequence[tuple[str, PlannedRow]]
     first = rows[0][1]
     if len({answer for answer, _ in rows}) > 1:
         reason = "the same figure and problem have different answers in different rows"
-        survey.bad += [{"origin": row.facts.name, "reason": reason} for _, row in rows]
+        survey.bad += [LeftOut(row.facts.name, reason) for _, row in rows]
         return
     survey.rows[split].append(first)
     reason = f"the same figure, problem and answer as {first.facts.name}"
-    survey.repeated += [{"origin": row.facts.name, "reason": reason} for _, row in rows[1:]]
+    survey.repeated += [LeftOut(row.facts.name, reason) for _, row in rows[1:]]
 
 
 def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
@@ -319,15 +319,15 @@ def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
     bad, total = survey.bad, survey.total
     if survey.rows and is_few(len(bad), total, max_bad):
         return
-    absent = [one for one in bad if NO_FILE in one["reason"]]
+    absent = [one for one in bad if NO_FILE in one.reason]
     if 2 * len(absent) > total:
         raise DataError(
             f"{len(absent):,} of {total:,} rows name an image file that is not there; nothing was written:"
-            f"\n  {absent[0]['origin']}: {absent[0]['reason']}",
+            f"\n  {absent[0].origin}: {absent[0].reason}",
             hint="the table has paths only: get its images, and give the folder that the paths start from as"
             f" --images-root{f'; {images_at}' if images_at else ''}",
         )
-    rows = first_bad([(one["origin"], one["reason"]) for one in bad])
+    rows = first_bad(bad)
     message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
     hint = f"fix the rows, or {leave_out(len(bad), total)}"
     if 2 * len(bad) > total:

@@ -36,7 +36,7 @@ from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import IMAGES, TRAIN
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS, Domain, classes_of, known_fields, truth_distance
 from vlmrl.tasks.taxonrl.task import domain_task
-from vlmrl.types import Media
+from vlmrl.types import LeftOut, Media
 from vlmrl.untrusted import plural
 
 IMAGES_IN_A_ROW = 2
@@ -226,12 +226,12 @@ def _leave_out_repeats(survey: Survey) -> None:
             facts = row.facts
             if len(labels[tuple(sorted(facts.images))]) > 1:
                 reason = "the same two images are called the same in one row and different in another"
-                survey.leave_out(facts.name, reason)
+                survey.bad.append(LeftOut(facts.name, reason))
             elif len(set(facts.images)) == 1 and facts.label == "different":
-                survey.leave_out(facts.name, "one image twice, called different")
+                survey.bad.append(LeftOut(facts.name, "one image twice, called different"))
             elif facts.images in kept:
                 first = kept[facts.images].facts.name
-                survey.repeated.append({"origin": facts.name, "reason": f"the same two images as {first}"})
+                survey.repeated.append(LeftOut(facts.name, f"the same two images as {first}"))
             else:
                 kept[facts.images] = row
         survey.rows[split] = list(kept.values())
@@ -250,7 +250,7 @@ def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
     sound = sum(len(rows) for rows in survey.rows.values())
     if sound and is_few(len(survey.bad), survey.total, max_bad):
         return
-    lines = first_bad([(bad["origin"], bad["reason"]) for bad in survey.bad])
+    lines = first_bad(survey.bad)
     share = len(survey.bad) / max(1, survey.total)
     message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
     hint = f"fix the rows, or {leave_out(len(survey.bad), survey.total)}"
