@@ -25,7 +25,7 @@ from vlmrl.data import images as limits
 from vlmrl.data.images import ShardFile, decode_image, image_hash, shard_name, store_decoded
 from vlmrl.data.measurements import fit_size
 from vlmrl.data.parallel_parts import Make, Progress, make_parts, write_lines
-from vlmrl.data.table_pieces import RowFiles, read_piece
+from vlmrl.data.table_pieces import OpenTable, read_piece
 from vlmrl.data.table_values import image_bytes, read_image, show, split_images
 from vlmrl.errors import DataError
 from vlmrl.store import media as store_media
@@ -445,25 +445,32 @@ class RowPlace(NamedTuple):
     position: int
 
 
+class TablePlace(NamedTuple):
+    """Place of an image: the table, and its place there."""
+
+    table: int
+    place: RowPlace
+
+
 @dataclass(frozen=True)
 class RowReader:
-    """Reader of image files by their place in a table, for `write_shards`.
+    """Reader of image files by their place in several tables, for `write_shards`.
 
-    Places in the table's order are read in one pass.
+    Places in the tables' order are read in one pass.
     """
 
-    table: RowFiles
-    column: str
+    tables: Sequence[OpenTable]
 
-    def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
-        for index, piece_places in groupby(places, key=lambda place: place[0]):
-            rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
+    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
+        for (index, piece), members in groupby(places, key=lambda one: (one.table, one.place.piece)):
+            files, column = self.tables[index].files, self.tables[index].columns["images"]
+            rows = enumerate(read_piece(files.pieces[piece], [column]))
             number, values = -1, []
-            for place in piece_places:
-                while number < place[1]:
+            for _, place in members:
+                while number < place.row:
                     number, row = next(rows)
-                    values = split_images(row.get(self.column))
-                yield image_bytes(read_image(values[place[2]], self.table.root, ""), "")
+                    values = split_images(row.get(column))
+                yield image_bytes(read_image(values[place.position], files.root, ""), "")
 
 
 def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str, Any]:

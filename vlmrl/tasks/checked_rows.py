@@ -11,16 +11,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import EXAMINER, Examined, RowPlace, RowReader, examined, look_at_cell
+from vlmrl.data.image_scan import EXAMINER, Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
-from vlmrl.data.table_pieces import Located, RowFiles, TablePiece, open_row_files, read_piece
+from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
 from vlmrl.data.table_values import split_images
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow
 from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
@@ -47,24 +46,6 @@ class ChosenPiece(NamedTuple):
     piece: TablePiece
 
 
-class TablePlace(NamedTuple):
-    """Place of an image: the table, and its place there."""
-
-    table: int
-    place: RowPlace
-
-
-@dataclass(frozen=True)
-class TablesReader:
-    """Reader of image files by their place in several tables, for `write_shards`."""
-
-    readers: Sequence[RowReader]
-
-    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
-        for number, members in groupby(places, key=lambda place: place[0]):
-            yield from self.readers[number].files([RowPlace(*place[1]) for place in members])
-
-
 @dataclass(frozen=True)
 class ScanRows:
     """Writer of the part of a piece: one JSON line per row. It is the `Make` of data/parallel_parts.py.
@@ -72,27 +53,24 @@ class ScanRows:
     A line has what `check` returns, the facts of its `images`, and its place `where`; or `wrong` (faults) and `where`.
 
     Args:
-        columns: of each table: role -> column.
         check: defined at the level of a module, as other processes get it.
         where: (table, piece, number of a row in it) -> its place for messages.
     """
 
-    tables: Sequence[RowFiles]
-    columns: Sequence[Mapping[str, str]]
+    tables: Sequence[OpenTable]
     check: Check
     where: Callable[[RowFiles, TablePiece, int], str]
 
     def __call__(self, chosen: ChosenPiece, part: Path) -> None:
-        table, columns = self.tables[chosen.table], self.columns[chosen.table]
+        table = self.tables[chosen.table]
         lines = []
-        for index, row in enumerate(read_piece(chosen.piece, list(columns.values()))):
-            cells = {role: row.get(column) for role, column in columns.items()}
+        for index, cells in table.rows(chosen.piece):
             values = split_images(cells.get(IMAGES))
-            line, faults = self.check(cells, columns, values)
-            line["images"] = [look_at_cell(value, table.root, EXAMINER) for value in values]
+            line, faults = self.check(cells, table.columns, values)
+            line["images"] = [look_at_cell(value, table.files.root, EXAMINER) for value in values]
             seen = enumerate(line["images"], start=1)
             faults += [f"image {number}: {image['reason']}" for number, image in seen if "reason" in image]
-            where = self.where(table, chosen.piece, index)
+            where = self.where(table.files, chosen.piece, index)
             lines.append({**({"wrong": faults} if faults else line), "where": where})
         write_lines(part, lines)
 
@@ -101,15 +79,9 @@ class ScanRows:
 class CheckedTables:
     """Tables whose rows have been checked: the pieces that were read, and the part of each."""
 
-    tables: Sequence[RowFiles]
-    columns: Sequence[Mapping[str, str]]
+    tables: Sequence[OpenTable]
     pieces: Sequence[ChosenPiece]
     parts: Sequence[Path]
-
-    @property
-    def reader(self) -> TablesReader:
-        """Reader of the image files."""
-        return TablesReader([RowReader(t, c.get(IMAGES, "")) for t, c in zip(self.tables, self.columns, strict=True)])
 
     def lines(self, rows: Sequence[PlannedRow]) -> Iterator[tuple[RowFacts, Line]]:
         """Yield the facts of rows with their lines, which are read again."""
@@ -136,17 +108,17 @@ def check_tables(
         check, where: see `ScanRows`.
     Raises: DataError when a table cannot be read, or it is not clear which split of the second one is meant.
     """
-    tables = []
+    opened = []
     for number, one in enumerate(located):
         folder = build.work / f"table-{number}"
         folder.mkdir(exist_ok=True)
-        tables.append(open_row_files(one, folder))
-    columns = [find_columns(table) for table in tables]
-    pieces = _choose_pieces(tables)
+        opened.append(open_row_files(one, folder))
+    tables = [OpenTable(files, find_columns(files)) for files in opened]
+    pieces = _choose_pieces(opened)
     parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(pieces))]
-    scan = ScanRows(tables, columns, check, where)
+    scan = ScanRows(tables, check, where)
     make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
-    return CheckedTables(tables, columns, pieces, parts)
+    return CheckedTables(tables, pieces, parts)
 
 
 def _choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
@@ -223,7 +195,7 @@ class Survey:
                 yield fields(facts, line, [media[i] for i in facts.images])
 
         dropped = [*self.bad, *self.repeated]
-        assembly = Assembly(self.images, self.places, checked.reader, rows, columns, schema, dropped)
+        assembly = Assembly(self.images, self.places, RowReader(checked.tables), rows, columns, schema, dropped)
         if self.bad:
             share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
             assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")

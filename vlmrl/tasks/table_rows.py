@@ -19,7 +19,7 @@ from typing import Any
 
 from vlmrl.data.image_scan import Examined, examine
 from vlmrl.data.images import image_hash
-from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
+from vlmrl.data.table_pieces import OpenTable, RowFiles, TablePiece, locate_rows, open_row_files
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import NewRow, Task
@@ -54,14 +54,6 @@ class RowForm:
     read: Callable[[Cells, Size], tuple[Mapping[str, Any], Mapping[str, Any]]]
     help: str
     any_image: bool = False
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Open table: its pieces, and the column of each role."""
-
-    files: RowFiles
-    columns: Mapping[str, str]
 
 
 def read_tables(
@@ -137,13 +129,13 @@ class _Reader:
     work: TemporaryDirectory[str]
     facts: dict[int, Examined | str] = field(default_factory=dict)
 
-    def open(self, name: str, images_root: Path | None, folder_name: str) -> _Table:
+    def open(self, name: str, images_root: Path | None, folder_name: str) -> OpenTable:
         folder = Path(self.work.name) / folder_name
         folder.mkdir()
         files = open_row_files(locate_rows(name, images_root), folder)
-        return _Table(files, find_columns(files, self.form.spellings, self.form.required, self.form.help))
+        return OpenTable(files, find_columns(files, self.form.spellings, self.form.required, self.form.help))
 
-    def choose_images(self, table: _Table, pieces: Sequence[TablePiece]) -> frozenset[int]:
+    def choose_images(self, table: OpenTable, pieces: Sequence[TablePiece]) -> frozenset[int]:
         """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
         rows_of = Counter[int]()
         for _, cells, root in _cells(table, pieces):
@@ -161,7 +153,7 @@ class _Reader:
 
     def rows(
         self,
-        table: _Table,
+        table: OpenTable,
         pieces: Sequence[TablePiece],
         *,
         only: frozenset[int] | None = None,
@@ -219,15 +211,14 @@ class _Reader:
         return SoundImage(data, facts)
 
 
-def _pieces(table: _Table, split: str) -> list[TablePiece]:
+def _pieces(table: OpenTable, split: str) -> list[TablePiece]:
     return [piece for piece in table.files.pieces if piece.split == split]
 
 
-def _cells(table: _Table, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, Cells, Path | None]]:
+def _cells(table: OpenTable, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, Cells, Path | None]]:
     """Yield place, cells by their roles, and folder of image paths of each row."""
     for piece in pieces:
-        for index, row in enumerate(read_piece(piece, list(table.columns.values()))):
-            cells = {role: row.get(column) for role, column in table.columns.items()}
+        for index, cells in table.rows(piece):
             yield table.files.where(piece, index), cells, table.files.root
 
 

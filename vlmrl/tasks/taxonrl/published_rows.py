@@ -159,7 +159,7 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
     with building(request.out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
         find = partial(find_columns, classes_of(domain))
         checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
-        (table,), (columns,) = checked.tables, checked.columns
+        (table,) = checked.tables
         survey, known = survey_rows(domain, checked)
         refuse_bad(domain, survey, request.max_bad)
         assembly = survey.assembly(checked, partial(row_fields, name), row_schema(domain))
@@ -178,7 +178,7 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
             "task": domain.name,
             "seed": request.seed,
             "truth_fields": [name for name in domain.field_names if known[name]],
-            "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.values())},
+            "source": {"name": args["source"], "rows": table.files.splits, "columns": list(table.columns.values())},
             "args": args,
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
             "counts": {"images": len(survey.images), "rows": survey.total},
@@ -195,7 +195,7 @@ def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter
     Returns: also truth field -> number of rows in which the names of both images are known.
     """
     survey, known = Survey(), Counter[str]()
-    columns = checked.columns[0]
+    columns = checked.tables[0].columns
     fields = domain.field_names if "composite" in columns else ()
     lengths = PromptLengths(domain_task(domain, {"truth_fields": list(fields)}))
     for split, key, line, images in survey.sound_lines(checked):
