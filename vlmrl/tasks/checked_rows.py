@@ -21,7 +21,8 @@ from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
 from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
 from vlmrl.data.table_values import split_images
-from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow
+from vlmrl.errors import DataError
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, first_bad, is_few, leave_out
 from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
 from vlmrl.types import LeftOut, Media
 
@@ -176,6 +177,26 @@ class Survey:
                     for position, fields in enumerate(line["images"])
                 )
                 yield split, (index, number), line, images
+
+    def is_sound(self, max_bad: float) -> bool:
+        """Return whether there is a sound row, and the share of wrong ones is within `max_bad`."""
+        return any(self.rows.values()) and is_few(len(self.bad), self.total, max_bad)
+
+    def refuse_bad(self, max_bad: float, columns: str, *, share: bool = False) -> None:
+        """Raise a DataError with the first wrong rows unless `is_sound`.
+
+        Args:
+            columns: hint if most rows are wrong.
+            share: whether the message has the share of wrong rows.
+        """
+        bad, total = len(self.bad), self.total
+        if self.is_sound(max_bad):
+            return
+        rows = f"{bad:,} of {total:,} rows" + (f" ({bad / total:.1%})" if share else "")
+        message = f"{rows} are wrong, more than --max-bad {max_bad:g}"
+        finding = message if any(self.rows.values()) else f"all {total:,} rows are wrong"
+        hint = columns if 2 * bad > total else f"fix the rows, or {leave_out(bad, total)}"
+        raise DataError(f"{finding}; nothing was written:{first_bad(self.bad)}", hint=hint)
 
     def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
         """Return the number of an image; an image that was not there before is added."""

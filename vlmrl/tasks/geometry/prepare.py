@@ -32,10 +32,7 @@ from vlmrl.tasks.dataset_assembly import (
     Prepared,
     PromptLengths,
     assemble,
-    first_bad,
     image_struct,
-    is_few,
-    leave_out,
 )
 from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
@@ -311,30 +308,21 @@ def _keep_one(survey: Survey, split: str, rows: Sequence[tuple[str, PlannedRow]]
 
 
 def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
-    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound.
+    """Raise a DataError as `Survey.refuse_bad`; it names absent images if most rows lack theirs.
 
     Args:
         images_at: where the images are that tables of this collection name by paths; "" = not known.
     """
-    bad, total = survey.bad, survey.total
-    if survey.rows and is_few(len(bad), total, max_bad):
-        return
-    absent = [one for one in bad if NO_FILE in one.reason]
-    if 2 * len(absent) > total:
+    absent = [one for one in survey.bad if NO_FILE in one.reason]
+    if 2 * len(absent) > survey.total and not survey.is_sound(max_bad):
         raise DataError(
-            f"{len(absent):,} of {total:,} rows name an image file that is not there; nothing was written:"
+            f"{len(absent):,} of {survey.total:,} rows name an image file that is not there; nothing was written:"
             f"\n  {absent[0].origin}: {absent[0].reason}",
             hint="the table has paths only: get its images, and give the folder that the paths start from as"
             f" --images-root{f'; {images_at}' if images_at else ''}",
         )
-    rows = first_bad(bad)
-    message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
-    hint = f"fix the rows, or {leave_out(len(bad), total)}"
-    if 2 * len(bad) > total:
-        hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
-        hint += " folder (else --images-root)?"
-    finding = message if survey.rows else f"all {total:,} rows are wrong"
-    raise DataError(f"{finding}; nothing was written:{rows}", hint=hint)
+    hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
+    survey.refuse_bad(max_bad, f"{hint} folder (else --images-root)?")
 
 
 TOPICS_HELP = (

@@ -25,10 +25,7 @@ from vlmrl.tasks.dataset_assembly import (
     Prepared,
     PromptLengths,
     assemble,
-    first_bad,
     image_struct,
-    is_few,
-    leave_out,
     short_source,
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
@@ -161,7 +158,12 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
         checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
         (table,) = checked.tables
         survey, known = survey_rows(domain, checked)
-        refuse_bad(domain, survey, request.max_bad)
+        survey.refuse_bad(
+            request.max_bad,
+            f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
+            " and do paths of images lead from the table's folder (else --images-root)?",
+            share=True,
+        )
         assembly = survey.assembly(checked, partial(row_fields, name), row_schema(domain))
         assembly.group = group_of(domain)
         if some := note_on_names(domain, survey, known):
@@ -243,24 +245,6 @@ def note_on_names(domain: Domain, survey: Survey, known: Mapping[str, int]) -> s
     some = {name: known[name] for name in domain.field_names if 0 < known[name] < rows}
     listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
     return f"of {rows:,} rows {listing}; where a name is missing, it is neither paid for nor counted" if some else ""
-
-
-def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
-    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound."""
-    sound = sum(len(rows) for rows in survey.rows.values())
-    if sound and is_few(len(survey.bad), survey.total, max_bad):
-        return
-    lines = first_bad(survey.bad)
-    share = len(survey.bad) / max(1, survey.total)
-    message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
-    hint = f"fix the rows, or {leave_out(len(survey.bad), survey.total)}"
-    if share > 0.5:
-        hint = (
-            f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
-            " and do paths of images lead from the table's folder (else --images-root)?"
-        )
-    finding = message if sound else f"all {survey.total:,} rows are wrong"
-    raise DataError(f"{finding}; nothing was written:{lines}", hint=hint)
 
 
 def group_of(domain: Domain) -> str:
