@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
-from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_scan import EXAMINER, Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
@@ -23,11 +22,9 @@ from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, op
 from vlmrl.data.table_values import split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, first_bad, is_few, leave_out
-from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
+from vlmrl.tasks.table_rows import IMAGES, MAX_CUT, TEST, TRAIN, VALIDATION, split_for_test
 from vlmrl.types import LeftOut, Media
 
-MAX_CUT = 0.1
-"""Largest share of the training rows that is cut off for validation."""
 Line = dict[str, Any]
 Check = Callable[[Mapping[str, Any], Mapping[str, str], list[Any]], tuple[Line, list[str]]]
 """(Cells of a row by roles, role -> column, values of its images) -> JSON values of the row, and its faults."""
@@ -76,21 +73,94 @@ class ScanRows:
         write_lines(part, lines)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckedTables:
-    """Tables whose rows have been checked: the pieces that were read, and the part of each."""
+    """Tables whose rows have been checked, and what a survey of the rows knows of them once `sound_lines` has ended.
+
+    Args:
+        pieces, parts: the pieces that were read, and the part of each.
+        images, places: every image once, and its place.
+        rows: split -> its sound rows; the key of each is the number of its part, and that of the row in it.
+        repeated: rows that repeat another row of their split.
+        read: split -> rows that were read.
+    """
 
     tables: Sequence[OpenTable]
     pieces: Sequence[ChosenPiece]
     parts: Sequence[Path]
+    images: list[Examined] = field(default_factory=list)
+    places: list[TablePlace] = field(default_factory=list)
+    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
+    bad: list[LeftOut] = field(default_factory=list)
+    repeated: list[LeftOut] = field(default_factory=list)
+    read: Counter[str] = field(default_factory=Counter)
+    numbers: dict[str, int] = field(default_factory=dict)
 
-    def lines(self, rows: Sequence[PlannedRow]) -> Iterator[tuple[RowFacts, Line]]:
-        """Yield the facts of rows with their lines, which are read again."""
-        facts_by_key = {row.key: row.facts for row in rows}
-        for index in sorted({index for index, _ in facts_by_key}):
-            for number, line in _lines(self.parts[index]):
-                if (facts := facts_by_key.get((index, number))) is not None:
-                    yield facts, line
+    @property
+    def total(self) -> int:
+        """Number of rows that were read."""
+        return self.read.total()
+
+    def sound_lines(self) -> Iterator[tuple[str, tuple[int, int], Line, tuple[int, ...]]]:
+        """Yield split, key, line and image numbers of each row without a fault; the others are added to `bad`."""
+        for index, (chosen, part) in enumerate(zip(self.pieces, self.parts, strict=True)):
+            split = chosen.piece.split
+            for number, line in _lines(part):
+                self.read[split] += 1
+                if "wrong" in line:
+                    self.bad.append(LeftOut(line["where"], "; ".join(line["wrong"])))
+                    continue
+                images = tuple(
+                    self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
+                    for position, fields in enumerate(line["images"])
+                )
+                yield split, (index, number), line, images
+
+    def is_sound(self, max_bad: float) -> bool:
+        """Return whether there is a sound row, and the share of wrong ones is within `max_bad`."""
+        return any(self.rows.values()) and is_few(len(self.bad), self.total, max_bad)
+
+    def refuse_bad(self, max_bad: float, columns: str, *, share: bool = False) -> None:
+        """Raise a DataError with the first wrong rows unless `is_sound`.
+
+        Args:
+            columns: hint if most rows are wrong.
+            share: whether the message has the share of wrong rows.
+        """
+        bad, total = len(self.bad), self.total
+        if self.is_sound(max_bad):
+            return
+        rows = f"{bad:,} of {total:,} rows" + (f" ({bad / total:.1%})" if share else "")
+        message = f"{rows} are wrong, more than --max-bad {max_bad:g}"
+        finding = message if any(self.rows.values()) else f"all {total:,} rows are wrong"
+        hint = columns if 2 * bad > total else f"fix the rows, or {leave_out(bad, total)}"
+        raise DataError(f"{finding}; nothing was written:{first_bad(self.bad)}", hint=hint)
+
+    def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
+        """Return the number of an image; an image that was not there before is added."""
+        sha256 = str(fields["sha256"])
+        if sha256 not in self.numbers:
+            self.numbers[sha256] = len(self.images)
+            self.images.append(examined(fields))
+            self.places.append(place)
+        return self.numbers[sha256]
+
+    def assembly(self, fields: Callable[..., Any], schema: Any) -> Assembly:
+        """Return the content of the dataset. `fields`: (facts of a row, its line, its images) -> its columns."""
+
+        def columns(planned: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+            facts_of = {row.key: row.facts for row in planned}
+            for index in sorted({index for index, _ in facts_of}):
+                for number, line in _lines(self.parts[index]):  # the texts are read again
+                    if (facts := facts_of.get((index, number))) is not None:
+                        yield fields(facts, line, [media[i] for i in facts.images])
+
+        dropped = [*self.bad, *self.repeated]
+        assembly = Assembly(self.images, self.places, RowReader(self.tables), dict(self.rows), columns, schema, dropped)
+        if self.bad:
+            share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
+            assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
+        return assembly
 
 
 def check_tables(
@@ -137,90 +207,6 @@ def _choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
 def _lines(part: Path) -> Iterator[tuple[int, Line]]:
     with part.open(encoding="ascii") as lines:
         yield from ((number, json.loads(line)) for number, line in enumerate(lines))
-
-
-@dataclass
-class Survey:
-    """Result of reading checked tables once: facts of sound rows, every image once, and what is wrong with the others.
-
-    Args:
-        rows: split -> its sound rows.
-        bad: rows that are wrong.
-        repeated: rows that repeat another row of their split.
-        read: split -> rows that were read.
-    """
-
-    images: list[Examined] = field(default_factory=list)
-    places: list[TablePlace] = field(default_factory=list)
-    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
-    bad: list[LeftOut] = field(default_factory=list)
-    repeated: list[LeftOut] = field(default_factory=list)
-    read: Counter[str] = field(default_factory=Counter)
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        """Number of rows that were read."""
-        return self.read.total()
-
-    def sound_lines(self, checked: CheckedTables) -> Iterator[tuple[str, tuple[int, int], Line, tuple[int, ...]]]:
-        """Yield split, key, line and image numbers of each row without a fault; the others are added to `bad`."""
-        for index, (chosen, part) in enumerate(zip(checked.pieces, checked.parts, strict=True)):
-            split = chosen.piece.split
-            for number, line in _lines(part):
-                self.read[split] += 1
-                if "wrong" in line:
-                    self.bad.append(LeftOut(line["where"], "; ".join(line["wrong"])))
-                    continue
-                images = tuple(
-                    self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
-                    for position, fields in enumerate(line["images"])
-                )
-                yield split, (index, number), line, images
-
-    def is_sound(self, max_bad: float) -> bool:
-        """Return whether there is a sound row, and the share of wrong ones is within `max_bad`."""
-        return any(self.rows.values()) and is_few(len(self.bad), self.total, max_bad)
-
-    def refuse_bad(self, max_bad: float, columns: str, *, share: bool = False) -> None:
-        """Raise a DataError with the first wrong rows unless `is_sound`.
-
-        Args:
-            columns: hint if most rows are wrong.
-            share: whether the message has the share of wrong rows.
-        """
-        bad, total = len(self.bad), self.total
-        if self.is_sound(max_bad):
-            return
-        rows = f"{bad:,} of {total:,} rows" + (f" ({bad / total:.1%})" if share else "")
-        message = f"{rows} are wrong, more than --max-bad {max_bad:g}"
-        finding = message if any(self.rows.values()) else f"all {total:,} rows are wrong"
-        hint = columns if 2 * bad > total else f"fix the rows, or {leave_out(bad, total)}"
-        raise DataError(f"{finding}; nothing was written:{first_bad(self.bad)}", hint=hint)
-
-    def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
-        """Return the number of an image; an image that was not there before is added."""
-        sha256 = str(fields["sha256"])
-        if sha256 not in self.numbers:
-            self.numbers[sha256] = len(self.images)
-            self.images.append(examined(fields))
-            self.places.append(place)
-        return self.numbers[sha256]
-
-    def assembly(self, checked: CheckedTables, fields: Callable[..., Any], schema: Any) -> Assembly:
-        """Return the content of the dataset. `fields`: (facts of a row, its line, its images) -> its columns."""
-        rows = dict(self.rows)
-
-        def columns(planned: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
-            for facts, line in checked.lines(planned):
-                yield fields(facts, line, [media[i] for i in facts.images])
-
-        dropped = [*self.bad, *self.repeated]
-        assembly = Assembly(self.images, self.places, RowReader(checked.tables), rows, columns, schema, dropped)
-        if self.bad:
-            share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
-            assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
-        return assembly
 
 
 def cut_validation(

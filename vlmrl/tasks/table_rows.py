@@ -31,7 +31,7 @@ from vlmrl.types import LeftOut, Size, hash64
 IMAGES = "images"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 MAX_CUT = 0.1
-"""Largest share of the training images that is cut off for validation."""
+"""Largest share of the training images, or of the training rows, that is cut off for validation."""
 Cells = Mapping[str, Any]
 """Role -> cell of a row, without the roles that the table has no column for."""
 

@@ -24,7 +24,7 @@ from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.math.rules import Policy
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
-from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
+from vlmrl.tasks.checked_rows import CheckedTables, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Assembly,
     Limits,
@@ -61,7 +61,7 @@ def row_schema() -> Any:
 
 
 def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
-    """Return the columns of a published problem. See `Survey.assembly`."""
+    """Return the columns of a published problem. See `CheckedTables.assembly`."""
     truth = {"answer": line["text"], "solution": line["solution"], "topic": None, "kind": None}
     return _fields(name, line["problem"], truth, images, facts.name)
 
@@ -275,54 +275,54 @@ def check_row(
     return line, faults
 
 
-def survey_rows(collection: Collection, checked: CheckedTables) -> tuple[Survey, list[str]]:
-    """Read the checked rows once, and collect facts.
+def survey_rows(collection: Collection, checked: CheckedTables) -> list[str]:
+    """Read the checked rows once, and collect facts in `checked`.
 
     Of rows of a split with the same images, problem and answer, the first is kept. With different answers, all of them
     are wrong.
 
-    Returns: also the places of rows whose answer column spells another answer than the box of the solution.
+    Returns: places of the rows whose answer column spells another answer than the box of the solution.
     """
-    survey, differing, lengths = Survey(), list[str](), PromptLengths(geometry_task(collection, {}))
+    differing, lengths = list[str](), PromptLengths(geometry_task(collection, {}))
     alike: dict[tuple[str, tuple[int, ...], str], list[tuple[str, PlannedRow]]] = defaultdict(list)
-    for split, key, line, images in survey.sound_lines(checked):
+    for split, key, line, images in checked.sound_lines():
         differing += [line["where"]] if line["differs"] else []
-        tokens = lengths.of({"problem": line["problem"]}, [survey.images[i].media for i in images])
+        tokens = lengths.of({"problem": line["problem"]}, [checked.images[i].media for i in images])
         row = PlannedRow(key, RowFacts(images, None, None, tokens, (), line["where"]))
         alike[split, images, line["problem"]].append((line["text"], row))
     for (split, _, _), rows in alike.items():
-        _keep_one(survey, split, rows)
-    return survey, differing
+        _keep_one(checked, split, rows)
+    return differing
 
 
-def _keep_one(survey: Survey, split: str, rows: Sequence[tuple[str, PlannedRow]]) -> None:
+def _keep_one(checked: CheckedTables, split: str, rows: Sequence[tuple[str, PlannedRow]]) -> None:
     """Add the first of rows with the same images and problem; none of them if their answers differ."""
     first = rows[0][1]
     if len({answer for answer, _ in rows}) > 1:
         reason = "the same figure and problem have different answers in different rows"
-        survey.bad += [LeftOut(row.facts.name, reason) for _, row in rows]
+        checked.bad += [LeftOut(row.facts.name, reason) for _, row in rows]
         return
-    survey.rows[split].append(first)
+    checked.rows[split].append(first)
     reason = f"the same figure, problem and answer as {first.facts.name}"
-    survey.repeated += [LeftOut(row.facts.name, reason) for _, row in rows[1:]]
+    checked.repeated += [LeftOut(row.facts.name, reason) for _, row in rows[1:]]
 
 
-def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
-    """Raise a DataError as `Survey.refuse_bad`; it names absent images if most rows lack theirs.
+def refuse_bad(checked: CheckedTables, max_bad: float, images_at: str = "") -> None:
+    """Raise a DataError as `CheckedTables.refuse_bad`; it names absent images if most rows lack theirs.
 
     Args:
         images_at: where the images are that tables of this collection name by paths; "" = not known.
     """
-    absent = [one for one in survey.bad if NO_FILE in one.reason]
-    if 2 * len(absent) > survey.total and not survey.is_sound(max_bad):
+    absent = [one for one in checked.bad if NO_FILE in one.reason]
+    if 2 * len(absent) > checked.total and not checked.is_sound(max_bad):
         raise DataError(
-            f"{len(absent):,} of {survey.total:,} rows name an image file that is not there; nothing was written:"
+            f"{len(absent):,} of {checked.total:,} rows name an image file that is not there; nothing was written:"
             f"\n  {absent[0].origin}: {absent[0].reason}",
             hint="the table has paths only: get its images, and give the folder that the paths start from as"
             f" --images-root{f'; {images_at}' if images_at else ''}",
         )
     hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
-    survey.refuse_bad(max_bad, f"{hint} folder (else --images-root)?")
+    checked.refuse_bad(max_bad, f"{hint} folder (else --images-root)?")
 
 
 TOPICS_HELP = (
@@ -364,9 +364,9 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
     with building(out, key=key) as build:
         columns = partial(find_columns, figures=collection.figures)
         checked = check_tables(build, located, columns, check_row, limits, where=place_in)
-        survey, differing = survey_rows(collection, checked)
-        refuse_bad(survey, request.max_bad, collection.images_at)
-        assembly = survey.assembly(checked, partial(row_fields, name), row_schema())
+        differing = survey_rows(collection, checked)
+        refuse_bad(checked, request.max_bad, collection.images_at)
+        assembly = checked.assembly(partial(row_fields, name), row_schema())
         if differing:
             finding = f"{len(differing):,} rows spell another answer than the box of their solution, such as"
             assembly.notes["answers"] = ("look", f"{finding} {', '.join(differing[:3])}; the box is graded")
@@ -379,9 +379,9 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
             "name": name,
             "task": collection.name,
             "seed": request.seed,
-            "source": {"name": args["source"], "test": args["test"], "rows": dict(survey.read)},
+            "source": {"name": args["source"], "test": args["test"], "rows": dict(checked.read)},
             "args": args,
-            "counts": {"images": len(survey.images), "rows": survey.total},
+            "counts": {"images": len(checked.images), "rows": checked.total},
         }
         return assemble(build, assembly, info, limits)
 

@@ -18,7 +18,7 @@ from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_pieces import Located, RowFiles
 from vlmrl.data.table_values import PAIRS, match_columns, show
 from vlmrl.errors import DataError, RewardError
-from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
+from vlmrl.tasks.checked_rows import CheckedTables, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Limits,
     PlannedRow,
@@ -157,16 +157,16 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
         find = partial(find_columns, classes_of(domain))
         checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
         (table,) = checked.tables
-        survey, known = survey_rows(domain, checked)
-        survey.refuse_bad(
+        known = survey_rows(domain, checked)
+        checked.refuse_bad(
             request.max_bad,
             f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
             " and do paths of images lead from the table's folder (else --images-root)?",
             share=True,
         )
-        assembly = survey.assembly(checked, partial(row_fields, name), row_schema(domain))
+        assembly = checked.assembly(partial(row_fields, name), row_schema(domain))
         assembly.group = group_of(domain)
-        if some := note_on_names(domain, survey, known):
+        if some := note_on_names(domain, checked, known):
             assembly.notes["names in the truth"] = ("look", some)
         train = assembly.rows.get(TRAIN, [])
         by_image = [RowUnits(row.facts.images, row.facts.label) for row in train]
@@ -183,24 +183,24 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
             "source": {"name": args["source"], "rows": table.files.splits, "columns": list(table.columns.values())},
             "args": args,
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
-            "counts": {"images": len(survey.images), "rows": survey.total},
+            "counts": {"images": len(checked.images), "rows": checked.total},
         }
         return assemble(build, assembly, info, limits)
 
 
-def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter[str]]:
-    """Read the checked rows once: collect facts, and leave out rows that repeat or contradict another row.
+def survey_rows(domain: Domain, checked: CheckedTables) -> Counter[str]:
+    """Read the checked rows once: collect facts in `checked`, and leave out rows that repeat or contradict another row.
 
     A row that repeats an earlier row of its split (same images, same label) is left out. If a pair of images has the
     label "same" in one row and "different" in another, all rows of this pair are wrong.
 
-    Returns: also truth field -> number of rows in which the names of both images are known.
+    Returns: truth field -> number of rows in which the names of both images are known.
     """
-    survey, known = Survey(), Counter[str]()
+    known = Counter[str]()
     columns = checked.tables[0].columns
     fields = domain.field_names if "composite" in columns else ()
     lengths = PromptLengths(domain_task(domain, {"truth_fields": list(fields)}))
-    for split, key, line, images in survey.sound_lines(checked):
+    for split, key, line, images in checked.sound_lines():
         truth = line["truth"]
         known.update(known_fields(domain, [truth]))
         shown = {"problem": line["problem"]} if "problem" in columns else {}
@@ -208,40 +208,40 @@ def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter
             images,
             "same" if truth["same"] else "different",
             truth["distance"],
-            lengths.of(shown, [survey.images[i].media for i in images]),
+            lengths.of(shown, [checked.images[i].media for i in images]),
             groups_of(domain, truth),
             line["where"],
         )
-        survey.rows[split].append(PlannedRow(key, facts))
-    _leave_out_repeats(survey)
-    return survey, known
+        checked.rows[split].append(PlannedRow(key, facts))
+    _leave_out_repeats(checked)
+    return known
 
 
-def _leave_out_repeats(survey: Survey) -> None:
+def _leave_out_repeats(checked: CheckedTables) -> None:
     labels: dict[tuple[int, ...], set[str | None]] = defaultdict(set)
-    for rows in survey.rows.values():
+    for rows in checked.rows.values():
         for row in rows:
             labels[tuple(sorted(row.facts.images))].add(row.facts.label)
-    for split, rows in survey.rows.items():
+    for split, rows in checked.rows.items():
         kept: dict[tuple[int, ...], PlannedRow] = {}
         for row in rows:
             facts = row.facts
             if len(labels[tuple(sorted(facts.images))]) > 1:
                 reason = "the same two images are called the same in one row and different in another"
-                survey.bad.append(LeftOut(facts.name, reason))
+                checked.bad.append(LeftOut(facts.name, reason))
             elif len(set(facts.images)) == 1 and facts.label == "different":
-                survey.bad.append(LeftOut(facts.name, "one image twice, called different"))
+                checked.bad.append(LeftOut(facts.name, "one image twice, called different"))
             elif facts.images in kept:
                 first = kept[facts.images].facts.name
-                survey.repeated.append(LeftOut(facts.name, f"the same two images as {first}"))
+                checked.repeated.append(LeftOut(facts.name, f"the same two images as {first}"))
             else:
                 kept[facts.images] = row
-        survey.rows[split] = list(kept.values())
+        checked.rows[split] = list(kept.values())
 
 
-def note_on_names(domain: Domain, survey: Survey, known: Mapping[str, int]) -> str:
+def note_on_names(domain: Domain, checked: CheckedTables, known: Mapping[str, int]) -> str:
     """Return a note on the fields that only some rows fill, with the numbers of these rows; "" = no such field."""
-    rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
+    rows = sum(len(rows) for rows in checked.rows.values()) + len(checked.repeated)
     some = {name: known[name] for name in domain.field_names if 0 < known[name] < rows}
     listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
     return f"of {rows:,} rows {listing}; where a name is missing, it is neither paid for nor counted" if some else ""
@@ -260,7 +260,7 @@ def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
-    """Return the columns of a row. See `Survey.assembly`."""
+    """Return the columns of a row. See `CheckedTables.assembly`."""
     return {
         "prompt_id": pair_id(name, images, facts.name),
         "truth": line["truth"],
