@@ -282,11 +282,13 @@ def first_bad(bad: Sequence[LeftOut]) -> str:
     return lines + (f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else "")
 
 
-def image_struct() -> Any:
-    """Return the Arrow type of an image in a row."""
+def row_schema(truth: Sequence[tuple[str, Any]], *columns: tuple[str, Any]) -> Any:
+    """Return the Arrow schema of rows. `truth`, `columns`: (name, Arrow type) of its fields, and of further columns."""
     import pyarrow as pa
 
-    return pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
+    image = [("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())]
+    first = [("prompt_id", pa.string()), ("truth", pa.struct(truth)), ("images", pa.list_(pa.struct(image)))]
+    return pa.schema([*first, *columns])
 
 
 def parse_limits(

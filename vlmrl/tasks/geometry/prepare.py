@@ -32,7 +32,7 @@ from vlmrl.tasks.dataset_assembly import (
     Prepared,
     PromptLengths,
     assemble,
-    image_struct,
+    row_schema,
 )
 from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
@@ -44,20 +44,12 @@ from vlmrl.types import LeftOut, Media, hash64
 from vlmrl.untrusted import plural
 
 
-def row_schema() -> Any:
+def problem_schema() -> Any:
     """Return the Arrow schema of the rows."""
     import pyarrow as pa
 
     truth = [(name, pa.string()) for name in ("answer", "solution", "topic", "kind")]
-    return pa.schema(
-        [
-            ("prompt_id", pa.string()),
-            ("truth", pa.struct(truth)),
-            ("images", pa.list_(image_struct())),
-            ("problem", pa.string()),
-            ("origins", pa.list_(pa.string())),
-        ]
-    )
+    return row_schema(truth, ("problem", pa.string()), ("origins", pa.list_(pa.string())))
 
 
 def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
@@ -366,7 +358,7 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
         checked = check_tables(build, located, columns, check_row, limits, where=place_in)
         differing = survey_rows(collection, checked)
         refuse_bad(checked, request.max_bad, collection.images_at)
-        assembly = checked.assembly(partial(row_fields, name), row_schema())
+        assembly = checked.assembly(partial(row_fields, name), problem_schema())
         if differing:
             finding = f"{len(differing):,} rows spell another answer than the box of their solution, such as"
             assembly.notes["answers"] = ("look", f"{finding} {', '.join(differing[:3])}; the box is graded")
@@ -406,7 +398,7 @@ def _prepare_drawn(
         problems = drawn.write_problems(counts, seed=request.seed, topics=topics)
     planned, images, files = made_rows(collection, problems)
     fields = partial(made_fields, name)
-    assembly = Assembly(images, list(files), FileReader(MemoryFiles(files)), planned, fields, row_schema())
+    assembly = Assembly(images, list(files), FileReader(MemoryFiles(files)), planned, fields, problem_schema())
     with building(out) as build:
         info = {
             "name": name,

@@ -25,7 +25,7 @@ from vlmrl.tasks.dataset_assembly import (
     Prepared,
     PromptLengths,
     assemble,
-    image_struct,
+    row_schema,
     short_source,
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
@@ -164,7 +164,7 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
             " and do paths of images lead from the table's folder (else --images-root)?",
             share=True,
         )
-        assembly = checked.assembly(partial(row_fields, name), row_schema(domain))
+        assembly = checked.assembly(partial(row_fields, name), domain_schema(domain))
         assembly.group = group_of(domain)
         if some := note_on_names(domain, checked, known):
             assembly.notes["names in the truth"] = ("look", some)
@@ -270,7 +270,7 @@ def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequ
     }
 
 
-def row_schema(domain: Domain, more: str | None = "problem") -> Any:
+def domain_schema(domain: Domain, more: str | None = "problem") -> Any:
     """Return the Arrow schema of a domain's rows.
 
     Args:
@@ -280,10 +280,5 @@ def row_schema(domain: Domain, more: str | None = "problem") -> Any:
 
     names = pa.list_(pa.string())
     truth = [("same", pa.bool_()), ("distance", pa.int64()), *((one, names) for one in domain.field_names)]
-    fields = [
-        ("prompt_id", pa.string()),
-        ("truth", pa.struct([*truth, ("ground_truth", pa.string())])),
-        ("images", pa.list_(image_struct())),
-        ("origins", names),
-    ]
-    return pa.schema([*fields, *([(more, pa.string() if more == "problem" else names)] if more else [])])
+    columns = [(more, pa.string() if more == "problem" else names)] if more else []
+    return row_schema([*truth, ("ground_truth", pa.string())], ("origins", names), *columns)
