@@ -11,13 +11,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vlmrl.data.image_scan import Examined, examine
+from vlmrl.data.image_scan import EXAMINER, examined
 from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import OpenTable, RowFiles, TablePiece, locate_rows, open_row_files
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
@@ -121,13 +121,11 @@ class _Reader:
 
     Args:
         work: folder for the parts of text tables; it lives as long as the reader.
-        facts: image -> its facts once it has been decoded, or the message why it cannot be.
     """
 
     request: TableRequest
     form: RowForm
     work: TemporaryDirectory[str]
-    facts: dict[int, Examined | str] = field(default_factory=dict)
 
     def open(self, name: str, images_root: Path | None, folder_name: str) -> OpenTable:
         folder = Path(self.work.name) / folder_name
@@ -168,27 +166,24 @@ class _Reader:
         seen, bad, total = dict[int, tuple[int, str]](), list[LeftOut](), 0
         hints: dict[str, None] = {}
         for where, cells, root in _cells(table, pieces):
+            key = None
             try:
                 data = _only_image(cells, root, self.form)
                 key = _key_of(data, cells)
                 if (only is not None and key not in only) or key in without:
                     continue
-            except DataError as error:
-                if only is None:  # a row without an image belongs to train
-                    total += 1
-                    bad.append(LeftOut(where, error.message))
-                    yield bad[-1]
-                continue
-            total += 1
-            try:
-                images = [] if data is None else [self.sound(key, data)]
+                images = [] if data is None else [_sound(data)]
                 media = images[0].facts.media if images else None
                 truth, columns = self.form.read(cells, (media.width, media.height) if media else (0, 0))
             except DataError as error:
+                if key is None and only is not None:
+                    continue  # a row without an image belongs to train
+                total += 1
                 bad.append(LeftOut(where, error.message))
-                hints |= {error.hint: None} if error.hint else {}
+                hints |= {error.hint: None} if error.hint and key is not None else {}
                 yield bad[-1]
                 continue
+            total += 1
             shown = hash64(key if images else 0, repr(sorted(columns.items())))
             reason = _repeats(seen, shown, hash64(repr(truth)), where)
             yield LeftOut(where, reason) if reason else NewRow(truth, images, columns, origin=where)
@@ -197,18 +192,13 @@ class _Reader:
             message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {most:g}; nothing was written:"
             raise DataError(message + first_bad(bad), hint="; else ".join([*hints, fix]))
 
-    def sound(self, key: int, data: bytes) -> SoundImage:
-        """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
-        facts = self.facts.get(key)
-        if facts is None:
-            try:
-                facts = examine(data)
-            except DataError as error:
-                facts = error.message
-            self.facts[key] = facts
-        if isinstance(facts, str):
-            raise DataError(facts)
-        return SoundImage(data, facts)
+
+def _sound(data: bytes) -> SoundImage:
+    """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
+    fields = EXAMINER.look(data)
+    if "reason" in fields:
+        raise DataError(fields["reason"])
+    return SoundImage(data, examined(fields))
 
 
 def _pieces(table: OpenTable, split: str) -> list[TablePiece]:
