@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmrl.data.dataset import require_split
-from vlmrl.data.image_scan import scan_files
+from vlmrl.data.image_scan import Files, scan_files
 from vlmrl.data.images import MAX_FILE_BYTES, decode_cached, image_hash, probe_image
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.data.splits import LabelledImage
@@ -72,14 +72,12 @@ class Labelled:
         return {"name": self.name, "images": len(self.images), **ignored}
 
 
-class Collection(Protocol):
+class Collection(Files, Protocol):
     """Files of a folder or archive, by relative path."""
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
         """Yield (path, reason why it may not be read or None), sorted by path."""
         ...
-
-    def read(self, path: str) -> bytes: ...
 
 
 def read_labelled(
@@ -204,7 +202,7 @@ def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None
                 )
 
 
-class _Folder:
+class _Folder(Collection):
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -233,7 +231,7 @@ class _Folder:
         return path.relative_to(self._root).as_posix()
 
 
-class _Archive:
+class _Archive(Collection):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:

@@ -293,9 +293,13 @@ class Files(Protocol):
         """Return the bytes of a file. Raises: DataError when it cannot be read."""
         ...
 
+    def files(self, places: Sequence[str]) -> Iterator[bytes]:
+        """Yield files by their paths, for `write_shards`."""
+        return map(self.read, places)
+
 
 @dataclass(frozen=True)
-class MemoryFiles:
+class MemoryFiles(Files):
     """Reader of files that are in memory."""
 
     contents: Mapping[str, bytes]
@@ -390,17 +394,6 @@ class _Look:
             return EXAMINER.look(self.read(place))
         except DataError as error:
             return {"reason": error.message}
-
-
-@dataclass(frozen=True)
-class FileReader:
-    """Reader of image files by path, for `write_shards`."""
-
-    source: Files
-
-    def files(self, places: Sequence[str]) -> Iterator[bytes]:
-        for path in places:
-            yield self.source.read(path)
 
 
 def _fields(image: Examined) -> dict[str, Any]:

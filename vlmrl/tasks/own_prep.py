@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from vlmrl.data.dataset import content_hash
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import Examined, FileReader, examine
+from vlmrl.data.image_scan import Examined, Files, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.redaction.redact import quoted
@@ -43,7 +43,7 @@ class SoundImage:
 
 
 @dataclass(frozen=True)
-class _Folder:
+class _Folder(Files):
     """Reader of the image files of a folder, by file name."""
 
     root: Path
@@ -116,8 +116,7 @@ def prepare_own(
             build.write_text(file, text)
         dropped: list[LeftOut] = []
         rows = {split: _planned(task, split, rows, shelf, dropped) for split, rows in splits.items()}
-        reader = FileReader(_Folder(shelf.folder))
-        parts = Assembly(shelf.seen, shelf.places, reader, rows, _fields, dropped=dropped)
+        parts = Assembly(shelf.seen, shelf.places, _Folder(shelf.folder), rows, _fields, dropped=dropped)
         parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         truths = [one.key[0].truth for planned in rows.values() for one in planned]
         parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_folders import collection_state, read_labelled
-from vlmrl.data.image_scan import FileReader, Files, examine
+from vlmrl.data.image_scan import Files, examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
@@ -154,7 +154,7 @@ def write_pairs(
     assembly = Assembly(
         images=[image.seen or examine(files.read(image.place)) for image in seen],
         places=[image.place for image in seen],
-        reader=FileReader(files),
+        reader=files,
         rows=rows,
         fields=partial(_fields, plan, unseen),
         schema=plan.schema,

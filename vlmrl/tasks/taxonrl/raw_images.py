@@ -141,7 +141,7 @@ def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RootedFiles:
+class RootedFiles(Files):
     """Reader of image files by path. The path must stay inside a root folder."""
 
     root: Path
