@@ -53,7 +53,6 @@ class Labelled:
     Args:
         name: last part of the source's path.
         images: sound images; the labels of each are the names of the folders above it.
-        dropped: images that were left out.
         ignored: file ending -> number of files that are no images.
         fingerprint: hash of labels, file names and contents.
     """

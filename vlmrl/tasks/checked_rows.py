@@ -34,7 +34,6 @@ class ChosenPiece(NamedTuple):
     """Piece of a table that is read.
 
     Args:
-        table: number of the table.
         number: of the piece in its table.
         piece: the piece, under the split that its rows get.
     """

@@ -85,7 +85,6 @@ def fill_pairs(
     Args:
         images: the labelled collection; sound images only.
         files: reader of an image's file by its origin.
-        dropped: files that the reader of the collection has left out.
     Raises: DataError when there are too few images or another dataset is at the target of the build.
     """
     unique, repeats = drop_repeats(images)

@@ -45,7 +45,6 @@ class Specimens:
     Args:
         images: the sound images; see `specimen`.
         files: reader of an image file by its origin.
-        dropped: images that were left out.
         split_of: origin -> split, if the source has splits.
         pairs: split -> pairs, if the source has pairs; None = pairs are to be drawn.
         lost: pairs of the source that are wrong and were left out.
