@@ -308,29 +308,23 @@ class MemoryFiles(Files):
         return self.contents[path]
 
 
-class Examiner:
-    """Cache of the results of `examine` by content, because a collection of pairs repeats its images."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, Any]] = {}
-
-    def look(self, data: bytes) -> dict[str, Any]:
-        """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
-        sha256 = image_hash(data)
-        fields = self._known.get(sha256)
-        if fields is None:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            try:
-                fields = _fields(examine(data))
-            except DataError as error:
-                fields = {"reason": error.message}
-            self._known[sha256] = fields
-        return fields
+_known: dict[str, dict[str, Any]] = {}
+"""Results of `look` by content, for all parts that this process makes: a collection of pairs repeats its images."""
 
 
-EXAMINER = Examiner()
-"""Examiner of this process. All parts that the process makes share its results."""
+def look(data: bytes) -> dict[str, Any]:
+    """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
+    sha256 = image_hash(data)
+    fields = _known.get(sha256)
+    if fields is None:
+        if len(_known) >= MAX_REMEMBERED:
+            _known.clear()
+        try:
+            fields = _fields(examine(data))
+        except DataError as error:
+            fields = {"reason": error.message}
+        _known[sha256] = fields
+    return fields
 
 
 def examined(fields: dict[str, Any]) -> Examined:
@@ -364,7 +358,7 @@ def scan_files(
 def look_at(
     places: Sequence[Any], read: Callable[[Any], bytes], work: Path, *, workers: int | None, progress: Progress | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the result of `Examiner.look` for each image, in the order of `places`, computed on all cores.
+    """Yield the result of `look` for each image, in the order of `places`, computed on all cores.
 
     Args:
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
@@ -391,7 +385,7 @@ class _Look:
 
     def _of(self, place: Any) -> dict[str, Any]:
         try:
-            return EXAMINER.look(self.read(place))
+            return look(self.read(place))
         except DataError as error:
             return {"reason": error.message}
 
@@ -466,7 +460,7 @@ class RowReader:
                 yield image_bytes(read_image(values[place.position], files.root, ""), "")
 
 
-def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str, Any]:
+def look_at_cell(value: Any, root: Path | None) -> dict[str, Any]:
     """Return the fields of an image value of a cell, or {"reason": why the image cannot be used}.
 
     Args:
@@ -476,7 +470,7 @@ def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str,
         data = image_bytes(read_image(value, root, ""), "")
     except DataError as error:
         return {"reason": error.message}
-    fields = examiner.look(data)
+    fields = look(data)
     name = _name_of(value)
     return {"reason": f"{name}: {fields['reason']}"} if "reason" in fields and name else fields
 

@@ -43,11 +43,10 @@ class LabelledImage:
 
 @dataclass
 class Splits:
-    """Images of each split, classes that are kept out of training, and images that were left out, with the reason."""
+    """Images of each split, and classes that are kept out of training."""
 
     images: dict[str, list[LabelledImage]]
     unseen: list[tuple[str, ...]] = field(default_factory=list)
-    dropped: list[LeftOut] = field(default_factory=list)
 
 
 def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[LeftOut]]:

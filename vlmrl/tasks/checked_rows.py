@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
-from vlmrl.data.image_scan import EXAMINER, Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
+from vlmrl.data.image_scan import Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
 from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
@@ -64,7 +64,7 @@ class ScanRows:
         for index, cells in table.rows(chosen.piece):
             values = split_images(cells.get(IMAGES))
             line, faults = self.check(cells, table.columns, values)
-            line["images"] = [look_at_cell(value, table.files.root, EXAMINER) for value in values]
+            line["images"] = [look_at_cell(value, table.files.root) for value in values]
             seen = enumerate(line["images"], start=1)
             faults += [f"image {number}: {image['reason']}" for number, image in seen if "reason" in image]
             where = self.where(table.files, chosen.piece, index)

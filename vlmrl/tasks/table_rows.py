@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vlmrl.data.image_scan import EXAMINER, examined
+from vlmrl.data.image_scan import examined, look
 from vlmrl.data.images import image_hash
 from vlmrl.data.table_pieces import OpenTable, RowFiles, TablePiece, locate_rows, open_row_files
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
@@ -195,7 +195,7 @@ class _Reader:
 
 def _sound(data: bytes) -> SoundImage:
     """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
-    fields = EXAMINER.look(data)
+    fields = look(data)
     if "reason" in fields:
         raise DataError(fields["reason"])
     return SoundImage(data, examined(fields))
