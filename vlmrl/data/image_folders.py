@@ -82,7 +82,7 @@ class Collection(Files, Protocol):
 def read_labelled(
     source: Path,
     levels: Sequence[str],
-    work: Path | None = None,
+    work: Path,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -93,7 +93,7 @@ def read_labelled(
     broken images and files with too few folders above them are dropped, each with its reason.
 
     Args:
-        work, workers, progress: see `scan_files`.
+        work: folder for the parts of the scan.
     Raises: DataError when the source is neither a folder nor a zip archive, or names of siblings differ only in case or
         punctuation, which the answer format does not distinguish.
     """

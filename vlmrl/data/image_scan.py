@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vlmrl.data import images as limits
@@ -336,20 +335,12 @@ def examined(fields: dict[str, Any]) -> Examined:
 def scan_files(
     files: Files,
     paths: Sequence[str],
-    work: Path | None = None,
+    work: Path,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Examined | str]]:
-    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`.
-
-    Args:
-        work: folder for the parts; None = a temporary one.
-    """
-    if work is None:
-        with TemporaryDirectory() as folder:
-            yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
-        return
+    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`."""
     results = look_at(paths, files.read, work, workers=workers, progress=progress)
     for path, fields in zip(paths, results, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
@@ -362,6 +353,7 @@ def look_at(
 
     Args:
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
+        work: folder for the parts.
     """
     return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
 

@@ -6,12 +6,13 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from PIL import Image
 
 from vlmrl.data import image_folders as labelled_module
-from vlmrl.data.image_folders import check_name, read_labelled
+from vlmrl.data.image_folders import Labelled, check_name
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
 from vlmrl.types import LeftOut
@@ -28,6 +29,11 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
         for name, data in files.items():
             out.writestr(name, data)
     return path
+
+
+def read_labelled(source: Path, levels: list[str], workers: int | None = None) -> Labelled:
+    with TemporaryDirectory() as work:
+        return labelled_module.read_labelled(source, levels, Path(work), workers=workers)
 
 
 def reasons(dropped: list[LeftOut]) -> dict[str, str]:

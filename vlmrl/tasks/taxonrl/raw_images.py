@@ -98,9 +98,7 @@ class PairTruth:
         return complete_truth(domain, truth)
 
 
-def read_folders(
-    domain: Domain, source: Path, levels: Sequence[str] | None, work: Path | None, limits: Limits
-) -> Specimens:
+def read_folders(domain: Domain, source: Path, levels: Sequence[str] | None, work: Path, limits: Limits) -> Specimens:
     """Read images that are named by their folders.
 
     Args:
@@ -155,7 +153,7 @@ def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
     return "image" in roles and all(name in roles for name in classes_of(domain))
 
 
-def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
+def read_image_table(domain: Domain, table: RowFiles, work: Path, limits: Limits) -> Specimens:
     """Read images from a table of paths and names, such as Danish Fungi's: image_path, order, family, genus, species.
 
     A column `split` determines the split of each image. If there are several tables (train, test), the name of each
@@ -374,7 +372,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
     return pairs
 
 
-def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits) -> Specimens:
+def read_face_pairs(lists: Mapping[str, Path], work: Path, limits: Limits) -> Specimens:
     """Read the pairs of the lists, and examine their images, which are in the list's folder or in a folder inside it.
 
     Several lists are one split each. Of a single list with ten folds, the last two folds are validation and test, and
