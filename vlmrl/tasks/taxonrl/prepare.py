@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +21,10 @@ from vlmrl.tasks.prep_options import Option
 from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.taxonrl.published_rows import DomainRequest, domain_schema, prepare_rows
 from vlmrl.tasks.taxonrl.raw_images import (
-    PairTruth,
     Specimens,
     find_pair_lists,
     is_image_table,
+    pair_truth,
     read_face_pairs,
     read_folders,
     read_image_table,
@@ -144,7 +145,7 @@ def _write(
         split_shares={split: share / sum(shares.values()) for split, share in shares.items()},
         split_of=specimens.split_of,
         whole_classes=individuals,
-        truth_of=PairTruth(domain.name),
+        truth_of=partial(pair_truth, domain),
         schema=domain_schema(domain, "individuals" if individuals else None),
         individuals=individuals,
         truth_fields=fields,

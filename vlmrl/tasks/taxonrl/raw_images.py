@@ -22,7 +22,7 @@ from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.dataset_assembly import Limits, is_few, leave_out
 from vlmrl.tasks.pairs.draw import Pair
-from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, LAYOUTS, UNKNOWN, Domain, classes_of
+from vlmrl.tasks.taxonrl.domains import INDIVIDUAL, LAYOUTS, UNKNOWN, Domain, classes_of
 from vlmrl.tasks.taxonrl.published_rows import complete_truth
 from vlmrl.types import LeftOut
 from vlmrl.untrusted import encodable
@@ -80,22 +80,16 @@ def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) ->
     return replace(image, labels=tuple(labels[name] for name in classes_of(domain)), facts=facts)
 
 
-@dataclass(frozen=True)
-class PairTruth:
-    """Function that returns the truth of a pair of specimens, with all keys of the domain's schema."""
-
-    domain: str
-
-    def __call__(self, pair: Pair) -> dict[str, Any]:
-        domain, same = DOMAINS[self.domain], pair.distance == 0
-        truth: dict[str, Any] = {"same": same, "distance": pair.distance if domain.ranks else None}
-        for name in domain.field_names:
-            if name in domain.ranks:
-                level = domain.ranks.index(name)
-                truth[name] = [pair.first.labels[level], pair.second.labels[level]]
-            else:
-                truth[name] = [pair.first.facts.get(name), pair.second.facts.get(name)]
-        return complete_truth(domain, truth)
+def pair_truth(domain: Domain, pair: Pair) -> dict[str, Any]:
+    """Return the truth of a pair of specimens, with all keys of the domain's schema."""
+    truth: dict[str, Any] = {"same": pair.distance == 0, "distance": pair.distance if domain.ranks else None}
+    for name in domain.field_names:
+        if name in domain.ranks:
+            level = domain.ranks.index(name)
+            truth[name] = [pair.first.labels[level], pair.second.labels[level]]
+        else:
+            truth[name] = [pair.first.facts.get(name), pair.second.facts.get(name)]
+    return complete_truth(domain, truth)
 
 
 def read_folders(domain: Domain, source: Path, levels: Sequence[str] | None, work: Path, limits: Limits) -> Specimens:
