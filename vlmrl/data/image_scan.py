@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -259,24 +260,18 @@ def write_shards(
     """
     plan = plan_shards(images)
     paths = [folder / shard_name(number) for number in range(len(plan))]
-    make_parts(_WriteShard(reader), plan, paths, workers=workers, progress=progress, what="writing images")
+    make_parts(partial(_write_shard, reader), plan, paths, workers=workers, progress=progress, what="writing images")
 
 
-@dataclass(frozen=True)
-class _WriteShard:
-    reader: ShardReader
-
-    def __call__(self, images: Sequence[Stored], path: Path) -> None:
-        shard = ShardFile(path)
-        for image, data in zip(images, self.reader.files([image.place for image in images]), strict=True):
-            if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
-                data = stored_form(data, image.max_pixels)[0]
-            if image_hash(data) != image.sha256:
-                raise DataError(
-                    "an image changed while it was read", where=str(image.place), hint="run the command again"
-                )
-            shard.add(image.sha256, data)
-        shard.close()
+def _write_shard(reader: ShardReader, images: Sequence[Stored], path: Path) -> None:
+    shard = ShardFile(path)
+    for image, data in zip(images, reader.files([image.place for image in images]), strict=True):
+        if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
+            data = stored_form(data, image.max_pixels)[0]
+        if image_hash(data) != image.sha256:
+            raise DataError("an image changed while it was read", where=str(image.place), hint="run the command again")
+        shard.add(image.sha256, data)
+    shard.close()
 
 
 PART_FILES = 256
@@ -355,7 +350,8 @@ def look_at(
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
+    make = partial(_look_at_part, read)
+    return _in_parts(make, places, work, "images", workers=workers, progress=progress, what="reading images")
 
 
 def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settings: Any) -> Iterator[dict[str, Any]]:
@@ -368,18 +364,14 @@ def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settin
             yield from map(json.loads, lines)
 
 
-@dataclass(frozen=True)
-class _Look:
-    read: Callable[[Any], bytes]
-
-    def __call__(self, places: Sequence[Any], part: Path) -> None:
-        write_lines(part, [self._of(place) for place in places])
-
-    def _of(self, place: Any) -> dict[str, Any]:
+def _look_at_part(read: Callable[[Any], bytes], places: Sequence[Any], part: Path) -> None:
+    def look_at_one(place: Any) -> dict[str, Any]:
         try:
-            return look(self.read(place))
+            return look(read(place))
         except DataError as error:
             return {"reason": error.message}
+
+    write_lines(part, [look_at_one(place) for place in places])
 
 
 def _fields(image: Examined) -> dict[str, Any]:
@@ -398,18 +390,13 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    make, name = _Shrink(reader, max_pixels), f"small-{max_pixels}"
+    make, name = partial(_shrink, reader, max_pixels), f"small-{max_pixels}"
     lines = _in_parts(make, places, work, name, workers=workers, progress=progress, what="resizing images")
     yield from map(examined, lines)
 
 
-@dataclass(frozen=True)
-class _Shrink:
-    reader: ShardReader
-    max_pixels: int
-
-    def __call__(self, places: Sequence[Any], part: Path) -> None:
-        write_lines(part, [_fields(examine(data, self.max_pixels)) for data in self.reader.files(places)])
+def _shrink(reader: ShardReader, max_pixels: int, places: Sequence[Any], part: Path) -> None:
+    write_lines(part, [_fields(examine(data, max_pixels)) for data in reader.files(places)])
 
 
 MAX_PATH = 1000
