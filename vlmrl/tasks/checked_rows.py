@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
-from vlmrl.data.image_scan import Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
+from vlmrl.data.image_scan import Examined, RowPlace, TablePlace, examined, look_at_cell, read_places
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
 from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
@@ -147,7 +147,8 @@ class CheckedTables:
                         yield fields(facts, line, [media[i] for i in facts.images])
 
         dropped = [*self.bad, *self.repeated]
-        assembly = Assembly(self.images, self.places, RowReader(self.tables), dict(self.rows), columns, schema, dropped)
+        reader = partial(read_places, self.tables)
+        assembly = Assembly(self.images, self.places, reader, dict(self.rows), columns, schema, dropped)
         if self.bad:
             share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
             assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
