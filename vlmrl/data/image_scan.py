@@ -16,16 +16,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.data import images as limits
 from vlmrl.data.images import ShardFile, decode_image, image_hash, shard_name, store_decoded
 from vlmrl.data.measurements import fit_size
 from vlmrl.data.parallel_parts import Make, Progress, make_parts, write_lines
-from vlmrl.data.table_pieces import RowFiles, read_piece
+from vlmrl.data.table_pieces import OpenTable, read_piece
 from vlmrl.data.table_values import image_bytes, read_image, show, split_images
 from vlmrl.errors import DataError
 from vlmrl.store import media as store_media
@@ -168,12 +168,10 @@ class Stored:
     max_pixels: int | None = None
 
 
-class ShardReader(Protocol):
-    """Reader of image files from their sources. Picklable: each process has its own copy."""
-
-    def files(self, places: Sequence[Any]) -> Iterator[bytes]:
-        """Yield the file of each place, in order. Raises: DataError when one no longer exists."""
-        ...
+ShardReader = Callable[[Sequence[Any]], Iterator[bytes]]
+"""Places -> their image files, in order. Picklable: each process has a copy. Raises: DataError when a file is gone."""
+ReadFile = Callable[[str], bytes]
+"""Relative path -> the file. Picklable: a copy in another process opens the source again. Raises: DataError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,24 +258,18 @@ def write_shards(
     """
     plan = plan_shards(images)
     paths = [folder / shard_name(number) for number in range(len(plan))]
-    make_parts(_WriteShard(reader), plan, paths, workers=workers, progress=progress, what="writing images")
+    make_parts(partial(_write_shard, reader), plan, paths, workers=workers, progress=progress, what="writing images")
 
 
-@dataclass(frozen=True)
-class _WriteShard:
-    reader: ShardReader
-
-    def __call__(self, images: Sequence[Stored], path: Path) -> None:
-        shard = ShardFile(path)
-        for image, data in zip(images, self.reader.files([image.place for image in images]), strict=True):
-            if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
-                data = stored_form(data, image.max_pixels)[0]
-            if image_hash(data) != image.sha256:
-                raise DataError(
-                    "an image changed while it was read", where=str(image.place), hint="run the command again"
-                )
-            shard.add(image.sha256, data)
-        shard.close()
+def _write_shard(reader: ShardReader, images: Sequence[Stored], path: Path) -> None:
+    shard = ShardFile(path)
+    for image, data in zip(images, reader([image.place for image in images]), strict=True):
+        if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
+            data = stored_form(data, image.max_pixels)[0]
+        if image_hash(data) != image.sha256:
+            raise DataError("an image changed while it was read", where=str(image.place), hint="run the command again")
+        shard.add(image.sha256, data)
+    shard.close()
 
 
 PART_FILES = 256
@@ -286,47 +278,23 @@ MAX_REMEMBERED = 50_000
 """Maximum number of images whose results a process keeps in memory. When it is reached, all are removed."""
 
 
-class Files(Protocol):
-    """Reader of files by relative path. Picklable: a copy in another process opens the source again."""
-
-    def read(self, path: str) -> bytes:
-        """Return the bytes of a file. Raises: DataError when it cannot be read."""
-        ...
+_known: dict[str, dict[str, Any]] = {}
+"""Results of `look` by content, for all parts that this process makes: a collection of pairs repeats its images."""
 
 
-@dataclass(frozen=True)
-class MemoryFiles:
-    """Reader of files that are in memory."""
-
-    contents: Mapping[str, bytes]
-
-    def read(self, path: str) -> bytes:
-        return self.contents[path]
-
-
-class Examiner:
-    """Cache of the results of `examine` by content, because a collection of pairs repeats its images."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, Any]] = {}
-
-    def look(self, data: bytes) -> dict[str, Any]:
-        """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
-        sha256 = image_hash(data)
-        fields = self._known.get(sha256)
-        if fields is None:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            try:
-                fields = _fields(examine(data))
-            except DataError as error:
-                fields = {"reason": error.message}
-            self._known[sha256] = fields
-        return fields
-
-
-EXAMINER = Examiner()
-"""Examiner of this process. All parts that the process makes share its results."""
+def look(data: bytes) -> dict[str, Any]:
+    """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
+    sha256 = image_hash(data)
+    fields = _known.get(sha256)
+    if fields is None:
+        if len(_known) >= MAX_REMEMBERED:
+            _known.clear()
+        try:
+            fields = _fields(examine(data))
+        except DataError as error:
+            fields = {"reason": error.message}
+        _known[sha256] = fields
+    return fields
 
 
 def examined(fields: dict[str, Any]) -> Examined:
@@ -336,23 +304,15 @@ def examined(fields: dict[str, Any]) -> Examined:
 
 
 def scan_files(
-    files: Files,
+    read: ReadFile,
     paths: Sequence[str],
-    work: Path | None = None,
+    work: Path,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Examined | str]]:
-    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`.
-
-    Args:
-        work: folder for the parts; None = a temporary one.
-    """
-    if work is None:
-        with TemporaryDirectory() as folder:
-            yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
-        return
-    results = look_at(paths, files.read, work, workers=workers, progress=progress)
+    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`."""
+    results = look_at(paths, read, work, workers=workers, progress=progress)
     for path, fields in zip(paths, results, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
 
@@ -360,12 +320,14 @@ def scan_files(
 def look_at(
     places: Sequence[Any], read: Callable[[Any], bytes], work: Path, *, workers: int | None, progress: Progress | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the result of `Examiner.look` for each image, in the order of `places`, computed on all cores.
+    """Yield the result of `look` for each image, in the order of `places`, computed on all cores.
 
     Args:
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
+        work: folder for the parts.
     """
-    return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
+    make = partial(_look_at_part, read)
+    return _in_parts(make, places, work, "images", workers=workers, progress=progress, what="reading images")
 
 
 def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settings: Any) -> Iterator[dict[str, Any]]:
@@ -378,29 +340,14 @@ def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settin
             yield from map(json.loads, lines)
 
 
-@dataclass(frozen=True)
-class _Look:
-    read: Callable[[Any], bytes]
-
-    def __call__(self, places: Sequence[Any], part: Path) -> None:
-        write_lines(part, [self._of(place) for place in places])
-
-    def _of(self, place: Any) -> dict[str, Any]:
+def _look_at_part(read: Callable[[Any], bytes], places: Sequence[Any], part: Path) -> None:
+    def look_at_one(place: Any) -> dict[str, Any]:
         try:
-            return EXAMINER.look(self.read(place))
+            return look(read(place))
         except DataError as error:
             return {"reason": error.message}
 
-
-@dataclass(frozen=True)
-class FileReader:
-    """Reader of image files by path, for `write_shards`."""
-
-    source: Files
-
-    def files(self, places: Sequence[str]) -> Iterator[bytes]:
-        for path in places:
-            yield self.source.read(path)
+    write_lines(part, [look_at_one(place) for place in places])
 
 
 def _fields(image: Examined) -> dict[str, Any]:
@@ -419,18 +366,13 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    make, name = _Shrink(reader, max_pixels), f"small-{max_pixels}"
+    make, name = partial(_shrink, reader, max_pixels), f"small-{max_pixels}"
     lines = _in_parts(make, places, work, name, workers=workers, progress=progress, what="resizing images")
     yield from map(examined, lines)
 
 
-@dataclass(frozen=True)
-class _Shrink:
-    reader: ShardReader
-    max_pixels: int
-
-    def __call__(self, places: Sequence[Any], part: Path) -> None:
-        write_lines(part, [_fields(examine(data, self.max_pixels)) for data in self.reader.files(places)])
+def _shrink(reader: ShardReader, max_pixels: int, places: Sequence[Any], part: Path) -> None:
+    write_lines(part, [_fields(examine(data, max_pixels)) for data in reader(places)])
 
 
 MAX_PATH = 1000
@@ -445,28 +387,27 @@ class RowPlace(NamedTuple):
     position: int
 
 
-@dataclass(frozen=True)
-class RowReader:
-    """Reader of image files by their place in a table, for `write_shards`.
+class TablePlace(NamedTuple):
+    """Place of an image: the table, and its place there."""
 
-    Places in the table's order are read in one pass.
-    """
-
-    table: RowFiles
-    column: str
-
-    def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
-        for index, piece_places in groupby(places, key=lambda place: place[0]):
-            rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
-            number, values = -1, []
-            for place in piece_places:
-                while number < place[1]:
-                    number, row = next(rows)
-                    values = split_images(row.get(self.column))
-                yield image_bytes(read_image(values[place[2]], self.table.root, ""), "")
+    table: int
+    place: RowPlace
 
 
-def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str, Any]:
+def read_places(tables: Sequence[OpenTable], places: Sequence[TablePlace]) -> Iterator[bytes]:
+    """Yield image files by their place in several tables. Places in the tables' order are read in one pass."""
+    for (index, piece), members in groupby(places, key=lambda one: (one.table, one.place.piece)):
+        files, column = tables[index].files, tables[index].columns["images"]
+        rows = enumerate(read_piece(files.pieces[piece], [column]))
+        number, values = -1, []
+        for _, place in members:
+            while number < place.row:
+                number, row = next(rows)
+                values = split_images(row.get(column))
+            yield image_bytes(read_image(values[place.position], files.root, ""), "")
+
+
+def look_at_cell(value: Any, root: Path | None) -> dict[str, Any]:
     """Return the fields of an image value of a cell, or {"reason": why the image cannot be used}.
 
     Args:
@@ -476,7 +417,7 @@ def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str,
         data = image_bytes(read_image(value, root, ""), "")
     except DataError as error:
         return {"reason": error.message}
-    fields = examiner.look(data)
+    fields = look(data)
     name = _name_of(value)
     return {"reason": f"{name}: {fields['reason']}"} if "reason" in fields and name else fields
 
