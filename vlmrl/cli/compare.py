@@ -54,7 +54,7 @@ def show_paired(evaluation: dict[str, Any]) -> None:
     n, a, b = evaluation["rows_paired"], evaluation["rows_a"], evaluation["rows_b"]
     tell("")
     if not evaluation["metrics"]:
-        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
+        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} responses)")
         return
     of = "" if n == a == b else f" of {a} and {b}"
     cells = []
@@ -62,10 +62,10 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         p = f"{m['test']['p_holm']:.3g}" if m["test"] else ""
         means = (m["metric"], _value(m["a"]), _value(m["b"]), f"{m['difference']:+.4f}")
         cells.append((*means, _interval(m), p, m["verdict"], str(m["n"])))
-    title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
+    title = f"Evaluation {evaluation['name']}, paired on {n}{of} responses"
     corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
     p_name = "p (Holm)" if corrected else "p"
-    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "rows"), cells, titled=True)
+    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "n"), cells, titled=True)
     for m in evaluation["metrics"]:
         if m["test"] and m["metric"] in LEADING:
             tell(words_of_test(m["metric"], m["test"]))
@@ -149,7 +149,7 @@ def show_settings(result: dict[str, Any]) -> None:
             for metric, m in metrics.items():
                 sd, each = "-" if m["sd"] is None else f"{m['sd']:.4f}", " ".join(f"{mean:.3f}" for mean in m["runs"])
                 means.append((letter, metric, f"{m['mean']:.4f}", sd, each))
-        title = f"Evaluation {evaluation['name']}, {evaluation['rows']} rows that all answered"
+        title = f"Evaluation {evaluation['name']}, {evaluation['rows']} responses to rows that all answered"
         show_table(title, ("", "metric", "mean", "sd between runs", "runs"), means, titled=True)
         tell("")
         rows = []

@@ -35,7 +35,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
 from vlmrl.store.verify import damage_of, shortened
-from vlmrl.untrusted import plural
+from vlmrl.untrusted import number_of, plural
 
 MAX_CAUSES = 3
 BEGINNINGS = {
@@ -104,7 +104,8 @@ def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
     numbers = ", ".join(f"{name} {signed({**d, 'difference': d['value']})}" for name, (d, _) in compared.items())
     rows = next(iter(compared.values()))[0]["n"]
     text = (
-        f"{BEGINNINGS[answer]}: validation {numbers}, paired on {rows:,} rows, step {first['step']} to {last['step']}."
+        f"{BEGINNINGS[answer]}: validation {numbers}, "
+        f"paired on {number_of(rows, 'response')}, step {first['step']} to {last['step']}."
     )
     return text, COLOURS.get(answer, "")
 
