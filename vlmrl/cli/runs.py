@@ -85,7 +85,7 @@ def du(
 
 
 def list_(
-    kind: Annotated[str | None, typer.Option(help="Only this kind: rl, sft, eval ...")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only this kind: rl, sft, eval, try.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
     status: Annotated[
         str | None, typer.Option(help="Only this status: running, done, failed, interrupted, killed, damaged.")
@@ -100,13 +100,13 @@ def list_(
     """
     from vlmrl.errors import unknown
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import list_runs, run_ids
+    from vlmrl.store.listing import RUN_KINDS, list_runs, run_ids
     from vlmrl.store.manifest import STATUSES
 
     root = runs_root(runs)
-    known = (*STATUSES, "damaged")
-    if status is not None and status not in known:
-        raise unknown("status", status, known, error=StoreError)
+    for what, word, known in (("status", status, (*STATUSES, "damaged")), ("kind", kind, RUN_KINDS)):
+        if word is not None and word not in known:
+            raise unknown(what, word, known, error=StoreError)
     total = len(run_ids(root))
     lines = [run_line(run) for run in list_runs(root, kind=kind, tag=tag, status=status, limit=limit)]
     if emit({"root": str(root), "total": total, "runs": lines}, as_json):

@@ -368,7 +368,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         )
     for r in m.rewards:
         pairs.append((f"reward {r.get('source', '')}", identity_of(r).words))
-    for a in m.attempts:
+    for a in run.attempts:
         attempt_text = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
         pairs += [(f"attempt {a.number}", attempt_text), (f"changed by attempt {a.number}", a.changes_text)]
     return [(k, v) for k, v in pairs if v.strip()]
