@@ -109,10 +109,10 @@ def say(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO, bold: bool) -> None:
+    from vlmrl.dist.world import print_line
     from vlmrl.redaction.redact import redact_said
 
-    text = visible(redact_said(text))
-    print(f"\033[1m{text}\033[0m" if bold else text, file=stream, flush=True)
+    print_line(visible(redact_said(text)), stream, *(("\033[1m", "\033[0m") if bold else ()))
 
 
 def shorten(text: str, most: int, mark: str = "") -> str:
@@ -131,9 +131,10 @@ def line_of_code(text: str) -> str:
 
 def print_error(text: str) -> None:
     """Print the error of a command on stderr. Secrets are hidden: it may quote errors or output of a user's code."""
+    from vlmrl.dist.world import print_line
     from vlmrl.redaction.redact import redact_text
 
-    print(visible(redact_text(text)), file=sys.stderr)
+    print_line(visible(redact_text(text)), sys.stderr)
 
 
 def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:
