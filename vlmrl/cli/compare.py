@@ -65,7 +65,8 @@ def show_paired(evaluation: dict[str, Any]) -> None:
     title = f"Evaluation {evaluation['name']}, paired on {n}{of} responses"
     corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
     p_name = "p (Holm)" if corrected else "p"
-    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "n"), cells, titled=True)
+    heads = ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "n")
+    show_table(title, heads, cells, titled=True, spare=("n", p_name))
     for m in evaluation["metrics"]:
         if m["test"] and m["metric"] in LEADING:
             tell(words_of_test(m["metric"], m["test"]))
@@ -112,6 +113,7 @@ def show_epochs(entries: list[dict[str, Any]]) -> None:
         [columns[i] for i in published],
         [tuple(row[i] for i in published) for row in rows],
         titled=True,
+        spare=("before training", "maximum*"),
     )
     for label in dict.fromkeys(entry["label"] for entry in entries):
         tell(f"* {label}")
@@ -157,7 +159,7 @@ def show_settings(result: dict[str, Any]) -> None:
             p_values = (f"{d['test'][p]:.3g}" for p in ("p", "p_holm"))
             rows.append((d["pair"], d["metric"], f"{d['difference']:+.4f}", _interval(d), *p_values, d["verdict"]))
         heads = ("", "metric", "difference", "95% interval", "p", "p (Holm)", "verdict")
-        show_table("Differences", heads, rows, titled=True)
+        show_table("Differences", heads, rows, titled=True, spare=("p",))
         if evaluation["label"]:
             tell(f"these are {evaluation['label']}")
     tell(f"intervals: {result['intervals']}")
