@@ -54,6 +54,7 @@ def test_a_line_is_broken_between_words_on_a_terminal_and_whole_in_the_log():
     assert wrapped(text, 30) == shown
     assert wrapped("status  one two three four five", 20) == "status  one two\n      three four\n      five"
     assert wrapped("\n  a b\n", 80) == "\n  a b\n"
+    assert wrapped("run vlmrl check r\nhint: one two", 12) == "run\nvlmrl check r\nhint: one\ntwo"
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
     log = io.StringIO()

@@ -124,20 +124,15 @@ def table_lines(cells: Sequence[Sequence[str]], columns: int, spare: Sequence[st
     excess = max(0, needed + gap * gaps - columns)
     widths[widest] = max(min(widths[widest], SHORTEST_CUT), widths[widest] - excess)
     widths[-1] = max(SHORTEST_CUT, columns - sum(widths[:-1]) - gap * gaps)
-    lines = []
-    for row in cells:
-        cut = [_cut(c, width) for c, width in zip(row, widths, strict=True)]
-        padded = (c + " " * (width - _width(c)) for c, width in zip(cut, widths, strict=True))
-        lines.append((" " * gap).join(padded).rstrip())
-    return lines, left_out
+    return [(" " * gap).join(map(_fit, row, widths)).rstrip() for row in cells], left_out
 
 
-def _cut(text: str, width: int) -> str:
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 3:
-        text = text[:-1]
-    return f"{text}..."
+def _fit(text: str, width: int) -> str:
+    if _width(text) > width:
+        while _width(text) > width - 3:
+            text = text[:-1]
+        text += "..."
+    return text + " " * (width - _width(text))
 
 
 def tell(text: str, *, bold: bool = False) -> None:

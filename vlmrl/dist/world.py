@@ -487,13 +487,12 @@ def print_line(text: str, stream: TextIO, before: str = "", after: str = "") -> 
         before, after: control codes of the terminal.
     """
     terminal = stream.terminal if isinstance(stream, _Both) else stream
-    columns = 0
-    if terminal.isatty():
-        with contextlib.suppress(OSError, AttributeError):  # a stream without a file
-            columns = os.get_terminal_size(terminal.fileno()).columns
     if isinstance(stream, _Both):
         stream.log.write(f"{text}\n")
-    terminal.write(f"{before}{wrapped(text, columns) if columns else text}{after}\n")
+    if terminal.isatty():
+        with contextlib.suppress(OSError, AttributeError):  # a stream without a file
+            text = wrapped(text, os.get_terminal_size(terminal.fileno()).columns or sys.maxsize)  # 0 = not known
+    terminal.write(f"{before}{text}{after}\n")
     stream.flush()
 
 
@@ -502,7 +501,7 @@ def wrapped(text: str, columns: int) -> str:
 
     The text behind a short label and two spaces is continued below itself.
     """
-    whole = re.sub(r"vlmrl [^;,`)]+", lambda command: command[0].replace(" ", "\0"), text)
+    whole = re.sub(r"vlmrl [^;,`)\n]+", lambda command: command[0].replace(" ", "\0"), text)
     lines: list[str] = []
     for line in whole.split("\n"):
         label = re.match(r" *(?:\S+ {2,})?", line)

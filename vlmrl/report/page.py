@@ -102,11 +102,8 @@ def _paired(lines: RunCurves, changes: Changes) -> tuple[str, str]:
     comparisons: set[Comparison] = {comparison for _, comparison in compared.values()}
     answer = overall(comparisons)
     numbers = ", ".join(f"{name} {signed({**d, 'difference': d['value']})}" for name, (d, _) in compared.items())
-    rows = next(iter(compared.values()))[0]["n"]
-    text = (
-        f"{BEGINNINGS[answer]}: validation {numbers}, "
-        f"paired on {number_of(rows, 'response')}, step {first['step']} to {last['step']}."
-    )
+    paired = number_of(next(iter(compared.values()))[0]["n"], "response")
+    text = f"{BEGINNINGS[answer]}: validation {numbers}, paired on {paired}, step {first['step']} to {last['step']}."
     return text, COLOURS.get(answer, "")
 
 

@@ -180,9 +180,7 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
     failures = {"The reward failed": errors}
     if diff is not None and diff["errors"] != errors:
         failures = {"The first reward failed": errors, "The second reward failed": diff["errors"]}
-    for title, failed in failures.items():
-        if failed["number"]:
-            kinds.append((title, f"On {failed['number']:,} responses.", failed["first"]))
+    kinds += [(title, f"On {e['number']:,} responses.", e["first"]) for title, e in failures.items() if e["number"]]
     if diff is not None:
         changed = diff["changed"]
         scored = "response that both can score" if any(diff["failed"].values()) else "response"
