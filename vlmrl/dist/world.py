@@ -504,7 +504,7 @@ def wrapped(text: str, columns: int) -> str:
     whole = re.sub(r"vlmrl [^;,`)\n]+", lambda command: command[0].replace(" ", "\0"), text)
     lines: list[str] = []
     for line in whole.split("\n"):
-        label = re.match(r" *(?:\S+ {2,})?", line)
+        label = re.match(r" *(?:\S.{0,13}? {2,})?", line)
         indent = min(label.end() if label else 0, columns // 3)
         lines += textwrap.wrap(
             line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
