@@ -110,8 +110,9 @@ def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: P
     assert plain[0].split("\t")[:4] == ["run", "name", "kind", "status"] and len(plain) == 4
     limited = vlmrl("runs", "list", "--limit", "1", runs=root)
     assert len(limited.out.splitlines()) == 2 and "the newest 1 of 3 runs" in limited.err
-    wrong = vlmrl("runs", "list", "--status", "dead", runs=root)
-    assert wrong.code == 2 and "known: running" in wrong.err
+    for option, word, known in (("--status", "dead", "running"), ("--kind", "grpo", "rl, sft, eval, try")):
+        wrong = vlmrl("runs", "list", option, word, runs=root)
+        assert wrong.code == 2 and f"known: {known}" in wrong.err
 
 
 def test_show_tells_later_evaluations_from_validations_during_training(root: Path):
@@ -220,6 +221,8 @@ def test_notes_names_and_tags(root: Path):
     assert as_json("runs", "note", "last", "lr too high", "--name", "try1", runs=root)["note"] == "lr too high"
     assert as_json("runs", "tag", "try1", "paper", "seed1", runs=root)["tags"] == ["paper", "seed1"]
     assert as_json("runs", "tag", "try1", "--remove", "paper", runs=root)["tags"] == ["seed1"]
+    for wrong in ("+x", "#x"):
+        assert "no `+`, `-` or `#` at the beginning" in vlmrl("runs", "tag", "try1", wrong, runs=root).err
     assert as_json("runs", "note", "try1", runs=root) == {"run": run.id, "name": "try1", "note": "lr too high"}
     refused = vlmrl("runs", "note", "try1", "--name", "last", runs=root)
     assert refused.code == 2 and "`last` cannot be the name" in refused.err
@@ -291,7 +294,7 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
     assert all(m["difference"] == 0 and not m["excludes_zero"] for m in same["evaluations"][0]["metrics"])
     text = vlmrl("compare", "a", "b", runs=root)
     assert text.code == 0 and "train.steps\t3\t5" in text.out and "better" in text.out
-    for title in ("Evaluation test, paired on 50 rows", "Recipe", "Training, last step"):
+    for title in ("Evaluation test, paired on 50 responses", "Recipe", "Training, last step"):
         assert f"\n{title}\n" in f"\n{text.out}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from command_line import own_process, started, this_process
+from rich.console import Console
 
-from vlmrl.cli.run_screens import waiting_text
+from vlmrl.cli.output import table_lines
+from vlmrl.cli.run_screens import step_table, waiting_text
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run, resume_run
 from vlmrl.store.summary import Followed, phase_seconds
@@ -166,3 +169,49 @@ def test_a_reward_of_one_number_is_said_once():
     assert [part for part in _step_parts(line | both) if "accuracy" in part] == ["accuracy 0.250"]
     measured = _step_parts(line | both | {"reward/accuracy": 0.75})
     assert {"accuracy 0.750", "accuracy 0.25"} <= {*measured}, "the task measures another thing"
+
+
+def test_a_table_of_a_narrow_terminal_has_smaller_gaps_then_fewer_columns_then_shorter_cells():
+    cells = [["run", "best", "about"], ["20261130-a", "reward 0.5", "x" * 40], ["b", "漢字漢字漢字漢字漢字漢字", ""]]
+    shown, left_out = table_lines(cells, 60, ("best",))  # 10 + 2 + 24 + 2 + 22
+    assert shown[1] == f"20261130-a  reward 0.5{' ' * 14}  {'x' * 19}..." and left_out == []
+    shown, left_out = table_lines(cells, 53, ("best",))  # 10 + 1 + 24 + 1 + 17
+    assert shown[1] == f"20261130-a reward 0.5{' ' * 14} {'x' * 14}..." and left_out == []
+    shown, left_out = table_lines(cells, 50, ("best",))
+    assert shown[1] == f"20261130-a  {'x' * 35}..." and left_out == ["best"]
+    shown, left_out = table_lines(cells, 50, ())  # 10 + 1 + 22 + 1 + 16
+    assert (
+        shown[1:] == [f"20261130-a reward 0.5{' ' * 12} {'x' * 13}...", "b          漢字漢字漢字漢字漢..."]
+        and left_out == []
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_of_steps_fits_on_a_line_each(tmp_path, columns):
+    with create_run(tmp_path, kind="rl", recipe_name="r") as run:
+        metrics = {
+            "reward/mean": 0.25,
+            "reward/accuracy": 0.5,
+            "rollout/response_tokens_mean": 12.0,
+            "rollout/response_tokens_max": 32.0,
+            "rollout/truncated_share": 0.0,
+            "rollout/dead_group_share": 1.0,
+            "policy/sampler_gap_max": 9.5e-6,
+            "policy/entropy": 0.37,
+            "rollout/tokens_per_second": 2091.0,
+            "memory/peak_bytes": 2.0**30,
+            "time/step_seconds": 0.4,
+            "time/rollout_seconds": 0.2,
+            "time/update_seconds": 0.1,
+            "health/warning": "reward up, accuracy down: look at the responses",
+        }
+        for step in range(3):
+            run.log(step, "train", metrics)
+    followed = Followed(run.dir)
+    followed.look()
+    stream = io.StringIO()
+    Console(file=stream, width=columns).print(step_table(followed, columns, 40))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns and len(lines) == 6, "two lines of facts, the names, one line per step"
+    assert ("gap" in lines[2]) == (columns == 120) and "accuracy" in lines[2]
+    assert lines[3].startswith("1 ") and "0.250" in lines[3] and "reward up" in lines[3]

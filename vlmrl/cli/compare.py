@@ -54,7 +54,7 @@ def show_paired(evaluation: dict[str, Any]) -> None:
     n, a, b = evaluation["rows_paired"], evaluation["rows_a"], evaluation["rows_b"]
     tell("")
     if not evaluation["metrics"]:
-        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} rows)")
+        tell(f"Evaluation {evaluation['name']}: no rows in common ({a} and {b} responses)")
         return
     of = "" if n == a == b else f" of {a} and {b}"
     cells = []
@@ -62,10 +62,11 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         p = f"{m['test']['p_holm']:.3g}" if m["test"] else ""
         means = (m["metric"], _value(m["a"]), _value(m["b"]), f"{m['difference']:+.4f}")
         cells.append((*means, _interval(m), p, m["verdict"], str(m["n"])))
-    title = f"Evaluation {evaluation['name']}, paired on {n}{of} rows"
+    title = f"Evaluation {evaluation['name']}, paired on {n}{of} responses"
     corrected = any(m["test"] and m["test"]["comparisons"] > 1 for m in evaluation["metrics"])
     p_name = "p (Holm)" if corrected else "p"
-    show_table(title, ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "rows"), cells, titled=True)
+    heads = ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "n")
+    show_table(title, heads, cells, titled=True, spare=("n", p_name))
     for m in evaluation["metrics"]:
         if m["test"] and m["metric"] in LEADING:
             tell(words_of_test(m["metric"], m["test"]))
@@ -112,6 +113,7 @@ def show_epochs(entries: list[dict[str, Any]]) -> None:
         [columns[i] for i in published],
         [tuple(row[i] for i in published) for row in rows],
         titled=True,
+        spare=("before training", "maximum*"),
     )
     for label in dict.fromkeys(entry["label"] for entry in entries):
         tell(f"* {label}")
@@ -149,7 +151,7 @@ def show_settings(result: dict[str, Any]) -> None:
             for metric, m in metrics.items():
                 sd, each = "-" if m["sd"] is None else f"{m['sd']:.4f}", " ".join(f"{mean:.3f}" for mean in m["runs"])
                 means.append((letter, metric, f"{m['mean']:.4f}", sd, each))
-        title = f"Evaluation {evaluation['name']}, {evaluation['rows']} rows that all answered"
+        title = f"Evaluation {evaluation['name']}, {evaluation['rows']} responses to rows that all answered"
         show_table(title, ("", "metric", "mean", "sd between runs", "runs"), means, titled=True)
         tell("")
         rows = []
@@ -157,7 +159,7 @@ def show_settings(result: dict[str, Any]) -> None:
             p_values = (f"{d['test'][p]:.3g}" for p in ("p", "p_holm"))
             rows.append((d["pair"], d["metric"], f"{d['difference']:+.4f}", _interval(d), *p_values, d["verdict"]))
         heads = ("", "metric", "difference", "95% interval", "p", "p (Holm)", "verdict")
-        show_table("Differences", heads, rows, titled=True)
+        show_table("Differences", heads, rows, titled=True, spare=("p",))
         if evaluation["label"]:
             tell(f"these are {evaluation['label']}")
     tell(f"intervals: {result['intervals']}")

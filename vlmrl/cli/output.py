@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vlmrl.errors import Interruption
-from vlmrl.untrusted import one_line, visible, visible_json
+from vlmrl.untrusted import one_line, plural, visible, visible_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 SHORT_NAME = 32
 """A table whose names have at most so many characters does not break them."""
+
+
+SHORTEST_CUT = 16
+"""Minimum number of characters to which a cell of a table is cut."""
 
 
 def console(*, stderr: bool = True) -> Console:
@@ -62,7 +66,9 @@ def console(*, stderr: bool = True) -> Console:
     return SafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], titled: bool = False) -> None:
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], titled: bool = False, spare: Sequence[str] = ()
+) -> None:
     """Print a table on stdout: aligned on a terminal, as tab-separated lines into a pipe or a file.
 
     It does not use Rich, whose import takes longer than most commands that print a table.
@@ -70,6 +76,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     Args:
         titled: whether the title is printed on stdout even if stdout is a pipe, for a command with several tables. If
             False, the title then goes to stderr.
+        spare: columns that a terminal that is too narrow does not show, the first ones first.
     """
     from vlmrl.redaction.redact import redact_said
 
@@ -82,16 +89,50 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         for row in cells:
             print("\t".join(row))
         return
-    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-    left = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    room = max(16, shutil.get_terminal_size((120, 24)).columns - left)
     if title:
         tell(title)
-    for number, row in enumerate(cells):
-        last = row[-1] if _width(row[-1]) <= room else row[-1][: room - 3] + "..."
-        start = "".join(cell + " " * (width - _width(cell) + 2) for cell, width in zip(row[:-1], widths, strict=False))
-        line = (start + last).rstrip()
+    lines, left_out = table_lines(cells, shutil.get_terminal_size((120, 24)).columns, spare)
+    for number, line in enumerate(lines):
         tell(line, bold=number == 0)
+    if left_out:
+        say(f"the terminal is too narrow for the column{plural(len(left_out))} {', '.join(left_out)}")
+
+
+def table_lines(cells: Sequence[Sequence[str]], columns: int, spare: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (lines of a table for a terminal, names of the columns that are left out).
+
+    If it is too wide, the space between columns becomes narrower, then columns are left out, then long cells are cut.
+
+    Args:
+        cells: rows; the first one has the names of the columns.
+        columns: width of the terminal in characters.
+        spare: names of the columns that can be left out, the first ones first.
+    """
+    left_out: list[str] = []
+    while True:
+        widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+        needed = sum(widths[:-1]) + min(widths[-1], SHORTEST_CUT)
+        gaps = len(widths) - 1
+        gap = 2 if needed + 2 * gaps <= columns else 1
+        name = next((name for name in spare if name in cells[0]), None)
+        if needed + gap * gaps <= columns or name is None:
+            break
+        left_out.append(name)
+        index = list(cells[0]).index(name)
+        cells = [[*row[:index], *row[index + 1 :]] for row in cells]
+    widest = max(range(gaps), key=widths.__getitem__, default=0)
+    excess = max(0, needed + gap * gaps - columns)
+    widths[widest] = max(min(widths[widest], SHORTEST_CUT), widths[widest] - excess)
+    widths[-1] = max(SHORTEST_CUT, columns - sum(widths[:-1]) - gap * gaps)
+    return [(" " * gap).join(map(_fit, row, widths)).rstrip() for row in cells], left_out
+
+
+def _fit(text: str, width: int) -> str:
+    if _width(text) > width:
+        while _width(text) > width - 3:
+            text = text[:-1]
+        text += "..."
+    return text + " " * (width - _width(text))
 
 
 def tell(text: str, *, bold: bool = False) -> None:
@@ -109,10 +150,10 @@ def say(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO, bold: bool) -> None:
+    from vlmrl.dist.world import print_line
     from vlmrl.redaction.redact import redact_said
 
-    text = visible(redact_said(text))
-    print(f"\033[1m{text}\033[0m" if bold else text, file=stream, flush=True)
+    print_line(visible(redact_said(text)), stream, *(("\033[1m", "\033[0m") if bold else ()))
 
 
 def shorten(text: str, most: int, mark: str = "") -> str:
@@ -131,9 +172,10 @@ def line_of_code(text: str) -> str:
 
 def print_error(text: str) -> None:
     """Print the error of a command on stderr. Secrets are hidden: it may quote errors or output of a user's code."""
+    from vlmrl.dist.world import print_line
     from vlmrl.redaction.redact import redact_text
 
-    print(visible(redact_text(text)), file=sys.stderr)
+    print_line(visible(redact_text(text)), sys.stderr)
 
 
 def say_origin(path: str, parent: Mapping[str, Any] | None) -> None:

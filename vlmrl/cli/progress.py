@@ -81,16 +81,16 @@ class ConsoleWatcher:
         )
 
     def _line(self, text: str) -> None:
+        from vlmrl.dist.world import print_line
         from vlmrl.redaction.redact import redact_said
 
         clear = "\r" + " " * len(self._counter) + "\r" if self.live and self._counter else ""
         self._counter = ""
-        line = f"{clear}{visible(redact_said(text))}\n"
+        line = visible(redact_said(text))
         try:
-            self.stream.write(line)
-            self.stream.flush()
+            print_line(line, self.stream, clear)
         except RuntimeError:  # a signal came while another line was being written: a stream is not reentrant
-            os.write(self.stream.fileno(), line.encode("utf-8", "backslashreplace"))
+            os.write(self.stream.fileno(), f"{clear}{line}\n".encode("utf-8", "backslashreplace"))
 
 
 class PartCounter:

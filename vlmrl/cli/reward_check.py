@@ -335,7 +335,7 @@ def show(report: Mapping[str, Any], out: Console, most: int) -> None:
         _show_rows("earned least", report["extremes"]["paid_least"][:most], out)
     _show_signs(report, out)
     if report["diff"] is not None:
-        _show_diff(report["diff"], out, most)
+        _show_diff(report["diff"], out, most, is_second=report["diff"]["errors"] != report["errors"])
     for source, probes in (report["probes"] or {}).items():
         show_probes(source, probes, out)
     for place in report["written"].values():
@@ -428,7 +428,7 @@ def _show_disagreements(disagreements: Mapping[str, Any], out: Console, most: in
         out.print(f"every right answer earned the highest score: all {right['number']:,} of them", style="green")
 
 
-def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
+def _show_diff(diff: Mapping[str, Any], out: Console, most: int, *, is_second: bool) -> None:
     names, value = diff["names"], diff["value"]
     out.print(f"\n{names['first']}  ->  {names['second']}", style="bold")
     heads = ("", "first", "second", "rows that change")
@@ -442,6 +442,8 @@ def _show_diff(diff: Mapping[str, Any], out: Console, most: int) -> None:
         facts.append(("failed", f"{diff['failed']['first']} -> {diff['failed']['second']} rows"))
     draw_table("what training would have seen", ("", ""), facts, out, right=0)
     _show_rows("changed most", diff["changed"][:most], out, diff=True)
+    if is_second:
+        _show_rows("the second reward failed", diff["errors"]["first"][:most], out)
 
 
 def _what_training_sees(diff: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.cli.output import emit, say, shorten, show_table, tell
+from vlmrl.cli.output import emit, say, shorten, show_table, table_lines, tell
 from vlmrl.cli.progress import by_setting
 from vlmrl.errors import StoreError
 from vlmrl.types import INAPPLICABLE, NO_SCORE
@@ -319,15 +319,16 @@ def size_text(num_bytes: float) -> str:
 
 MOST_PHASES = 3
 """Maximum number of phases of a step that are shown with their times, the slowest first."""
+SPARE_OF_STEPS = ("phases", "memory", "gap", "tok/s", "entropy", "length")
+"""Columns of the table of steps that a narrow terminal does not show, the first ones first."""
 SHORTEST_TABLE = 5
 """Minimum number of rows of the table, even if the terminal is lower."""
 LINES_AROUND_TABLE = 8
 """Number of terminal lines that are reserved for output other than the table."""
 
 
-def step_table(followed: Followed, height: int) -> Any:
+def step_table(followed: Followed, width: int, height: int) -> Any:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     from vlmrl.store.metrics import counted
@@ -336,10 +337,10 @@ def step_table(followed: Followed, height: int) -> Any:
     shown = train[-max(SHORTEST_TABLE, height - LINES_AROUND_TABLE) :]
     rows = [{"step": str(counted(line["step"])), **columns(line)} for line in shown]
     names = [n for n in (rows[-1] if rows else {}) if any(row.get(n) for row in rows)]
-    table = Table(*names, box=None, padding=(0, 1), header_style="bold")
-    for row in rows:
-        table.add_row(*(row.get(name, "") for name in names))
-    return Group(Text(_headline(followed)), Text(_validation_text(followed)), table if rows else Text("no step yet"))
+    cells = [names, *([one_line(row.get(name, "")) for name in names] for row in rows)]
+    (head, *lines), _ = table_lines(cells, width, SPARE_OF_STEPS) if rows else (["no step yet"], ())
+    texts = (_headline(followed), _validation_text(followed))
+    return Group(*map(Text, texts), Text(head, "bold" if rows else ""), *map(Text, lines))
 
 
 def _headline(followed: Followed) -> str:

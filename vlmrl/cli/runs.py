@@ -80,12 +80,13 @@ def du(
     total = sum(r["total"] for r in sizes)
     if not emit({"root": str(root), "total": total, "runs": sizes}, as_json):
         parts = ("checkpoints", "rollouts", "media", "eval", "logs", "merged", "other", "total")
-        show_table("", ("run", *parts), [(r["run"], *(size_text(r[p]) for p in parts)) for r in sizes])
+        rows = [(r["run"], *(size_text(r[p]) for p in parts)) for r in sizes]
+        show_table("", ("run", *parts), rows, spare=("merged", "logs", "media", "other", "eval"))
         say(f"\n{size_text(total)} in {number_of(len(sizes), 'run')}")
 
 
 def list_(
-    kind: Annotated[str | None, typer.Option(help="Only this kind: rl, sft, eval ...")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only this kind: rl, sft, eval, try.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
     status: Annotated[
         str | None, typer.Option(help="Only this status: running, done, failed, interrupted, killed, damaged.")
@@ -100,13 +101,13 @@ def list_(
     """
     from vlmrl.errors import unknown
     from vlmrl.store.layout import runs_root
-    from vlmrl.store.listing import list_runs, run_ids
+    from vlmrl.store.listing import RUN_KINDS, list_runs, run_ids
     from vlmrl.store.manifest import STATUSES
 
     root = runs_root(runs)
-    known = (*STATUSES, "damaged")
-    if status is not None and status not in known:
-        raise unknown("status", status, known, error=StoreError)
+    for what, word, known in (("status", status, (*STATUSES, "damaged")), ("kind", kind, RUN_KINDS)):
+        if word is not None and word not in known:
+            raise unknown(what, word, known, error=StoreError)
     total = len(run_ids(root))
     lines = [run_line(run) for run in list_runs(root, kind=kind, tag=tag, status=status, limit=limit)]
     if emit({"root": str(root), "total": total, "runs": lines}, as_json):
@@ -120,7 +121,8 @@ def list_(
         step, best = "" if r["step"] is None else str(r["step"]), r["best"]
         best_cell = f"{best['metric']} {best['value']:.4g} @{best['step']}" if best else ""
         rows.append((r["id"], r["name"] or "", r["kind"], r["status"], step, best_cell, r["age"], about_cell(r)))
-    show_table("", ("run", "name", "kind", "status", "step", "best", "age", "about"), rows)
+    heads = ("run", "name", "kind", "status", "step", "best", "age", "about")
+    show_table("", heads, rows, spare=("best", "age", "step", "kind"))
     if limit and len(lines) == limit and total > limit:
         say(f"\nthe newest {limit} of {total} runs; --limit 0 lists all")
 
@@ -411,7 +413,7 @@ def _live(followed: Followed, every: float) -> None:
         going = True
         while going:
             going = followed.look()
-            live.update(step_table(followed, out.height), refresh=True)
+            live.update(step_table(followed, out.width, out.height), refresh=True)
             if going:
                 time.sleep(every)
 

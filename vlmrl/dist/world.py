@@ -27,12 +27,14 @@ import hmac
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -344,23 +346,23 @@ class _Both(io.TextIOBase):
     """Text stream that writes to the terminal and to the log. `isatty` is the terminal's."""
 
     def __init__(self, terminal: TextIO, log: TextIO) -> None:
-        self._terminal, self._log = terminal, log
+        self.terminal, self.log = terminal, log
 
     def write(self, text: str) -> int:
         line = text.rpartition("\r")[2]  # lines that are overwritten, such as counters, are not logged
         if line == text or line.endswith("\n"):
-            self._log.write(line)
-        return self._terminal.write(text)
+            self.log.write(line)
+        return self.terminal.write(text)
 
     def flush(self) -> None:
-        self._log.flush()
-        self._terminal.flush()
+        self.log.flush()
+        self.terminal.flush()
 
     def isatty(self) -> bool:
-        return self._terminal.isatty()
+        return self.terminal.isatty()
 
     def fileno(self) -> int:
-        return self._terminal.fileno()
+        return self.terminal.fileno()
 
     @property
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -476,6 +478,38 @@ def stdout() -> TextIO:
 def stderr() -> TextIO:
     """Return the stream for messages to people: on a rank, the terminal of rank 0 and the log."""
     return _voice("stderr")
+
+
+def print_line(text: str, stream: TextIO, before: str = "", after: str = "") -> None:
+    """Print a line. On a terminal it is broken between words; a pipe and the log have it whole.
+
+    Args:
+        before, after: control codes of the terminal.
+    """
+    terminal = stream.terminal if isinstance(stream, _Both) else stream
+    if isinstance(stream, _Both):
+        stream.log.write(f"{text}\n")
+    if terminal.isatty():
+        with contextlib.suppress(OSError, AttributeError):  # a stream without a file
+            text = wrapped(text, os.get_terminal_size(terminal.fileno()).columns or sys.maxsize)  # 0 = not known
+    terminal.write(f"{before}{text}{after}\n")
+    stream.flush()
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Return a text whose long lines are broken between words. A command of vlmrl stays on one line, to be copied.
+
+    The text behind a short label and two spaces is continued below itself.
+    """
+    whole = re.sub(r"vlmrl [^;,`)\n]+", lambda command: command[0].replace(" ", "\0"), text)
+    lines: list[str] = []
+    for line in whole.split("\n"):
+        label = re.match(r" *(?:\S.{0,13}? {2,})?", line)
+        indent = min(label.end() if label else 0, columns // 3)
+        lines += textwrap.wrap(
+            line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _voice(name: str) -> TextIO:

@@ -51,6 +51,7 @@ from vlmrl.store.evaluated_rows import (
 )
 from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.listing import reference
+from vlmrl.store.manifest import short_value
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run, can_be_scored, eval_command, open_run
 from vlmrl.store.verify import damage_of, shortened
@@ -217,8 +218,22 @@ def recipe_differences(a: Side, b: Side, notes: list[str]) -> list[dict[str, Any
             notes.append(f"{side.title} has no resolved recipe: recipes are not compared")
             return []
         recipe = with_defaults(read_resolved(side.run.dir)["recipe"])
-        values.append({dotted(key): value for key, value in leaves(recipe)})
+        values.append({dotted(key): value for key, value in leaves(recipe)} | _replaced_values(side.run))
     return _different(*values)
+
+
+def _replaced_values(run: Run) -> dict[str, str]:
+    """Return key -> all its values, for keys that resumes changed. Keys without an effect on training are left out.
+
+    Example: optim.lr -> `0.001 to step 6, then 0.0005`
+    """
+    values: dict[str, str] = {}
+    for attempt in run.manifest.attempts:
+        for change in attempt.changes:
+            if attempt.number > 1 and change.get("kind") != "free":  # those of the first are a fork's, from its parent
+                before = values.get(key := str(change.get("what")), short_value(change.get("old")))
+                values[key] = f"{before} to step {attempt.from_step}, then {short_value(change.get('new'))}"
+    return values
 
 
 def _provenance_differences(a: Run, b: Run) -> list[dict[str, Any]]:

@@ -201,11 +201,11 @@ def _deciding(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _numbers_text(evaluation: Mapping[str, Any]) -> str:
-    """Return `reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), accuracy ..., paired on 1,200 rows of test-digits`."""
+    """Return `reward +0.110 [+0.081, +0.141] (0.765 -> 0.875), ..., paired on 1,200 responses of test-digits`."""
     metrics = _deciding(evaluation)
     parts = [f"{m['metric']} {signed(m)} ({m['a']:.3f} -> {m['b']:.3f})" for m in metrics]
     n, clusters = metrics[0]["n"], metrics[0]["clusters"]
-    rows = f"{number_of(n, 'row')} of {evaluation['name']}"
+    rows = f"{number_of(n, 'response')} of {evaluation['name']}"
     shared = f" ({number_of(clusters, 'cluster')})" if clusters < n else ""
     return f"{', '.join(parts)}, paired on {rows}{shared}"
 

@@ -134,6 +134,8 @@ TITLES = {
     **HEALTH,
     **HEALTH_TITLES,
 }
+SETTINGS = {"optim/lr", "policy/kl_coef", "train/tokens_per_row", "rollout/samples", "data/rows", "optim/updates"}
+"""Training metrics without noise, which jump when a setting changes: they have no moving mean."""
 VALIDATION_TITLES = {
     "reward": "Reward",
     "accuracy": "Accuracy",
@@ -364,7 +366,8 @@ def _series(
         low, high = ([float(n[e]) if is_finite(n.get(e)) else math.nan for n in lines_with_value] for e in ends)
     trained = lines is run.train
     steps = [float(counted(n["step"]) if trained else n["step"]) for n in lines_with_value]
-    return Series(label, steps, [float(n[name]) for n in lines_with_value], low, high, run.colour, smooth=trained)
+    smooth = trained and name not in SETTINGS
+    return Series(label, steps, [float(n[name]) for n in lines_with_value], low, high, run.colour, smooth=smooth)
 
 
 def _marks(runs: Sequence[RunCurves]) -> list[Mark]:

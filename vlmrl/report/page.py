@@ -35,7 +35,7 @@ from vlmrl.store.media import RunImages
 from vlmrl.store.runs import Run
 from vlmrl.store.summary import describe
 from vlmrl.store.verify import damage_of, shortened
-from vlmrl.untrusted import plural
+from vlmrl.untrusted import number_of, plural
 
 MAX_CAUSES = 3
 BEGINNINGS = {
@@ -108,10 +108,8 @@ def _paired(lines: RunCurves, changes: Changes, alike: bool) -> tuple[str, str]:
     comparisons: set[Comparison] = {comparison for _, comparison in compared.values()}
     answer = "alike" if alike and comparisons & {"better"} else overall(comparisons)
     numbers = ", ".join(f"{name} {signed({**d, 'difference': d['value']})}" for name, (d, _) in compared.items())
-    rows = next(iter(compared.values()))[0]["n"]
-    text = (
-        f"{BEGINNINGS[answer]}: validation {numbers}, paired on {rows:,} rows, step {first['step']} to {last['step']}."
-    )
+    paired = number_of(next(iter(compared.values()))[0]["n"], "response")
+    text = f"{BEGINNINGS[answer]}: validation {numbers}, paired on {paired}, step {first['step']} to {last['step']}."
     return text, COLOURS.get(answer, "")
 
 
@@ -374,7 +372,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         )
     for r in m.rewards:
         pairs.append((f"reward {r.get('source', '')}", identity_of(r).words))
-    for a in m.attempts:
+    for a in run.attempts:
         attempt_text = f"from step {a.from_step}, {a.start[:16].replace('T', ' ')} UTC on {a.host}: {a.status}"
         pairs += [(f"attempt {a.number}", attempt_text), (f"changed by attempt {a.number}", a.changes_text)]
     return [(k, v) for k, v in pairs if v.strip()]

@@ -176,11 +176,15 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
     """Return (title, explanation, rows) for each section of responses on the page."""
     errors, stored, disagreements, extremes = (report[k] for k in ("errors", "stored", "disagreements", "extremes"))
     kinds: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
-    if errors["number"]:
-        kinds.append(("The reward failed", f"On {errors['number']:,} responses.", errors["first"]))
-    if report["diff"] is not None:
-        changed = report["diff"]["changed"]
-        sentence = "" if changed else "Both rewards give every response the same score."
+    diff = report["diff"]
+    failures = {"The reward failed": errors}
+    if diff is not None and diff["errors"] != errors:
+        failures = {"The first reward failed": errors, "The second reward failed": diff["errors"]}
+    kinds += [(title, f"On {e['number']:,} responses.", e["first"]) for title, e in failures.items() if e["number"]]
+    if diff is not None:
+        changed = diff["changed"]
+        scored = "response that both can score" if any(diff["failed"].values()) else "response"
+        sentence = "" if changed else f"Both rewards give every {scored} the same score."
         return [*kinds, ("Changed most", sentence, changed)]
     if stored is not None and stored["different"]:
         sentence = f"{stored['different']:,} scores differ from the stored ones; the first number is the stored one."

@@ -117,7 +117,8 @@ def check_rewards(saved: SavedResponses, question: RewardQuestion) -> Checked:
         parts, reasons, dead_groups, disagreements: statistics of the scores (statistics.py);
         extremes: rows with the highest and the lowest scores, if the disagreements list no rows, else None;
         correlations: see `correlations`;
-        diff: see `diff_rewards`, with the `names` of both rewards; None if there is a single reward;
+        diff: see `diff_rewards`, with the `names` of both rewards and the `errors` of the second; None if there is a
+        single reward;
         probes: source -> result of `probe_reward` if requested, else None.
 
     Raises: RewardError for a reward that cannot be loaded or that fails on a row; DataError for rows that cannot be
@@ -139,6 +140,7 @@ def check_rewards(saved: SavedResponses, question: RewardQuestion) -> Checked:
         other = result.sides[-1]
         diff = diff_rewards(saved, result.facts, scores, other, question.most)
         diff["names"] = {"first": _names(first) if first is not None else "as stored", "second": _names(second)}
+        diff["errors"] = _errors(result.facts, other, question.most)
         if question.diff is None:
             shown, shown_scores = second, other
     is_own = first is not None and first is own
@@ -275,7 +277,8 @@ def _fill(saved: SavedResponses, report: Mapping[str, Any]) -> Mapping[int, Save
     places = [report["errors"]["first"], (report["stored"] or {}).get("worst", [])]
     places += [(report["disagreements"] or {}).get(k, []) for k in ("wrong_but_paid", "right_but_unpaid")]
     places += [(report["extremes"] or {}).get(k, []) for k in ("paid_most", "paid_least")]
-    places.append((report["diff"] or {}).get("changed", []))
+    if diff := report["diff"]:
+        places += [diff["changed"], diff["errors"]["first"]]
     rows = [row for place in places for row in place]
     samples = saved.pick(row["row"] for row in rows)
     fill_rows(rows, samples)
@@ -400,7 +403,8 @@ def _part(report: Report, of: str) -> Mapping[str, Any]:
 
 
 MEASURES: dict[str, Measure] = {
-    "errors": Measure("rows on which the reward failed", _at("errors.number")),
+    "errors": Measure("rows on which the reward failed; with --diff, the one that failed on more",
+                      lambda r: max(float(one["errors"]["number"]) for one in (r, r["diff"] or r))),
     "broken": Measure("rows that could not be read", _at("broken.number")),
     "different": Measure("rows whose score is not the stored one", _at("stored.different")),
     "dead_groups": Measure("share of groups without a signal", _at("dead_groups.dead_share")),

@@ -110,6 +110,8 @@ def list_runs(
 
 TRAINED = ("rl", "sft")
 """Kinds of runs that train, with a `train` line for every step. A `vlmrl try` does not."""
+RUN_KINDS = (*TRAINED, "eval", "try")
+"""Kinds of all runs."""
 
 
 def find(root: Path | str, ref: str, *, trained: bool = False) -> Path:

@@ -81,7 +81,7 @@ class Manifest:
     """All recorded facts of a run. Times are ISO 8601 in UTC.
 
     Args:
-        kind: kind of the run, from the command that made it: rl, sft, eval, try, merge ...
+        kind: kind of the run, from the command that made it: see `listing.RUN_KINDS`.
         recipe: name of the recipe (its file name without `.toml`).
         labels: texts that every report prints beside the numbers, e.g. "validated on the test split".
         parent: {"run": id, "checkpoint": name} if it started from another run's weights; also "step" if it is a fork,
@@ -364,8 +364,9 @@ def check_name(name: str) -> None:
 
 
 def check_tag(tag: str) -> None:
-    if not tag or len(tag) > 80 or not tag.isprintable() or "," in tag or tag != tag.strip():
-        raise StoreError(f"`{tag}` cannot be a tag", hint="use up to 80 printable characters without commas")
+    if not tag or len(tag) > 80 or not tag.isprintable() or "," in tag or tag != tag.strip() or tag[0] in "+-#":
+        hint = "use up to 80 printable characters without commas, and no `+`, `-` or `#` at the beginning"
+        raise StoreError(f"`{tag}` cannot be a tag", hint=hint)
 
 
 LOGGER_IDS_SCHEMA = 1

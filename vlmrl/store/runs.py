@@ -29,7 +29,7 @@ from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, require_ordin
 from vlmrl.store.layout import now
 from vlmrl.store.listing import command_line, find, runs_option, status_of
 from vlmrl.store.lock import RunLock
-from vlmrl.store.manifest import MAX_ERROR_CHARS, Best, Manifest, Status, read_manifest
+from vlmrl.store.manifest import MAX_ERROR_CHARS, Attempt, Best, Manifest, Status, read_manifest
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
 from vlmrl.types import Group
 from vlmrl.untrusted import visible
@@ -61,6 +61,12 @@ class Run:
     def status(self) -> Status:
         """Current status; "killed" if "running" is stored but the owner is dead."""
         return "running" if self.writable else status_of(self.dir, self.manifest.status)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Attempts of the run. The one that is stored as running has the current status of the run."""
+        status = self.status
+        return [replace(a, status=status) if a.status == "running" else a for a in self.manifest.attempts]
 
     @property
     def start_step(self) -> int:

@@ -64,7 +64,7 @@ def describe(run: Run) -> dict[str, Any]:
         "vlmrl": m.vlmrl,
         "hardware": dict(m.hardware),
         "host": m.attempts[-1].host if m.attempts else None,
-        "attempts": [{name: getattr(a, name) for name in ATTEMPT} for a in m.attempts],
+        "attempts": [{name: getattr(a, name) for name in ATTEMPT} for a in run.attempts],
         "last_train": train[-1] if train else None,
         "last_validation": validation[-1] if validation else None,
         "first_validation": validation[0] if validation else None,

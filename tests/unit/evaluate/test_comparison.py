@@ -107,7 +107,7 @@ def test_the_sentence_has_the_answer_the_interval_and_the_rows():
     found = conclude([evaluation("test-digits", reward=(0.25, "better"))])
     assert found["answer"] == "better" and found["evaluations"] == ["test-digits"]
     assert found["text"] == (
-        "B is better than A: reward +0.250 [+0.150, +0.350] (0.500 -> 0.750), paired on 8 rows of test-digits "
+        "B is better than A: reward +0.250 [+0.150, +0.350] (0.500 -> 0.750), paired on 8 responses of test-digits "
         "(4 clusters)."
     )
     equal = conclude([evaluation("test-digits", reward=(0.0, NO_DIFFERENCE))])["text"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from evaluation_builders import row
 from scipy import stats
 
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.compare import compare, open_side
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
 from vlmrl.evaluate.settings import (
@@ -24,6 +27,7 @@ from vlmrl.evaluate.settings import (
     shared_values,
 )
 from vlmrl.store import layout
+from vlmrl.store.manifest import new_attempt, update_manifest
 from vlmrl.store.runs import create_run
 
 
@@ -146,6 +150,22 @@ def test_runs_that_differ_in_more_than_their_seed_are_no_setting(root: Path):
     notes = compare_settings(open_settings(root, ["a1,a2,a3", "b1"]))["notes"]
     assert notes[0] == "the runs of setting A differ in train.steps: they are not seeds of one setting"
     assert notes[1].startswith("setting B has one run") and len(notes) == 2
+
+
+def test_what_a_resume_changed_is_a_difference_of_the_recipes(root: Path):
+    changes = [
+        {"what": "optim.lr", "old": 1e-3, "new": 5e-4, "kind": "asked"},
+        {"what": "train.steps", "old": 2, "new": 3, "kind": "free"},
+    ]
+    run = make_run(root, "a3", RIGHT["a1"])
+    resumed = new_attempt(2, run.manifest.start, (), Path("step-000006"), changes)
+    copy(layout.resolved_path(run.dir), layout.resolved_path(run.dir, 2))
+    update_manifest(run.dir, lambda m: replace(m, attempts=(*m.attempts, resumed)))
+    notes = compare_settings(open_settings(root, ["a1,a3", "b1,b2"]))["notes"]
+    assert notes == ["the runs of setting A differ in optim.lr: they are not seeds of one setting"]
+    recipe = compare(open_side(root, "a1"), open_side(root, "a3"))["recipe"]
+    assert next(row["b"] for row in recipe if row["key"] == "optim.lr") == "0.001 to step 6, then 0.0005"
+    assert [row["key"] for row in recipe] == ["train.seed", "optim.lr"]
 
 
 def test_what_came_from_different_rewards_is_not_compared(root: Path):

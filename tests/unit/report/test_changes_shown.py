@@ -51,7 +51,7 @@ def test_the_page_opens_with_whether_the_run_learned(tmp_path: Path, last, colou
     run = validated(make_run(tmp_path), {0: [0.1] * 7 + [0.9] * 9, 4: last})
     found, text = opening(run)
     assert (found, text[: len(begins)]) == (colour, begins)
-    assert text.endswith(", paired on 16 rows, step 0 to 4.")
+    assert text.endswith(", paired on 16 responses, step 0 to 4.")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html import unescape
@@ -14,6 +15,7 @@ from report_builders import HOSTILE, evaluate_run, evaluation_row, group, make_r
 
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.report.curves import RunCurves, health_charts
 from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.report.page import render_report, run_labels, write_report
 from vlmrl.store import layout
@@ -324,6 +326,26 @@ def test_a_resume_is_marked_in_the_curves(tmp_path: Path):
         again.log(step, "train", {"reward/mean": 0.5})
     again.finish()
     assert "r: attempt 2 resumed from step 2" in page(again).text
+
+
+@pytest.mark.parametrize(("name", "is_smooth"), [("optim/lr", False), ("policy/entropy", True)])
+def test_a_setting_is_drawn_as_it_is(name: str, is_smooth: bool):
+    lines = [{"step": step, name: 1e-3 if step < 20 else 5e-4, "optim/grad_norm": 1.0} for step in range(40)]
+    chart = next(c for c in health_charts([RunCurves("a", 0, train=lines)]) if c.name == name)
+    assert (' faint"' in chart.svg) == is_smooth
+
+
+def test_a_tiny_bound_is_written_like_its_value_and_n_is_not_called_rows(tmp_path: Path):
+    run = make_run(tmp_path, steps=1)
+    evaluate_run(run.dir, "test", [0.2] * 20, step=1)
+    path = run.dir / "eval" / "test" / layout.EVAL_SUMMARY
+    summary = json.loads(path.read_text())
+    summary["metrics"]["reward"] |= {"value": 0.008, "low": 1.4e-7, "high": 0.128}
+    summary["metrics"]["accuracy"] |= {"value": 3e-5, "low": 1e-5, "high": 5e-5}
+    path.write_text(json.dumps(summary))
+    html = render_report([run])
+    assert "[0.000, 0.128]" in html and "[1.0e-05, 5.0e-05]" in html
+    assert '<th class="n">n</th>' in html and ">rows</th>" not in html
 
 
 def test_paired_differences_to_the_first_run_say_whether_they_are_sure(tmp_path: Path):

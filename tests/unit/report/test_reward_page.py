@@ -15,7 +15,7 @@ from reward_runs import scored_groups
 
 from vlmrl.report.reward_page import render_reward_page, write_reward_page
 from vlmrl.reward_check.response_tables import open_table
-from vlmrl.reward_check.run import RewardQuestion, check_rewards
+from vlmrl.reward_check.run import RewardQuestion, check_rewards, parse_limits
 from vlmrl.reward_check.scoring import open_saved
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scoring import Scorer
@@ -102,6 +102,17 @@ def test_equal_rewards_make_a_page_that_says_so(saved, tmp_path):
     write_reward_page(tmp_path / "new" / "page.html", saved, report)
     text = (tmp_path / "new" / "page.html").read_text()
     assert "Both rewards give every response the same score." in text and "<article" not in text
+
+
+def test_responses_on_which_only_the_second_reward_fails_are_said_and_shown(saved, tmp_path):
+    body = "def score(x): return {'short': float('nan' if len(x.response) > 9 else len(x.response) < 9), '<b>': 1}"
+    (tmp_path / "nan.py").write_text(f"{body}\n")
+    report = check_rewards(saved, RewardQuestion(diff=f"{tmp_path}/nan.py:score", keep_going=True))
+    page = render_reward_page(saved, report)
+    assert "<h2>The second reward failed</h2>" in page and "On 2 responses." in page and "The first reward" not in page
+    assert page.count('<article class="group">') == 2 and page.count('1.000 → <span class="down">failed</span>') == 2
+    assert "Both rewards give every response that both can score the same score." in page
+    assert [limit.holds(report.report) for limit in parse_limits("errors>1,errors>2", diff=True)] == [True, False]
 
 
 def png(red: int, size: tuple[int, int] = (40, 30)) -> bytes:

@@ -18,7 +18,11 @@ REPORT = {
         "ngrams": {"found": [{}, {}]},
     },
     "disagreements": {"accuracy": 0.5, "agreement": 0.9},
-    "diff": {"value": {"changed_share": 0.02, "rank_correlation": 0.99}, "advantages": None},
+    "diff": {
+        "value": {"changed_share": 0.02, "rank_correlation": 0.99},
+        "advantages": None,
+        "errors": {"number": 1},
+    },
     "probes": {
         "a": {"flagged": 1, "warnings": 0, "unsteady": 0, "behaviour": {"milliseconds": {"p99": 4.0}}},
         "b": {"flagged": 2, "warnings": 3, "unsteady": 1, "behaviour": {"milliseconds": {"p99": 1.0}}},

@@ -17,11 +17,13 @@ from vlmrl.errors import StoreError
 from vlmrl.store import layout
 from vlmrl.store.lock import Owner, RunLock, force_release, owner_state, read_owner, this_process
 from vlmrl.store.runs import open_run, resume_run
+from vlmrl.store.summary import describe
 from vlmrl.train.resume import ResumeRequest, plan_resume
 
 HOLD = """
 import sys, time
 from vlmrl.store.runs import resume_run
+from vlmrl.store.summary import describe
 run = resume_run({root!r}, {ref!r})
 print("held", flush=True)
 {then}
@@ -56,7 +58,8 @@ def test_a_living_owner_is_named_and_keeps_the_run(tmp_path: Path):
     finally:
         process.kill()
         process.wait()
-    assert open_run(tmp_path, run.id).status == "killed"
+    killed = open_run(tmp_path, run.id)
+    assert killed.status == "killed" and describe(killed)["attempts"][-1]["status"] == "killed"
     resume_run(tmp_path, run.id).finish()
 
 
