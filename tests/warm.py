@@ -39,6 +39,7 @@ CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTI
 CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64"
 """True if there are forks at all."""
 LONGEST_JOB, MOST_KEPT = 1 << 20, 8
+"""Of a job: bytes of its text, and file descriptors that a process keeps beside its streams."""
 LOADED = (
     *("torch.distributed.checkpoint", "torch.distributed.launcher.api"),
     "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
