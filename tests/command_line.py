@@ -53,7 +53,7 @@ def nested(words: Iterable[Any]) -> dict[str, str]:
 def own_process(*words: Any, cwd: Path, env: Mapping[str, str] | None = None, new: bool = False) -> Done:
     """Run a command in a process of its own, in the folder `cwd`; `new`: its interpreter has loaded nothing before."""
     command, new = [*COMMAND, *map(str, words)], new or words[0] not in HEAVY
-    environment = {**os.environ, **(env or {}), **({} if new else nested(words))}
+    environment = {**({} if new else nested(words)), **os.environ, **(env or {})}
     run = subprocess.run if new else warm.run
     done = run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=600)
     return Done(done.returncode, done.stdout, done.stderr)
@@ -65,7 +65,7 @@ def started(*words: Any, cwd: Path, **more: Any) -> subprocess.Popen[str]:
     command = [*COMMAND, *map(str, words)]
     if words[0] not in HEAVY or more.get("preexec_fn"):
         return subprocess.Popen(command, cwd=cwd, text=True, **pipes | more)
-    more["env"] = {**more.get("env", os.environ), **nested(words)}
+    more["env"] = {**nested(words), **more.get("env", os.environ)}
     return warm.Popen(command, cwd=cwd, text=True, **pipes | more)
 
 

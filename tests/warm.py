@@ -14,6 +14,7 @@ import gc
 import importlib.util
 import inspect
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -37,7 +38,8 @@ SYS_CLONE = 56
 CLONE_FLAGS = 0x8000 | 0x200000 | 0x1000000  # CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID
 CAN_FORK = sys.platform == "linux" and os.uname().machine == "x86_64"
 """True if there are forks at all."""
-LONGEST_JOB = 1 << 20
+LONGEST_JOB, MOST_KEPT = 1 << 20, 8
+"""Of a job: bytes of its text, and file descriptors that a process keeps beside its streams."""
 LOADED = (
     *("torch.distributed.checkpoint", "torch.distributed.launcher.api"),
     "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
@@ -85,17 +87,30 @@ class Popen(subprocess.Popen):
             "cwd": os.fspath(call["cwd"] or os.getcwd()),
             "session": bool(call["start_new_session"]),
         }
-        channel = _server(env)
         own = [number if given == -1 else given for number, given in enumerate(streams)]
-        socket.send_fds(channel, [json.dumps(job).encode()], own)
-        answer = channel.recv(64)
-        assert answer, "the process that forks has ended: see what it printed"
-        self.pid = int(answer)
+        self.pid = _ask(_server(env), job, own)
         self._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(call[name] for name in names))  # type: ignore[attr-defined]
 
 
+def _ask(channel: socket.socket, job: dict[str, Any], fds: list[int]) -> int:
+    """The process id of the fork that does the job, with these file descriptors: streams, and what it keeps."""
+    socket.send_fds(channel, [json.dumps(job).encode()], fds)
+    answer = channel.recv(64)
+    assert answer, "the process that forks has ended: see what it printed"
+    return int(answer)
+
+
+def _spawn(path: bytes, words: list[str], keeps: list[int]) -> int:
+    """As `multiprocessing.util.spawnv_passfds`: what "spawn" starts is a fork of this process's server."""
+    if words[1] != "-c" or words[-1] != "--multiprocessing-fork" or _channels[False][0] != os.getpid():
+        return _spawn_new(path, words, keeps)
+    job = {"words": words[1:], "env": {**os.environ}, "cwd": os.getcwd(), "session": False, "keeps": keeps}
+    return _ask(_channels[False][1], job, [0, 1, 2, *keeps])
+
+
+_spawn_new = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
 _channels: dict[bool, tuple[int, socket.socket]] = {}
 """Whether the processes have a pretended GPU -> (process that asks, its channel to the server)."""
 _nested = False
@@ -114,11 +129,9 @@ def _server(env: Mapping[str, str]) -> socket.socket:
     with _lock:
         if anew not in _channels or _channels[anew][0] != os.getpid():
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             command = [sys.executable, __file__, str(theirs.fileno())]
-            subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**env} if anew else own, stdin=subprocess.DEVNULL
-            )
+            own = {**(env if anew else os.environ)}
+            subprocess.Popen(command, pass_fds=[theirs.fileno()], env=own, stdin=subprocess.DEVNULL)
             theirs.close()
             _channels[anew] = os.getpid(), ours
         return _channels[anew][1]
@@ -141,6 +154,12 @@ def run(words: list[str], **more: Any) -> subprocess.CompletedProcess:
     return done
 
 
+def all_in_forks(patch: Any) -> None:
+    """Let every Python process below this one begin as a fork, those of `multiprocessing` in a fork, too."""
+    patch.setattr(subprocess, "Popen", Popen)
+    patch.setenv(NEST, "all")
+
+
 def prove_in_forks() -> None:
     """Let the process that proves a merge begin as a fork, too."""
     from vlmrl.checkpoint import proof
@@ -152,8 +171,11 @@ def _warm_up() -> None:
     """Import modules and compute nothing: threads would not survive the fork."""
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of pyarrow
     if importlib.util.find_spec("vllm") is not None:
+        import setproctitle
+
         from vlmrl.rollout.vllm.engine import SETTINGS
 
+        setproctitle.getproctitle()  # it finds the place of the title before the environment has moved
         os.environ |= SETTINGS
         for name in VLLM_LOADED:
             importlib.import_module(name)
@@ -169,7 +191,7 @@ def _warm_up() -> None:
 def _next_job(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork for each job. Returns it in the fork, and None in the server when nobody can ask it any more."""
     while True:
-        text, streams, _, _ = socket.recv_fds(channel, LONGEST_JOB, 3)
+        text, streams, _, _ = socket.recv_fds(channel, LONGEST_JOB, 3 + MOST_KEPT)
         if not text:
             return None
         pid = _fork_sibling()
@@ -197,21 +219,28 @@ def _become(job: dict[str, Any], streams: list[int]) -> None:
     """Make this fork what a new interpreter would be."""
     if job["session"]:
         os.setsid()
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in streams]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 500) for fd in streams]
     for fd in streams:
         os.close(fd)
-    for number, fd in enumerate(high):
+    for number, fd in zip((0, 1, 2, *job.get("keeps", ())), high, strict=True):
         os.dup2(fd, number)
         os.close(fd)
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
     tempfile.tempdir = None  # an import has read TMPDIR
+    _name([sys.executable, *job["words"]])
     lines = 1 if os.isatty(1) or "PYTHONUNBUFFERED" in os.environ else -1
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False, buffering=lines)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _name(words: list[str]) -> None:
+    """Let this process be listed with these words; only where vLLM's environment has the package for it."""
+    if "setproctitle" in sys.modules:
+        sys.modules["setproctitle"].setproctitle(" ".join(words))
 
 
 def nest(*, all_processes: bool) -> None:
@@ -227,9 +256,11 @@ def nest(*, all_processes: bool) -> None:
         subprocess_handler.Popen = Popen  # type: ignore[misc]
         if all_processes:
             subprocess.Popen = Popen  # type: ignore[misc]
+            multiprocessing.util.spawnv_passfds = _spawn  # type: ignore[attr-defined]
         return
     ours.close()
     os.setsid()  # what a terminal sends reaches those whom it is for
+    _name([__file__])
     _serve(theirs)
 
 
@@ -299,8 +330,8 @@ def _run(words: list[str]) -> None:
 BASE: list[str] = []
 
 if __name__ == "__main__":
-    BASE[:] = sys.path[1:]
-    sys.path[:] = [*BASE]
+    del sys.path[0]
+    BASE[:] = [entry for entry in sys.path if entry not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.modules["warm"] = sys.modules["__main__"]
     _warm_up()
     _serve(socket.socket(fileno=int(sys.argv[1])))

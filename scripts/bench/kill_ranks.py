@@ -10,7 +10,7 @@ processes, within the tolerance of the test suite where it once had another. Wei
 
 `--engine vllm` puts vLLM into each rank; `split` gives it a process of its own, `parts` one that has two more: of these
 the processes are killed too. With vLLM a run's rows are compared, not its bits. The launcher is a fork of this process,
-which has imported what it needs; the ranks are interpreters of their own.
+which has imported what it needs; the ranks, and with `--smoke` the launcher, are interpreters of their own.
 Prints one JSON object and, on stderr, a table of what was done and what came of it; exit code 1 when anything failed.
 """
 

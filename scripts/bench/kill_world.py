@@ -140,7 +140,7 @@ class Bench(kill.Bench):
         words = ["train", *words, "--gpus", str(gpus), "--runs", str(run.root)]
         going = Going(0, tmp, tmp / "stdout", tmp / "stderr", time.perf_counter())
         os.environ["TMPDIR"] = tempfile.tempdir = str(tmp)
-        start = kill._fork if self.engine == "torch" or size > 1 else kill._spawn
+        start = kill._spawn if self.smoke or (self.engine != "torch" and size == 1) else kill._fork
         with open(going.out, "wb") as o, open(going.err, "wb") as e:
             going.pid = start(self.folder, words, o.fileno(), e.fileno())
         return going

@@ -7,8 +7,9 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
-import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+import warm
 from command_line import own_process
 from processes import free_endpoint
 from small_runs import make_place, train
@@ -42,7 +44,7 @@ optim.lr = 1e-2
 eval = {every_steps = 0, max_rows = 2}
 """
 QUESTIONS = [("same or different?", [(56, 56), (84, 56)]), ("which digit?", [(56, 84)]), ("yes or no?", [])]
-SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def named(folder: Path) -> dict[str, str]:
@@ -62,10 +64,12 @@ def named(folder: Path) -> dict[str, str]:
 def served(line: str, *more: str, folder: Path) -> Iterator[str]:
     """The address of a server that the line starts in a folder; it is ended, and nothing of it is left."""
     address = free_endpoint()
-    command = [*shlex.split(line), "--host", "127.0.0.1", "--port", address.partition(":")[2], *more]
+    program, *words = shlex.split(line)
+    place = ["--host", "127.0.0.1", "--port", address.partition(":")[2]]
+    command = [sys.executable, shutil.which(program), *words, *place, *more]
     log = folder / "server.log"
     with open(log, "wb") as out:
-        server = subprocess.Popen(command, cwd=folder, env=os.environ | SMALL | named(folder), stdout=out, stderr=out)
+        server = warm.Popen(command, cwd=folder, env=os.environ | named(folder), stdout=out, stderr=out)
     try:
         for _ in range(1800):
             assert server.poll() is None, log.read_text()[-3000:]
@@ -124,7 +128,10 @@ def expected(folder: Path, max_tokens: int) -> list[tuple[tuple[int, ...], tuple
     return made
 
 
-def test_the_merged_model_is_served_by_the_line_that_merge_prints(tiny_folder, tmp_path):
+def test_the_merged_model_is_served_by_the_line_that_merge_prints(tiny_folder, tmp_path, monkeypatch):
+    warm.all_in_forks(monkeypatch)
+    for name, value in SMALL.items():
+        monkeypatch.setenv(name, value)
     run = train(make_place(tmp_path / "place", tiny_folder, RECIPE), tmp_path)
     merged = own_process("merge", run.id, "--step", "last", "--runs", tmp_path, "--out", "merged", cwd=tmp_path)
     assert merged.code == 0, merged.err

@@ -30,8 +30,8 @@ def runs(tmp_path_factory, tiny_folder) -> Path:
         return [job(place, f"{size}/{name}", *more) for name, more in CASES.items()]
 
     run_jobs(2, [*cases(2), job(place, "whole", *whole), job(place, "stopped", *whole, stop_at=2)], place, new=True)
-    run_jobs(1, cases(1), place, new=True)
-    run_jobs(2, [job(place, "stopped", resume=True)], place, new=True)
+    run_jobs(1, cases(1), place)
+    run_jobs(2, [job(place, "stopped", resume=True)], place)
     return place
 
 

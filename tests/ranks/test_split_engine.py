@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from command_line import settings, started
 from processes import below, command_of, lives
 from run_rank import job, run_jobs
@@ -47,6 +48,7 @@ def runs(place: Path) -> Path:
     """Runs of two trainers and an engine, and of one process with the built-in engine."""
     alone = job(place, "alone", "train.steps=4", "eval.every_steps=0", "lora.rank=4")
     with pytest.MonkeyPatch.context() as patch:
+        warm.all_in_forks(patch)
         patch.setenv(ENGINES_VARIABLE, "cpu")
         run_jobs(2, [job(place, "split", *SPLIT), job(place, "ahead", *AHEAD, stop_at=2)], place)
         run_jobs(2, [job(place, "ahead", resume=True)], place)
@@ -103,7 +105,8 @@ def test_a_resume_draws_the_rows_again_that_were_drawn_ahead(runs: Path) -> None
     assert prompts(run) == prompts(open_run(runs / "alone", "last"))
 
 
-def test_an_engine_that_is_killed_ends_the_run_in_words_and_leaves_nothing(place: Path) -> None:
+def test_an_engine_that_is_killed_ends_the_run_in_words_and_leaves_nothing(place: Path, monkeypatch) -> None:
+    warm.all_in_forks(monkeypatch)
     more = settings(*SPLIT, "train.steps=500")
     env = {k: v for k, v in os.environ.items() if k != ENGINES_VARIABLE}
     process = started(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+import warm
 from command_line import COMMAND, own_process, settings
 from processes import END_SECONDS, assert_all_gone, below, command_of
 from small_runs import TWO_STEPS, make_place
@@ -48,6 +49,11 @@ SHARED = [
     "eval.max_rows=2",
     "train.steps=500",
 ]
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch) -> None:
+    warm.all_in_forks(monkeypatch)
 
 
 class Trainer:

@@ -10,15 +10,17 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmrl.data.dataset import INFO_FILE, Dataset, PreparedDataset, WrappedDataset, canonical_json, require_split
 from vlmrl.data.table_dataset import UNREAD, TableDataset
 from vlmrl.data.table_values import read_messages
 from vlmrl.errors import DataError
-from vlmrl.recipe.schema import Data
 from vlmrl.recipe.template import parse_template, read_template
 from vlmrl.types import Row, Rows, hash64
+
+if TYPE_CHECKING:
+    from vlmrl.recipe.schema import Data
 
 MAX_LOST = 0.1
 """Largest share of the training rows that may be left out because their images would be in both splits."""

@@ -36,12 +36,13 @@ from vlmrl.data.table_values import (
     structured,
 )
 from vlmrl.errors import DataError
-from vlmrl.recipe.schema import Data
 from vlmrl.store.checkpoints import sha256_of
 from vlmrl.types import Media, Row, Rows, hash64
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
+
+    from vlmrl.recipe.schema import Data
 
 
 IN_MEMORY_BYTES = 1 << 30

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCH = ROOT / "scripts" / "bench"
@@ -383,6 +384,22 @@ def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
     assert all(row["error_out"] > 0.01 for row in found)
 
 
+NESTED = f"""
+import sys
+sys.path.insert(0, {str(BENCH)!r})
+import gpu_day, warm
+
+def nested(*arguments):
+    go_on_watched(*arguments)
+    warm.nest(all_processes=True)
+
+if __name__ == "__main__":
+    go_on_watched, gpu_day.go_on_watched, gpu_day.__file__ = gpu_day.go_on_watched, nested, __file__
+    gpu_day.main()
+"""
+"""The script, for a process that forks: what each measurement starts in its turn is a fork, too."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
@@ -394,8 +411,9 @@ def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
 )
 def test_every_part_runs_at_a_toy_size(tmp_path, parts):
     out = tmp_path / "day.jsonl"
-    command = [ROOT / "scripts" / "gpu-day", "--smoke", "--out", out, "--part", *parts]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHON": sys.executable})
+    (tmp_path / "nested.py").write_text(NESTED)
+    command = [sys.executable, tmp_path / "nested.py", "--smoke", "--out", out, "--part", *parts]
+    done = warm.run(command, capture_output=True, text=True, env=os.environ | {warm.NEST: "all"})
     assert done.returncode == 0, done.stderr[-2000:]
     rows = read_lines(out, True)
     log = out.with_suffix(".log").read_text()

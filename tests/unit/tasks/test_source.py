@@ -164,6 +164,8 @@ class Refuse:
             raise ImportError(f"{name} must not be imported here")
 sys.meta_path.insert(0, Refuse())
 from pathlib import Path
+import vlmrl.tasks
+assert "pydantic" not in sys.modules, "each worker of a reward loads the tasks, and the recipe's keys with them"
 import vlmrl.tasks.source, vlmrl.tasks.dataset_assembly, vlmrl.tasks.scaffold
 import vlmrl.data.table_dataset
 from vlmrl.tasks.digits import prepare_digits
