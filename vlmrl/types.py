@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 Finish = Literal["stop", "length"]
 """Reason why a response ended: "stop" = its end token or a stop string, "length" = the token limit."""
@@ -169,6 +169,13 @@ class Row:
     def place(self) -> str:
         """Place of the row, as error messages state it."""
         return f"{self.origin} ({self.prompt_id})" if self.origin else name_row(self.source, self.prompt_id)
+
+
+class LeftOut(NamedTuple):
+    """Row or image of a source that does not get into the dataset: its place there, and the reason."""
+
+    origin: str
+    reason: str
 
 
 T = TypeVar("T")

@@ -23,13 +23,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmrl.data.dataset import require_split
-from vlmrl.data.image_scan import scan_files
+from vlmrl.data.image_scan import Files, scan_files
 from vlmrl.data.images import MAX_FILE_BYTES, decode_cached, image_hash, probe_image
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.data.splits import LabelledImage
 from vlmrl.data.table_values import IMAGE_SUFFIXES
 from vlmrl.errors import DataError
-from vlmrl.types import Media, Row, Rows
+from vlmrl.types import LeftOut, Media, Row, Rows
 from vlmrl.untrusted import encodable, file_problem
 
 if TYPE_CHECKING:
@@ -53,14 +53,13 @@ class Labelled:
     Args:
         name: last part of the source's path.
         images: sound images; the labels of each are the names of the folders above it.
-        dropped: images that were left out, each {"origin", "reason"}.
         ignored: file ending -> number of files that are no images.
         fingerprint: hash of labels, file names and contents.
     """
 
     name: str
     images: list[LabelledImage]
-    dropped: list[dict[str, Any]]
+    dropped: list[LeftOut]
     ignored: dict[str, int]
     fingerprint: str
     collection: Collection
@@ -72,20 +71,18 @@ class Labelled:
         return {"name": self.name, "images": len(self.images), **ignored}
 
 
-class Collection(Protocol):
+class Collection(Files, Protocol):
     """Files of a folder or archive, by relative path."""
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
         """Yield (path, reason why it may not be read or None), sorted by path."""
         ...
 
-    def read(self, path: str) -> bytes: ...
-
 
 def read_labelled(
     source: Path,
     levels: Sequence[str],
-    work: Path | None = None,
+    work: Path,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -96,30 +93,30 @@ def read_labelled(
     broken images and files with too few folders above them are dropped, each with its reason.
 
     Args:
-        work, workers, progress: see `scan_files`.
+        work: folder for the parts of the scan.
     Raises: DataError when the source is neither a folder nor a zip archive, or names of siblings differ only in case or
         punctuation, which the answer format does not distinguish.
     """
     collection = open_collection(source)
     labels: dict[str, tuple[str, ...]] = {}
-    dropped: list[dict[str, Any]] = []
+    dropped: list[LeftOut] = []
     paths, ignored = image_paths(collection, dropped)
     for path in paths:
         try:
             labels[path] = _labels(PurePosixPath(path), levels)
         except DataError as error:
-            dropped.append({"origin": encodable(path), "reason": error.message})
+            dropped.append(LeftOut(encodable(path), error.message))
     images: list[LabelledImage] = []
     digest = hashlib.sha256()
     for path, result in scan_files(collection, list(labels), work, workers=workers, progress=progress):
         if isinstance(result, str):
-            dropped.append({"origin": encodable(path), "reason": result})
+            dropped.append(LeftOut(encodable(path), result))
             continue
         images.append(LabelledImage(result.media, labels[path], encodable(path), result, path=path))
         name = encodable(PurePosixPath(path).name)
         digest.update(f"{'/'.join(labels[path])}/{name}\0{result.media.sha256}\n".encode())
     refuse_twins(images, levels)
-    dropped.sort(key=lambda drop: drop["origin"])
+    dropped.sort(key=lambda drop: drop.origin)
     return Labelled(source.name, images, dropped, ignored, digest.hexdigest(), collection)
 
 
@@ -138,7 +135,7 @@ def collection_state(source: Path) -> Any:
     return digest.hexdigest()
 
 
-def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[list[str], dict[str, int]]:
+def image_paths(collection: Collection, dropped: list[LeftOut]) -> tuple[list[str], dict[str, int]]:
     """Return the sorted paths of a collection's image files, and the number of its other files by ending.
 
     Args:
@@ -149,7 +146,7 @@ def image_paths(collection: Collection, dropped: list[dict[str, Any]]) -> tuple[
     for path, problem in collection.paths():
         place = PurePosixPath(path)
         if problem is not None:
-            dropped.append({"origin": encodable(path), "reason": problem})
+            dropped.append(LeftOut(encodable(path), problem))
         elif any(part.startswith(".") or part == "__MACOSX" for part in place.parts):
             ignored["hidden"] += 1
         elif place.suffix.lower() not in IMAGE_SUFFIXES:
@@ -204,7 +201,7 @@ def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None
                 )
 
 
-class _Folder:
+class _Folder(Collection):
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -233,7 +230,7 @@ class _Folder:
         return path.relative_to(self._root).as_posix()
 
 
-class _Archive:
+class _Archive(Collection):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
@@ -295,7 +292,7 @@ SPLIT = "images"
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class NotShown:
     """Image that is not shown to the model. `image`: its path; `reason`: why it cannot be used."""
 
     image: str
@@ -345,14 +342,14 @@ class ImageFiles:
         out: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[NotShown] = []
         self.files: list[ImageFile] = []
         images = self._find(paths, out)
         for done, (name, (place, path)) in enumerate(images.items(), start=1):
             try:
                 self.files.append(ImageFile(name, place, path, probe_image(_read(path))[0]))
             except DataError as error:
-                self.left_out.append(LeftOut(name, error.message))
+                self.left_out.append(NotShown(name, error.message))
             progress(done, len(images))
         self._paths: dict[str, list[Path]] = {}
         for file in self.files:
@@ -400,13 +397,13 @@ class ImageFiles:
             if not named.is_dir():
                 images.setdefault(encodable(os.path.normpath(text)), (encodable(named.name), named))
                 continue
-            dropped: list[dict[str, Any]] = []
+            dropped: list[LeftOut] = []
             inside, _ = image_paths(open_collection(named), dropped)
             own = _below(out, named)
             for place in inside:
                 if own is None or not PurePosixPath(place).is_relative_to(own):
                     images.setdefault(_name(text, place), (encodable(place), named / place))
-            self.left_out += [LeftOut(_name(text, drop["origin"]), drop["reason"]) for drop in dropped]
+            self.left_out += [NotShown(_name(text, drop.origin), drop.reason) for drop in dropped]
         return images
 
     def _no_image(self, paths: Sequence[str]) -> DataError:

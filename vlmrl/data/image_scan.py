@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vlmrl.data import images as limits
 from vlmrl.data.images import ShardFile, decode_image, image_hash, shard_name, store_decoded
 from vlmrl.data.measurements import fit_size
 from vlmrl.data.parallel_parts import Make, Progress, make_parts, write_lines
-from vlmrl.data.table_pieces import RowFiles, read_piece
+from vlmrl.data.table_pieces import OpenTable, read_piece
 from vlmrl.data.table_values import image_bytes, read_image, show, split_images
 from vlmrl.errors import DataError
 from vlmrl.store import media as store_media
@@ -293,9 +292,13 @@ class Files(Protocol):
         """Return the bytes of a file. Raises: DataError when it cannot be read."""
         ...
 
+    def files(self, places: Sequence[str]) -> Iterator[bytes]:
+        """Yield files by their paths, for `write_shards`."""
+        return map(self.read, places)
+
 
 @dataclass(frozen=True)
-class MemoryFiles:
+class MemoryFiles(Files):
     """Reader of files that are in memory."""
 
     contents: Mapping[str, bytes]
@@ -304,29 +307,23 @@ class MemoryFiles:
         return self.contents[path]
 
 
-class Examiner:
-    """Cache of the results of `examine` by content, because a collection of pairs repeats its images."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, Any]] = {}
-
-    def look(self, data: bytes) -> dict[str, Any]:
-        """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
-        sha256 = image_hash(data)
-        fields = self._known.get(sha256)
-        if fields is None:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            try:
-                fields = _fields(examine(data))
-            except DataError as error:
-                fields = {"reason": error.message}
-            self._known[sha256] = fields
-        return fields
+_known: dict[str, dict[str, Any]] = {}
+"""Results of `look` by content, for all parts that this process makes: a collection of pairs repeats its images."""
 
 
-EXAMINER = Examiner()
-"""Examiner of this process. All parts that the process makes share its results."""
+def look(data: bytes) -> dict[str, Any]:
+    """Return the fields for `examined`, or {"reason": why the image cannot be used}."""
+    sha256 = image_hash(data)
+    fields = _known.get(sha256)
+    if fields is None:
+        if len(_known) >= MAX_REMEMBERED:
+            _known.clear()
+        try:
+            fields = _fields(examine(data))
+        except DataError as error:
+            fields = {"reason": error.message}
+        _known[sha256] = fields
+    return fields
 
 
 def examined(fields: dict[str, Any]) -> Examined:
@@ -338,20 +335,12 @@ def examined(fields: dict[str, Any]) -> Examined:
 def scan_files(
     files: Files,
     paths: Sequence[str],
-    work: Path | None = None,
+    work: Path,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Examined | str]]:
-    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`.
-
-    Args:
-        work: folder for the parts; None = a temporary one.
-    """
-    if work is None:
-        with TemporaryDirectory() as folder:
-            yield from scan_files(files, paths, Path(folder), workers=workers, progress=progress)
-        return
+    """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`."""
     results = look_at(paths, files.read, work, workers=workers, progress=progress)
     for path, fields in zip(paths, results, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
@@ -360,10 +349,11 @@ def scan_files(
 def look_at(
     places: Sequence[Any], read: Callable[[Any], bytes], work: Path, *, workers: int | None, progress: Progress | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the result of `Examiner.look` for each image, in the order of `places`, computed on all cores.
+    """Yield the result of `look` for each image, in the order of `places`, computed on all cores.
 
     Args:
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
+        work: folder for the parts.
     """
     return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
 
@@ -387,20 +377,9 @@ class _Look:
 
     def _of(self, place: Any) -> dict[str, Any]:
         try:
-            return EXAMINER.look(self.read(place))
+            return look(self.read(place))
         except DataError as error:
             return {"reason": error.message}
-
-
-@dataclass(frozen=True)
-class FileReader:
-    """Reader of image files by path, for `write_shards`."""
-
-    source: Files
-
-    def files(self, places: Sequence[str]) -> Iterator[bytes]:
-        for path in places:
-            yield self.source.read(path)
 
 
 def _fields(image: Examined) -> dict[str, Any]:
@@ -445,28 +424,35 @@ class RowPlace(NamedTuple):
     position: int
 
 
+class TablePlace(NamedTuple):
+    """Place of an image: the table, and its place there."""
+
+    table: int
+    place: RowPlace
+
+
 @dataclass(frozen=True)
 class RowReader:
-    """Reader of image files by their place in a table, for `write_shards`.
+    """Reader of image files by their place in several tables, for `write_shards`.
 
-    Places in the table's order are read in one pass.
+    Places in the tables' order are read in one pass.
     """
 
-    table: RowFiles
-    column: str
+    tables: Sequence[OpenTable]
 
-    def files(self, places: Sequence[RowPlace]) -> Iterator[bytes]:
-        for index, piece_places in groupby(places, key=lambda place: place[0]):
-            rows = enumerate(read_piece(self.table.pieces[index], [self.column]))
+    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
+        for (index, piece), members in groupby(places, key=lambda one: (one.table, one.place.piece)):
+            files, column = self.tables[index].files, self.tables[index].columns["images"]
+            rows = enumerate(read_piece(files.pieces[piece], [column]))
             number, values = -1, []
-            for place in piece_places:
-                while number < place[1]:
+            for _, place in members:
+                while number < place.row:
                     number, row = next(rows)
-                    values = split_images(row.get(self.column))
-                yield image_bytes(read_image(values[place[2]], self.table.root, ""), "")
+                    values = split_images(row.get(column))
+                yield image_bytes(read_image(values[place.position], files.root, ""), "")
 
 
-def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str, Any]:
+def look_at_cell(value: Any, root: Path | None) -> dict[str, Any]:
     """Return the fields of an image value of a cell, or {"reason": why the image cannot be used}.
 
     Args:
@@ -476,7 +462,7 @@ def look_at_cell(value: Any, root: Path | None, examiner: Examiner) -> dict[str,
         data = image_bytes(read_image(value, root, ""), "")
     except DataError as error:
         return {"reason": error.message}
-    fields = examiner.look(data)
+    fields = look(data)
     name = _name_of(value)
     return {"reason": f"{name}: {fields['reason']}"} if "reason" in fields and name else fields
 

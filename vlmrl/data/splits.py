@@ -6,10 +6,10 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmrl.errors import DataError
-from vlmrl.types import Media, hash64
+from vlmrl.types import LeftOut, Media, hash64
 
 if TYPE_CHECKING:
     from vlmrl.data.image_scan import Examined
@@ -43,19 +43,18 @@ class LabelledImage:
 
 @dataclass
 class Splits:
-    """Images of each split, classes that are kept out of training, and images that were left out, with the reason."""
+    """Images of each split, and classes that are kept out of training."""
 
     images: dict[str, list[LabelledImage]]
     unseen: list[tuple[str, ...]] = field(default_factory=list)
-    dropped: list[dict[str, Any]] = field(default_factory=list)
 
 
-def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[dict[str, Any]]]:
+def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], list[LeftOut]]:
     """Drop repeated images, so that each content occurs once.
 
     Of copies within a class, the first is kept. Copies in several classes are all dropped: their class is not certain.
 
-    Returns: (images in order, dropped rows as {"origin", "reason"}).
+    Returns: (images in order, dropped ones).
     """
     by_content: dict[str, list[LabelledImage]] = defaultdict(list)
     for image in images:
@@ -65,12 +64,10 @@ def drop_repeats(images: Sequence[LabelledImage]) -> tuple[list[LabelledImage], 
         classes = sorted({copy.labels for copy in copies})
         if len(classes) > 1:
             names = " and ".join("/".join(labels) for labels in classes)
-            dropped += [
-                {"origin": copy.origin, "reason": f"same image under several classes: {names}"} for copy in copies
-            ]
+            dropped += [LeftOut(copy.origin, f"same image under several classes: {names}") for copy in copies]
             continue
         unique.append(copies[0])
-        dropped += [{"origin": copy.origin, "reason": f"same image as {copies[0].origin}"} for copy in copies[1:]]
+        dropped += [LeftOut(copy.origin, f"same image as {copies[0].origin}") for copy in copies[1:]]
     return unique, dropped
 
 

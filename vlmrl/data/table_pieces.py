@@ -85,6 +85,19 @@ class RowFiles:
         return f"{piece.split} row {piece.first + index}"
 
 
+@dataclass(frozen=True)
+class OpenTable:
+    """Table with the column of each role. Roles that it has no column for are not in `columns`."""
+
+    files: RowFiles
+    columns: Mapping[str, str]
+
+    def rows(self, piece: TablePiece) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield number and cells by their roles of each row of a piece. Raises: DataError as `read_piece`."""
+        for number, row in enumerate(read_piece(piece, list(self.columns.values()))):
+            yield number, {role: row.get(column) for role, column in self.columns.items()}
+
+
 def read_piece(piece: TablePiece, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a piece, in order. Raises: DataError when the file cannot be read."""
     if piece.kind == "text":

@@ -22,7 +22,7 @@ from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlmrl.data.image_folders import ImageFiles, LeftOut
+from vlmrl.data.image_folders import ImageFiles, NotShown
 from vlmrl.errors import StoreError
 from vlmrl.redaction.redact import hide_known
 from vlmrl.store.files import TEMP_PREFIX, crash_point, remove_tree, sync_file, sync_folder, temp_path
@@ -291,7 +291,7 @@ class Written:
 
     responses: int = 0
     refused: int = 0
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[NotShown] = field(default_factory=list)
     files: int | None = None
     kind: str = ""
     no_file: dict[str, int] = field(default_factory=dict)
@@ -302,7 +302,7 @@ class Written:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Written:
-        return cls(**{**values, "left_out": [LeftOut(**one) for one in values["left_out"]]})
+        return cls(**{**values, "left_out": [NotShown(**one) for one in values["left_out"]]})
 
 
 def write_table(out: Path, kept: Kept, samples: int) -> Written:
@@ -364,14 +364,14 @@ def _answers(kept: Kept, samples: int, written: Written) -> Iterator[Answer]:
             for k in range(samples):
                 answer = Answer(number, row, journals[number % len(journals)].read(number, k))
                 if answer.dropped is not None:
-                    written.left_out.append(LeftOut(row.prompt_id, answer.dropped))
+                    written.left_out.append(NotShown(row.prompt_id, answer.dropped))
                     break
                 written.responses += 1
                 written.refused += "refusal" in answer.kept
                 yield answer
 
 
-def _unread(kept: Kept) -> list[LeftOut]:
+def _unread(kept: Kept) -> list[NotShown]:
     """Return the images that could not be read when the command began."""
     return [one for source, _ in kept if isinstance(source.dataset, ImageFiles) for one in source.dataset.left_out]
 

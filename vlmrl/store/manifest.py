@@ -93,7 +93,6 @@ class Manifest:
         source_sha256: hash of the code of vlmrl itself.
         files: path relative to the run -> sha256, for files that are written once: recipes, code.diff, kept texts. {}
             for runs of versions without this table.
-        best: best validation so far.
         error: reason for the end if the run failed, one line.
     """
 

@@ -23,7 +23,7 @@ from vlmrl.tasks.attack import Attack
 from vlmrl.tasks.figure import Figure
 from vlmrl.tasks.positions import Positions
 from vlmrl.tasks.truth_kinds import RowKind, TruthForm
-from vlmrl.types import Message, RewardInput, Row, Score, Size, TraceTurn
+from vlmrl.types import LeftOut, Message, RewardInput, Row, Score, Size, TraceTurn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,6 @@ class MeasureSettings:
     """Measures that are to be taken, and with what.
 
     Args:
-        names: measures of the task.
         weights: measure -> folder, or model of the hub, in place of the task's own (`eval.weights`).
         device: as `model.device` of a recipe.
         timeout_seconds, memory_mb, workers: limits and number of worker processes, as of a reward.
@@ -105,7 +104,6 @@ class Measures:
         Args:
             names: `eval.measures`; None = the default ones, and those whose weights the recipe names.
             weights: `eval.weights`.
-            task: name of the task, for messages.
         Raises: RecipeError for a measure that the task does not have, or that has no weights.
         """
         for name in [name for name in names or () if name != EVERYTHING]:
@@ -241,20 +239,11 @@ class NewRow:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """Row of a source that does not become a row of the dataset: its place there, and the reason."""
-
-    origin: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class OwnFile:
     """File of a user's own task, as it was read.
 
     Args:
         path: the path as the user wrote it.
-        sha256: hash of the file's bytes.
     """
 
     path: str

@@ -11,23 +11,20 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
-from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import EXAMINER, Examined, RowPlace, RowReader, examined, look_at_cell
+from vlmrl.data.image_scan import Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
-from vlmrl.data.table_pieces import Located, RowFiles, TablePiece, open_row_files, read_piece
+from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
 from vlmrl.data.table_values import split_images
-from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow
-from vlmrl.tasks.table_rows import IMAGES, TEST, TRAIN, VALIDATION, split_for_test
-from vlmrl.types import Media
+from vlmrl.errors import DataError
+from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, first_bad, is_few, leave_out
+from vlmrl.tasks.table_rows import IMAGES, MAX_CUT, TEST, TRAIN, VALIDATION, split_for_test
+from vlmrl.types import LeftOut, Media
 
-MAX_CUT = 0.1
-"""Largest share of the training rows that is cut off for validation."""
 Line = dict[str, Any]
 Check = Callable[[Mapping[str, Any], Mapping[str, str], list[Any]], tuple[Line, list[str]]]
 """(Cells of a row by roles, role -> column, values of its images) -> JSON values of the row, and its faults."""
@@ -37,7 +34,6 @@ class ChosenPiece(NamedTuple):
     """Piece of a table that is read.
 
     Args:
-        table: number of the table.
         number: of the piece in its table.
         piece: the piece, under the split that its rows get.
     """
@@ -47,24 +43,6 @@ class ChosenPiece(NamedTuple):
     piece: TablePiece
 
 
-class TablePlace(NamedTuple):
-    """Place of an image: the table, and its place there."""
-
-    table: int
-    place: RowPlace
-
-
-@dataclass(frozen=True)
-class TablesReader:
-    """Reader of image files by their place in several tables, for `write_shards`."""
-
-    readers: Sequence[RowReader]
-
-    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
-        for number, members in groupby(places, key=lambda place: place[0]):
-            yield from self.readers[number].files([RowPlace(*place[1]) for place in members])
-
-
 @dataclass(frozen=True)
 class ScanRows:
     """Writer of the part of a piece: one JSON line per row. It is the `Make` of data/parallel_parts.py.
@@ -72,52 +50,116 @@ class ScanRows:
     A line has what `check` returns, the facts of its `images`, and its place `where`; or `wrong` (faults) and `where`.
 
     Args:
-        columns: of each table: role -> column.
         check: defined at the level of a module, as other processes get it.
         where: (table, piece, number of a row in it) -> its place for messages.
     """
 
-    tables: Sequence[RowFiles]
-    columns: Sequence[Mapping[str, str]]
+    tables: Sequence[OpenTable]
     check: Check
     where: Callable[[RowFiles, TablePiece, int], str]
 
     def __call__(self, chosen: ChosenPiece, part: Path) -> None:
-        table, columns = self.tables[chosen.table], self.columns[chosen.table]
+        table = self.tables[chosen.table]
         lines = []
-        for index, row in enumerate(read_piece(chosen.piece, list(columns.values()))):
-            cells = {role: row.get(column) for role, column in columns.items()}
+        for index, cells in table.rows(chosen.piece):
             values = split_images(cells.get(IMAGES))
-            line, faults = self.check(cells, columns, values)
-            line["images"] = [look_at_cell(value, table.root, EXAMINER) for value in values]
+            line, faults = self.check(cells, table.columns, values)
+            line["images"] = [look_at_cell(value, table.files.root) for value in values]
             seen = enumerate(line["images"], start=1)
             faults += [f"image {number}: {image['reason']}" for number, image in seen if "reason" in image]
-            where = self.where(table, chosen.piece, index)
+            where = self.where(table.files, chosen.piece, index)
             lines.append({**({"wrong": faults} if faults else line), "where": where})
         write_lines(part, lines)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckedTables:
-    """Tables whose rows have been checked: the pieces that were read, and the part of each."""
+    """Tables whose rows have been checked, and what a survey of the rows knows of them once `sound_lines` has ended.
 
-    tables: Sequence[RowFiles]
-    columns: Sequence[Mapping[str, str]]
+    Args:
+        pieces, parts: the pieces that were read, and the part of each.
+        images, places: every image once, and its place.
+        rows: split -> its sound rows; the key of each is the number of its part, and that of the row in it.
+        repeated: rows that repeat another row of their split.
+        read: split -> rows that were read.
+    """
+
+    tables: Sequence[OpenTable]
     pieces: Sequence[ChosenPiece]
     parts: Sequence[Path]
+    images: list[Examined] = field(default_factory=list)
+    places: list[TablePlace] = field(default_factory=list)
+    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
+    bad: list[LeftOut] = field(default_factory=list)
+    repeated: list[LeftOut] = field(default_factory=list)
+    read: Counter[str] = field(default_factory=Counter)
+    numbers: dict[str, int] = field(default_factory=dict)
 
     @property
-    def reader(self) -> TablesReader:
-        """Reader of the image files."""
-        return TablesReader([RowReader(t, c.get(IMAGES, "")) for t, c in zip(self.tables, self.columns, strict=True)])
+    def total(self) -> int:
+        """Number of rows that were read."""
+        return self.read.total()
 
-    def lines(self, rows: Sequence[PlannedRow]) -> Iterator[tuple[RowFacts, Line]]:
-        """Yield the facts of rows with their lines, which are read again."""
-        facts_by_key = {row.key: row.facts for row in rows}
-        for index in sorted({index for index, _ in facts_by_key}):
-            for number, line in _lines(self.parts[index]):
-                if (facts := facts_by_key.get((index, number))) is not None:
-                    yield facts, line
+    def sound_lines(self) -> Iterator[tuple[str, tuple[int, int], Line, tuple[int, ...]]]:
+        """Yield split, key, line and image numbers of each row without a fault; the others are added to `bad`."""
+        for index, (chosen, part) in enumerate(zip(self.pieces, self.parts, strict=True)):
+            split = chosen.piece.split
+            for number, line in _lines(part):
+                self.read[split] += 1
+                if "wrong" in line:
+                    self.bad.append(LeftOut(line["where"], "; ".join(line["wrong"])))
+                    continue
+                images = tuple(
+                    self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
+                    for position, fields in enumerate(line["images"])
+                )
+                yield split, (index, number), line, images
+
+    def is_sound(self, max_bad: float) -> bool:
+        """Return whether there is a sound row, and the share of wrong ones is within `max_bad`."""
+        return any(self.rows.values()) and is_few(len(self.bad), self.total, max_bad)
+
+    def refuse_bad(self, max_bad: float, columns: str, *, share: bool = False) -> None:
+        """Raise a DataError with the first wrong rows unless `is_sound`.
+
+        Args:
+            columns: hint if most rows are wrong.
+            share: whether the message has the share of wrong rows.
+        """
+        bad, total = len(self.bad), self.total
+        if self.is_sound(max_bad):
+            return
+        rows = f"{bad:,} of {total:,} rows" + (f" ({bad / total:.1%})" if share else "")
+        message = f"{rows} are wrong, more than --max-bad {max_bad:g}"
+        finding = message if any(self.rows.values()) else f"all {total:,} rows are wrong"
+        hint = columns if 2 * bad > total else f"fix the rows, or {leave_out(bad, total)}"
+        raise DataError(f"{finding}; nothing was written:{first_bad(self.bad)}", hint=hint)
+
+    def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
+        """Return the number of an image; an image that was not there before is added."""
+        sha256 = str(fields["sha256"])
+        if sha256 not in self.numbers:
+            self.numbers[sha256] = len(self.images)
+            self.images.append(examined(fields))
+            self.places.append(place)
+        return self.numbers[sha256]
+
+    def assembly(self, fields: Callable[..., Any], schema: Any) -> Assembly:
+        """Return the content of the dataset. `fields`: (facts of a row, its line, its images) -> its columns."""
+
+        def columns(planned: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
+            facts_of = {row.key: row.facts for row in planned}
+            for index in sorted({index for index, _ in facts_of}):
+                for number, line in _lines(self.parts[index]):  # the texts are read again
+                    if (facts := facts_of.get((index, number))) is not None:
+                        yield fields(facts, line, [media[i] for i in facts.images])
+
+        dropped = [*self.bad, *self.repeated]
+        assembly = Assembly(self.images, self.places, RowReader(self.tables), dict(self.rows), columns, schema, dropped)
+        if self.bad:
+            share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
+            assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
+        return assembly
 
 
 def check_tables(
@@ -136,17 +178,17 @@ def check_tables(
         check, where: see `ScanRows`.
     Raises: DataError when a table cannot be read, or it is not clear which split of the second one is meant.
     """
-    tables = []
+    opened = []
     for number, one in enumerate(located):
         folder = build.work / f"table-{number}"
         folder.mkdir(exist_ok=True)
-        tables.append(open_row_files(one, folder))
-    columns = [find_columns(table) for table in tables]
-    pieces = _choose_pieces(tables)
+        opened.append(open_row_files(one, folder))
+    tables = [OpenTable(files, find_columns(files)) for files in opened]
+    pieces = _choose_pieces(opened)
     parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(pieces))]
-    scan = ScanRows(tables, columns, check, where)
+    scan = ScanRows(tables, check, where)
     make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
-    return CheckedTables(tables, columns, pieces, parts)
+    return CheckedTables(tables, pieces, parts)
 
 
 def _choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
@@ -164,74 +206,6 @@ def _choose_pieces(tables: Sequence[RowFiles]) -> list[ChosenPiece]:
 def _lines(part: Path) -> Iterator[tuple[int, Line]]:
     with part.open(encoding="ascii") as lines:
         yield from ((number, json.loads(line)) for number, line in enumerate(lines))
-
-
-@dataclass
-class Survey:
-    """Result of reading checked tables once: facts of sound rows, every image once, and what is wrong with the others.
-
-    Args:
-        rows: split -> its sound rows.
-        bad: rows that are wrong, each {"origin", "reason"}.
-        repeated: the same of rows that repeat another row of their split.
-        read: split -> rows that were read.
-    """
-
-    images: list[Examined] = field(default_factory=list)
-    places: list[TablePlace] = field(default_factory=list)
-    rows: dict[str, list[PlannedRow]] = field(default_factory=lambda: defaultdict(list))
-    bad: list[dict[str, Any]] = field(default_factory=list)
-    repeated: list[dict[str, Any]] = field(default_factory=list)
-    read: Counter[str] = field(default_factory=Counter)
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        """Number of rows that were read."""
-        return self.read.total()
-
-    def sound_lines(self, checked: CheckedTables) -> Iterator[tuple[str, tuple[int, int], Line, tuple[int, ...]]]:
-        """Yield split, key, line and image numbers of each row without a fault; the others are added to `bad`."""
-        for index, (chosen, part) in enumerate(zip(checked.pieces, checked.parts, strict=True)):
-            split = chosen.piece.split
-            for number, line in _lines(part):
-                self.read[split] += 1
-                if "wrong" in line:
-                    self.leave_out(line["where"], "; ".join(line["wrong"]))
-                    continue
-                images = tuple(
-                    self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
-                    for position, fields in enumerate(line["images"])
-                )
-                yield split, (index, number), line, images
-
-    def leave_out(self, origin: str, reason: str) -> None:
-        """Note a row that is wrong."""
-        self.bad.append({"origin": origin, "reason": reason})
-
-    def _image_number(self, fields: dict[str, Any], place: TablePlace) -> int:
-        """Return the number of an image; an image that was not there before is added."""
-        sha256 = str(fields["sha256"])
-        if sha256 not in self.numbers:
-            self.numbers[sha256] = len(self.images)
-            self.images.append(examined(fields))
-            self.places.append(place)
-        return self.numbers[sha256]
-
-    def assembly(self, checked: CheckedTables, fields: Callable[..., Any], schema: Any) -> Assembly:
-        """Return the content of the dataset. `fields`: (facts of a row, its line, its images) -> its columns."""
-        rows = dict(self.rows)
-
-        def columns(planned: Sequence[PlannedRow], media: Sequence[Media]) -> Iterator[dict[str, Any]]:
-            for facts, line in checked.lines(planned):
-                yield fields(facts, line, [media[i] for i in facts.images])
-
-        dropped = [*self.bad, *self.repeated]
-        assembly = Assembly(self.images, self.places, checked.reader, rows, columns, schema, dropped)
-        if self.bad:
-            share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
-            assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
-        return assembly
 
 
 def cut_validation(
@@ -271,7 +245,7 @@ def cut_validation(
         VALIDATION: [train[i] for i in cut.taken],
         **{split: members for split, members in rows.items() if split != TRAIN},
     }
-    assembly.dropped += [{"origin": train[i].facts.name, "reason": shares.format(by=by)} for i in cut.lost]
+    assembly.dropped += [LeftOut(train[i].facts.name, shares.format(by=by)) for i in cut.lost]
     note = f"the source has none: {len(taken):,} rows cut off train, which share no {by} with it"
     note += f"; {len(lost):,} rows with a {by} of both left out" if lost else ""
     note += f" ({option} is {num_rows:,})" if option and len(taken) < num_rows else ""

@@ -26,7 +26,8 @@ from vlmrl.data.parallel_parts import Progress
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.prompt import IMAGE, place_images, render_user
-from vlmrl.types import Media, Message, Row
+from vlmrl.types import LeftOut, Media, Message, Row
+from vlmrl.untrusted import visible
 
 OnOverlong = Literal["fail", "resize", "drop"]
 SHOWN_DROPS = 100
@@ -84,7 +85,6 @@ class Assembly:
         rows: split -> its rows, in the order of the source.
         fields: returns the columns of rows.
         schema: Arrow schema of the rows; None = derived from the first rows.
-        dropped: rows that are left out, each {"origin", "reason"}.
         group: see `DatasetFacts.group`.
         notes: see `DatasetFacts.notes`.
     """
@@ -95,7 +95,7 @@ class Assembly:
     rows: dict[str, list[PlannedRow]]
     fields: RowFields
     schema: Any = None
-    dropped: list[dict[str, Any]] = field(default_factory=list)
+    dropped: list[LeftOut] = field(default_factory=list)
     group: str = ""
     notes: dict[str, tuple[CheckLevel, str]] = field(default_factory=dict)
 
@@ -155,18 +155,18 @@ def assemble(build: Build, parts: Assembly, info: Mapping[str, Any], limits: Lim
         build.write_rows(split, parts.fields(rows, media), parts.schema)
     if parts.dropped:
         first = parts.dropped[0]
-        finding = f"{len(parts.dropped):,}, such as {first['origin']}: {first['reason']}"
+        finding = f"{len(parts.dropped):,}, such as {first.origin}: {first.reason}"
         parts.notes["left out"] = ("look", finding)
     facts_of = {split: [row.facts for row in rows] for split, rows in parts.rows.items()}
     facts = DatasetFacts(parts.images, facts_of, parts.group, parts.notes)
     report = examine_dataset(facts, max_prompt_tokens=limits.max_prompt_tokens)
     if parts.dropped:
-        lines = "".join(json.dumps(drop, ensure_ascii=False) + "\n" for drop in parts.dropped)
+        lines = "".join(json.dumps(drop._asdict(), ensure_ascii=False) + "\n" for drop in parts.dropped)
         (build.folder / DROPPED_FILE).write_text(lines, encoding="utf-8")
     whole = {
         **info,
         "counts": {**info.get("counts", {}), "images_stored": len(stored), "dropped": len(parts.dropped)},
-        "dropped": parts.dropped[:SHOWN_DROPS],
+        "dropped": [drop._asdict() for drop in parts.dropped[:SHOWN_DROPS]],
         "doctor": report,
     }
     outcome = build.finish(whole, force=limits.force)
@@ -196,7 +196,7 @@ def fit_prompts(build: Build, parts: Assembly, limits: Limits) -> dict[int, int]
         )
     if limits.on_overlong == "drop":
         reason = f"a prompt of more than {limit:,} tokens"
-        parts.dropped += [{"origin": row.facts.name, "reason": reason} for row in over]
+        parts.dropped += [LeftOut(row.facts.name, reason) for row in over]
         gone = {id(row) for row in over}
         left = {split: [row for row in rows if id(row) not in gone] for split, rows in parts.rows.items()}
         if bare := [split for split, rows in parts.rows.items() if rows and not left[split]]:
@@ -276,17 +276,19 @@ def leave_out(bad: int, total: int) -> str:
     return f"--max-bad {math.ceil(100 * bad / total) / 100:g} leaves them out and lists them in dropped.jsonl"
 
 
-def first_bad(bad: Sequence[tuple[str, str]]) -> str:
-    """Return the first rows of a list of (origin, reason) as lines of a message, and how many more there are."""
-    lines = "".join(f"\n  {origin}: {reason}" for origin, reason in bad[:SHOWN_BAD])
+def first_bad(bad: Sequence[LeftOut]) -> str:
+    """Return the first rows of a list as lines of a message, and how many more there are."""
+    lines = "".join(f"\n  {origin}: {visible(reason)}" for origin, reason in bad[:SHOWN_BAD])
     return lines + (f"\n  ... and {len(bad) - SHOWN_BAD:,} more" if len(bad) > SHOWN_BAD else "")
 
 
-def image_struct() -> Any:
-    """Return the Arrow type of an image in a row."""
+def row_schema(truth: Sequence[tuple[str, Any]], *columns: tuple[str, Any]) -> Any:
+    """Return the Arrow schema of rows. `truth`, `columns`: (name, Arrow type) of its fields, and of further columns."""
     import pyarrow as pa
 
-    return pa.struct([("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())])
+    image = [("sha256", pa.string()), ("width", pa.int64()), ("height", pa.int64()), ("kind", pa.string())]
+    first = [("prompt_id", pa.string()), ("truth", pa.struct(truth)), ("images", pa.list_(pa.struct(image)))]
+    return pa.schema([*first, *columns])
 
 
 def parse_limits(

@@ -108,7 +108,6 @@ class Table:
     """Small table, such as a confusion matrix.
 
     Args:
-        header: titles of the columns.
         rows: cells of each row: texts, numbers, or None for an empty cell.
         note: a sentence below the table.
     """

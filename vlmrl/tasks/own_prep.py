@@ -14,15 +14,15 @@ from typing import Annotated, Any, get_type_hints
 from vlmrl.data.dataset import content_hash
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import Examined, FileReader, examine
+from vlmrl.data.image_scan import Examined, Files, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.redaction.redact import quoted
-from vlmrl.tasks.base import LeftOut, NewRow, Task
+from vlmrl.tasks.base import NewRow, Task
 from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared, PromptLengths, assemble
 from vlmrl.tasks.prep_options import Option, PrepCommand, hints_of, parameters_of
 from vlmrl.tasks.user_task import guarded, load_own
-from vlmrl.types import Media, Row
+from vlmrl.types import LeftOut, Media, Row
 
 SHOWN_BAD = 3
 SPLIT = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
@@ -43,7 +43,7 @@ class SoundImage:
 
 
 @dataclass(frozen=True)
-class _Folder:
+class _Folder(Files):
     """Reader of the image files of a folder, by file name."""
 
     root: Path
@@ -114,10 +114,9 @@ def prepare_own(
         shelf.folder.mkdir()
         for file, text in (files or {}).items():
             build.write_text(file, text)
-        dropped: list[dict[str, Any]] = []
+        dropped: list[LeftOut] = []
         rows = {split: _planned(task, split, rows, shelf, dropped) for split, rows in splits.items()}
-        reader = FileReader(_Folder(shelf.folder))
-        parts = Assembly(shelf.seen, shelf.places, reader, rows, _fields, dropped=dropped)
+        parts = Assembly(shelf.seen, shelf.places, _Folder(shelf.folder), rows, _fields, dropped=dropped)
         parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         truths = [one.key[0].truth for planned in rows.values() for one in planned]
         parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]
@@ -201,7 +200,7 @@ def _require_alike(split: str, rows: Sequence[Row]) -> None:
 
 
 def _planned(
-    task: Task, split: str, rows: Iterable[NewRow | LeftOut], shelf: _Shelf, dropped: list[dict[str, Any]]
+    task: Task, split: str, rows: Iterable[NewRow | LeftOut], shelf: _Shelf, dropped: list[LeftOut]
 ) -> list[PlannedRow]:
     """Check the rows of a split and return them, without repeated rows. A `LeftOut` is added to `dropped` instead."""
     from vlmrl.tasks import kind_of
@@ -210,7 +209,7 @@ def _planned(
     taken: set[str] = set()
     for index, row in enumerate(_each(task, rows)):
         if isinstance(row, LeftOut):
-            dropped.append({"origin": row.origin, "reason": row.reason})
+            dropped.append(row)
             continue
         where = str(row.origin) if isinstance(row, NewRow) and row.origin else f"{split} row {index}"
         if not isinstance(row, NewRow):

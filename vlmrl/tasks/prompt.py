@@ -155,7 +155,6 @@ def prompt_print(template: str, system: str | None, variables: Mapping[str, Any]
 
     Args:
         template: Jinja source of the user message; "" = the rows have their own messages.
-        system: the system message; None = none.
         variables: settings of the task.
         rows_of: name of the task; used only without a template, when the rows have their own messages.
     """

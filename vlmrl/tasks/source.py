@@ -167,8 +167,6 @@ class Source:
         weights: reward part -> weight: the recipe's weights if it sets any, else the reward's own. Of several rewards,
             label -> weight of the reward.
         template: Jinja source of the user message; "" = the rows have their own messages.
-        template_path: path of the template, for messages.
-        system: the system message; None = none.
         prompt_sha256, prompt_earlier: fingerprint of the prompt without the row (`prompt_print`), now and formerly.
         notes: messages for the user; some are added while rows are rendered.
         environment, environment_settings: the tools of the model (None = a response is one turn), and their table.

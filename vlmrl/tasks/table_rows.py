@@ -11,28 +11,27 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vlmrl.data.image_scan import Examined, examine
+from vlmrl.data.image_scan import examined, look
 from vlmrl.data.images import image_hash
-from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows, open_row_files, read_piece
+from vlmrl.data.table_pieces import OpenTable, RowFiles, TablePiece, locate_rows, open_row_files
 from vlmrl.data.table_values import Spellings, image_bytes, match_columns, read_image, split_images
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import LeftOut, NewRow, Task
+from vlmrl.tasks.base import NewRow, Task
 from vlmrl.tasks.dataset_assembly import Limits, Prepared, first_bad, is_few, leave_out
 from vlmrl.tasks.own_prep import SoundImage, prepare_own
 from vlmrl.tasks.prep_options import TableRequest
-from vlmrl.types import Size, hash64
-from vlmrl.untrusted import visible
+from vlmrl.types import LeftOut, Size, hash64
 
 IMAGES = "images"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 MAX_CUT = 0.1
-"""Largest share of the training images that is cut off for validation."""
+"""Largest share of the training images, or of the training rows, that is cut off for validation."""
 Cells = Mapping[str, Any]
 """Role -> cell of a row, without the roles that the table has no column for."""
 
@@ -55,14 +54,6 @@ class RowForm:
     read: Callable[[Cells, Size], tuple[Mapping[str, Any], Mapping[str, Any]]]
     help: str
     any_image: bool = False
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Open table: its pieces, and the column of each role."""
-
-    files: RowFiles
-    columns: Mapping[str, str]
 
 
 def read_tables(
@@ -130,21 +121,19 @@ class _Reader:
 
     Args:
         work: folder for the parts of text tables; it lives as long as the reader.
-        facts: image -> its facts once it has been decoded, or the message why it cannot be.
     """
 
     request: TableRequest
     form: RowForm
     work: TemporaryDirectory[str]
-    facts: dict[int, Examined | str] = field(default_factory=dict)
 
-    def open(self, name: str, images_root: Path | None, folder_name: str) -> _Table:
+    def open(self, name: str, images_root: Path | None, folder_name: str) -> OpenTable:
         folder = Path(self.work.name) / folder_name
         folder.mkdir()
         files = open_row_files(locate_rows(name, images_root), folder)
-        return _Table(files, find_columns(files, self.form.spellings, self.form.required, self.form.help))
+        return OpenTable(files, find_columns(files, self.form.spellings, self.form.required, self.form.help))
 
-    def choose_images(self, table: _Table, pieces: Sequence[TablePiece]) -> frozenset[int]:
+    def choose_images(self, table: OpenTable, pieces: Sequence[TablePiece]) -> frozenset[int]:
         """Return the images that are cut off for validation, as hashes; empty if every image would be too many."""
         rows_of = Counter[int]()
         for _, cells, root in _cells(table, pieces):
@@ -162,7 +151,7 @@ class _Reader:
 
     def rows(
         self,
-        table: _Table,
+        table: OpenTable,
         pieces: Sequence[TablePiece],
         *,
         only: frozenset[int] | None = None,
@@ -177,59 +166,49 @@ class _Reader:
         seen, bad, total = dict[int, tuple[int, str]](), list[LeftOut](), 0
         hints: dict[str, None] = {}
         for where, cells, root in _cells(table, pieces):
+            key = None
             try:
                 data = _only_image(cells, root, self.form)
                 key = _key_of(data, cells)
                 if (only is not None and key not in only) or key in without:
                     continue
-            except DataError as error:
-                if only is None:  # a row without an image belongs to train
-                    total += 1
-                    bad.append(LeftOut(where, error.message))
-                    yield bad[-1]
-                continue
-            total += 1
-            try:
-                images = [] if data is None else [self.sound(key, data)]
+                images = [] if data is None else [_sound(data)]
                 media = images[0].facts.media if images else None
                 truth, columns = self.form.read(cells, (media.width, media.height) if media else (0, 0))
             except DataError as error:
+                if key is None and only is not None:
+                    continue  # a row without an image belongs to train
+                total += 1
                 bad.append(LeftOut(where, error.message))
-                hints |= {error.hint: None} if error.hint else {}
+                hints |= {error.hint: None} if error.hint and key is not None else {}
                 yield bad[-1]
                 continue
+            total += 1
             shown = hash64(key if images else 0, repr(sorted(columns.items())))
             reason = _repeats(seen, shown, hash64(repr(truth)), where)
             yield LeftOut(where, reason) if reason else NewRow(truth, images, columns, origin=where)
         if not is_few(len(bad), total, most := self.request.max_bad):
             fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
             message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {most:g}; nothing was written:"
-            message += first_bad([(one.origin, visible(one.reason)) for one in bad])
-            raise DataError(message, hint="; else ".join([*hints, fix]))
-
-    def sound(self, key: int, data: bytes) -> SoundImage:
-        """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
-        facts = self.facts.get(key)
-        if facts is None:
-            try:
-                facts = examine(data)
-            except DataError as error:
-                facts = error.message
-            self.facts[key] = facts
-        if isinstance(facts, str):
-            raise DataError(facts)
-        return SoundImage(data, facts)
+            raise DataError(message + first_bad(bad), hint="; else ".join([*hints, fix]))
 
 
-def _pieces(table: _Table, split: str) -> list[TablePiece]:
+def _sound(data: bytes) -> SoundImage:
+    """Return an image that has been decoded to its last pixel. Raises: DataError for one that is damaged."""
+    fields = look(data)
+    if "reason" in fields:
+        raise DataError(fields["reason"])
+    return SoundImage(data, examined(fields))
+
+
+def _pieces(table: OpenTable, split: str) -> list[TablePiece]:
     return [piece for piece in table.files.pieces if piece.split == split]
 
 
-def _cells(table: _Table, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, Cells, Path | None]]:
+def _cells(table: OpenTable, pieces: Sequence[TablePiece]) -> Iterator[tuple[str, Cells, Path | None]]:
     """Yield place, cells by their roles, and folder of image paths of each row."""
     for piece in pieces:
-        for index, row in enumerate(read_piece(piece, list(table.columns.values()))):
-            cells = {role: row.get(column) for role, column in table.columns.items()}
+        for index, cells in table.rows(piece):
             yield table.files.where(piece, index), cells, table.files.root
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlmrl.data import images as limits
-from vlmrl.data.image_scan import FileReader, MemoryFiles, Stored, examine, scan_files, stored_form, write_shards
+from vlmrl.data.image_scan import MemoryFiles, Stored, examine, scan_files, stored_form, write_shards
 from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash
 from vlmrl.data.measurements import MAX_PIXELS, PATCH_PIXELS, estimate_image_tokens, fit_size
 from vlmrl.errors import DataError
@@ -48,7 +48,7 @@ def test_shards_written_in_parts_are_those_written_one_after_the_other(
         writer.add(image_hash(data), data)
     writer.close()
     (tmp_path / "parts").mkdir()
-    write_shards(tmp_path / "parts", planned(files), FileReader(MemoryFiles(files)), workers=1)
+    write_shards(tmp_path / "parts", planned(files), MemoryFiles(files), workers=1)
     one, parts = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "parts"))
     assert one == parts and len(one) == (20 if shard == 1 else 1 if shard > 100_000 else len(one))
     store = ImageStore(tmp_path / "parts")
@@ -60,7 +60,7 @@ def test_an_image_that_changed_after_it_was_examined_is_an_error(tmp_path: Path)
     images = planned(files)
     files["001.png"] = encode_png(noise(99))
     with pytest.raises(DataError, match="changed while it was read"):
-        write_shards(tmp_path, images, FileReader(MemoryFiles(files)), workers=1)
+        write_shards(tmp_path, images, MemoryFiles(files), workers=1)
     assert not list(tmp_path.glob("media-*"))
 
 

@@ -6,14 +6,16 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from PIL import Image
 
 from vlmrl.data import image_folders as labelled_module
-from vlmrl.data.image_folders import check_name, read_labelled
+from vlmrl.data.image_folders import Labelled, check_name
 from vlmrl.data.images import encode_png, image_hash
 from vlmrl.errors import DataError
+from vlmrl.types import LeftOut
 
 LEVELS = ["alphabet", "character"]
 
@@ -29,8 +31,13 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def reasons(dropped: list[dict[str, str]]) -> dict[str, str]:
-    return {row["origin"]: row["reason"] for row in dropped}
+def read_labelled(source: Path, levels: list[str], workers: int | None = None) -> Labelled:
+    with TemporaryDirectory() as work:
+        return labelled_module.read_labelled(source, levels, Path(work), workers=workers)
+
+
+def reasons(dropped: list[LeftOut]) -> dict[str, str]:
+    return {row.origin: row.reason for row in dropped}
 
 
 def test_the_last_folders_above_a_file_are_its_names_in_a_folder_and_in_an_archive(tmp_path: Path) -> None:
@@ -112,7 +119,7 @@ def test_an_encrypted_or_damaged_archive_is_a_clear_error(tmp_path: Path) -> Non
     damaged[60:90] = bytes(30)
     path.write_bytes(bytes(damaged))
     made = read_labelled(path, LEVELS)
-    assert len(made.images) == 1 and "cannot be read from the archive" in made.dropped[0]["reason"]
+    assert len(made.images) == 1 and "cannot be read from the archive" in made.dropped[0].reason
     (tmp_path / "set.tar").write_bytes(b"not a zip")
     with pytest.raises(DataError, match="neither a folder nor a zip"):
         read_labelled(tmp_path / "set.tar", LEVELS)
@@ -143,8 +150,8 @@ def test_a_path_that_is_in_an_archive_more_than_once_is_taken_once_and_said(tmp_
         out.writestr("a/b/1.png", png(4))
     found = read_labelled(path, LEVELS)
     assert [image.media.sha256 for image in found.images] == [image_hash(png(1)), image_hash(png(2))]
-    assert [drop["origin"] for drop in found.dropped] == ["a/b/1.png"] * 2
-    assert "twice: the first of these files is used" in found.dropped[0]["reason"]
+    assert [drop.origin for drop in found.dropped] == ["a/b/1.png"] * 2
+    assert "twice: the first of these files is used" in found.dropped[0].reason
 
 
 def _packed(path: Path, method: int) -> bytes:

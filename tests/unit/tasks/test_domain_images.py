@@ -359,6 +359,6 @@ def test_pairs_between_two_splits_of_a_list_without_folds_are_told() -> None:
     assert {split: len(found) for split, found in splits.items()} == {"train": 703, "test": 1}
     known = {pair.where: pair for pair in pairs}
     tested = {person_of(splits["test"][0].first), person_of(splits["test"][0].second)}
-    lost = [known[one["origin"]] for one in between]
+    lost = [known[one.origin] for one in between]
     assert len(lost) == 76 and all(len({person_of(p.first), person_of(p.second)} & tested) == 1 for p in lost)
-    assert {one["reason"] for one in between} == {"one of its persons is in test, the other is not"}
+    assert {one.reason for one in between} == {"one of its persons is in test, the other is not"}

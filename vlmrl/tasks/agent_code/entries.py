@@ -32,12 +32,10 @@ def prep_agent_code(
 
     Raises: DataError for an option, source or row that cannot be used; nothing is written.
     """
-    names = listed_names(damages, LABELS, "--damages")
-    drawing = Drawing(side, names, stepwise)
+    drawing = Drawing(side, listed_names(damages, LABELS, "--damages"), stepwise)
     draw = partial(draw_rows, "agent_code", seed=request.seed, draw=partial(draw_row, drawing), hint="a larger --side")
-    settings = {"side": side, "damages": names, "stepwise": stepwise}
-    chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, "draw": draw, "drawn_settings": settings}
-    return prepare_table(agent_code_task({}), request, limits, **chosen)
+    chosen = {"form": row_form(stepwise), "settings": {"stepwise": stepwise}, "draw": draw}
+    return prepare_table(agent_code_task({}), request, limits, **chosen, drawn_settings=vars(drawing))
 
 
 COMMAND = PrepCommand(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import Examined, FileReader, MemoryFiles, examine
+from vlmrl.data.image_scan import Examined, MemoryFiles, examine
 from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_files import LINED
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows
@@ -24,7 +24,7 @@ from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.math.rules import Policy
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
-from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
+from vlmrl.tasks.checked_rows import CheckedTables, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Assembly,
     Limits,
@@ -32,10 +32,7 @@ from vlmrl.tasks.dataset_assembly import (
     Prepared,
     PromptLengths,
     assemble,
-    first_bad,
-    image_struct,
-    is_few,
-    leave_out,
+    row_schema,
 )
 from vlmrl.tasks.geometry.drawn import collection as drawn
 from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
@@ -43,28 +40,20 @@ from vlmrl.tasks.geometry.task import Collection, geometry_task
 from vlmrl.tasks.prep_options import Option, TableRequest
 from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import IMAGES, TRAIN
-from vlmrl.types import Media, hash64
+from vlmrl.types import LeftOut, Media, hash64
 from vlmrl.untrusted import plural
 
 
-def row_schema() -> Any:
+def problem_schema() -> Any:
     """Return the Arrow schema of the rows."""
     import pyarrow as pa
 
     truth = [(name, pa.string()) for name in ("answer", "solution", "topic", "kind")]
-    return pa.schema(
-        [
-            ("prompt_id", pa.string()),
-            ("truth", pa.struct(truth)),
-            ("images", pa.list_(image_struct())),
-            ("problem", pa.string()),
-            ("origins", pa.list_(pa.string())),
-        ]
-    )
+    return row_schema(truth, ("problem", pa.string()), ("origins", pa.list_(pa.string())))
 
 
 def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
-    """Return the columns of a published problem. See `Survey.assembly`."""
+    """Return the columns of a published problem. See `CheckedTables.assembly`."""
     truth = {"answer": line["text"], "solution": line["solution"], "topic": None, "kind": None}
     return _fields(name, line["problem"], truth, images, facts.name)
 
@@ -278,63 +267,54 @@ def check_row(
     return line, faults
 
 
-def survey_rows(collection: Collection, checked: CheckedTables) -> tuple[Survey, list[str]]:
-    """Read the checked rows once, and collect facts.
+def survey_rows(collection: Collection, checked: CheckedTables) -> list[str]:
+    """Read the checked rows once, and collect facts in `checked`.
 
     Of rows of a split with the same images, problem and answer, the first is kept. With different answers, all of them
     are wrong.
 
-    Returns: also the places of rows whose answer column spells another answer than the box of the solution.
+    Returns: places of the rows whose answer column spells another answer than the box of the solution.
     """
-    survey, differing, lengths = Survey(), list[str](), PromptLengths(geometry_task(collection, {}))
+    differing, lengths = list[str](), PromptLengths(geometry_task(collection, {}))
     alike: dict[tuple[str, tuple[int, ...], str], list[tuple[str, PlannedRow]]] = defaultdict(list)
-    for split, key, line, images in survey.sound_lines(checked):
+    for split, key, line, images in checked.sound_lines():
         differing += [line["where"]] if line["differs"] else []
-        tokens = lengths.of({"problem": line["problem"]}, [survey.images[i].media for i in images])
+        tokens = lengths.of({"problem": line["problem"]}, [checked.images[i].media for i in images])
         row = PlannedRow(key, RowFacts(images, None, None, tokens, (), line["where"]))
         alike[split, images, line["problem"]].append((line["text"], row))
     for (split, _, _), rows in alike.items():
-        _keep_one(survey, split, rows)
-    return survey, differing
+        _keep_one(checked, split, rows)
+    return differing
 
 
-def _keep_one(survey: Survey, split: str, rows: Sequence[tuple[str, PlannedRow]]) -> None:
+def _keep_one(checked: CheckedTables, split: str, rows: Sequence[tuple[str, PlannedRow]]) -> None:
     """Add the first of rows with the same images and problem; none of them if their answers differ."""
     first = rows[0][1]
     if len({answer for answer, _ in rows}) > 1:
         reason = "the same figure and problem have different answers in different rows"
-        survey.bad += [{"origin": row.facts.name, "reason": reason} for _, row in rows]
+        checked.bad += [LeftOut(row.facts.name, reason) for _, row in rows]
         return
-    survey.rows[split].append(first)
+    checked.rows[split].append(first)
     reason = f"the same figure, problem and answer as {first.facts.name}"
-    survey.repeated += [{"origin": row.facts.name, "reason": reason} for _, row in rows[1:]]
+    checked.repeated += [LeftOut(row.facts.name, reason) for _, row in rows[1:]]
 
 
-def refuse_bad(survey: Survey, max_bad: float, images_at: str = "") -> None:
-    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound.
+def refuse_bad(checked: CheckedTables, max_bad: float, images_at: str = "") -> None:
+    """Raise a DataError as `CheckedTables.refuse_bad`; it names absent images if most rows lack theirs.
 
     Args:
         images_at: where the images are that tables of this collection name by paths; "" = not known.
     """
-    bad, total = survey.bad, survey.total
-    if survey.rows and is_few(len(bad), total, max_bad):
-        return
-    absent = [one for one in bad if NO_FILE in one["reason"]]
-    if 2 * len(absent) > total:
+    absent = [one for one in checked.bad if NO_FILE in one.reason]
+    if 2 * len(absent) > checked.total and not checked.is_sound(max_bad):
         raise DataError(
-            f"{len(absent):,} of {total:,} rows name an image file that is not there; nothing was written:"
-            f"\n  {absent[0]['origin']}: {absent[0]['reason']}",
+            f"{len(absent):,} of {checked.total:,} rows name an image file that is not there; nothing was written:"
+            f"\n  {absent[0].origin}: {absent[0].reason}",
             hint="the table has paths only: get its images, and give the folder that the paths start from as"
             f" --images-root{f'; {images_at}' if images_at else ''}",
         )
-    rows = first_bad([(one["origin"], one["reason"]) for one in bad])
-    message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {max_bad:g}"
-    hint = f"fix the rows, or {leave_out(len(bad), total)}"
-    if 2 * len(bad) > total:
-        hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
-        hint += " folder (else --images-root)?"
-    finding = message if survey.rows else f"all {total:,} rows are wrong"
-    raise DataError(f"{finding}; nothing was written:{rows}", hint=hint)
+    hint = "are the columns problem, images, and solution or answer, and do paths of images lead from the table's"
+    checked.refuse_bad(max_bad, f"{hint} folder (else --images-root)?")
 
 
 TOPICS_HELP = (
@@ -376,9 +356,9 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
     with building(out, key=key) as build:
         columns = partial(find_columns, figures=collection.figures)
         checked = check_tables(build, located, columns, check_row, limits, where=place_in)
-        survey, differing = survey_rows(collection, checked)
-        refuse_bad(survey, request.max_bad, collection.images_at)
-        assembly = survey.assembly(checked, partial(row_fields, name), row_schema())
+        differing = survey_rows(collection, checked)
+        refuse_bad(checked, request.max_bad, collection.images_at)
+        assembly = checked.assembly(partial(row_fields, name), problem_schema())
         if differing:
             finding = f"{len(differing):,} rows spell another answer than the box of their solution, such as"
             assembly.notes["answers"] = ("look", f"{finding} {', '.join(differing[:3])}; the box is graded")
@@ -391,9 +371,9 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
             "name": name,
             "task": collection.name,
             "seed": request.seed,
-            "source": {"name": args["source"], "test": args["test"], "rows": dict(survey.read)},
+            "source": {"name": args["source"], "test": args["test"], "rows": dict(checked.read)},
             "args": args,
-            "counts": {"images": len(survey.images), "rows": survey.total},
+            "counts": {"images": len(checked.images), "rows": checked.total},
         }
         return assemble(build, assembly, info, limits)
 
@@ -418,7 +398,7 @@ def _prepare_drawn(
         problems = drawn.write_problems(counts, seed=request.seed, topics=topics)
     planned, images, files = made_rows(collection, problems)
     fields = partial(made_fields, name)
-    assembly = Assembly(images, list(files), FileReader(MemoryFiles(files)), planned, fields, row_schema())
+    assembly = Assembly(images, list(files), MemoryFiles(files), planned, fields, problem_schema())
     with building(out) as build:
         info = {
             "name": name,

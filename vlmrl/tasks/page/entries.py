@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlmrl.errors import DataError
-from vlmrl.tasks.base import LeftOut, NewRow
+from vlmrl.tasks.base import NewRow
 from vlmrl.tasks.dataset_assembly import Limits, Prepared
 from vlmrl.tasks.drawing import Drawn, draw_rows
 from vlmrl.tasks.entry import TaskEntry
@@ -22,7 +22,7 @@ from vlmrl.tasks.page.task import PAGES, SUMMARY, VARIANTS, page_task
 from vlmrl.tasks.prep_options import SOURCES, Option, PrepCommand, TableRequest, table_options
 from vlmrl.tasks.table_rows import TEST, TRAIN, VALIDATION, RowForm, read_tables
 from vlmrl.tasks.truth_kinds import TruthForm
-from vlmrl.types import hash64
+from vlmrl.types import LeftOut, hash64
 from vlmrl.untrusted import CodeRefused
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_folders import collection_state, read_labelled
-from vlmrl.data.image_scan import FileReader, Files, examine
+from vlmrl.data.image_scan import Files, examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
@@ -24,7 +24,7 @@ from vlmrl.tasks.dataset_assembly import Assembly, Limits, PlannedRow, Prepared,
 from vlmrl.tasks.pairs.draw import Pair, build_pairs
 from vlmrl.tasks.pairs.task import check_levels, pair_task
 from vlmrl.tasks.prep_options import Option
-from vlmrl.types import Media, hash64
+from vlmrl.types import LeftOut, Media, hash64
 
 SPLIT_SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}
 """Share of each class's images per split. Of 20 images of a class, validation gets 3. They make three pairs of the same
@@ -77,7 +77,7 @@ def fill_pairs(
     images: Sequence[LabelledImage],
     files: Files,
     *,
-    dropped: Sequence[Mapping[str, Any]] = (),
+    dropped: Sequence[LeftOut] = (),
     limits: Limits,
 ) -> Prepared:
     """Distribute images over splits, draw pairs, check every row against the task's truth schema, and write them.
@@ -85,13 +85,11 @@ def fill_pairs(
     Args:
         images: the labelled collection; sound images only.
         files: reader of an image's file by its origin.
-        dropped: files that the reader of the collection has left out, each {"origin", "reason"}.
     Raises: DataError when there are too few images or another dataset is at the target of the build.
     """
     unique, repeats = drop_repeats(images)
     if not unique:
-        first = dropped[0] if dropped else {}
-        hint = f"the first of {len(dropped)} dropped files: {first['origin']}: {first['reason']}" if first else None
+        hint = f"the first of {len(dropped)} dropped files: {': '.join(dropped[0])}" if dropped else None
         raise DataError(f"no usable image in {plan.source.get('name')}", hint=hint)
     splits = deal_images(unique, plan)
     pairs: dict[str, list[Pair]] = {}
@@ -118,7 +116,7 @@ def write_pairs(
     files: Files,
     info: Mapping[str, Any],
     *,
-    dropped: Sequence[Mapping[str, Any]],
+    dropped: Sequence[LeftOut],
     limits: Limits,
 ) -> Prepared:
     """Check the pairs of each split against the task's truth schema, and write them.
@@ -127,7 +125,7 @@ def write_pairs(
         info: fields for dataset.json; the counts are added to its `splits`.
     """
     unseen = set(info.get("unseen_classes", ()))
-    lost = [dict(drop) for drop in dropped]
+    lost = list(dropped)
     number_of: dict[str, int] = {}
     seen: list[LabelledImage] = []
     rows: dict[str, list[PlannedRow]] = {}
@@ -137,7 +135,7 @@ def write_pairs(
         for pair in members:
             truth = plan.truth(pair)
             if problems := task.validate(truth):
-                lost.append({"origin": f"{split}/{pair.first.origin}", "reason": "; ".join(problems)})
+                lost.append(LeftOut(f"{split}/{pair.first.origin}", "; ".join(problems)))
                 continue
             for image in (pair.first, pair.second):
                 if image.media.sha256 not in number_of:
@@ -155,7 +153,7 @@ def write_pairs(
     assembly = Assembly(
         images=[image.seen or examine(files.read(image.place)) for image in seen],
         places=[image.place for image in seen],
-        reader=FileReader(files),
+        reader=files,
         rows=rows,
         fields=partial(_fields, plan, unseen),
         schema=plan.schema,

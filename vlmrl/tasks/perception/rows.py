@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from vlmrl.data.table_values import IMAGES, plain, show
 from vlmrl.errors import DataError, unknown
@@ -47,10 +47,6 @@ from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import RowForm
 from vlmrl.types import Size
 from vlmrl.untrusted import parse_json
-
-if TYPE_CHECKING:
-    pass
-
 
 BEYOND = 0.01
 """Largest share of the image's width or height by which a published box may reach beyond the image; it is cut off."""
@@ -113,12 +109,6 @@ def read_box(cell: Any, plane: Plane, order: Order = "xyxy") -> Box:
     return box
 
 
-GROUNDING_SPELLINGS = {
-    "images": IMAGES,
-    "expression": ("problem", "expression", "question", "sentence", "caption", "normal_caption"),
-    "normalized": ("normalized_solution",),
-    "box": ("solution", "bbox", "bbox_2d", "box", "answer"),
-}
 MOST_QUESTION_CHARS = 2_000
 
 
@@ -142,12 +132,6 @@ def _one_line(cell: Any, what: str) -> str:
     return line
 
 
-DETECTION_SPELLINGS = {
-    "images": IMAGES,
-    "category": ("category", "class_name", "class", "label"),
-    "problem": ("problem", "question", "prompt"),
-    "boxes": ("solution", "boxes", "bboxes", "objects", "bbox", "bbox_2d", "answer"),
-}
 QUOTED = re.compile(
     r"\bcategory\s{1,3}(?:'((?:[^'\n]|'(?=[a-zA-Z])){1,100})'|\"([^\"\n]{1,100})\"|\u2018([^\u2019\n]{1,100})\u2019)"
 )
@@ -236,12 +220,6 @@ def _entries(text: str) -> list[Any]:
     return value
 
 
-COUNTING_SPELLINGS = {
-    "images": IMAGES,
-    "problem": ("problem", "question"),
-    "object": ("label",),
-    "answer": ("answer", "ground_truth", "count", "solution"),
-}
 ANSWER = re.compile(r"\s*<answer>\s*([0-9]{1,7})\s*</answer>\s*|\s*([0-9]{1,7})\s*")
 QUESTION_KINDS = ("both", "colour", "kind", "all")
 
@@ -278,7 +256,12 @@ def grounding_form(space: Space | None, order: Order) -> RowForm:
         order: order of the four numbers of a box.
     """
     return RowForm(
-        GROUNDING_SPELLINGS,
+        {
+            "images": IMAGES,
+            "expression": ("problem", "expression", "question", "sentence", "caption", "normal_caption"),
+            "normalized": ("normalized_solution",),
+            "box": ("solution", "bbox", "bbox_2d", "box", "answer"),
+        },
         (("images",), ("expression",), ("box", "normalized")),
         partial(_read_grounding_row, space, order),
         "rows have an image, a problem (or expression, question, sentence), and a box: solution, bbox or "
@@ -289,7 +272,12 @@ def grounding_form(space: Space | None, order: Order) -> RowForm:
 def detection_form(space: Space | None, order: Order) -> RowForm:
     """Return the form of rows of detection in tables; see `grounding_form` for the arguments."""
     return RowForm(
-        DETECTION_SPELLINGS,
+        {
+            "images": IMAGES,
+            "category": ("category", "class_name", "class", "label"),
+            "problem": ("problem", "question", "prompt"),
+            "boxes": ("solution", "boxes", "bboxes", "objects", "bbox", "bbox_2d", "answer"),
+        },
         (("images",), ("category", "problem"), ("boxes",)),
         partial(_read_detection_row, space, order),
         "rows have an image, a category (or a problem that names it: category 'dog'), and its boxes: solution, boxes "
@@ -304,7 +292,12 @@ def counting_form(objects: bool) -> RowForm:
         objects: whether the question column names objects ("people") and is no question.
     """
     return RowForm(
-        COUNTING_SPELLINGS,
+        {
+            "images": IMAGES,
+            "problem": ("problem", "question"),
+            "object": ("label",),
+            "answer": ("answer", "ground_truth", "count", "solution"),
+        },
         (("images",), ("problem", "object"), ("answer",)),
         partial(_read_counting_row, objects),
         "rows have an image, a problem (or question, or label: the name of the objects), and answer, ground_truth or "

@@ -18,7 +18,7 @@ from vlmrl.tasks.dataset_assembly import Limits, Prepared, check_name, drawn_cou
 from vlmrl.tasks.pairs.prep import SPLIT_SHARES, PairPlan, fill_pairs, write_pairs
 from vlmrl.tasks.prep_options import Option
 from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, Domain, classes_of
-from vlmrl.tasks.taxonrl.published_rows import DomainRequest, prepare_rows, row_schema
+from vlmrl.tasks.taxonrl.published_rows import DomainRequest, domain_schema, prepare_rows
 from vlmrl.tasks.taxonrl.raw_images import (
     PairTruth,
     Specimens,
@@ -145,7 +145,7 @@ def _write(
         split_of=specimens.split_of,
         whole_classes=individuals,
         truth_of=PairTruth(domain.name),
-        schema=row_schema(domain, "individuals" if individuals else None),
+        schema=domain_schema(domain, "individuals" if individuals else None),
         individuals=individuals,
         truth_fields=fields,
     )

@@ -18,17 +18,14 @@ from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_pieces import Located, RowFiles
 from vlmrl.data.table_values import PAIRS, match_columns, show
 from vlmrl.errors import DataError, RewardError
-from vlmrl.tasks.checked_rows import CheckedTables, Survey, check_tables, cut_validation
+from vlmrl.tasks.checked_rows import CheckedTables, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Limits,
     PlannedRow,
     Prepared,
     PromptLengths,
     assemble,
-    first_bad,
-    image_struct,
-    is_few,
-    leave_out,
+    row_schema,
     short_source,
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
@@ -36,7 +33,7 @@ from vlmrl.tasks.prompt import IMAGE
 from vlmrl.tasks.table_rows import IMAGES, TRAIN
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS, Domain, classes_of, known_fields, truth_distance
 from vlmrl.tasks.taxonrl.task import domain_task
-from vlmrl.types import Media
+from vlmrl.types import LeftOut, Media
 from vlmrl.untrusted import plural
 
 IMAGES_IN_A_ROW = 2
@@ -159,12 +156,17 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
     with building(request.out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
         find = partial(find_columns, classes_of(domain))
         checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
-        (table,), (columns,) = checked.tables, checked.columns
-        survey, known = survey_rows(domain, checked)
-        refuse_bad(domain, survey, request.max_bad)
-        assembly = survey.assembly(checked, partial(row_fields, name), row_schema(domain))
+        (table,) = checked.tables
+        known = survey_rows(domain, checked)
+        checked.refuse_bad(
+            request.max_bad,
+            f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
+            " and do paths of images lead from the table's folder (else --images-root)?",
+            share=True,
+        )
+        assembly = checked.assembly(partial(row_fields, name), domain_schema(domain))
         assembly.group = group_of(domain)
-        if some := note_on_names(domain, survey, known):
+        if some := note_on_names(domain, checked, known):
             assembly.notes["names in the truth"] = ("look", some)
         train = assembly.rows.get(TRAIN, [])
         by_image = [RowUnits(row.facts.images, row.facts.label) for row in train]
@@ -178,27 +180,27 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
             "task": domain.name,
             "seed": request.seed,
             "truth_fields": [name for name in domain.field_names if known[name]],
-            "source": {"name": args["source"], "rows": dict(table.splits), "columns": list(columns.values())},
+            "source": {"name": args["source"], "rows": table.files.splits, "columns": list(table.columns.values())},
             "args": args,
             "splits": {split: count_pairs(rows) for split, rows in assembly.rows.items()},
-            "counts": {"images": len(survey.images), "rows": survey.total},
+            "counts": {"images": len(checked.images), "rows": checked.total},
         }
         return assemble(build, assembly, info, limits)
 
 
-def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter[str]]:
-    """Read the checked rows once: collect facts, and leave out rows that repeat or contradict another row.
+def survey_rows(domain: Domain, checked: CheckedTables) -> Counter[str]:
+    """Read the checked rows once: collect facts in `checked`, and leave out rows that repeat or contradict another row.
 
     A row that repeats an earlier row of its split (same images, same label) is left out. If a pair of images has the
     label "same" in one row and "different" in another, all rows of this pair are wrong.
 
-    Returns: also truth field -> number of rows in which the names of both images are known.
+    Returns: truth field -> number of rows in which the names of both images are known.
     """
-    survey, known = Survey(), Counter[str]()
-    columns = checked.columns[0]
+    known = Counter[str]()
+    columns = checked.tables[0].columns
     fields = domain.field_names if "composite" in columns else ()
     lengths = PromptLengths(domain_task(domain, {"truth_fields": list(fields)}))
-    for split, key, line, images in survey.sound_lines(checked):
+    for split, key, line, images in checked.sound_lines():
         truth = line["truth"]
         known.update(known_fields(domain, [truth]))
         shown = {"problem": line["problem"]} if "problem" in columns else {}
@@ -206,61 +208,43 @@ def survey_rows(domain: Domain, checked: CheckedTables) -> tuple[Survey, Counter
             images,
             "same" if truth["same"] else "different",
             truth["distance"],
-            lengths.of(shown, [survey.images[i].media for i in images]),
+            lengths.of(shown, [checked.images[i].media for i in images]),
             groups_of(domain, truth),
             line["where"],
         )
-        survey.rows[split].append(PlannedRow(key, facts))
-    _leave_out_repeats(survey)
-    return survey, known
+        checked.rows[split].append(PlannedRow(key, facts))
+    _leave_out_repeats(checked)
+    return known
 
 
-def _leave_out_repeats(survey: Survey) -> None:
+def _leave_out_repeats(checked: CheckedTables) -> None:
     labels: dict[tuple[int, ...], set[str | None]] = defaultdict(set)
-    for rows in survey.rows.values():
+    for rows in checked.rows.values():
         for row in rows:
             labels[tuple(sorted(row.facts.images))].add(row.facts.label)
-    for split, rows in survey.rows.items():
+    for split, rows in checked.rows.items():
         kept: dict[tuple[int, ...], PlannedRow] = {}
         for row in rows:
             facts = row.facts
             if len(labels[tuple(sorted(facts.images))]) > 1:
                 reason = "the same two images are called the same in one row and different in another"
-                survey.leave_out(facts.name, reason)
+                checked.bad.append(LeftOut(facts.name, reason))
             elif len(set(facts.images)) == 1 and facts.label == "different":
-                survey.leave_out(facts.name, "one image twice, called different")
+                checked.bad.append(LeftOut(facts.name, "one image twice, called different"))
             elif facts.images in kept:
                 first = kept[facts.images].facts.name
-                survey.repeated.append({"origin": facts.name, "reason": f"the same two images as {first}"})
+                checked.repeated.append(LeftOut(facts.name, f"the same two images as {first}"))
             else:
                 kept[facts.images] = row
-        survey.rows[split] = list(kept.values())
+        checked.rows[split] = list(kept.values())
 
 
-def note_on_names(domain: Domain, survey: Survey, known: Mapping[str, int]) -> str:
+def note_on_names(domain: Domain, checked: CheckedTables, known: Mapping[str, int]) -> str:
     """Return a note on the fields that only some rows fill, with the numbers of these rows; "" = no such field."""
-    rows = sum(len(rows) for rows in survey.rows.values()) + len(survey.repeated)
+    rows = sum(len(rows) for rows in checked.rows.values()) + len(checked.repeated)
     some = {name: known[name] for name in domain.field_names if 0 < known[name] < rows}
     listing = ", ".join(f"{name} in {count:,}" for name, count in some.items())
     return f"of {rows:,} rows {listing}; where a name is missing, it is neither paid for nor counted" if some else ""
-
-
-def refuse_bad(domain: Domain, survey: Survey, max_bad: float) -> None:
-    """Raise a DataError with the first bad rows when their share is above `max_bad`, or no row is sound."""
-    sound = sum(len(rows) for rows in survey.rows.values())
-    if sound and is_few(len(survey.bad), survey.total, max_bad):
-        return
-    lines = first_bad([(bad["origin"], bad["reason"]) for bad in survey.bad])
-    share = len(survey.bad) / max(1, survey.total)
-    message = f"{len(survey.bad):,} of {survey.total:,} rows ({share:.1%}) are wrong, more than --max-bad {max_bad:g}"
-    hint = f"fix the rows, or {leave_out(len(survey.bad), survey.total)}"
-    if share > 0.5:
-        hint = (
-            f"are these rows of the domain `{domain.name}`, are their columns problem, images, answer and answer_im,"
-            " and do paths of images lead from the table's folder (else --images-root)?"
-        )
-    finding = message if sound else f"all {survey.total:,} rows are wrong"
-    raise DataError(f"{finding}; nothing was written:{lines}", hint=hint)
 
 
 def group_of(domain: Domain) -> str:
@@ -276,7 +260,7 @@ def groups_of(domain: Domain, truth: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequence[Media]) -> dict[str, Any]:
-    """Return the columns of a row. See `Survey.assembly`."""
+    """Return the columns of a row. See `CheckedTables.assembly`."""
     return {
         "prompt_id": pair_id(name, images, facts.name),
         "truth": line["truth"],
@@ -286,7 +270,7 @@ def row_fields(name: str, facts: RowFacts, line: Mapping[str, Any], images: Sequ
     }
 
 
-def row_schema(domain: Domain, more: str | None = "problem") -> Any:
+def domain_schema(domain: Domain, more: str | None = "problem") -> Any:
     """Return the Arrow schema of a domain's rows.
 
     Args:
@@ -296,10 +280,5 @@ def row_schema(domain: Domain, more: str | None = "problem") -> Any:
 
     names = pa.list_(pa.string())
     truth = [("same", pa.bool_()), ("distance", pa.int64()), *((one, names) for one in domain.field_names)]
-    fields = [
-        ("prompt_id", pa.string()),
-        ("truth", pa.struct([*truth, ("ground_truth", pa.string())])),
-        ("images", pa.list_(image_struct())),
-        ("origins", names),
-    ]
-    return pa.schema([*fields, *([(more, pa.string() if more == "problem" else names)] if more else [])])
+    columns = [(more, pa.string() if more == "problem" else names)] if more else []
+    return row_schema([*truth, ("ground_truth", pa.string())], ("origins", names), *columns)

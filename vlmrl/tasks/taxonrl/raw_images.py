@@ -24,6 +24,7 @@ from vlmrl.tasks.dataset_assembly import Limits, is_few, leave_out
 from vlmrl.tasks.pairs.draw import Pair
 from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, LAYOUTS, UNKNOWN, Domain, classes_of
 from vlmrl.tasks.taxonrl.published_rows import complete_truth
+from vlmrl.types import LeftOut
 from vlmrl.untrusted import encodable
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -44,22 +45,20 @@ class Specimens:
     Args:
         images: the sound images; see `specimen`.
         files: reader of an image file by its origin.
-        dropped: images that were left out, each {"origin", "reason"}.
         split_of: origin -> split, if the source has splits.
         pairs: split -> pairs, if the source has pairs; None = pairs are to be drawn.
-        lost: pairs of the source that are wrong and were left out, each {"origin", "reason"}.
-        spare: correct pairs that were left out because they repeat another pair or have images of two splits; each
-            {"origin", "reason"}.
+        lost: pairs of the source that are wrong and were left out.
+        spare: correct pairs that were left out because they repeat another pair or have images of two splits.
         source: entry of dataset.json about the source.
     """
 
     images: list[LabelledImage]
     files: Files
-    dropped: list[dict[str, Any]]
+    dropped: list[LeftOut]
     split_of: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, list[Pair]] | None = None
-    lost: list[dict[str, Any]] = field(default_factory=list)
-    spare: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[LeftOut] = field(default_factory=list)
+    spare: list[LeftOut] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
 
 
@@ -99,9 +98,7 @@ class PairTruth:
         return complete_truth(domain, truth)
 
 
-def read_folders(
-    domain: Domain, source: Path, levels: Sequence[str] | None, work: Path | None, limits: Limits
-) -> Specimens:
+def read_folders(domain: Domain, source: Path, levels: Sequence[str] | None, work: Path, limits: Limits) -> Specimens:
     """Read images that are named by their folders.
 
     Args:
@@ -116,7 +113,7 @@ def read_folders(
             names = _names(domain, dict(zip(levels, image.labels, strict=True)))
             images.append(specimen(domain, image, names))
         except DataError as error:
-            dropped.append({"origin": image.origin, "reason": error.message})
+            dropped.append(LeftOut(image.origin, error.message))
     images = keep_one_parent(domain, images, dropped)
     return Specimens(images, read.collection, dropped, source={**read.about, "images": len(images)})
 
@@ -141,7 +138,7 @@ def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RootedFiles:
+class RootedFiles(Files):
     """Reader of image files by path. The path must stay inside a root folder."""
 
     root: Path
@@ -156,7 +153,7 @@ def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
     return "image" in roles and all(name in roles for name in classes_of(domain))
 
 
-def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits: Limits) -> Specimens:
+def read_image_table(domain: Domain, table: RowFiles, work: Path, limits: Limits) -> Specimens:
     """Read images from a table of paths and names, such as Danish Fungi's: image_path, order, family, genus, species.
 
     A column `split` determines the split of each image. If there are several tables (train, test), the name of each
@@ -166,7 +163,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
     labels = [name for name in columns if name not in ("image", "split")]
     rows: dict[str, dict[str, str]] = {}
     split_of: dict[str, str] = {}
-    dropped: list[dict[str, Any]] = []
+    dropped: list[LeftOut] = []
     for piece in table.pieces:
         for number, row in enumerate(read_piece(piece, list(columns.values()))):
             path = row.get(columns["image"])
@@ -182,7 +179,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
                 split = _split(row.get(columns["split"])) if "split" in columns else piece.split
                 rows[path] = _names(domain, {name: row.get(columns[name]) for name in labels})
             except DataError as error:
-                dropped.append({"origin": table.where(piece, number), "reason": error.message})
+                dropped.append(LeftOut(table.where(piece, number), error.message))
                 continue
             if "split" in columns or len(table.splits) > 1:
                 split_of[path] = split
@@ -196,7 +193,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path | None, limits:
                 raise DataError(facts)
             images.append(specimen(domain, LabelledImage(facts.media, (), path, facts), rows[path]))
         except DataError as error:
-            dropped.append({"origin": encodable(path), "reason": error.message})
+            dropped.append(LeftOut(encodable(path), error.message))
     refuse_twins(images, classes_of(domain))
     images = keep_one_parent(domain, images, dropped)
     source_entry = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
@@ -232,9 +229,7 @@ def _names(domain: Domain, values: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def keep_one_parent(
-    domain: Domain, images: Sequence[LabelledImage], dropped: list[dict[str, Any]]
-) -> list[LabelledImage]:
+def keep_one_parent(domain: Domain, images: Sequence[LabelledImage], dropped: list[LeftOut]) -> list[LabelledImage]:
     """Return the images with consistent ranks: a genus belongs to one family only, a family to one order only.
 
     If a name occurs under several parents, images under its most frequent parent are kept; the others are added to
@@ -255,7 +250,7 @@ def keep_one_parent(
                 continue
             count = parent_counts[normalise_name(name, fine)][main]
             reason = f"the {fine} {name} is in the {coarse} {parent} here and in {main} elsewhere ({count:,} images)"
-            dropped.append({"origin": image.origin, "reason": reason})
+            dropped.append(LeftOut(image.origin, reason))
     return kept
 
 
@@ -276,11 +271,11 @@ def refuse_bad(specimens: Specimens, max_bad: float) -> None:
         _refuse_share("pairs", specimens.lost, sound + len(specimens.spare) if sound else 0, max_bad, name)
 
 
-def _refuse_share(what: str, bad: Sequence[Mapping[str, Any]], sound: int, max_bad: float, name: Any) -> None:
+def _refuse_share(what: str, bad: Sequence[LeftOut], sound: int, max_bad: float, name: Any) -> None:
     total = sound + len(bad)
     if sound and is_few(len(bad), total, max_bad):
         return
-    lines = "".join(f"\n  {drop['origin']}: {drop['reason']}" for drop in bad[:5])
+    lines = "".join(f"\n  {drop.origin}: {drop.reason}" for drop in bad[:5])
     finding = f"{len(bad):,} of {total:,} {what} cannot be used, more than --max-bad {max_bad:g}"
     hint = f"fix them, or {leave_out(len(bad), total)}"
     if not sound:
@@ -377,7 +372,7 @@ def _cplfw(lines: list[tuple[int, str]], where: str) -> list[FacePair]:
     return pairs
 
 
-def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits) -> Specimens:
+def read_face_pairs(lists: Mapping[str, Path], work: Path, limits: Limits) -> Specimens:
     """Read the pairs of the lists, and examine their images, which are in the list's folder or in a folder inside it.
 
     Several lists are one split each. Of a single list with ten folds, the last two folds are validation and test, and
@@ -393,10 +388,10 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
     named = [path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)]
     files, paths = RootedFiles(image_root(folder, named)), sorted(set(named))
     images: dict[str, LabelledImage] = {}
-    dropped: list[dict[str, Any]] = []
+    dropped: list[LeftOut] = []
     for path, seen in scan_files(files, paths, work, workers=limits.workers, progress=limits.progress):
         if isinstance(seen, str):
-            dropped.append({"origin": path, "reason": seen})
+            dropped.append(LeftOut(path, seen))
         else:
             images[path] = LabelledImage(seen.media, (person_of(path),), path, seen)
     sound, lost, repeated = _sound_pairs(pairs, images)
@@ -413,7 +408,7 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path | None, limits: Limits
 
 def _sound_pairs(
     pairs: Mapping[str, list[FacePair]], images: Mapping[str, LabelledImage]
-) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[dict[str, list[FacePair]], list[LeftOut], list[LeftOut]]:
     """Return the sound pairs of each list, each once; then the wrong pairs and the repeated pairs, with reasons.
 
     A pair is sound if both images exist and are sound, and no list gives it another label.
@@ -429,8 +424,8 @@ def _sound_pairs(
     for pair, key in keys.items():
         labels.setdefault(key, {True} if key[0] == key[1] else set()).add(pair.same)
     sound: dict[str, list[FacePair]] = {}
-    lost: list[dict[str, Any]] = []
-    spare: list[dict[str, Any]] = []
+    lost: list[LeftOut] = []
+    spare: list[LeftOut] = []
     for split, of_list in pairs.items():
         kept: dict[tuple[str, ...], FacePair] = {}
         for pair in of_list:
@@ -441,12 +436,12 @@ def _sound_pairs(
                 reason = "one image twice, or the same two images elsewhere, called the same and different"
             elif keys[pair] in kept:
                 reason = f"the same two images as {kept[keys[pair]].where}"
-                spare.append({"origin": pair.where, "reason": reason})
+                spare.append(LeftOut(pair.where, reason))
                 continue
             else:
                 kept[keys[pair]] = pair
                 continue
-            lost.append({"origin": pair.where, "reason": reason})
+            lost.append(LeftOut(pair.where, reason))
         sound[split] = list(kept.values())
     return sound, lost, spare
 
@@ -469,7 +464,7 @@ def image_root(folder: Path, paths: list[str]) -> Path:
     return best
 
 
-def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[FacePair]], list[dict[str, Any]]]:
+def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[FacePair]], list[LeftOut]]:
     """Return the pairs of each split, and the pairs that fit no split, with reasons."""
     if "" not in pairs:
         return dict(pairs), []
@@ -479,14 +474,14 @@ def _with_splits(pairs: Mapping[str, list[FacePair]]) -> tuple[dict[str, list[Fa
         for pair in every:
             out[FOLDS.get(pair.fold or 0, "train")].append(pair)
         return out, []
-    out, rest, between = {}, every, list[dict[str, Any]]()
+    out, rest, between = {}, every, list[LeftOut]()
     for split in ("test", "validation"):
         units = [RowUnits((person_of(pair.first), person_of(pair.second)), pair.same) for pair in rest]
         cut = cut_rows(units, int(CUT_SHARE * len(every)), seed=0)
         gone = {*cut.taken, *cut.lost}
         out[split] = [rest[i] for i in cut.taken]
         reason = f"one of its persons is in {split}, the other is not"
-        between += [{"origin": rest[i].where, "reason": reason} for i in sorted(cut.lost)]
+        between += [LeftOut(rest[i].where, reason) for i in sorted(cut.lost)]
         rest = [pair for i, pair in enumerate(rest) if i not in gone]
     by_split = {"train": rest, "validation": out["validation"], "test": out["test"]}
     return {split: members for split, members in by_split.items() if members}, between

@@ -35,13 +35,13 @@ from vlmrl.store.provenance import usable_cores
 from vlmrl.svg.draw import Drawing, DrawJob, pixels_digest
 from vlmrl.svg.parse import Node, SvgLimits, find_svg, parse_svg
 from vlmrl.svg.renderer import SvgRenderer
-from vlmrl.tasks.base import LeftOut, NewRow
+from vlmrl.tasks.base import NewRow
 from vlmrl.tasks.dataset_assembly import first_bad, is_few, leave_out
 from vlmrl.tasks.vfig.drawn.figure import draw_figure
 from vlmrl.tasks.vfig.figure_sources import FigureSource, Filters, PictureSizes, Plan, SourceFigure, WrongRow
 from vlmrl.tasks.vfig.truth import as_label, make_truth
-from vlmrl.types import hash64
-from vlmrl.untrusted import CodeRefused, visible
+from vlmrl.types import LeftOut, hash64
+from vlmrl.untrusted import CodeRefused
 
 BASIC = frozenset(("rect", "circle", "ellipse"))
 CONNECTORS = frozenset(("line", "polyline"))
@@ -514,12 +514,12 @@ class Collector:
                 self.plan.progress(origin, total, total)
         for one in wrong:
             self.report.of(one.label, is_bench=is_bench).dropped[WRONG] += 1
-            self._left_out.append(LeftOut(one.where, one.reason))
+        bad = [LeftOut(one.where, one.reason) for one in wrong]
+        self._left_out += bad
         if not is_few(len(wrong), total, most := self.plan.max_bad):
             message = f"{len(wrong):,} of {total:,} rows cannot be read, more than --max-bad {most:g}"
-            rows = first_bad([(one.where, visible(one.reason)) for one in wrong])
             hint = f"fix the rows, give the folder of their images (--image-root), or {leave_out(len(wrong), total)}"
-            raise DataError(f"{message}; nothing was written:{rows}", hint=hint)
+            raise DataError(f"{message}; nothing was written:{first_bad(bad)}", hint=hint)
 
     def _collect_drawn(self, number: int, renderer: SvgRenderer, *, is_bench: bool) -> None:
         """Draw figures until there are `number` rows for train (or for test) and as many for validation as usual."""

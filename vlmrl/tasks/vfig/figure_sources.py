@@ -39,7 +39,6 @@ class SourceFigure:
     """Figure of a source.
 
     Args:
-        where: its place, for messages.
         text: text that holds its code.
         image: file of its own image; None = the code alone is there.
         metadata: entities of a drawn figure; None = not known.

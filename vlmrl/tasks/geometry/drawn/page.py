@@ -208,11 +208,7 @@ FINER = 4
 
 @dataclass(frozen=True)
 class PageStyle:
-    """Sizes of a page, in pixels.
-
-    Args:
-        width, height: of the image.
-    """
+    """Sizes of a page, in pixels."""
 
     width: int = 448
     height: int = 336
