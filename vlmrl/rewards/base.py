@@ -187,6 +187,8 @@ VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 """Calling convention -> name of the part that is a plain number's; "reward" in vlmrl's own."""
 EARNED = "failed again when scored alone; scored as `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
+NOT_FINITE = "is not a finite number"
+"""End of the note on a metric beside the score that is left out of the means."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""
 

@@ -241,7 +241,7 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
 @pytest.fixture
 def journal(tmp_path):
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
-    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=[])
+    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), warned=False, watcher=Ears(), run=run, saved=[])
 
 
 def count(journal, groups: Sequence[Group]) -> None:
@@ -256,7 +256,9 @@ def groups_with(failures: int, of: int) -> list[Group]:
 def test_a_few_failed_rewards_are_counted_shown_and_survived(journal):
     count(journal, groups_with(1, 1000))
     assert (journal.progress.reward_errors, journal.progress.samples) == (1, 1000)
-    assert "boom" in journal.watcher.heard[0]
+    (told,) = journal.watcher.heard
+    assert told.startswith("the reward failed for 1 sample, which was left out: ValueError: boom (row ")
+    assert told.endswith(", sample 0)")
     count(journal, groups_with(10, 1000))  # 11 of 2,000
     assert journal.saved == []
 
@@ -371,6 +373,18 @@ def test_the_reward_of_one_group_has_no_interval():
 def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
     metrics = group_metrics([replace(g) for g in groups_with(4, 4)])
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
+
+
+def test_a_metric_that_is_not_finite_is_told_once_and_fails_nothing(journal):
+    odd = Score(0.5, {"score": 0.5, "near": None}, "`near` is not a finite number")
+    groups = [group(*(replace(sample(k, 0.0), score=odd) if k < 5 else sample(k, 0.0) for k in range(8)))]
+    count(journal, groups_with(0, 8))
+    for _ in range(3):
+        count(journal, groups)
+    (told,) = journal.watcher.heard
+    assert told.startswith("warning: `near` is not a finite number: it is left out of the means (row ")
+    assert told.endswith(", sample 2; and 2 more; later ones are not named)") and journal.progress.reward_errors == 0
+    assert group_metrics(groups)["reward/errors"] == 0
 
 
 def unavailable(of: int) -> list[Group]:
