@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlmrl.data.dataset import require_split
-from vlmrl.data.image_scan import Files, scan_files
+from vlmrl.data.image_scan import scan_files
 from vlmrl.data.images import MAX_FILE_BYTES, decode_cached, image_hash, probe_image
 from vlmrl.data.parallel_parts import Progress
 from vlmrl.data.splits import LabelledImage
@@ -71,12 +71,14 @@ class Labelled:
         return {"name": self.name, "images": len(self.images), **ignored}
 
 
-class Collection(Files, Protocol):
+class Collection(Protocol):
     """Files of a folder or archive, by relative path."""
 
     def paths(self) -> Iterator[tuple[str, str | None]]:
         """Yield (path, reason why it may not be read or None), sorted by path."""
         ...
+
+    def read(self, path: str) -> bytes: ...
 
 
 def read_labelled(
@@ -108,7 +110,7 @@ def read_labelled(
             dropped.append(LeftOut(encodable(path), error.message))
     images: list[LabelledImage] = []
     digest = hashlib.sha256()
-    for path, result in scan_files(collection, list(labels), work, workers=workers, progress=progress):
+    for path, result in scan_files(collection.read, list(labels), work, workers=workers, progress=progress):
         if isinstance(result, str):
             dropped.append(LeftOut(encodable(path), result))
             continue
@@ -201,7 +203,7 @@ def refuse_twins(images: Sequence[LabelledImage], levels: Sequence[str]) -> None
                 )
 
 
-class _Folder(Collection):
+class _Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -230,7 +232,7 @@ class _Folder(Collection):
         return path.relative_to(self._root).as_posix()
 
 
-class _Archive(Collection):
+class _Archive:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmrl.data import images as limits
 from vlmrl.data.images import ShardFile, decode_image, image_hash, shard_name, store_decoded
@@ -167,12 +168,10 @@ class Stored:
     max_pixels: int | None = None
 
 
-class ShardReader(Protocol):
-    """Reader of image files from their sources. Picklable: each process has its own copy."""
-
-    def files(self, places: Sequence[Any]) -> Iterator[bytes]:
-        """Yield the file of each place, in order. Raises: DataError when one no longer exists."""
-        ...
+ShardReader = Callable[[Sequence[Any]], Iterator[bytes]]
+"""Places -> their image files, in order. Picklable: each process has a copy. Raises: DataError when a file is gone."""
+ReadFile = Callable[[str], bytes]
+"""Relative path -> the file. Picklable: a copy in another process opens the source again. Raises: DataError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,52 +258,24 @@ def write_shards(
     """
     plan = plan_shards(images)
     paths = [folder / shard_name(number) for number in range(len(plan))]
-    make_parts(_WriteShard(reader), plan, paths, workers=workers, progress=progress, what="writing images")
+    make_parts(partial(_write_shard, reader), plan, paths, workers=workers, progress=progress, what="writing images")
 
 
-@dataclass(frozen=True)
-class _WriteShard:
-    reader: ShardReader
-
-    def __call__(self, images: Sequence[Stored], path: Path) -> None:
-        shard = ShardFile(path)
-        for image, data in zip(images, self.reader.files([image.place for image in images]), strict=True):
-            if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
-                data = stored_form(data, image.max_pixels)[0]
-            if image_hash(data) != image.sha256:
-                raise DataError(
-                    "an image changed while it was read", where=str(image.place), hint="run the command again"
-                )
-            shard.add(image.sha256, data)
-        shard.close()
+def _write_shard(reader: ShardReader, images: Sequence[Stored], path: Path) -> None:
+    shard = ShardFile(path)
+    for image, data in zip(images, reader([image.place for image in images]), strict=True):
+        if image_hash(data) != image.sha256:  # a file that is stored as it is needs no second decoding
+            data = stored_form(data, image.max_pixels)[0]
+        if image_hash(data) != image.sha256:
+            raise DataError("an image changed while it was read", where=str(image.place), hint="run the command again")
+        shard.add(image.sha256, data)
+    shard.close()
 
 
 PART_FILES = 256
 """Number of images per part."""
 MAX_REMEMBERED = 50_000
 """Maximum number of images whose results a process keeps in memory. When it is reached, all are removed."""
-
-
-class Files(Protocol):
-    """Reader of files by relative path. Picklable: a copy in another process opens the source again."""
-
-    def read(self, path: str) -> bytes:
-        """Return the bytes of a file. Raises: DataError when it cannot be read."""
-        ...
-
-    def files(self, places: Sequence[str]) -> Iterator[bytes]:
-        """Yield files by their paths, for `write_shards`."""
-        return map(self.read, places)
-
-
-@dataclass(frozen=True)
-class MemoryFiles(Files):
-    """Reader of files that are in memory."""
-
-    contents: Mapping[str, bytes]
-
-    def read(self, path: str) -> bytes:
-        return self.contents[path]
 
 
 _known: dict[str, dict[str, Any]] = {}
@@ -333,7 +304,7 @@ def examined(fields: dict[str, Any]) -> Examined:
 
 
 def scan_files(
-    files: Files,
+    read: ReadFile,
     paths: Sequence[str],
     work: Path,
     *,
@@ -341,7 +312,7 @@ def scan_files(
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Examined | str]]:
     """Yield (path, its facts or the reason why it cannot be used) of each image file, in the order of `paths`."""
-    results = look_at(paths, files.read, work, workers=workers, progress=progress)
+    results = look_at(paths, read, work, workers=workers, progress=progress)
     for path, fields in zip(paths, results, strict=True):
         yield path, fields["reason"] if "reason" in fields else examined(fields)
 
@@ -355,7 +326,8 @@ def look_at(
         read: returns the file at a place; picklable. The message of its DataError becomes the "reason".
         work: folder for the parts.
     """
-    return _in_parts(_Look(read), places, work, "images", workers=workers, progress=progress, what="reading images")
+    make = partial(_look_at_part, read)
+    return _in_parts(make, places, work, "images", workers=workers, progress=progress, what="reading images")
 
 
 def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settings: Any) -> Iterator[dict[str, Any]]:
@@ -368,18 +340,14 @@ def _in_parts(make: Make, places: Sequence[Any], work: Path, name: str, **settin
             yield from map(json.loads, lines)
 
 
-@dataclass(frozen=True)
-class _Look:
-    read: Callable[[Any], bytes]
-
-    def __call__(self, places: Sequence[Any], part: Path) -> None:
-        write_lines(part, [self._of(place) for place in places])
-
-    def _of(self, place: Any) -> dict[str, Any]:
+def _look_at_part(read: Callable[[Any], bytes], places: Sequence[Any], part: Path) -> None:
+    def look_at_one(place: Any) -> dict[str, Any]:
         try:
-            return look(self.read(place))
+            return look(read(place))
         except DataError as error:
             return {"reason": error.message}
+
+    write_lines(part, [look_at_one(place) for place in places])
 
 
 def _fields(image: Examined) -> dict[str, Any]:
@@ -398,18 +366,13 @@ def shrink_images(
     progress: Progress | None = None,
 ) -> Iterator[Examined]:
     """Yield the facts of images scaled down to `max_pixels`, in the order of `places`."""
-    make, name = _Shrink(reader, max_pixels), f"small-{max_pixels}"
+    make, name = partial(_shrink, reader, max_pixels), f"small-{max_pixels}"
     lines = _in_parts(make, places, work, name, workers=workers, progress=progress, what="resizing images")
     yield from map(examined, lines)
 
 
-@dataclass(frozen=True)
-class _Shrink:
-    reader: ShardReader
-    max_pixels: int
-
-    def __call__(self, places: Sequence[Any], part: Path) -> None:
-        write_lines(part, [_fields(examine(data, self.max_pixels)) for data in self.reader.files(places)])
+def _shrink(reader: ShardReader, max_pixels: int, places: Sequence[Any], part: Path) -> None:
+    write_lines(part, [_fields(examine(data, max_pixels)) for data in reader(places)])
 
 
 MAX_PATH = 1000
@@ -431,25 +394,17 @@ class TablePlace(NamedTuple):
     place: RowPlace
 
 
-@dataclass(frozen=True)
-class RowReader:
-    """Reader of image files by their place in several tables, for `write_shards`.
-
-    Places in the tables' order are read in one pass.
-    """
-
-    tables: Sequence[OpenTable]
-
-    def files(self, places: Sequence[TablePlace]) -> Iterator[bytes]:
-        for (index, piece), members in groupby(places, key=lambda one: (one.table, one.place.piece)):
-            files, column = self.tables[index].files, self.tables[index].columns["images"]
-            rows = enumerate(read_piece(files.pieces[piece], [column]))
-            number, values = -1, []
-            for _, place in members:
-                while number < place.row:
-                    number, row = next(rows)
-                    values = split_images(row.get(column))
-                yield image_bytes(read_image(values[place.position], files.root, ""), "")
+def read_places(tables: Sequence[OpenTable], places: Sequence[TablePlace]) -> Iterator[bytes]:
+    """Yield image files by their place in several tables. Places in the tables' order are read in one pass."""
+    for (index, piece), members in groupby(places, key=lambda one: (one.table, one.place.piece)):
+        files, column = tables[index].files, tables[index].columns["images"]
+        rows = enumerate(read_piece(files.pieces[piece], [column]))
+        number, values = -1, []
+        for _, place in members:
+            while number < place.row:
+                number, row = next(rows)
+                values = split_images(row.get(column))
+            yield image_bytes(read_image(values[place.position], files.root, ""), "")
 
 
 def look_at_cell(value: Any, root: Path | None) -> dict[str, Any]:

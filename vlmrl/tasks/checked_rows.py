@@ -11,11 +11,12 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
-from vlmrl.data.image_scan import Examined, RowPlace, RowReader, TablePlace, examined, look_at_cell
+from vlmrl.data.image_scan import Examined, RowPlace, TablePlace, examined, look_at_cell, read_places
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
 from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
@@ -27,7 +28,10 @@ from vlmrl.types import LeftOut, Media
 
 Line = dict[str, Any]
 Check = Callable[[Mapping[str, Any], Mapping[str, str], list[Any]], tuple[Line, list[str]]]
-"""(Cells of a row by roles, role -> column, values of its images) -> JSON values of the row, and its faults."""
+"""(Cells of a row by roles, role -> column, values of its images) -> JSON values of the row, and its faults. It is a
+function of a module, as other processes get it."""
+Place = Callable[[RowFiles, TablePiece, int], str]
+"""(Table, piece, number of a row in it) -> its place for messages."""
 
 
 class ChosenPiece(NamedTuple):
@@ -43,33 +47,21 @@ class ChosenPiece(NamedTuple):
     piece: TablePiece
 
 
-@dataclass(frozen=True)
-class ScanRows:
-    """Writer of the part of a piece: one JSON line per row. It is the `Make` of data/parallel_parts.py.
+def _scan_piece(tables: Sequence[OpenTable], check: Check, place: Place, chosen: ChosenPiece, part: Path) -> None:
+    """Write the part of a piece: one JSON line per row. It is the `Make` of data/parallel_parts.py.
 
     A line has what `check` returns, the facts of its `images`, and its place `where`; or `wrong` (faults) and `where`.
-
-    Args:
-        check: defined at the level of a module, as other processes get it.
-        where: (table, piece, number of a row in it) -> its place for messages.
     """
-
-    tables: Sequence[OpenTable]
-    check: Check
-    where: Callable[[RowFiles, TablePiece, int], str]
-
-    def __call__(self, chosen: ChosenPiece, part: Path) -> None:
-        table = self.tables[chosen.table]
-        lines = []
-        for index, cells in table.rows(chosen.piece):
-            values = split_images(cells.get(IMAGES))
-            line, faults = self.check(cells, table.columns, values)
-            line["images"] = [look_at_cell(value, table.files.root) for value in values]
-            seen = enumerate(line["images"], start=1)
-            faults += [f"image {number}: {image['reason']}" for number, image in seen if "reason" in image]
-            where = self.where(table.files, chosen.piece, index)
-            lines.append({**({"wrong": faults} if faults else line), "where": where})
-        write_lines(part, lines)
+    table = tables[chosen.table]
+    lines = []
+    for index, cells in table.rows(chosen.piece):
+        values = split_images(cells.get(IMAGES))
+        line, faults = check(cells, table.columns, values)
+        line["images"] = [look_at_cell(value, table.files.root) for value in values]
+        seen = enumerate(line["images"], start=1)
+        faults += [f"image {number}: {image['reason']}" for number, image in seen if "reason" in image]
+        lines.append({**({"wrong": faults} if faults else line), "where": place(table.files, chosen.piece, index)})
+    write_lines(part, lines)
 
 
 @dataclass
@@ -155,7 +147,8 @@ class CheckedTables:
                         yield fields(facts, line, [media[i] for i in facts.images])
 
         dropped = [*self.bad, *self.repeated]
-        assembly = Assembly(self.images, self.places, RowReader(self.tables), dict(self.rows), columns, schema, dropped)
+        reader = partial(read_places, self.tables)
+        assembly = Assembly(self.images, self.places, reader, dict(self.rows), columns, schema, dropped)
         if self.bad:
             share = f"{len(self.bad):,} of {self.total:,} rows ({len(self.bad) / self.total:.2%})"
             assembly.notes["rows that are wrong"] = ("look", f"{share} left out: dropped.jsonl")
@@ -169,13 +162,12 @@ def check_tables(
     check: Check,
     limits: Limits,
     *,
-    where: Callable[[RowFiles, TablePiece, int], str] = RowFiles.where,
+    where: Place = RowFiles.where,
 ) -> CheckedTables:
     """Check every row of a table; with a second one, that is the test split.
 
     Args:
         find_columns: table -> role -> column. Raises: DataError for a table that lacks a column.
-        check, where: see `ScanRows`.
     Raises: DataError when a table cannot be read, or it is not clear which split of the second one is meant.
     """
     opened = []
@@ -186,7 +178,7 @@ def check_tables(
     tables = [OpenTable(files, find_columns(files)) for files in opened]
     pieces = _choose_pieces(opened)
     parts = [build.work / f"rows-{i:05d}.jsonl" for i in range(len(pieces))]
-    scan = ScanRows(tables, check, where)
+    scan = partial(_scan_piece, tables, check, where)
     make_parts(scan, pieces, parts, workers=limits.workers, progress=limits.progress, what="reading rows")
     return CheckedTables(tables, pieces, parts)
 

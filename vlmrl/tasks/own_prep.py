@@ -8,13 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from vlmrl.data.dataset import content_hash
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import Examined, Files, examine
+from vlmrl.data.image_scan import Examined, examine
 from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError
 from vlmrl.redaction.redact import quoted
@@ -42,14 +43,8 @@ class SoundImage:
     facts: Examined
 
 
-@dataclass(frozen=True)
-class _Folder(Files):
-    """Reader of the image files of a folder, by file name."""
-
-    root: Path
-
-    def read(self, path: str) -> bytes:
-        return (self.root / path).read_bytes()
+def _read_in(folder: Path, names: Sequence[str]) -> Iterator[bytes]:
+    return ((folder / name).read_bytes() for name in names)
 
 
 @dataclass
@@ -116,7 +111,7 @@ def prepare_own(
             build.write_text(file, text)
         dropped: list[LeftOut] = []
         rows = {split: _planned(task, split, rows, shelf, dropped) for split, rows in splits.items()}
-        parts = Assembly(shelf.seen, shelf.places, _Folder(shelf.folder), rows, _fields, dropped=dropped)
+        parts = Assembly(shelf.seen, shelf.places, partial(_read_in, shelf.folder), rows, _fields, dropped=dropped)
         parts.group = next((p.key[1].group for planned in rows.values() for p in planned if p.key[1].group), "")
         truths = [one.key[0].truth for planned in rows.values() for one in planned]
         parts.notes = dict(task.notes(truths))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlmrl.data import images as limits
-from vlmrl.data.image_scan import MemoryFiles, Stored, examine, scan_files, stored_form, write_shards
+from vlmrl.data.image_scan import Stored, examine, scan_files, stored_form, write_shards
 from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash
 from vlmrl.data.measurements import MAX_PIXELS, PATCH_PIXELS, estimate_image_tokens, fit_size
 from vlmrl.errors import DataError
@@ -48,7 +49,7 @@ def test_shards_written_in_parts_are_those_written_one_after_the_other(
         writer.add(image_hash(data), data)
     writer.close()
     (tmp_path / "parts").mkdir()
-    write_shards(tmp_path / "parts", planned(files), MemoryFiles(files), workers=1)
+    write_shards(tmp_path / "parts", planned(files), partial(map, files.__getitem__), workers=1)
     one, parts = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "parts"))
     assert one == parts and len(one) == (20 if shard == 1 else 1 if shard > 100_000 else len(one))
     store = ImageStore(tmp_path / "parts")
@@ -60,7 +61,7 @@ def test_an_image_that_changed_after_it_was_examined_is_an_error(tmp_path: Path)
     images = planned(files)
     files["001.png"] = encode_png(noise(99))
     with pytest.raises(DataError, match="changed while it was read"):
-        write_shards(tmp_path, images, MemoryFiles(files), workers=1)
+        write_shards(tmp_path, images, partial(map, files.__getitem__), workers=1)
     assert not list(tmp_path.glob("media-*"))
 
 
@@ -97,8 +98,8 @@ def test_a_photograph_made_smaller_stays_a_jpeg_and_a_drawing_a_png() -> None:
 def test_a_scan_says_what_each_file_is_in_the_order_of_the_paths(tmp_path: Path) -> None:
     files: dict[str, bytes] = {**collection(5), "broken.png": b"\x89PNG rubbish", "none.png": b""}
     names: Sequence[str] = ["none.png", *list(files)[:5], "broken.png"]
-    found = list(scan_files(MemoryFiles(files), names, tmp_path, workers=1))
+    found = list(scan_files(files.__getitem__, names, tmp_path, workers=1))
     assert [name for name, _ in found] == list(names)
     assert found[0][1] == "an empty file (0 bytes)" and "not an image" in str(found[-1][1])
     assert [seen for _, seen in found[1:6]] == [examine(files[name]) for name in names[1:6]]
-    assert list(scan_files(MemoryFiles({}), names, tmp_path, workers=1)) == found  # read from the parts, not the files
+    assert list(scan_files({}.__getitem__, names, tmp_path, workers=1)) == found  # read from the parts, not the files

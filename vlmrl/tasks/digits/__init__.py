@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vlmrl.data.dataset_writer import building, refuse_other
-from vlmrl.data.image_scan import MemoryFiles
 from vlmrl.data.images import encode_png, probe_image
 from vlmrl.data.splits import LabelledImage
 from vlmrl.errors import DataError
@@ -119,7 +118,7 @@ def prepare_digits(
     )
     task = digits_task({"name": "digits", "levels": LEVELS})
     with building(out) as build:
-        return fill_pairs(build, plan, task, images, MemoryFiles(files), limits=Limits(workers=1, force=force))
+        return fill_pairs(build, plan, task, images, files.__getitem__, limits=Limits(workers=1, force=force))
 
 
 PREP = PrepCommand(

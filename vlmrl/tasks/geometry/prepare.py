@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from vlmrl.data.dataset_writer import building, refuse_other
 from vlmrl.data.doctor import RowFacts
-from vlmrl.data.image_scan import Examined, MemoryFiles, examine
+from vlmrl.data.image_scan import Examined, examine
 from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_files import LINED
 from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows
@@ -397,8 +397,8 @@ def _prepare_drawn(
     else:
         problems = drawn.write_problems(counts, seed=request.seed, topics=topics)
     planned, images, files = made_rows(collection, problems)
-    fields = partial(made_fields, name)
-    assembly = Assembly(images, list(files), MemoryFiles(files), planned, fields, problem_schema())
+    fields, reader = partial(made_fields, name), partial(map, files.__getitem__)
+    assembly = Assembly(images, list(files), reader, planned, fields, problem_schema())
     with building(out) as build:
         info = {
             "name": name,

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_folders import collection_state, read_labelled
-from vlmrl.data.image_scan import Files, examine
+from vlmrl.data.image_scan import ReadFile, examine
 from vlmrl.data.splits import LabelledImage, Splits, drop_repeats, split_classes, split_images
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
@@ -75,7 +75,7 @@ def fill_pairs(
     plan: PairPlan,
     task: Task,
     images: Sequence[LabelledImage],
-    files: Files,
+    read: ReadFile,
     *,
     dropped: Sequence[LeftOut] = (),
     limits: Limits,
@@ -84,7 +84,7 @@ def fill_pairs(
 
     Args:
         images: the labelled collection; sound images only.
-        files: reader of an image's file by its origin.
+        read: reads an image's file by its place.
     Raises: DataError when there are too few images or another dataset is at the target of the build.
     """
     unique, repeats = drop_repeats(images)
@@ -105,7 +105,7 @@ def fill_pairs(
         "unseen_classes": ["/".join(labels) for labels in splits.unseen],
     }
     lost = [*dropped, *repeats]
-    return write_pairs(build, plan, task, pairs, files, info, dropped=lost, limits=limits)
+    return write_pairs(build, plan, task, pairs, read, info, dropped=lost, limits=limits)
 
 
 def write_pairs(
@@ -113,7 +113,7 @@ def write_pairs(
     plan: PairPlan,
     task: Task,
     pairs: Mapping[str, Sequence[Pair]],
-    files: Files,
+    read: ReadFile,
     info: Mapping[str, Any],
     *,
     dropped: Sequence[LeftOut],
@@ -151,9 +151,9 @@ def write_pairs(
             )
             rows[split].append(PlannedRow(pair, facts))
     assembly = Assembly(
-        images=[image.seen or examine(files.read(image.place)) for image in seen],
+        images=[image.seen or examine(read(image.place)) for image in seen],
         places=[image.place for image in seen],
-        reader=files,
+        reader=partial(map, read),
         rows=rows,
         fields=partial(_fields, plan, unseen),
         schema=plan.schema,
@@ -310,7 +310,7 @@ def prepare_folder(
     with building(target, key=[name, args, collection_state(source)]) as build:
         read = read_labelled(source, names, build.work, workers=limits.workers, progress=limits.progress)
         plan = PairPlan(name, names, counts, seed, args, read.about, unseen_classes, shares)
-        return fill_pairs(build, plan, task, read.images, read.collection, dropped=read.dropped, limits=limits)
+        return fill_pairs(build, plan, task, read.images, read.collection.read, dropped=read.dropped, limits=limits)
 
 
 def parse_shares(text: str | None) -> dict[int, float] | None:

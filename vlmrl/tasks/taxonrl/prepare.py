@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from vlmrl.data.dataset_writer import Build, building, refuse_other
 from vlmrl.data.image_folders import collection_state
-from vlmrl.data.image_scan import MemoryFiles
 from vlmrl.data.table_files import SUFFIXES, is_saved
 from vlmrl.data.table_pieces import Located, locate_rows, open_row_files, split_spelling
 from vlmrl.errors import DataError
@@ -20,10 +20,10 @@ from vlmrl.tasks.prep_options import Option
 from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, Domain, classes_of
 from vlmrl.tasks.taxonrl.published_rows import DomainRequest, domain_schema, prepare_rows
 from vlmrl.tasks.taxonrl.raw_images import (
-    PairTruth,
     Specimens,
     find_pair_lists,
     is_image_table,
+    pair_truth,
     read_face_pairs,
     read_folders,
     read_image_table,
@@ -117,7 +117,7 @@ def _prepare_drawn(request: DomainRequest, num_pairs: int, limits: Limits) -> Pr
     refuse_other(request.out, args, force=limits.force)
     images, files = draw_collection(request.domain, num_pairs, seed=request.seed)
     source = {"name": f"drawn {request.domain.subject}", "images": len(images)}
-    specimens = Specimens(images, MemoryFiles(files), [], source=source)
+    specimens = Specimens(images, files.__getitem__, [], source=source)
     with building(request.out) as build:
         return _write(build, request, specimens, args, replace(limits, workers=1))
 
@@ -144,20 +144,18 @@ def _write(
         split_shares={split: share / sum(shares.values()) for split, share in shares.items()},
         split_of=specimens.split_of,
         whole_classes=individuals,
-        truth_of=PairTruth(domain.name),
+        truth_of=partial(pair_truth, domain),
         schema=domain_schema(domain, "individuals" if individuals else None),
         individuals=individuals,
         truth_fields=fields,
     )
     task = domain_task(domain, {"truth_fields": fields})
     if specimens.pairs is None:
-        return fill_pairs(
-            build, plan, task, specimens.images, specimens.files, dropped=specimens.dropped, limits=limits
-        )
+        return fill_pairs(build, plan, task, specimens.images, specimens.read, dropped=specimens.dropped, limits=limits)
     counts = {"images": len(specimens.images), "classes": len({image.labels for image in specimens.images})}
     info = {"counts": counts, "splits": {split: {"reports": []} for split in specimens.pairs}}
     dropped = [*specimens.dropped, *specimens.lost, *specimens.spare]
-    return write_pairs(build, plan, task, specimens.pairs, specimens.files, info, dropped=dropped, limits=limits)
+    return write_pairs(build, plan, task, specimens.pairs, specimens.read, info, dropped=dropped, limits=limits)
 
 
 def published(domain: Domain) -> str:

@@ -6,12 +6,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vlmrl.data.image_folders import check_name, read_labelled, refuse_twins
-from vlmrl.data.image_scan import Files, scan_files
+from vlmrl.data.image_scan import ReadFile, scan_files
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.splits import LabelledImage
 from vlmrl.data.table_files import SPLIT_NAMES
@@ -22,7 +23,7 @@ from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.text_parsing import normalise_name
 from vlmrl.tasks.dataset_assembly import Limits, is_few, leave_out
 from vlmrl.tasks.pairs.draw import Pair
-from vlmrl.tasks.taxonrl.domains import DOMAINS, INDIVIDUAL, LAYOUTS, UNKNOWN, Domain, classes_of
+from vlmrl.tasks.taxonrl.domains import INDIVIDUAL, LAYOUTS, UNKNOWN, Domain, classes_of
 from vlmrl.tasks.taxonrl.published_rows import complete_truth
 from vlmrl.types import LeftOut
 from vlmrl.untrusted import encodable
@@ -44,7 +45,7 @@ class Specimens:
 
     Args:
         images: the sound images; see `specimen`.
-        files: reader of an image file by its origin.
+        read: reads an image file by its place.
         split_of: origin -> split, if the source has splits.
         pairs: split -> pairs, if the source has pairs; None = pairs are to be drawn.
         lost: pairs of the source that are wrong and were left out.
@@ -53,7 +54,7 @@ class Specimens:
     """
 
     images: list[LabelledImage]
-    files: Files
+    read: ReadFile
     dropped: list[LeftOut]
     split_of: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, list[Pair]] | None = None
@@ -80,22 +81,16 @@ def specimen(domain: Domain, image: LabelledImage, labels: Mapping[str, str]) ->
     return replace(image, labels=tuple(labels[name] for name in classes_of(domain)), facts=facts)
 
 
-@dataclass(frozen=True)
-class PairTruth:
-    """Function that returns the truth of a pair of specimens, with all keys of the domain's schema."""
-
-    domain: str
-
-    def __call__(self, pair: Pair) -> dict[str, Any]:
-        domain, same = DOMAINS[self.domain], pair.distance == 0
-        truth: dict[str, Any] = {"same": same, "distance": pair.distance if domain.ranks else None}
-        for name in domain.field_names:
-            if name in domain.ranks:
-                level = domain.ranks.index(name)
-                truth[name] = [pair.first.labels[level], pair.second.labels[level]]
-            else:
-                truth[name] = [pair.first.facts.get(name), pair.second.facts.get(name)]
-        return complete_truth(domain, truth)
+def pair_truth(domain: Domain, pair: Pair) -> dict[str, Any]:
+    """Return the truth of a pair of specimens, with all keys of the domain's schema."""
+    truth: dict[str, Any] = {"same": pair.distance == 0, "distance": pair.distance if domain.ranks else None}
+    for name in domain.field_names:
+        if name in domain.ranks:
+            level = domain.ranks.index(name)
+            truth[name] = [pair.first.labels[level], pair.second.labels[level]]
+        else:
+            truth[name] = [pair.first.facts.get(name), pair.second.facts.get(name)]
+    return complete_truth(domain, truth)
 
 
 def read_folders(domain: Domain, source: Path, levels: Sequence[str] | None, work: Path, limits: Limits) -> Specimens:
@@ -115,7 +110,7 @@ def read_folders(domain: Domain, source: Path, levels: Sequence[str] | None, wor
         except DataError as error:
             dropped.append(LeftOut(image.origin, error.message))
     images = keep_one_parent(domain, images, dropped)
-    return Specimens(images, read.collection, dropped, source={**read.about, "images": len(images)})
+    return Specimens(images, read.collection.read, dropped, source={**read.about, "images": len(images)})
 
 
 def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
@@ -137,14 +132,9 @@ def check_folders(domain: Domain, levels: Sequence[str] | None) -> list[str]:
     return [f"-{number}" if level == "-" else level for number, level in enumerate(chosen)]
 
 
-@dataclass(frozen=True)
-class RootedFiles(Files):
-    """Reader of image files by path. The path must stay inside a root folder."""
-
-    root: Path
-
-    def read(self, path: str) -> bytes:
-        return image_bytes(read_image(path, self.root, ""), "")
+def _read_below(root: Path, path: str) -> bytes:
+    """Return an image file. Its path must stay inside the root folder."""
+    return image_bytes(read_image(path, root, ""), "")
 
 
 def is_image_table(domain: Domain, columns: Sequence[str]) -> bool:
@@ -186,8 +176,8 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path, limits: Limits
     if table.root is None:
         message = "the folder of the table's paths is not known"
         raise DataError(message, hint="name it with --images-root", where=table.label)
-    files, images = RootedFiles(table.root), []
-    for path, facts in scan_files(files, list(rows), work, workers=limits.workers, progress=limits.progress):
+    read, images = partial(_read_below, table.root), []
+    for path, facts in scan_files(read, list(rows), work, workers=limits.workers, progress=limits.progress):
         try:
             if isinstance(facts, str):
                 raise DataError(facts)
@@ -197,7 +187,7 @@ def read_image_table(domain: Domain, table: RowFiles, work: Path, limits: Limits
     refuse_twins(images, classes_of(domain))
     images = keep_one_parent(domain, images, dropped)
     source_entry = {"name": Path(table.label).name, "images": len(images), "columns": sorted(columns.values())}
-    return Specimens(images, files, dropped, split_of, source=source_entry)
+    return Specimens(images, read, dropped, split_of, source=source_entry)
 
 
 def _columns(domain: Domain, columns: Sequence[str]) -> dict[str, str]:
@@ -386,10 +376,10 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path, limits: Limits) -> Sp
             raise DataError(f"the list of pairs cannot be read: {error}", where=str(path)) from error
     folder = next(iter(lists.values())).parent
     named = [path for of_list in pairs.values() for pair in of_list for path in (pair.first, pair.second)]
-    files, paths = RootedFiles(image_root(folder, named)), sorted(set(named))
+    read, paths = partial(_read_below, image_root(folder, named)), sorted(set(named))
     images: dict[str, LabelledImage] = {}
     dropped: list[LeftOut] = []
-    for path, seen in scan_files(files, paths, work, workers=limits.workers, progress=limits.progress):
+    for path, seen in scan_files(read, paths, work, workers=limits.workers, progress=limits.progress):
         if isinstance(seen, str):
             dropped.append(LeftOut(path, seen))
         else:
@@ -402,7 +392,7 @@ def read_face_pairs(lists: Mapping[str, Path], work: Path, limits: Limits) -> Sp
     }
     about = {"name": folder.name, "lists": [path.name for path in lists.values()], "images": len(images)}
     return Specimens(
-        list(images.values()), files, dropped, pairs=pairs_of, lost=lost, spare=[*repeated, *between], source=about
+        list(images.values()), read, dropped, pairs=pairs_of, lost=lost, spare=[*repeated, *between], source=about
     )
 
 
