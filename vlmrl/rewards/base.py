@@ -659,8 +659,7 @@ def is_no_accuracy(
     """Return whether numbers are the single ones of a function in verl's form and no accuracies.
 
     They are one if a range from 0 to 1, or from -1, is declared, or the recipe names the part, or all are 1, 0 or -1.
-
-    Args: as of `accuracy_words`.
+    The arguments are those of `accuracy_words`.
     """
     if ("accuracy" in measured and not spec.accuracy_named) or is_binary(values):
         return False
