@@ -158,6 +158,20 @@ def test_the_doctor_says_that_a_column_of_images_is_not_read(tmp_path: Path) -> 
     assert "columns" not in [check["check"] for check in report["doctor"]["checks"]]
 
 
+def test_the_doctor_lists_every_row_that_cannot_be_used_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(photo(1, 40, 40))
+    rows = [{"prompt": f"<image>{n}", "images": ["a.png" if n % 2 else f"{n}.png"], "answer": "a"} for n in range(44)]
+    rows[1]["prompt"] = "<image><image>"
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = answered("data", "doctor", table, "--workers", 1)["doctor"]
+    (finding,) = [check["finding"] for check in report["checks"] if check["check"] == "rows that cannot be used"]
+    # 22 rows with an even number have no file, and the second row has one mark too many; 20 are listed.
+    assert finding.startswith("23: ") and finding.endswith("; and 3 more")
+    assert f"{table}:1, column `images`: no image file" in finding and "but its prompt has 2 <image> marks" in finding
+    assert finding.count("no image file") == 19
+
+
 def test_the_doctor_names_file_and_row_of_what_a_model_cannot_take(tmp_path: Path) -> None:
     names = ["sound.png", "long.png", "broken.png"]
     for name, size in zip(names, [(60, 40), (804, 4), (200, 200)], strict=True):

@@ -48,7 +48,7 @@ def test_the_rows_of_a_file_and_of_a_share_that_is_held_out_are_answered(place: 
     (place / "more.jsonl").write_text((place / "rows.jsonl").read_text().splitlines()[3] + "\n")
     with serve_endpoint() as endpoint:
         done = this_process(*served(endpoint.address, "--split", "more.jsonl"), cwd=place)
-        assert done.code == 0 and "1 rows, split more" in done.err, done.err
+        assert done.code == 0 and "1 rows, the file more.jsonl" in done.err, done.err
         assert [w["ground_truth"] for w in lines(place / "a/answers.jsonl")] == [{"answer": "3"}]
         share = ("--split", "validation", "--set", "data.0.validation=0.4", "--force")
         done = this_process(*served(endpoint.address, *share), cwd=place)

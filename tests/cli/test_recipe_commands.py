@@ -240,3 +240,49 @@ def test_recipe_show_loads_few_modules_and_no_large_one():
     loaded = set(subprocess.run(command, check=True, capture_output=True, text=True).stderr.split())
     assert len(loaded) < 350
     assert not loaded & {"torch", "numpy", "PIL", "pyarrow", "transformers", "rich", "scipy", "jinja2", "httpx"}
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("eval a --samples 4", "--n 4 --sample 1.0"),
+        ("generate a --temperature 1", "--sample 1.0"),
+        ("runs diff a b", "`vlmrl compare RUN RUN`"),
+        ("runs plot a", "`vlmrl report RUN`"),
+        ("diagnose a", "`vlmrl runs diagnose`"),
+        ("data eval a", "`vlmrl eval`"),
+        ("check digits_im trainer.total_epochs=3", "a key of the recipe is set with --set KEY=VALUE"),
+    ],
+)
+def test_a_word_of_another_tool_or_place_is_answered_with_the_word_here(words: str, hint: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2 and result.stderr.endswith(f"\n\nhint: {hint}\n"), result.stderr
+
+
+@pytest.mark.parametrize("words", ["train digits_im --samples 4", "runs nothing", "data doctor a b=1"])
+def test_no_hint_names_what_the_command_does_not_have(words: str) -> None:
+    result = run(*words.split())
+    assert result.exit_code == 2 and "hint:" not in result.stderr
+
+
+@pytest.mark.parametrize("words", ["train --resume last", "eval last", "check"])
+def test_a_set_without_a_value_is_no_recipe_by_its_next_word(words: str) -> None:
+    with pytest.raises(VlmrlError, match="`--set` needs a key and a value") as error:
+        runner.invoke(app, [*words.split(), "--set", "optim.lr", "5e-4"], catch_exceptions=False)
+    assert error.value.where == "--set optim.lr"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("a b.yaml", "`vlmrl recipe import 'a b.yaml'"), ("rows.jsonl", "`vlmrl data show rows.jsonl`")]
+)
+def test_a_file_of_another_kind_is_told_where_it_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("trainer: {}\n")
+    with pytest.raises(VlmrlError, match="is not a recipe") as error:
+        runner.invoke(app, ["recipe", "show", name], catch_exceptions=False)
+    assert hint in str(error.value.hint)
+    with pytest.raises(VlmrlError, match="there is no recipe b") as missing:
+        runner.invoke(app, ["recipe", "show", "b"], catch_exceptions=False)
+    assert "`vlmrl runs show`" in str(missing.value.hint)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -39,6 +41,41 @@ COMMANDS = (
 """Commands and groups, in the order in which a project uses them. Each module has a function `register(app)`."""
 
 
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""Error of the parser of the command line, Click's or Typer's own copy of it."""
+HERE = {
+    "--samples": "--n 4 --sample 1.0",
+    "--pass-at": "--n 4 --sample 1.0",
+    "--temperature": "--sample 1.0",
+    "diff": "`vlmrl compare RUN RUN`",
+    "plot": "`vlmrl report RUN`",
+}
+"""Option or command of other tools -> what a user types here; an option only in commands that have all of these."""
+_UNKNOWN = re.compile(r"No such (?:option: (?P<option>\S+)|command '(?P<command>.+)')|\((?P<setting>[\w.]+=\S*)\)$")
+
+
+def _hint_on(error: Any, groups: Mapping[str, Any]) -> str:
+    """Return what to type in place of an option, command or word that does not exist; "" if it is not known.
+
+    Args:
+        error: a USAGE_ERROR.
+        groups: name -> command or group at the top.
+    """
+    match, context = _UNKNOWN.search(error.message), error.ctx
+    if match is None or context is None:
+        return ""
+    options = {option for parameter in context.command.params for option in parameter.opts}
+    if match["setting"]:
+        return "a key of the recipe is set with --set KEY=VALUE" if "--set" in options else ""
+    if option := match["option"]:
+        words = HERE.get(option, "")
+        return words if options.issuperset(word for word in words.split() if word.startswith("--")) else ""
+    name = match["command"]
+    inner = [f"`vlmrl {group} {name}`" for group, each in groups.items() if name in getattr(each, "commands", ())]
+    whole = [f"`vlmrl {name}`"] if name in groups else []
+    return HERE.get(name) or " or ".join(whole or inner)
+
+
 class InLifeOrder(TyperGroup):
     """Group of all commands, listed in the order in which a project uses them."""
 
@@ -54,6 +91,11 @@ class InLifeOrder(TyperGroup):
         """Run the command. If it is interrupted, print one line and exit with code 130; Typer would print nothing."""
         try:
             return super().invoke(ctx)
+        except USAGE_ERROR as error:
+            if hint := _hint_on(error, self.commands):
+                error.message += f"\n\nhint: {hint}"
+                error.possibilities = None  # of an option: similar names, which mean something else
+            raise
         except KeyboardInterrupt as error:
             from vlmrl.dist.world import launched
 

@@ -23,7 +23,7 @@ from vlmrl.untrusted import plural
 if TYPE_CHECKING:
     from vlmrl.dist.world import World
     from vlmrl.evaluate.eval import EvalSettings, PlannedEvaluation
-    from vlmrl.evaluate.eval_rows import ChosenRecipe
+    from vlmrl.evaluate.eval_rows import ChosenRecipe, EvalRows
     from vlmrl.evaluate.records import Evaluation
     from vlmrl.launch.request import AnswerRequest
     from vlmrl.recipe.schema import Recipe
@@ -118,7 +118,8 @@ def _heading(result: Mapping[str, Any]) -> str:
     counts += [f"{result['rows']:,} responses"] * (result["rows"] != result["prompts"])
     counts += [f"{result['images']:,} image{plural(result['images'])}"] * bool(result["images"])
     counts += [f"shown: {changed}"] if (changed := image_condition(meta)) else []
-    return f"{of} on {meta['source']}/{meta['split']}: {', '.join(counts)}, {sampling_words(meta)}"
+    place = meta.get("file") or f"{meta['source']}/{meta['split']}"
+    return f"{of} on {place}: {', '.join(counts)}, {sampling_words(meta)}"
 
 
 def episode_words(metrics: Mapping[str, float]) -> str:
@@ -482,6 +483,12 @@ def eval_(
         _show([d.folder for d in done], [d.evaluation for d in done], others, as_json)
 
 
+def rows_line(rows: EvalRows) -> str:
+    """Return which rows are answered in one line: a warning if the model was trained on some of them."""
+    seen = rows.shared or ("training rows" if rows.role == "training" else "")
+    return f"warning: {rows.described} ({seen})" if seen else rows.described
+
+
 def _announce(planned: Sequence[PlannedEvaluation]) -> None:
     """Print which rows will be evaluated. If they are training rows, also print which other rows could be chosen."""
     from vlmrl.store.evaluated_rows import sampling_words
@@ -498,8 +505,7 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
             how = one.meta.get("normal", "no normal evaluation: make it first, without --tools, to see the difference")
             say(f"{rows.source.name}: tools {one.settings.tools}, compared with {how}")
         under = f", {sampling_words(one.meta)}" if one.settings.setting else ""
-        seen = rows.shared or ("training rows" if rows.role == "training" else "")
-        say(f"warning: {rows.described} ({seen}){under}" if seen else rows.described + under)
+        say(rows_line(rows) + under)
         if rows.role == "training":
             splits = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{splits}")

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.eval import endpoint_of, joined, open_answering
+from vlmrl.cli.eval import endpoint_of, joined, open_answering, rows_line
 from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
 from vlmrl.cli.progress import counter
 from vlmrl.untrusted import one_line, plural
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.eval import EvalSettings
+    from vlmrl.evaluate.eval_rows import SeenRows
     from vlmrl.evaluate.generate import Answered
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.recipe.schema import Recipe
@@ -171,33 +172,35 @@ def generate(
     request.check()
     require_free(out, force, image_paths or None)
     root, settings = runs_root(runs), EvalSettings(temperature or None, samples, None, seed, force)
-    origin, _, filled, warnings = open_answering(request, connection, root)
-    sources = _sources(filled, request)
+    origin, chosen, filled, warnings = open_answering(request, connection, root)
+    answered = _sources(filled, request, chosen.seen)
+    sources = [one for one, _ in answered]
     if launched():
         _generate(connection, filled, origin, sources, root, out, settings)
         return
     show_warnings(warnings)
     say_origin(request.model, origin.parent)
-    for one in sources:
-        count = f"{one.name}: {len(one.rows):,}"
-        say(f"{count}, task {one.task.name}" if image_paths else f"{count} rows, split {one.split}")
+    for _, line in answered:
+        say(line)
     done = None if gpus is None else _on_ranks(request, filled, root, sources)
     if done is None:
         done = _generate(connection, filled, origin, sources, root, out, settings)
     show_generated(done, bool(image_paths), as_json)
 
 
-def _sources(recipe: Recipe, request: GenerateRequest) -> list[Source]:
-    """Return the rows to answer."""
+def _sources(recipe: Recipe, request: GenerateRequest, seen: SeenRows) -> list[tuple[Source, str]]:
+    """Return the rows to answer, and a line about them."""
     from vlmrl.dist.world import stderr
     from vlmrl.evaluate.generate import images_to_answer, rows_to_answer
     from vlmrl.tasks.image_source import Question
 
     if not request.image_paths:
-        return rows_to_answer(recipe, request.split, request.max_rows, request.source)
+        rows = rows_to_answer(recipe, seen, request.split, request.max_rows, request.source)
+        return [(one.source, rows_line(one)) for one in rows]
     question = Question(request.task, request.prompt, request.template, request.source)
     progress = counter("reading images", stderr())
-    return [images_to_answer(recipe, request.image_paths, question, request.max_rows, request.out, progress)]
+    one = images_to_answer(recipe, request.image_paths, question, request.max_rows, request.out, progress)
+    return [(one, f"{one.name}: {len(one.rows):,}, task {one.task.name}")]
 
 
 def _on_ranks(request: GenerateRequest, recipe: Recipe, root: Path, sources: Sequence[Source]) -> Answered | None:

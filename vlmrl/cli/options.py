@@ -12,8 +12,23 @@ from vlmrl.errors import RecipeError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
 Runs = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default: $VLMRL_RUNS, else ./runs.")]
+
+
+def _with_values(texts: list[str] | None) -> list[str] | None:
+    """Return the texts of `--set`. Raises: RecipeError for one without "=": its value is the next word, a recipe."""
+    from vlmrl.recipe.load import Override, parse_override
+
+    for text in texts or ():
+        if "=" not in text and not isinstance(problem := parse_override(text), Override):
+            raise RecipeError(problem.message, where=problem.where, hint=problem.hint)
+    return texts
+
+
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one recipe key: --set optim.lr=1e-5. May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override one recipe key: --set optim.lr=1e-5. May be repeated.", callback=_with_values
+    ),
 ]
 RecipeName = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
 RecipeFile = Annotated[Path, typer.Argument(help="Recipe file (TOML).")]

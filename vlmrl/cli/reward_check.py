@@ -64,7 +64,7 @@ def reward_check(
     out: Annotated[Path | None, typer.Option(help="Write the scores to a .parquet, .jsonl or .csv file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page of the responses with their images.")] = None,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit with code 3 if a condition holds: probe,dead_groups>0.5,errors>0.")
+        str | None, typer.Option(help="Exit with code 3 if a condition holds: 'probe,dead_groups>0.5,errors>0'.")
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Only these steps, from 1: 10 or 10:20, both included.")] = None,
     source: Annotated[str | None, typer.Option(help="Only rollouts of this [[data]] entry.")] = None,

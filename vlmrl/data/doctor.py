@@ -30,7 +30,7 @@ TOKEN_LIMIT = 2048
 EVEN, SKEWED = 0.6, 0.8
 """Limits for the share of the most frequent label: up to EVEN, labels are balanced; above SKEWED, badly unbalanced."""
 SHOWN = 20
-"""Maximum number of copies that the report lists as examples."""
+"""Maximum number of copies, unusable rows or broken images that the report lists."""
 MAX_SPLITS = 62
 """Largest number of splits: a set of splits is stored in the bits of one integer."""
 
@@ -437,24 +437,27 @@ def visit(
     rows: dict[str, list[RowFacts]] = {}
     group, repeats = "", list[tuple[str, str]]()
     first_places: dict[bytes, str] = {}
+    unusable: list[str] = []
     for split, count in dataset.splits.items():
         members = dataset.rows(split)
         rows[split] = []
         for index in range(count):
-            row = members[index]
+            try:
+                row = members[index]
+                row_labels, length, tokens = labels_of(row), text_tokens(row), sum(map(typed_in, texts(row)), Counter())
+            except DataError as error:
+                unusable.append(f"{error.where or f'{split} row {index}'}: {error.message}")
+                continue
             first = first_places.setdefault(content_hash(row.media, row.columns, row.truth), row.place)
             repeats += [(row.place, first)] * (first != row.place)
             for one in row.media:
                 if image_numbers.setdefault(one.sha256, len(media)) == len(media):
                     media.append(one)
-            row_labels = labels_of(row)
             images = tuple(image_numbers[one.sha256] for one in row.media)
             name = row.origin or f"{split} row {index}"
-            rows[split].append(
-                RowFacts(images, row_labels.label, row_labels.distance, text_tokens(row), row_labels.names, name)
-            )
+            rows[split].append(RowFacts(images, row_labels.label, row_labels.distance, length, row_labels.names, name))
             group = group or row_labels.group
-            if tokens := sum(map(typed_in, texts(row)), Counter()):
+            if tokens:
                 rows_with_tokens.append((row.place, tokens))
     results, broken = _examine_images(dataset, media, workers, progress)
     labels = {row.label for members in rows.values() for row in members}
@@ -466,11 +469,17 @@ def visit(
         notes["repeated rows"] = ("look", finding)
     if rows_with_tokens:
         notes["control tokens in text"] = ("look", _note_on_control_tokens(rows_with_tokens))
-    if broken:
-        notes["broken images"] = ("bad", f"{len(broken):,}, such as {broken[0]}")
+    both = (("rows that cannot be used", unusable), ("broken images", broken))
+    notes |= {name: ("bad", _listed(bad)) for name, bad in both if bad}
     report = examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
     present = {check["check"] for check in report["checks"]}
     return {**report, "checks": [*report["checks"], *(c for c in _kept_checks(dataset) if c["check"] not in present)]}
+
+
+def _listed(bad: Sequence[str]) -> str:
+    """Return the number of faults, and the first ones."""
+    more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
+    return f"{len(bad):,}: {'; '.join(bad[:SHOWN])}{more}"
 
 
 def _kept_checks(dataset: Dataset) -> list[dict[str, str]]:

@@ -426,6 +426,7 @@ def _meta(
         "split": source.split,
         "role": rows.role,
         **({"shared": rows.shared} if rows.shared else {}),
+        **({"file": rows.file} if rows.file else {}),
         "source": source.name,
         "task": source.task.name,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},

@@ -55,6 +55,7 @@ class EvalRows:
         origin: place of the rows, in words: "split test of data/digits", "the file val.jsonl".
         others: splits of the dataset that were not taken, if these are training rows.
         shared: what is known of rows that training had under another name (evaluate/shared_rows.py); "" = nothing.
+        file: table file with the rows that the user named in place of a split; "" = none.
         by_option: whether the user gave `max_rows`; else it is that of the recipe, as in the run's validations.
     """
 
@@ -64,6 +65,7 @@ class EvalRows:
     origin: str
     others: tuple[str, ...] = ()
     shared: str = ""
+    file: str = ""
     by_option: bool = False
 
     @property
@@ -235,7 +237,7 @@ def named_rows(
         columns = {role: column for role, column in data.columns.items() if role != "response"}  # nothing learns it
         plain = data.model_copy(update={"columns": columns})
         source = open_rows_file(plain, recipe.reward, split, Path(split).stem, scored=scored)
-        return EvalRows(source, seen.role(source), None, f"the file {split}")
+        return EvalRows(source, seen.role(source), None, f"the file {split}", file=split)
     splits = ", ".join(f"{name} ({rows} rows)" for name, rows in dataset.splits.items()) or "none"
     raise DataError(f"no split `{split}` in {dataset.path}", hint=f"splits there: {splits}; a file of rows works, too")
 

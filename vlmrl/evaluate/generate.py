@@ -20,9 +20,10 @@ from vlmrl.errors import DataError, Interruption, StoreError
 from vlmrl.evaluate.answer_files import Kept, Written, is_folder, write_folder, write_table
 from vlmrl.evaluate.answer_files import require_free as require_free_folder
 from vlmrl.evaluate.eval import EvalSettings, endpoint_answerer, load_answerer
-from vlmrl.evaluate.eval_rows import TEST, SeenRows, entries_of, named_rows
+from vlmrl.evaluate.eval_rows import TEST, EvalRows, SeenRows, entries_of, named_rows
 from vlmrl.evaluate.responses import work_identity
 from vlmrl.evaluate.run import CHUNK_PROMPTS, MEETING_CHUNKS, NumberedRow, counted
+from vlmrl.evaluate.shared_rows import with_shared
 from vlmrl.recipe.schema import Recipe
 from vlmrl.services.client import EndpointClient
 from vlmrl.setup.model_origin import ModelOrigin
@@ -45,10 +46,13 @@ class Answered:
     written: Written
 
 
-def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, source: str | None) -> list[Source]:
-    """Return the sources of a recipe with the rows to answer; no reward is needed.
+def rows_to_answer(
+    recipe: Recipe, seen: SeenRows, split: str | None, max_rows: int | None, source: str | None
+) -> list[EvalRows]:
+    """Return the rows to answer of every source of a recipe; no reward is needed.
 
     Args:
+        seen: rows that the model was trained on.
         split: name of a split, or a table file; None = `test` where it exists, else the split of the recipe.
         max_rows: maximum number of rows per source, the first ones; None = all.
     Raises: DataError when there is no such source, split or file.
@@ -56,11 +60,11 @@ def rows_to_answer(recipe: Recipe, split: str | None, max_rows: int | None, sour
     chosen, entries = [], entries_of(recipe, source)
     for data in entries:
         name = split or (TEST if TEST in open_dataset(data).splits else data.split)
-        one = named_rows(data, recipe, SeenRows(), name, len(entries), scored=False).source
-        if max_rows is not None and max_rows < len(one.rows):
-            one.rows = Rows(max_rows, one.rows.__getitem__)
+        one = named_rows(data, recipe, seen, name, len(entries), scored=False)
+        if max_rows is not None and max_rows < len(one.source.rows):
+            one.source.rows = Rows(max_rows, one.source.rows.__getitem__)
         chosen.append(one)
-    return chosen
+    return with_shared(chosen, seen.run_dir)
 
 
 def images_to_answer(

@@ -98,12 +98,11 @@ def _labelled(rows: EvalRows, trained: Trained) -> EvalRows:
     dataset, members = rows.source.dataset, [rows.source.rows[index] for index in range(rows.count)]
     same = sum(_content(dataset, row) in trained.rows for row in members)
     near = sum(any(media.sha256 in trained.images for media in row.media) for row in members)
-    of = f"of {rows.count:,} of which"
     if same:
-        words = f"rows, {same:,} {of} training had: the result on new rows may differ"
+        words = f"rows of which {same:,} of {rows.count:,} are also in training: the result on new rows may differ"
         return replace(rows, role="training", shared=words)
     if near:
-        return replace(rows, shared=f"rows, {near:,} {of} show an image that training had")
+        return replace(rows, shared=f"rows of which {near:,} of {rows.count:,} have an image that is also in training")
     return rows if trained.is_complete else replace(rows, shared=UNCERTAIN)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from vlmrl.errors import Problem, RecipeError, nearest
@@ -90,12 +91,23 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
+_TABLE = "a table is named in a recipe ([[data]] path); `vlmrl data show {0}` shows it, `vlmrl init` writes a recipe"
+_CONFIG = "`vlmrl recipe import {0} --out recipe.toml` makes a recipe of another system's configuration"
+OTHER_FILES = {
+    **dict.fromkeys((".jsonl", ".csv", ".parquet"), _TABLE),
+    **dict.fromkeys((".yaml", ".yml", ".json", ".sh", ".py"), _CONFIG),
+}
+"""Ending of files that are no recipes -> what to do with such a file."""
+
+
 def find_recipe(path: str | Path) -> Path:
     """Return the recipe file for a path, or for the bare name of a shipped recipe.
 
     Raises: RecipeError when the file does not exist, or when it is a folder.
     """
     file = Path(path)
+    if file.is_file() and (hint := OTHER_FILES.get(file.suffix.lower())):
+        raise RecipeError(f"{file} is not a recipe: recipes are TOML files", hint=hint.format(quote(str(file))))
     if file.is_file():
         return file
     if file.is_dir():
@@ -108,7 +120,8 @@ def find_recipe(path: str | Path) -> Path:
         return shipped[str(file)]
     beside = [str(p) for p in file.parent.glob("*.toml")] if file.parent.is_dir() else []
     near = nearest(str(file), beside) or nearest(file.stem, shipped)
-    hint = f"did you mean {near}?" if near else "`vlmrl recipe list` shows the shipped recipes and those in this folder"
+    listing = "`vlmrl recipe list` shows the shipped recipes and those in this folder; `vlmrl runs show` and `vlmrl "
+    hint = f"did you mean {near}?" if near else f"{listing}compare` take runs"
     raise RecipeError(f"there is no recipe {file}", hint=hint)
 
 

@@ -18,6 +18,7 @@ from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, outage_words
 from vlmrl.rewards.base import (
     NO_PLACE,
+    NOT_FINITE,
     Member,
     Parts,
     RewardFn,
@@ -148,6 +149,8 @@ class _Reward:
     def _valued(self, result: Result) -> Score | Failure:
         """Return the score: parts checked against their ranges and combined with the weights; all else unchanged."""
         note = result.note and encodable(result.note)
+        if NOT_FINITE in note and (bad := next((n for n in self.weights if f"`{n}` {NOT_FINITE}" in note), None)):
+            return Failure(CONTRACT, f"reward part `{bad}` {NOT_FINITE}, and it has a weight")
         detail = None if result.detail is None else {self.spec.key: result.detail}
         try:
             parts = check_parts(result.parts, self.spec.ranges)

@@ -23,14 +23,23 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vlmrl.errors import RewardError
 from vlmrl.redaction.redact import excerpt
-from vlmrl.rewards.base import FUNCTION, VALUE_PART, RewardSpec, UserReward, WorkerFunction, check_on_timeout, part_name
+from vlmrl.rewards.base import (
+    FUNCTION,
+    NOT_FINITE,
+    VALUE_PART,
+    RewardSpec,
+    UserReward,
+    WorkerFunction,
+    check_on_timeout,
+    part_name,
+)
 from vlmrl.rewards.text_rewards import ground_truth
 from vlmrl.types import RewardInput, Score
 from vlmrl.untrusted import run_around
@@ -81,7 +90,11 @@ def call_trl(function: Callable[..., Any], parameters: Parameters, user: UserRew
         arguments = {k: v for k, v in values.items() if (is_open(parameters) or k in parameters) and k not in user.args}
         results = as_list(function(**arguments, **user.args), inputs, user.function)
         columns = extra.columns(len(inputs))
-        return [{**{k: v[i] for k, v in columns.items()}, "reward": result} for i, result in enumerate(results)]
+        rows = [{k: v[i] for k, v in columns.items()} for i in range(len(inputs))]
+        return [
+            {**row, **no_metrics(k for k, v in row.items() if is_not_finite(v)), "reward": result}
+            for row, result in zip(rows, results, strict=True)
+        ]
 
     return True, call
 
@@ -268,12 +281,30 @@ def as_list(result: Any, inputs: Sequence[RewardInput], name: str) -> list[Any]:
 
 
 def scored(result: Any, part: str, name: str) -> Any:
-    """Return a number as the part `part`; of a dict, all entries except texts and collections (a parsed answer)."""
+    """Return a number as the part `part`; of a dict, all entries except texts and collections (a parsed answer).
+
+    A number beside `part` that is not finite does not apply, and the note says so.
+    """
     if not isinstance(result, Mapping):
         return {part: result}
     if part not in result:
         raise RewardError(f"reward `{name}` returned a dict without `{part}`: {sorted(map(str, result))}")
-    return {k: v for k, v in result.items() if k == part or not isinstance(v, NO_PARTS)}
+    parts = {k: v for k, v in result.items() if k == part or not isinstance(v, NO_PARTS)}
+    return parts | no_metrics(k for k, v in parts.items() if k != part and is_not_finite(v))
+
+
+def is_not_finite(value: Any) -> bool:
+    """Return whether a value is a number, and NaN or infinite."""
+    try:
+        return hasattr(value, "__float__") and not isfinite(float(value))
+    except Exception:  # a value of the user's code; `check_parts` judges it
+        return False
+
+
+def no_metrics(names: Iterable[Any]) -> dict[Any, Any]:
+    """Return the entries of a result for metrics that are not finite: None for each, and a note; {} without names."""
+    none = dict.fromkeys(names)
+    return {**none, "note": "; ".join(f"`{name}` {NOT_FINITE}" for name in none)} if none else {}
 
 
 def expected(x: RewardInput) -> Any:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
 from vlmrl.environments.calls import turn_text
-from vlmrl.errors import Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
+from vlmrl.errors import DataError, Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import LoadedRecipe
@@ -492,7 +492,10 @@ def check_validation(loaded: LoadedRecipe, opened: Opened) -> list[Problem]:
         wrong = list(wrong_goal(loaded, metric_facts(metric, source.task.metrics)))
         if wrong and metric_facts(metric).better is None:  # otherwise the check of the recipe reports it
             return wrong
-        known = metric_names(source)
+        try:
+            known = metric_names(source)
+        except DataError:  # the first row cannot be read: `scan_rows` names all such rows
+            continue
         needs_accuracy = metric == "accuracy" or "@" in metric  # such as pass@8
         has_accuracy = "accuracy" in known or (needs_accuracy and _may_have_accuracy(loaded, source))
         if has_accuracy:

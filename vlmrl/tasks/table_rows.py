@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,8 +63,8 @@ def read_tables(
 
     Args:
         split_names: name of a split of the source -> its name in the dataset.
-    Raises: DataError for a table that cannot be read, or lacks a column. The iterators raise it for too many wrong
-        rows.
+    Raises: DataError for a table that cannot be read, or lacks a column. The last iterator raises it for too many
+        wrong rows in all.
     """
     work = TemporaryDirectory(prefix="vlmrl-prep-")
     reader = _Reader(request, form, work)
@@ -77,14 +77,13 @@ def read_tables(
     named: dict[str, Iterable[NewRow | LeftOut]] = {
         split: reader.rows(table, pieces) for split, (table, pieces) in splits.items()
     }
-    if VALIDATION in named or TRAIN not in named or not request.validation_rows:
-        return named
-    table, pieces = splits[TRAIN]
-    cut = reader.choose_images(table, pieces)
-    if not cut:
-        return named
-    own = {TRAIN: reader.rows(table, pieces, without=cut), VALIDATION: reader.rows(table, pieces, only=cut)}
-    return {**own, **{split: rows for split, rows in named.items() if split != TRAIN}}
+    if VALIDATION not in named and TRAIN in named and request.validation_rows:
+        table, pieces = splits[TRAIN]
+        if cut := reader.choose_images(table, pieces):
+            own = {TRAIN: reader.rows(table, pieces, without=cut), VALIDATION: reader.rows(table, pieces, only=cut)}
+            named = {**own, **{split: rows for split, rows in named.items() if split != TRAIN}}
+    last = list(named)[-1]
+    return {**named, last: reader.to_the_end(named[last])}
 
 
 def split_for_test(files: RowFiles) -> str:
@@ -115,17 +114,21 @@ def find_columns(
     return columns
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Reader:
     """Reader of open tables.
 
     Args:
         work: folder for the parts of text tables; it lives as long as the reader.
+        total, bad, hints: rows of all splits that were read, those of them that are wrong, and hints for these.
     """
 
     request: TableRequest
     form: RowForm
     work: TemporaryDirectory[str]
+    total: int = 0
+    bad: list[LeftOut] = field(default_factory=list)
+    hints: dict[str, None] = field(default_factory=dict)
 
     def open(self, name: str, images_root: Path | None, folder_name: str) -> OpenTable:
         folder = Path(self.work.name) / folder_name
@@ -161,10 +164,8 @@ class _Reader:
 
         Args:
             only, without: images of the rows that are read, or not read.
-        Raises: DataError at the end if too many rows are wrong.
         """
-        seen, bad, total = dict[int, tuple[int, str]](), list[LeftOut](), 0
-        hints: dict[str, None] = {}
+        seen = dict[int, tuple[int, str]]()
         for where, cells, root in _cells(table, pieces):
             key = None
             try:
@@ -178,19 +179,24 @@ class _Reader:
             except DataError as error:
                 if key is None and only is not None:
                     continue  # a row without an image belongs to train
-                total += 1
-                bad.append(LeftOut(where, error.message))
-                hints |= {error.hint: None} if error.hint and key is not None else {}
-                yield bad[-1]
+                self.total += 1
+                self.bad.append(LeftOut(where, error.message))
+                self.hints |= {error.hint: None} if error.hint and key is not None else {}
+                yield self.bad[-1]
                 continue
-            total += 1
+            self.total += 1
             shown = hash64(key if images else 0, repr(sorted(columns.items())))
             reason = _repeats(seen, shown, hash64(repr(truth)), where)
             yield LeftOut(where, reason) if reason else NewRow(truth, images, columns, origin=where)
-        if not is_few(len(bad), total, most := self.request.max_bad):
-            fix = f"fix the rows, or {leave_out(len(bad), total)}" if len(bad) < total else "fix the rows"
-            message = f"{len(bad):,} of {total:,} rows are wrong, more than --max-bad {most:g}; nothing was written:"
-            raise DataError(message + first_bad(bad), hint="; else ".join([*hints, fix]))
+
+    def to_the_end(self, last: Iterable[NewRow | LeftOut]) -> Iterator[NewRow | LeftOut]:
+        """Yield the rows of the last split. Raises: DataError then if too many rows of all splits are wrong."""
+        yield from last
+        bad, total = len(self.bad), self.total
+        if not is_few(bad, total, most := self.request.max_bad):
+            fix = f"fix the rows, or {leave_out(bad, total)}" if bad < total else "fix the rows"
+            message = f"{bad:,} of {total:,} rows are wrong, more than --max-bad {most:g}; nothing was written:"
+            raise DataError(message + first_bad(self.bad), hint="; else ".join([*self.hints, fix]))
 
 
 def _sound(data: bytes) -> SoundImage:

@@ -576,6 +576,7 @@ class Journal:
     Attributes:
         counted_before: (samples, failed rewards) of earlier attempts; they do not count against a repaired reward.
         started: start of this attempt, in seconds of `time.perf_counter`.
+        warned: whether this attempt has told of a metric of the reward that is not finite.
     """
 
     run: Run
@@ -587,6 +588,7 @@ class Journal:
     health: Health = field(init=False)
     counted_before: tuple[int, int] = field(init=False)
     started: float = field(init=False, default_factory=time.perf_counter)
+    warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.health = Health(self.run)

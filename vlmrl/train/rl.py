@@ -24,6 +24,7 @@ from vlmrl.dist import world
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rewards.attempts import outage_words
+from vlmrl.rewards.base import NOT_FINITE
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import make_generator
@@ -47,7 +48,7 @@ from vlmrl.train.rehearsal import heaviest_rows, rehearse
 from vlmrl.train.session import Session
 from vlmrl.train.step_batch import Before, StepBatch, nothing, split_updates
 from vlmrl.train.update import PolicyGradient, fill_logps, fill_reference, objective_of, update
-from vlmrl.types import Group, Row, SamplingParams, Segment, hash64, name_row
+from vlmrl.types import Group, Row, SamplingParams, Score, ScoredSample, Segment, hash64, name_row
 from vlmrl.untrusted import number_of
 
 MAX_ERROR_SHARE = 0.01
@@ -66,7 +67,7 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     progress, run, say = journal.progress, journal.run, journal.watcher.message
     unavailable = [x for g in groups for x in g.samples if x.score.status == "unavailable"]
     if unavailable:
-        say(outage_words((x.score.error or "" for x in unavailable), len(unavailable), ", which were left out"))
+        say(outage_words((x.score.error or "" for x in unavailable), len(unavailable), _left_out(unavailable)))
     failed = [x for g in groups for x in g.samples if x.score.failed]
     progress.samples += sum(len(g.samples) for g in groups)
     progress.reward_errors += len(failed)
@@ -76,7 +77,12 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
     if failed:
         first = _last_line(failed[0].score.error)
         reason = f": {first}" if first else ""
-        say(f"the reward failed for {number_of(len(failed), 'sample')}, which were left out{reason}")
+        places = _places(groups, lambda score: score.failed)
+        say(f"the reward failed for {number_of(len(failed), 'sample')}{_left_out(failed)}{reason} ({places})")
+    if not journal.warned and (places := _places(groups, lambda score: NOT_FINITE in score.note)):
+        note = next(x.score.note for g in groups for x in g.samples if NOT_FINITE in x.score.note)
+        say(f"warning: {note}: it is left out of the means ({places}; later ones are not named)")
+        journal.warned = True
     if share > MAX_ERROR_SHARE:
         save()
         raise RewardError(
@@ -85,6 +91,21 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
             hint="a checkpoint was saved; fix the reward"
             f" (`vlmrl reward-check {run.id}` shows the rows), then continue with --resume",
         )
+
+
+def _left_out(samples: Sequence[ScoredSample]) -> str:
+    return f", which {'was' if len(samples) == 1 else 'were'} left out"
+
+
+SHOWN = 3
+"""Maximum number of samples that a line names."""
+
+
+def _places(groups: Sequence[Group], chosen: Callable[[Score], bool]) -> str:
+    """Return the names of the first samples with such a score: `row 12 of shapes, sample 0; ...`."""
+    samples = [(g.row, x.trajectory.sample) for g in groups for x in g.samples if chosen(x.score)]
+    names = [name_row(row.source, row.prompt_id, sample) for row, sample in samples]
+    return "; ".join(names[:SHOWN]) + (f"; and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
 
 
 def _last_line(text: str | None) -> str:

@@ -14,9 +14,11 @@ from begun_runs import entry
 from begun_runs import run_of as begin
 from tinyworld import image
 
+from vlmrl.cli.eval import _heading, rows_line
 from vlmrl.evaluate import shared_rows
 from vlmrl.evaluate.blind_probe import label_of_both
 from vlmrl.evaluate.eval_rows import EvalRows, choose_recipe, rows_to_evaluate
+from vlmrl.evaluate.generate import rows_to_answer
 from vlmrl.evaluate.shared_rows import with_shared
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.store import layout
@@ -63,11 +65,11 @@ def evaluated(run: Run, split: str, path: str | None = None) -> EvalRows:
 def test_rows_of_another_file_that_training_had_are_counted(place: Path) -> None:
     run = run_of("start.jsonl")
     both = evaluated(run, "both.jsonl")
-    assert both.role == "training" and both.shared.startswith("rows, 4 of 6 of which training had")
+    assert both.role == "training" and both.shared.startswith("rows of which 4 of 6 are also in training")
     fresh = evaluated(run, "fresh.jsonl")
     assert (fresh.role, fresh.shared) == ("held out", "")
     other = run_of("both.jsonl", kind="rl")
-    assert evaluated(other, "start.jsonl").shared.startswith("rows, 4 of 8 of which training had")
+    assert evaluated(other, "start.jsonl").shared.startswith("rows of which 4 of 8 are also in training")
 
 
 def test_a_rank_takes_what_its_launcher_has_seen_and_reads_no_training_row(
@@ -84,12 +86,12 @@ def test_a_rank_takes_what_its_launcher_has_seen_and_reads_no_training_row(
 def test_rows_that_a_run_held_out_are_not_among_those_it_had(place: Path) -> None:
     run = run_of("start.jsonl", "validation = 0.5")
     table("again.jsonl", [text_row(i) for i in range(8)])
-    assert evaluated(run, "again.jsonl").shared.startswith("rows, 4 of 8 of which training had")
+    assert evaluated(run, "again.jsonl").shared.startswith("rows of which 4 of 8 are also in training")
 
 
 def test_rows_with_an_image_that_training_had_stay_held_out_and_say_it(place: Path) -> None:
     near = evaluated(run_of("seen.jsonl"), "near.jsonl")
-    assert (near.role, near.shared) == ("held out", "rows, 1 of 3 of which show an image that training had")
+    assert (near.role, near.shared) == ("held out", "rows of which 1 of 3 have an image that is also in training")
 
 
 @pytest.mark.parametrize("is_merged", [False, True])
@@ -129,7 +131,25 @@ def test_no_code_that_a_run_names_is_run(place: Path) -> None:
 
 
 def test_a_comparison_says_what_each_side_had(place: Path) -> None:
-    a, b = {"role": "training", "shared": "rows, 4 of 6 of which training had"}, {"role": "held out"}
+    a, b = {"role": "training", "shared": "rows of which 4 of 6 are also in training"}, {"role": "held out"}
     assert role_label(a) == a["shared"] and role_label(b) == ""
-    assert label_of_both([a, b]) == "rows, 4 of 6 of which training had for A and held out rows for B"
+    assert label_of_both([a, b]) == "rows of which 4 of 6 are also in training for A and held out rows for B"
     assert label_of_both([a, a]) == a["shared"] and label_of_both([b, b]) == ""
+
+
+def test_rows_to_answer_are_known_like_rows_to_evaluate(place: Path) -> None:
+    run = run_of("start.jsonl")
+    chosen = choose_recipe(ModelOrigin(run.id, layout.checkpoint_dir(run.dir, 4)), Path("runs"))
+    (rows,) = rows_to_answer(chosen.recipe, chosen.seen, "both.jsonl", None, None)
+    assert rows_line(rows).startswith("warning: start: 6 rows, the file both.jsonl (rows of which 4 of 6 are also in")
+    assert rows.file == "both.jsonl"
+    (rows,) = rows_to_answer(chosen.recipe, chosen.seen, "fresh.jsonl", 1, None)
+    assert rows_line(rows) == "start: 1 rows, the file fresh.jsonl"
+    (rows,) = rows_to_answer(chosen.recipe, chosen.seen, None, None, None)
+    assert rows_line(rows) == "warning: start: 8 rows, all of start.jsonl (training rows)" and rows.file == ""
+
+
+@pytest.mark.parametrize(("file", "place"), [({"file": "data/test.parquet"}, "data/test.parquet"), ({}, "train/test")])
+def test_a_file_is_named_by_its_path_and_not_as_a_split(file: dict[str, str], place: str) -> None:
+    meta = {"model": "m", "checkpoint": None, "source": "train", "split": "test", "greedy": True, **file}
+    assert _heading({"meta": meta, "prompts": 2, "rows": 2, "images": 0}).startswith(f"m on {place}: 2 prompts, ")

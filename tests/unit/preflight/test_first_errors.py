@@ -109,3 +109,13 @@ def test_a_role_of_a_column_that_does_not_exist_is_told_once(place: Path) -> Non
     path.write_text(path.read_text().replace("columns = {prompt", "columns = {image = 'bild', prompt"))
     told = [p.message for p in preflight(load_recipe(path), runs_folder=place / "runs").errors]
     assert [m for m in told if "columns" in m or "image" in m] == ["unknown key `data.0.columns.image`"]
+
+
+def test_a_first_row_to_validate_that_cannot_be_read_hides_no_other_row(place: Path) -> None:
+    path = written('name = "good.py:reward"', "validation = 'bad.jsonl'")
+    sound = (place / "rows.jsonl").read_text().splitlines()[0]
+    rows = [json.dumps({**json.loads(sound), "images": [f"{n}.png"]}) for n in range(2)]
+    (place / "bad.jsonl").write_text("\n".join([*rows, sound]))
+    told = [p for p in preflight(load_recipe(path), runs_folder=place / "runs").errors if "are not valid" in p.message]
+    assert [p.message.partition(" rows")[0] for p in told] == ["2 of 3"]
+    assert str(told[0].hint).count("no image file") == 2

@@ -109,6 +109,27 @@ def keys(found) -> set[str]:
     return {item["key"] for item in found}
 
 
+def test_a_row_that_is_too_long_is_not_handled_as_there(tmp_path):
+    report = imported(tmp_path, EASYR1_YAML, "config.yaml", rows=5120)[1]
+    assert "no row is dropped" in left(report)["data.filter_overlong_prompts"]
+    assert "data.filter_overlong_prompts" not in report["as_here"]
+
+
+def test_a_tower_without_adapters_is_not_frozen_once_more(tmp_path):
+    text = EASYR1_YAML.replace("freeze_vision_tower: false", "freeze_vision_tower: true, lora: {rank: RANK}")
+    with_lora, report = imported(tmp_path, text.replace("RANK", "8"), "config.yaml", rows=5120)
+    assert with_lora.recipe.model.freeze == [] and with_lora.recipe.lora.rank == 8
+    assert "with [lora]" in left(report)["worker.actor.model.freeze_vision_tower"]
+    whole = imported(tmp_path, text.replace("RANK", "0"), "config.yaml", rows=5120)[0]
+    assert whole.recipe.model.freeze == ["vision", "connector"]
+
+
+def test_a_default_of_an_argument_of_the_script_is_put_in(tmp_path):
+    text = f"ENGINE=${{1:-vllm}}\n{VERL.replace('rollout.name=vllm', 'rollout.name=$ENGINE')}"
+    loaded, report = imported(tmp_path, text, "run.sh", rows=512)
+    assert loaded.recipe.rollout.engine == "vllm" and not any("ENGINE" in note for note in report["notes"])
+
+
 def test_an_easyr1_configuration(tmp_path):
     loaded, report = imported(tmp_path, EASYR1_YAML, "config.yaml", rows=5120)
     r = loaded.recipe

@@ -107,6 +107,28 @@ def test_a_file_of_tools_that_is_missing_or_holds_none_is_left_to_name(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("argument", "lora", "computed"),
+    [
+        ('LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj"], task_type="CAUSAL_LM")', (4, 12, ["q_proj"]), ()),
+        ("peft.LoraConfig(r=len(NAMES), use_dora=True)", (8, 8, "all-linear"), ("peft_config.r",)),
+        ("ADAPTER", (16, 8, "all-linear"), ()),
+        ("get_peft_config(args)", None, ("peft_config",)),
+    ],
+)
+def test_the_literal_arguments_of_a_lora_config_are_read(
+    tmp_path: Path, argument: str, lora: tuple[object, ...] | None, computed: tuple[str, ...]
+) -> None:
+    script = f"ADAPTER = LoraConfig(r=16)\n{SCRIPT.replace('WHAT', f'peft_config={argument}')}"
+    recipe, report = imported(tmp_path, script, "train.py")
+    found = recipe.lora
+    assert lora == (found and (found.rank, found.alpha, found.targets))
+    assert found is None or found.dora == ("dora" in argument)
+    assert [todo(report, f"`{name}` is computed") for name in ("peft_config", "peft_config.r")] == [
+        name in computed for name in ("peft_config", "peft_config.r")
+    ]
+
+
+@pytest.mark.parametrize(
     ("what", "name", "words"),
     [
         ("tools=[look]", "lab/tools.py:zoom", ()),
@@ -127,7 +149,7 @@ def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, what: str, name: st
     assert (environment.turns, environment.tokens) == (3, 1200)
     assert (recipe.rollout.max_new_tokens, recipe.rollout.samples_per_prompt) == (400, 4)
     assert (recipe.reward.name, recipe.reward.style) == ("rewards.py:right", "trl")
-    assert all(todo(report, word) for word in words) and any("`seed` is computed" in note for note in report["notes"])
+    assert all(todo(report, word) for word in (*words, "`seed` is computed"))
     assert not any("__script__" in str(part) for part in report.values())
 
 

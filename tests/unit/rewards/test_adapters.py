@@ -391,3 +391,18 @@ def test_the_hash_is_that_of_the_file(reward_file):
 
     source = "def reward(x): return 1.0"
     assert reward_file(source).source_sha256 == hashlib.sha256(source.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("odd", ["float('nan')", "-float('inf')", "numpy.float32('nan')"])
+def test_a_metric_beside_the_score_may_be_not_finite_and_the_score_may_not(scorer, odd):
+    verl = f"import numpy\ndef compute_score(solution_str, ground_truth): return {{'score': 0.5, 'near': {odd}}}"
+    trl = f"import numpy\ndef f(completions, log_extra, **_):\n log_extra('near', [{odd}])\n return [0.5]"
+    note = "`near` is not a finite number"
+    for source, function, part in ((verl, "compute_score", "score"), (trl, "f", "reward")):
+        (score,) = scorer(source, function=function).score([RewardInput("a", truth={"answer": "1"})])
+        assert (score.value, score.parts, score.note) == (0.5, {part: 0.5, "near": None}, note)
+    (score,) = scorer(verl.replace("0.5", odd), function="compute_score").score([RewardInput("a", truth={"answer": 1})])
+    assert score.failed and "`score` is" in str(score.error)
+    weighted = verl + "\nWEIGHTS = {'score': 0.5, 'near': 0.5}"
+    (score,) = scorer(weighted, function="compute_score").score([RewardInput("a", truth={"answer": 1})])
+    assert score.failed and f"{note}, and it has a weight" in str(score.error)

@@ -303,6 +303,24 @@ def test_a_wrong_row_is_an_error_or_is_left_out_on_request(tmp_path: Path, field
     assert json.loads(line)["origin"] == "rows.jsonl:5" and reason in json.loads(line)["reason"]
 
 
+def test_wrong_rows_are_a_share_of_the_whole_table_whatever_split_they_are_cut_to(tmp_path: Path) -> None:
+    """The answer is no number in 2 of 20 rows, whose images are sound; one is cut to validation.
+
+    2 / 20 = 0.1, which is 1 of 18 or 19 rows of train, and 1 of 1 or 2 of validation.
+    """
+    rows: list[dict[str, Any]] = [{"question": "How many?", "ground_truth": n} for n in range(20)]
+    source = table(tmp_path, rows)
+    kept = prepare("counting", tmp_path, source, validation_rows=2)
+    cut = {json.dumps(row.truth["answer"]) for row in rows_of(kept, "validation")}
+    rows = [{**row, "ground_truth": "x"} if str(n) == min(cut) or n == 19 else row for n, row in enumerate(rows)]
+    for max_bad in (0.0, 0.09):
+        with pytest.raises(DataError, match=r" 2 of 20 rows are wrong, ") as error:
+            prepare("counting", tmp_path, table(tmp_path, rows), validation_rows=2, max_bad=max_bad, force=True)
+        assert "--max-bad 0.1 leaves" in str(error.value.hint)
+    made = prepare("counting", tmp_path, table(tmp_path, rows), validation_rows=2, max_bad=0.1, force=True)
+    assert len(rows_of(made)) == 17 and len(rows_of(made, "validation")) == 1
+
+
 def test_an_image_that_is_damaged_after_its_header_is_a_wrong_row(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"question": "How many?", "ground_truth": n} for n in range(5)]
     source = table(tmp_path, rows)

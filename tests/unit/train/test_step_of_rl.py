@@ -20,12 +20,12 @@ from vlmrl.algo.credit import add_advantages, mark_masked
 from vlmrl.dist.world import World
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.model.packing import PromptTokens
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import RewardSpec, UserReward
 from vlmrl.store.metrics import encode
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import PooledMetrics, Task
 from vlmrl.tasks.reflection import RATIOS
-from vlmrl.tasks.source import pooled_metrics
+from vlmrl.tasks.source import accuracy_metrics, accuracy_text, pooled_metrics
 from vlmrl.train.collect import Before, by_sample, critic_metrics
 from vlmrl.train.journal import Progress, group_metrics
 from vlmrl.train.rl import count_failures
@@ -241,7 +241,7 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
 @pytest.fixture
 def journal(tmp_path):
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
-    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), watcher=Ears(), run=run, saved=[])
+    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), warned=False, watcher=Ears(), run=run, saved=[])
 
 
 def count(journal, groups: Sequence[Group]) -> None:
@@ -256,7 +256,9 @@ def groups_with(failures: int, of: int) -> list[Group]:
 def test_a_few_failed_rewards_are_counted_shown_and_survived(journal):
     count(journal, groups_with(1, 1000))
     assert (journal.progress.reward_errors, journal.progress.samples) == (1, 1000)
-    assert "boom" in journal.watcher.heard[0]
+    (told,) = journal.watcher.heard
+    assert told.startswith("the reward failed for 1 sample, which was left out: ValueError: boom (row ")
+    assert told.endswith(", sample 0)")
     count(journal, groups_with(10, 1000))  # 11 of 2,000
     assert journal.saved == []
 
@@ -373,6 +375,18 @@ def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
 
 
+def test_a_metric_that_is_not_finite_is_told_once_and_fails_nothing(journal):
+    odd = Score(0.5, {"score": 0.5, "near": None}, "`near` is not a finite number")
+    groups = [group(*(replace(sample(k, 0.0), score=odd) if k < 5 else sample(k, 0.0) for k in range(8)))]
+    count(journal, groups_with(0, 8))
+    for _ in range(3):
+        count(journal, groups)
+    (told,) = journal.watcher.heard
+    assert told.startswith("warning: `near` is not a finite number: it is left out of the means (row ")
+    assert told.endswith(", sample 2; and 2 more; later ones are not named)") and journal.progress.reward_errors == 0
+    assert group_metrics(groups)["reward/errors"] == 0
+
+
 def unavailable(of: int) -> list[Group]:
     scored = [sample(k, 0.0) for k in range(of)]
     down = Score(math.nan, {}, error="no answer from judge:8000", status="unavailable")
@@ -398,3 +412,13 @@ def test_responses_that_hung_the_reward_are_counted():
     metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)
     assert "reward/timeouts" not in group_metrics(groups_with(1, 8))
+
+
+@pytest.mark.parametrize(("scores", "accuracy"), [((0.0, 1.0), 0.5), ((1.0, 3.5), None)])
+def test_the_single_number_of_a_function_is_an_accuracy_of_a_step_where_it_is_right_or_wrong(scores, accuracy):
+    user = UserReward("mine.py", "f", "", "verl", {})
+    reward = RewardSpec("mine.py:f", lambda x: 0.0, {}, {"score": 1.0}, user=user)
+    source = SimpleNamespace(name="digits", task=Task("t", "", "", lambda truth: []), reward=reward)
+    step = [group(*(replace(sample(k, 0.0), score=Score(s, {"score": s})) for k, s in enumerate(scores)))]
+    assert accuracy_metrics(step, [source]).get("reward/accuracy") == accuracy
+    assert bool(accuracy_text(step, [source])) == (accuracy is not None)

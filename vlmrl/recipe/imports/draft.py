@@ -346,7 +346,9 @@ class Draft:
         self.leave(exclude, "the vision tower has no adapter unless lora.vision = true; see lora.exclude")
 
     def frozen_tower(self, key: str) -> None:
-        if self.get(key):
+        if "lora.rank" in self.taken:
+            self.leave(key, "with [lora], no weight of the vision tower is trained")
+        elif self.get(key):
             self.put("model.freeze", ["vision", "connector"], key, why="the vision tower with its merger, as there")
 
     def sharding(self, size: str, offload: str, dtype: str) -> None:
@@ -459,6 +461,7 @@ class Draft:
             what = "dropped without notice" if self.get("data.filter_overlong_prompts") else "cut"
             why = f"`vlmrl check` counts longer rows and reports an error; there they are {what}"
             self.put("rollout.max_prompt_tokens", limit, "data.max_prompt_length", why=why)
+        self.leave("data.filter_overlong_prompts", "no row is dropped or cut: see rollout.max_prompt_tokens")
 
     def kl_of(self, on_loss: str, loss_keys: tuple[str, str]) -> None:
         """Set the keys of the KL, for verl and systems derived from it.

@@ -92,8 +92,10 @@ MOST_REFERENCES = 4
 TRL_CALLS = ("GRPOConfig", "GRPOTrainer")
 CODE = ("tools", "environment_factory", "reward_funcs")
 """Arguments of TRL's trainer that are functions or classes."""
+ADAPTER = {"r": "lora_r", "target_modules": "lora_target_modules"}
+"""Argument of peft's `LoraConfig` -> TRL's name of it. The others that TRL knows have the same names."""
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _FILLED_IN = re.compile(r"\$[({@*\w]|`")
 _PRODUCT = re.compile(r"\$\(\(\s*(\d{1,9}(?:\s*\*\s*\d{1,9}){0,3})\s*\)\)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -167,7 +169,8 @@ def read_table(file: Path) -> Any:
 def _from_python(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
     """Return the arguments of TRL's configuration and trainer in a Python script, which is parsed and never run.
 
-    Functions and classes (`CODE`) are named as file.py:name. Other values that the script computes are left out.
+    Functions and classes (`CODE`) are named as file.py:name, and a `LoraConfig` becomes TRL's own arguments for it.
+    Other values that the script computes are left out: their names are the list `__computed__`.
     """
     try:
         nodes = list(ast.walk(ast.parse(text)))
@@ -188,18 +191,30 @@ def _from_python(text: str, file: Path, notes: list[str]) -> dict[str, Any]:
     def literal(node: ast.expr) -> Any:
         return ast.literal_eval(assigned.get(node.id, node) if isinstance(node, ast.Name) else node)
 
+    def called(node: ast.AST) -> str:
+        return getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+
     values: dict[str, Any] = {}
-    for call in nodes:
-        if not isinstance(call, ast.Call) or getattr(call.func, "attr", getattr(call.func, "id", "")) not in TRL_CALLS:
-            continue
+    computed: list[str] = []
+
+    def read(call: ast.Call, names: Mapping[str, str], prefix: str = "") -> None:
         for name, node in ((k.arg, k.value) for k in call.keywords if k.arg and k.arg != "args"):
+            config = assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+            if isinstance(config, ast.Call) and (name, called(config)) == ("peft_config", "LoraConfig"):
+                values.update(use_peft=True, lora_r=8, lora_alpha=8)  # peft's defaults are not TRL's
+                read(config, ADAPTER, "peft_config.")
+                continue
             try:
                 value = code(node) if name in CODE else literal(node)
             except (ValueError, TypeError, RecursionError, MemoryError):
-                notes.append(f"`{name}` is computed by the script: it is not read")
+                computed.append(prefix + name)
                 continue
-            values |= {("model_name_or_path" if name == "model" else name): value} if value is not None else {}
-    return flatten(values | {"__script__": file.name} if values else {}, file)
+            values.update({names.get(name, name): value} if value is not None else {})
+
+    for call in nodes:
+        if isinstance(call, ast.Call) and called(call) in TRL_CALLS:
+            read(call, {"model": "model_name_or_path"})
+    return flatten(values | {"__script__": file.name, "__computed__": computed} if values else {}, file)
 
 
 def flatten(value: Any, file: Path) -> dict[str, Any]:

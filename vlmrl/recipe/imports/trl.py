@@ -146,6 +146,7 @@ LEFT = {
     "shuffle_dataset": "rows are always shuffled, by train.seed",
     "remove_unused_columns": "the reward gets every column",
     "dataloader_num_workers": "rows are read from memory-mapped files",
+    "task_type": "the model says it",
     "push_to_hub": "see `vlmrl merge`",
     "save_strategy": "see checkpoint.every_steps",
     "save_only_model": "a checkpoint always has weights, moments and state",
@@ -168,6 +169,7 @@ def from_trl(draft: Draft) -> None:
     """Fill a draft from TRL's arguments."""
     draft.get("__config__")
     script = str(draft.given.pop("__script__", ""))
+    draft.todo += [f"`{name}` is computed by the script: set it here" for name in draft.given.pop("__computed__", ())]
     if (sign := next((key for key in SUPERVISED if draft.written(key)), None)) and not any(map(draft.written, SAMPLED)):
         _supervised(draft, sign)
         return
