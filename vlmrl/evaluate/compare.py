@@ -29,7 +29,6 @@ from vlmrl.evaluate.paired import (
     scored_alike,
     scored_by,
     shared_rows,
-    with_accuracies_of_all,
 )
 from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation
@@ -382,8 +381,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
 def paired_columns_of(after: Evaluation, before: Evaluation) -> dict[str, PairedColumn]:
     """Return metric -> its values on the rows that both have, with the ranges and fields that both declare."""
     summaries = (before.summary, after.summary)
-    columns = paired_columns(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
-    return with_accuracies_of_all(columns, *summaries)
+    return paired_columns(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
 
 
 def _number(value: Any) -> float | None:

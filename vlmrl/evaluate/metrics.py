@@ -123,13 +123,6 @@ class EvalColumns:
         self.max_sample = max(self.max_sample, record["sample"] + 1)
         self.count += 1
 
-    def drop_accuracy(self) -> None:
-        """Remove the accuracy, whose numbers turned out to be none."""
-        self.outcomes.pop("accuracy", None)
-        self._numbers.pop(("outcome", "accuracy"), None)
-        for values in self.by_values.values():
-            values.clear()
-
     def number(self, kind: str, name: str) -> Floats:
         """Return a column, [N].
 

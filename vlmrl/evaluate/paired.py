@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from vlmrl.evaluate.estimates import Clusters, Floats, Range, difference_interval, excludes_zero
 from vlmrl.evaluate.metrics import LENGTHS, OLD_BY, EvalColumns, Record, aligned, aligned_prompts, as_json
@@ -16,8 +16,6 @@ from vlmrl.metric import metric_facts
 from vlmrl.rewards.identity import RewardIdentity, changed_files, identity_of, shown_weights
 from vlmrl.store.evaluated_rows import ROLES
 from vlmrl.untrusted import number_of
-
-Value = TypeVar("Value")
 
 
 class PairedColumn(NamedTuple):
@@ -110,15 +108,6 @@ OF_THE_ACCURACY = ("accuracy", *BEGINNINGS)
 
 They come from the reward if the task has no measure of its own.
 """
-
-
-def with_accuracies_of_all(values: Mapping[str, Value], *summaries: Mapping[str, Any]) -> dict[str, Value]:
-    """Return values by metric, without the accuracy and what comes from it unless all summaries have an accuracy.
-
-    The rows also keep numbers of a reward that turned out to be no accuracies; the summary leaves them out.
-    """
-    have = all("accuracy" in summary["metrics"] for summary in summaries)
-    return {name: value for name, value in values.items() if have or not name.startswith(OF_THE_ACCURACY)}
 
 
 def comparison(

@@ -36,7 +36,7 @@ from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import WholeSplit
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.attempts import AttemptRule, Ranks
-from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_words, is_no_accuracy
+from vlmrl.rewards.base import RewardSpec, accuracy_part, accuracy_words
 from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Rollout, answer_pieces, encode_prompt, score_rollouts, scored_groups, submit
@@ -358,10 +358,6 @@ def _summary(
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation, of its rows and of the whole split, and the figures of its task."""
     columns = merged.columns(source.task.by)
-    accuracy_N = columns.number("outcome", "accuracy")
-    values = np.unique(accuracy_N[~np.isnan(accuracy_N)]).tolist()
-    if is_no_accuracy(source.task.measured(source.rows[0].truth), columns.scored_parts, values, scorer.spec):
-        columns.drop_accuracy()
     summary = summarise_columns(columns, _ranges(columns, source, scorer, params))
     summary |= _accuracy_of(columns, source, scorer.spec)
     summary = whole.add_to(summary, merged.rows)

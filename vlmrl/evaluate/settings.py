@@ -31,7 +31,7 @@ from vlmrl.evaluate.compare import (
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
-from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, scored_alike, with_accuracies_of_all
+from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
@@ -223,7 +223,7 @@ def shared_values(evaluations: Sequence[Evaluation]) -> dict[str, Aligned]:
     ranges, by = joined_ranges(*summaries), joined_by(*summaries)
     columns = [EvalColumns(by, own) for own in rows] if keys else []
     every = aligned(columns, ranges) | aligned_prompts(columns) if columns else {}
-    return {metric: one for metric, one in with_accuracies_of_all(every, *summaries).items() if is_tested(metric)}
+    return {metric: one for metric, one in every.items() if is_tested(metric)}
 
 
 def band(values: Floats) -> dict[str, Any]:

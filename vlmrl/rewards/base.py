@@ -5,8 +5,8 @@ they are bound before that code runs. A user's source text, or the name of a fun
 
 The part that is the accuracy is chosen in this order: the one that the recipe names (`[reward] accuracy`); the task's
 own measure (`Task.outcome`); the one that the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc`
-or `correct`, as rewards for EasyR1 and verl have it; the single number of a function in verl's form (see
-`is_no_accuracy`). It needs no weight. Of several rewards, the first one without a gate that has such a part decides.
+or `correct`, as rewards for EasyR1 and verl have it; the single number of a function in verl's form. It needs no
+weight. Of several rewards, the first one without a gate that has such a part decides.
 """
 
 from __future__ import annotations
@@ -653,23 +653,6 @@ def is_binary(values: Collection[float]) -> bool:
     return {*values} <= {RIGHT, 0.0, -RIGHT}
 
 
-def is_no_accuracy(
-    measured: Collection[str], parts: Collection[str], values: Collection[float], spec: RewardSpec
-) -> bool:
-    """Return whether numbers are the single ones of a function in verl's form and no accuracies.
-
-    They are one if a range from 0 to 1, or from -1, is declared, or the recipe names the part, or all are 1, 0 or -1.
-    The arguments are those of `accuracy_words`.
-    """
-    if ("accuracy" in measured and not spec.accuracy_named) or is_binary(values):
-        return False
-    name = accuracy_part(parts, spec)
-    own = next((m.spec for m in spec.members if m.label == name), spec)
-    is_single = name in {VALUE_PART["verl"], *(m.label for m in spec.members)} and spec.accuracy is None
-    is_verl = own.user is not None and own.user.style == "verl"
-    return is_single and is_verl and own.ranges.get(VALUE_PART["verl"]) not in ((0.0, 1.0), (-1.0, 1.0))
-
-
 def accuracy_words(
     measured: Collection[str], parts: Collection[str], values: Collection[float], spec: RewardSpec
 ) -> str:
@@ -681,7 +664,7 @@ def accuracy_words(
         values: accuracies of the responses.
     """
     name = None if "accuracy" in measured and not spec.accuracy_named else accuracy_part(parts, spec)
-    if name is None or is_no_accuracy(measured, parts, values, spec):
+    if name is None:
         return ""
     addition = "" if is_binary(values) else ", which is not only right or wrong: the mean is shown"
     return f"the part `{name}` of {spec.name}{addition}"

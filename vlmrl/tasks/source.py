@@ -25,7 +25,7 @@ from vlmrl.recipe.schema import Data, Environment, Recipe, Reward
 from vlmrl.recipe.tables import AUTO, LOSSES, OF_TASK, ListedReward
 from vlmrl.recipe.template import read_template
 from vlmrl.redaction.redact import learn
-from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, is_no_accuracy, with_accuracy
+from vlmrl.rewards.base import Member, RewardSpec, accuracy_words, with_accuracy
 from vlmrl.tasks import task_of
 from vlmrl.tasks.base import Measure, Outcome, PooledMetrics, Task, no_outcome
 from vlmrl.tasks.prompt import compile_template, earlier_prints, place_images, prompt_print, render_user
@@ -463,21 +463,13 @@ def accuracy_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict
 
 
 def _outcomes(groups: Sequence[Group], sources: Sequence[Source]) -> list[list[tuple[Outcome, str]]]:
-    """Return `outcome_of` every sample of every group, without numbers that are no accuracies."""
+    """Return `outcome_of` every sample of every group."""
     by_name = {source.name: source for source in sources}
-    outcomes = [
+    return [
         [outcome_of(source.task, group, s, source.reward) for s in group.samples]
         for group in groups
         for source in (by_name[group.row.source],)
     ]
-    for source in sources:
-        own = [(g, of_group) for g, of_group in zip(groups, outcomes, strict=True) if g.row.source == source.name]
-        values = {a for _, of_group in own for outcome, _ in of_group if (a := outcome.get("accuracy")) is not None}
-        parts = dict.fromkeys(name for g, _ in own for s in g.samples for name in s.score.parts)
-        if own and is_no_accuracy(source.task.measured(own[0][0].row.truth), parts, values, source.reward):
-            for _, of_group in own:
-                of_group[:] = [({**outcome, "accuracy": None}, problem) for outcome, problem in of_group]
-    return outcomes
 
 
 def pooled_metrics(groups: Sequence[Group], sources: Sequence[Source]) -> dict[str, float | None]:
@@ -518,7 +510,7 @@ def accuracy_text(groups: Sequence[Group], sources: Sequence[Source]) -> str:
         own = [g for g in groups if g.row.source == source.name]
         values = [a for values_of_group in accuracies(own, [source]) for a in values_of_group if a is not None]
         parts = dict.fromkeys(name for g in own for s in g.samples for name in s.score.parts)
-        words = accuracy_words(source.task.measured(own[0].row.truth), parts, values, source.reward) if values else ""
+        words = accuracy_words(source.task.measured(own[0].row.truth), parts, values, source.reward) if own else ""
         if words:
             texts.append(f"{words} ({source.name})" if len(sources) > 1 else words)
     return f"accuracy is {'; '.join(texts)}" if texts else ""

@@ -22,7 +22,6 @@ from vlmrl.errors import DataError, RecipeError, RewardError, RewardUnavailable,
 from vlmrl.evaluate import run as evaluating
 from vlmrl.evaluate import run as grading
 from vlmrl.evaluate.metrics import task_problems
-from vlmrl.evaluate.paired import with_accuracies_of_all
 from vlmrl.evaluate.records import read_evaluation, write_evaluation
 from vlmrl.evaluate.run import Evaluation, evaluate
 from vlmrl.metric import Metric
@@ -34,7 +33,6 @@ from vlmrl.rollout.sample import answer_pieces, encode_prompt, ranks_of
 from vlmrl.store.media import RunImages
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import REPLICATES, GradedResponse, Measures, Task
-from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.figure import Table
 from vlmrl.types import Media, Message, RewardInput, RewardResult, Row, Sample, SamplingParams, Score
 
@@ -620,21 +618,3 @@ def test_measures_are_taken_of_each_chunk_and_kept_with_the_records(monkeypatch)
         (2, "higher", [0.0, 1.0]),
     ]
     assert found.summary["measures"] == {"names": ["near"], "absent": {"far": "no weights"}, "unasked": []}
-
-
-@pytest.mark.parametrize(("number", "has_accuracy"), [("len(solution_str)", False), ("'p1' in solution_str", True)])
-def test_the_single_number_of_a_function_is_an_accuracy_where_it_is_right_or_wrong(
-    tmp_path: Path, number: str, has_accuracy: bool
-):
-    (tmp_path / "mine.py").write_text(f"def compute_score(data_source, solution_str): return 1.0 * ({number})\n")
-    source = ListSource(rows(3), task=Task("echo", "", "", lambda truth: []))
-    source.reward = load_reward(f"{tmp_path}/mine.py:compute_score")  # type: ignore[attr-defined]
-    with Scorer(source.reward) as own:  # type: ignore[attr-defined]
-        found = evaluate(ScriptedEngine(), PlainEncoder(), source, own, params=GREEDY)  # type: ignore[arg-type]
-    metrics = found.summary["metrics"]
-    # "p0 0" has four characters; "p1" is in one response of three.
-    assert metrics["reward"]["value"] == pytest.approx(1 / 3 if has_accuracy else 4)
-    assert ("accuracy" in metrics, "accuracy_of" in found.summary) == (has_accuracy, has_accuracy)
-    assert set(with_accuracies_of_all({"accuracy": 1, "mean@2": 2, "reward": 3}, found.summary)) == (
-        {"accuracy", "mean@2", "reward"} if has_accuracy else {"reward"}
-    )

@@ -8,17 +8,7 @@ import pytest
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards import name_accuracy, reward_record
-from vlmrl.rewards.base import (
-    FUNCTION,
-    Member,
-    RewardSpec,
-    UserReward,
-    accuracy_part,
-    accuracy_words,
-    is_binary,
-    is_no_accuracy,
-    with_accuracy,
-)
+from vlmrl.rewards.base import FUNCTION, RewardSpec, UserReward, accuracy_part, accuracy_words, is_binary, with_accuracy
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 from vlmrl.types import RewardInput
 
@@ -113,16 +103,3 @@ def test_the_words_say_which_part_and_whether_it_is_a_mean():
     told = accuracy_words({}, ["acc"], [0.5], MINE)
     assert told == "the part `acc` of mine.py:f, which is not only right or wrong: the mean is shown"
     assert accuracy_words({"accuracy": 1.0}, ["acc"], [0.5], MINE) == "" == accuracy_words({}, ["x"], [], MINE)
-
-
-def test_a_single_number_without_a_range_is_an_accuracy_only_where_it_is_right_or_wrong():
-    assert not is_no_accuracy((), ["score"], [0.0, 1.0], VERL) and not is_no_accuracy((), ["score"], [-1.0, 1.0], VERL)
-    assert is_no_accuracy((), ["score"], [0.0, 3.5], VERL) and is_no_accuracy((), ["score"], [0.5], VERL)
-    assert accuracy_words((), ["score"], [3.5], VERL) == ""
-    assert not is_no_accuracy((), ["score"], [0.5], replace(VERL, ranges={"score": (0.0, 1.0)}))
-    assert is_no_accuracy((), ["score"], [0.5], replace(VERL, ranges={"score": (0.0, 5.0)}))
-    assert not is_no_accuracy((), ["score"], [0.5], replace(VERL, accuracy="score", accuracy_named=True))
-    assert not is_no_accuracy(["accuracy"], ["score"], [0.5], VERL), "measured by the task"
-    assert not is_no_accuracy((), ["score", "acc"], [0.5], VERL) and not is_no_accuracy((), ["acc"], [0.5], MINE)
-    members = RewardSpec("sum", lambda x: 0.0, {}, {}, members=(Member("a", VERL), Member("b", MINE)))
-    assert is_no_accuracy((), ["a", "b"], [0.5], members) and not is_no_accuracy((), ["a", "b"], [1.0], members)

@@ -20,12 +20,12 @@ from vlmrl.algo.credit import add_advantages, mark_masked
 from vlmrl.dist.world import World
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.model.packing import PromptTokens
-from vlmrl.rewards.base import RewardSpec, UserReward
+from vlmrl.rewards.base import RewardSpec
 from vlmrl.store.metrics import encode
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import PooledMetrics, Task
 from vlmrl.tasks.reflection import RATIOS
-from vlmrl.tasks.source import accuracy_metrics, accuracy_text, pooled_metrics
+from vlmrl.tasks.source import pooled_metrics
 from vlmrl.train.collect import Before, by_sample, critic_metrics
 from vlmrl.train.journal import Progress, group_metrics
 from vlmrl.train.rl import count_failures
@@ -412,13 +412,3 @@ def test_responses_that_hung_the_reward_are_counted():
     metrics = group_metrics(groups)
     assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (3, 0)
     assert "reward/timeouts" not in group_metrics(groups_with(1, 8))
-
-
-@pytest.mark.parametrize(("scores", "accuracy"), [((0.0, 1.0), 0.5), ((1.0, 3.5), None)])
-def test_the_single_number_of_a_function_is_an_accuracy_of_a_step_where_it_is_right_or_wrong(scores, accuracy):
-    user = UserReward("mine.py", "f", "", "verl", {})
-    reward = RewardSpec("mine.py:f", lambda x: 0.0, {}, {"score": 1.0}, user=user)
-    source = SimpleNamespace(name="digits", task=Task("t", "", "", lambda truth: []), reward=reward)
-    step = [group(*(replace(sample(k, 0.0), score=Score(s, {"score": s})) for k, s in enumerate(scores)))]
-    assert accuracy_metrics(step, [source]).get("reward/accuracy") == accuracy
-    assert bool(accuracy_text(step, [source])) == (accuracy is not None)
