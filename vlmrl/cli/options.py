@@ -26,9 +26,7 @@ def _with_values(texts: list[str] | None) -> list[str] | None:
 
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="Override one recipe key: --set optim.lr=1e-5. May be repeated.", callback=_with_values
-    ),
+    typer.Option("--set", help="Override one recipe key: --set optim.lr=1e-5. May be repeated.", callback=_with_values),
 ]
 RecipeName = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
 RecipeFile = Annotated[Path, typer.Argument(help="Recipe file (TOML).")]
