@@ -8,7 +8,6 @@ is taken besides them. `--split` names a split or a file instead.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,8 +16,7 @@ from typing import Any
 
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.open_dataset import HeldOutDataset, open_dataset
-from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError, VlmrlError, did_you_mean
-from vlmrl.model.model_files import models_beside
+from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError, VlmrlError
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_fields import is_path_key, names_file
 from vlmrl.recipe.load import apply_override, load_recipe, parse_override, recipe_from_resolved, refuse_remote_code
@@ -32,7 +30,6 @@ from vlmrl.store.evaluated_rows import Role, image_condition, read_summary
 from vlmrl.store.kept_recipe import kept_recipes, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.lineage import lineage, merged_run
-from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.runs import can_be_scored, eval_command, open_run
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
@@ -288,8 +285,6 @@ def _is_file(named: Any) -> bool:
 
 IMAGES_ALONE = "images:"
 """Path of the source of a recipe that has none, where the user's own images take the place of rows. No file has it."""
-NEWEST = 200
-"""Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
 
 
 @dataclass(frozen=True)
@@ -327,13 +322,10 @@ def choose_recipe(
     Args:
         task: task of all sources, instead of the recipe's.
         images: whether the user's own images take the place of rows. A recipe without `[[data]]` is enough then.
-    Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
-        errors of the recipe.
+    Raises: RecipeError when nothing says what data to use; the errors of the recipe.
     """
     run_dir = origin.run_dir
     is_served = bool(origin.endpoint)  # its name belongs to the endpoint, whatever is here under that name
-    if run_dir is None and origin.checkpoint is None and not is_served:
-        _require_there(origin.path, root)
     source_run = run_dir or (None if is_served else _merged_from(origin.path, root))
     run_values = None if source_run is None else _run_recipe(source_run, overrides)
     values: dict[str, Any] = {"model": {"path": origin.path}}
@@ -371,19 +363,6 @@ def choose_recipe(
     if source_run is None and data is None:
         seen = trained_by(chosen)
     return ChosenRecipe(chosen, run_dir, seen)
-
-
-def _require_there(path: str, root: Path) -> None:
-    """Raise StoreError for a word that is no run and no folder.
-
-    A word with a `/` may name a model of the hub: loading it then reports a wrong name.
-    """
-    if "/" in path or os.path.exists(path):
-        return
-    runs = list_runs(root, limit=NEWEST)
-    names = [*(name for run in runs for name in (run.id, run.name) if name), *models_beside(path)]
-    hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
-    raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
 def find_evaluation(

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.model.model_files import ADAPTER_CONFIG
+from vlmrl.errors import CheckpointError, StoreError, did_you_mean
+from vlmrl.model.model_files import ADAPTER_CONFIG, models_beside
 from vlmrl.store.checkpoints import AS_ASKED, HF, choose_checkpoint, read_meta, split_checkpoint
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
-from vlmrl.store.listing import run_ids
+from vlmrl.store.listing import list_runs, run_ids
 from vlmrl.store.runs import Run, open_run
 
 
@@ -123,6 +123,23 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
         if os.path.exists(Path(path) / MANIFEST) or "more than one" in error.message:
             raise
         return None
+
+
+NEWEST = 200
+"""Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
+
+
+def require_there(path: str, root: Path) -> None:
+    """Raise StoreError for a word that is no run and no folder.
+
+    A word with a `/` may name a model of the hub: loading it then reports a wrong name.
+    """
+    if "/" in path or os.path.exists(path):
+        return
+    runs = list_runs(root, limit=NEWEST)
+    names = [*(name for run in runs for name in (run.id, run.name) if name), *models_beside(path)]
+    hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
+    raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
 def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:

@@ -38,6 +38,7 @@ from vlmrl.untrusted import parse_json, read_regular
 
 SCHEMA = 1
 MOST_NAMES = 3
+SavedDtype = Literal["float32", "bfloat16"]
 ANOTHER = "use another checkpoint of the run; if you delete this folder, --resume takes the one before"
 
 
@@ -185,7 +186,7 @@ def _model() -> Any:
     parts = Literal["vision", "connector", "language", "embeddings"]
     fields: Any = {
         "step": (int, ...),
-        "dtype": (Literal["float32", "bfloat16"], ...),
+        "dtype": (SavedDtype, ...),
         "policy": (policy, ...),
         "base": (base | None, None),
         "kind": (str, ""),

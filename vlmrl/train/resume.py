@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.errors import Problem, StoreError, VlmrlError
@@ -18,9 +18,7 @@ from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import HIDDEN, redact_value
-from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.memory_fit import HERE, Target
-from vlmrl.setup.run_records import Labels, Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
 from vlmrl.store.checkpoints import read_meta, split_checkpoint
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
@@ -28,6 +26,9 @@ from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import short_value
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
+
+if TYPE_CHECKING:
+    from vlmrl.setup.run_records import Labels, Records
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
@@ -201,6 +202,8 @@ def notes_of(plan: ResumePlan) -> list[str]:
 
 def _plan(run: Run, checkpoint: Path | None, request: ResumeRequest) -> ResumePlan:
     """Return the plan, with changes of every kind, also refused ones."""
+    from vlmrl.setup.auto_choice import fill_for_run
+    from vlmrl.setup.run_records import content_changes, records_of, texts_of
     from vlmrl.setup.sources import open_sources
 
     if checkpoint is not None:
