@@ -120,6 +120,7 @@ def merge(
         force=force,
         adapter=adapter,
         base=base,
+        root=runs_root(runs),
         max_shard_size=max_shard_size,
         skip_proof=skip_proof,
         name=push_to_hub,

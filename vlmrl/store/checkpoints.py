@@ -144,6 +144,9 @@ def hashes_of(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        hint = "was its run moved? name the folder that has it now: --runs DIR"
+        raise CheckpointError("there is no such checkpoint", where=str(folder), hint=hint)
     if not (folder / COMPLETE).is_file():
         raise CheckpointError(
             "this checkpoint is not complete: a save was interrupted",
