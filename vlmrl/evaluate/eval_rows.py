@@ -23,6 +23,7 @@ from vlmrl.recipe.load import apply_override, load_recipe, parse_override, recip
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.tables import is_test_split
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN
+from vlmrl.redaction.redact import excerpt
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.setup.sources import missing_set
@@ -340,10 +341,12 @@ def choose_recipe(
     elif images:
         values["data"] = [{"path": IMAGES_ALONE}]
     elif data is None:
-        raise RecipeError(
-            f"there is no data on which to evaluate `{origin.path}`",
-            hint="add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits",
-        )
+        message = f"there is no data on which to evaluate `{origin.path}`"
+        hint = "add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits"
+        if not is_served and (name := merged_run(Path(origin.path))):
+            message += f": it was made from run {excerpt(name, 60)}, which is not in {root}"
+            hint = f"name the folder that has this run: --runs DIR; or {hint}"
+        raise RecipeError(message, hint=hint)
     if data is not None:
         values["data"] = [_data_entry(data, values.get("data") or [{}])]
     if task is not None:
@@ -444,7 +447,7 @@ def _merged_from(path: str, root: Path) -> Path | None:
     """Return the run that a merged model was made from, by its merge.json. None if it is gone or not below `root`."""
     name = merged_run(Path(path))
     try:
-        return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
+        return None if name is None else open_run(root, name).dir
     except StoreError:
         return None
 

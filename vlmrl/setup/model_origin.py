@@ -142,7 +142,8 @@ def require_there(path: str, root: Path) -> None:
     runs = list_runs(root, limit=NEWEST)
     names = [*(name for run in runs for name in (run.id, run.name) if name), *models_beside(path)]
     hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
-    raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
+    message = f"there is no run and no model folder `{path}`: runs are searched in {root}"
+    raise StoreError(message, where=str(root), hint=hint)
 
 
 def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:

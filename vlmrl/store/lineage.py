@@ -68,9 +68,10 @@ def model_of(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def merged_run(folder: Path) -> Any:
-    """Return what a folder that `vlmrl merge` wrote names as its run; None for any other folder."""
+def merged_run(folder: Path) -> str | None:
+    """Return the id of the run from which `vlmrl merge` wrote a folder; None for any other folder."""
     try:
-        return parse_json(read_regular(folder / MERGE_RECORD))["run"]
+        name = parse_json(read_regular(folder / MERGE_RECORD))["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return name if isinstance(name, str) and Path(name).name == name else None

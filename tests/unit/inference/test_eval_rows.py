@@ -257,6 +257,17 @@ def test_a_merged_model_is_evaluated_as_the_run_that_it_was_made_of(place: Path)
             choose_recipe(ModelOrigin("merged"), Path("runs"))
 
 
+def test_a_merged_model_whose_run_was_moved_names_the_run(place: Path):
+    run = run_of(entry("train.jsonl"))
+    Path("merged").mkdir()
+    Path("merged/merge.json").write_text(json.dumps({"run": run.id}))
+    Path("runs").rename("moved")
+    with pytest.raises(RecipeError, match=f"it was made from run {run.id}, which is not in runs") as caught:
+        choose_recipe(ModelOrigin("merged"), Path("runs"))
+    assert "--runs DIR" in str(caught.value.hint)
+    assert choose_recipe(ModelOrigin("merged"), Path("moved")).recipe.data[0].path == "train.jsonl"
+
+
 def chosen_elsewhere(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> ChosenRecipe:
     """The recipe of a run of this folder, as a command in another folder chooses it."""
     runs = Path("runs").absolute()
