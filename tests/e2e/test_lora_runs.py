@@ -137,6 +137,7 @@ def test_the_run_below_an_adapter_is_found_in_the_folder_that_runs_names(place, 
         lost = this_process(*words, "--runs", tmp_path / "moved", cwd=place)
         assert lost.code == 2 and "hub" not in lost.err, lost.err
         assert f"of this adapter is step-000001 of run {whole.id}" in lost.err and "--runs DIR" in lost.err
+        assert open_run(tmp_path / "moved", run.id).status == "interrupted", "a resume that trains nothing ends no run"
         done = this_process(*words, "--runs", tmp_path / "bases", cwd=place)
         assert done.code == 0, done.err
     copied = tmp_path / "copied" / run.id

@@ -278,7 +278,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     Raises: StoreError if there is no such checkpoint. If the best one is missing, no other is returned in its place.
     """
     checkpoints, best = layout.complete_checkpoints(run_dir), manifest.best
-    names = ", ".join(p.name for p in checkpoints) or "none"
+    names = (", ".join(p.name for p in checkpoints) or "none") + left_out_by_pack(run_dir)
     if isinstance(which, str) and which not in ("best", "last"):
         named = _step_of(which)
         if named is None:
@@ -304,6 +304,18 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     raise StoreError(
         f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {names}{why}"
     )
+
+
+def left_out_by_pack(run_dir: Path) -> str:
+    """Return which checkpoints `vlmrl runs pack` left out of this copy of a run, and what to do, for a hint; or ""."""
+    try:
+        names = parse_json(read_regular(run_dir / layout.PACKED))["left_out"]
+        steps = [name for name in names if parse_checkpoint_name(name) is not None]
+        lost = [name for name in steps if not (run_dir / layout.CHECKPOINTS / name).is_dir()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    way = "copy them from the run into checkpoints/, or pack it again with --checkpoints all"
+    return f"; `vlmrl runs pack` left out {', '.join(lost)}: {way}" if lost else ""
 
 
 MODEL, ADAPTER, OPTIMIZER, HF = "model", "adapter", "optimizer", "hf"

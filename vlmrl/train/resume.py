@@ -20,7 +20,7 @@ from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import HIDDEN, redact_value
 from vlmrl.setup.memory_fit import HERE, Target
 from vlmrl.store import layout
-from vlmrl.store.checkpoints import read_meta, split_checkpoint
+from vlmrl.store.checkpoints import left_out_by_pack, read_meta, split_checkpoint
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import short_value
@@ -111,14 +111,16 @@ class ResumePlan:
 def plan_resume(root: Path, request: ResumeRequest) -> ResumePlan:
     """Plan the resume of a run. Nothing is written.
 
-    Raises: StoreError when the run is being written, is of another kind, has nothing left to do, or has a change that
-        is refused or was not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved;
-        the errors of recipe, data and reward.
+    Raises: StoreError when the run is being written, is of another kind, has nothing left to do or no checkpoint left,
+        or has a change that is refused or was not accepted; CheckpointError when the folder of its newest checkpoint is
+        not what was saved; the errors of recipe, data and reward.
     """
     run = open_run(root, request.ref)
     _same_kind(run, request.kind, f"--resume {request.ref}")
     RunLock(run.dir).refuse_living()
     checkpoints = run.checkpoint_dirs()
+    if not checkpoints and (run.status == "done" or left_out_by_pack(run.dir)):
+        run.checkpoint("last")  # raises: a run that has trained must not begin at step 0 again
     plan = _plan(run, checkpoints[-1] if checkpoints else None, request)
     _something_left(plan)
     not_allowed = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not request.accept)]
@@ -269,7 +271,8 @@ def _something_left(plan: ResumePlan) -> None:
     """Raise a StoreError if the run would end before its first step."""
     run, steps = plan.run, plan.loaded.recipe.train.steps
     keys = {c.what for c in plan.changes}
-    done = run.status == "done"
+    # After a resume that failed before its first step, the run is done, and its recipe may have more steps already.
+    done = run.status == "done" and run.manifest.attempts[-1].status == "done"
     nothing_left = plan.step >= steps or not keys & LENGTH_KEYS if done else "train.steps" in keys and plan.step > steps
     if not nothing_left:
         return
