@@ -281,7 +281,7 @@ def way_out(error: BaseException) -> str:
     """Return the hint for a failed write; for an error without a number of the system, that for a full disk."""
     number = re.search(r"os error (\d+)", str(error))  # Rust's libraries name it in their text
     code = getattr(error, "errno", None) or (int(number[1]) if number else None)
-    return REFUSED.get(code or 0, _SPACE)[1]
+    return (REFUSED.get(code, _PLACE) if code else _SPACE)[1]
 
 
 Error = TypeVar("Error", bound=VlmrlError)

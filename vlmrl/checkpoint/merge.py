@@ -421,7 +421,7 @@ def merge(
         raise CheckpointError(
             f"the merged model could not be written: {error}",
             where=str(out),
-            hint=f"{way_out(error)}; another folder: --out DIR; nothing was written",
+            hint=f"{way_out(error)}; --out names another folder; nothing was written",
         ) from error
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     return Merged(out, meta["step"], parameters, size, proof, whole, tuple(notes))
