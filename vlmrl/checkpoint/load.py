@@ -87,7 +87,8 @@ def load_saved(
     """
     if saved_lora(checkpoint) is None:
         return prepare_model(load_checkpoint_model(checkpoint, settings, world is not None), settings)
-    base = prepare_model(load_base(checkpoint, settings, world=world, root=root), settings)
+    path = str(find_base(checkpoint, root=root))
+    base = prepare_model(load_base(checkpoint, settings, path=path, world=world), settings)
     return put_adapter(base, checkpoint, settings, lora)
 
 
@@ -101,25 +102,18 @@ def put_adapter(base: Any, checkpoint: Path, settings: Model, lora: Lora | None 
     return base
 
 
-def load_base(
-    checkpoint: Path,
-    settings: Model,
-    *,
-    path: str | None = None,
-    world: World | None = None,
-    root: Path | None = None,
-) -> Any:
+def load_base(checkpoint: Path, settings: Model, *, path: str | None = None, world: World | None = None) -> Any:
     """Return the base model of a checkpoint's adapter, unchanged: `prepare_model` has not been applied.
 
     Args:
         settings: dtype, device and `quantize`.
-        path, root: as in `find_base`.
+        path: as in `find_base`.
         world: as in `load_saved`.
     Raises: CheckpointError if it is missing or its weights differ.
     """
     meta = read_meta(checkpoint)
     base = meta["base"]
-    place = find_base(checkpoint, path, root)
+    place = find_base(checkpoint, path)
     try:
         if isinstance(place, Path):
             model = load_checkpoint_model(place, settings, world is not None)

@@ -288,11 +288,8 @@ def endpoint_of(
 
 
 def origin_named(request: AnswerRequest, endpoint: EndpointOptions | None, root: Path) -> ModelOrigin:
-    """Return the model that answers. Nothing large is imported.
+    """Return the model that answers: the endpoint's, or that of the request. Nothing large is imported.
 
-    Args:
-        endpoint: the endpoint that answers; None = the model is loaded here.
-        root: folder of the runs.
     Raises: as `find_model`; StoreError when there is no such run or model folder.
     """
     from vlmrl.setup.model_origin import ModelOrigin, find_model, require_there

@@ -1,9 +1,8 @@
 """`--gpus` of the commands: prepare the run, start one process per GPU with the same command, wait, record the end.
 
 For training, the recipe is checked, or a resume or fork planned; then the run's folder is created or reopened. Commands
-that answer rows evaluate or generate in each process, and the run with the results is found.
-
-Large modules are imported inside the functions, so that a wrong name of a recipe or run is reported before.
+that answer rows evaluate or generate in each process, and the run with the results is found. Large modules are imported
+inside the functions, so that a wrong name of a recipe or run is reported before.
 """
 
 from __future__ import annotations

@@ -35,10 +35,7 @@ def lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
 def places_of(run: str, child: Path, root: Path | None = None) -> list[Path]:
     """Return the folders in which the run that another run's weights come from may be, by its id, without repeats.
 
-    Args:
-        run: id of the run.
-        child: folder of the other run. The run is beside it, or in the folder of the runs where that was started.
-        root: another folder of runs (`--runs`); None = the usual one.
+    They are beside the other run (`child`), in `root` (`--runs`; None = the usual folder), and where it was started.
     """
     roots = [child.parent, root or runs_root()]
     with suppress(StoreError):  # a checkpoint that was moved out of its run has no manifest
