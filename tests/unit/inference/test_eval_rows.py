@@ -305,9 +305,17 @@ def test_the_first_weights_of_a_run_elsewhere_are_found(place: Path):
     folder = origin_of(run).checkpoint
     assert folder is not None
     parent = {"run": run.id, "checkpoint": folder.name, "why": "the best"}
-    child = SimpleNamespace(manifest=SimpleNamespace(first_weights=parent))
-    for path, root in ((str(run.dir), Path("other")), (run.id, run.dir.parent)):
-        assert first_origin(child, path, root).checkpoint == folder  # type: ignore[arg-type]
+    run.dir.parent.rename("moved")  # `runs` would be searched anyway
+    folder, away = Path("moved").absolute() / folder.relative_to(run.dir.parent), Path("away")
+    named, by_runs, beside = (
+        (str(Path("moved", run.id)), away, away),
+        (run.id, Path("moved"), away),
+        (run.id, away, "moved"),
+    )
+    for path, root, home in (named, by_runs, beside):
+        child = SimpleNamespace(manifest=SimpleNamespace(first_weights=parent), dir=Path(home, "child"))
+        origin = first_origin(child, path, root)  # type: ignore[arg-type]
+        assert origin.checkpoint is not None and origin.checkpoint.absolute() == folder
 
 
 # Names: nothing of training's own is overwritten
