@@ -140,6 +140,7 @@ def test_a_finished_run_stays_done_when_its_resume_trains_nothing_and_can_be_res
     assert status == "done"
     kept = run.dir / "checkpoints"
     kept.rename(tmp_path / "kept")
+    (run.dir / "packed.json").write_text('{"left_out": ["step-000002"]}')
     with pytest.raises(StoreError, match="has no checkpoint last"):  # it is not trained from step 0 again
         go_on(run, "train.steps=3")
     (tmp_path / "kept").rename(kept)

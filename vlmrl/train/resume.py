@@ -119,7 +119,7 @@ def plan_resume(root: Path, request: ResumeRequest) -> ResumePlan:
     _same_kind(run, request.kind, f"--resume {request.ref}")
     RunLock(run.dir).refuse_living()
     checkpoints = run.checkpoint_dirs()
-    if not checkpoints and (run.status == "done" or left_out_by_pack(run.dir)):
+    if not checkpoints and left_out_by_pack(run.dir):
         run.checkpoint("last")  # raises: a run that has trained must not begin at step 0 again
     plan = _plan(run, checkpoints[-1] if checkpoints else None, request)
     _something_left(plan)
