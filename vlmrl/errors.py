@@ -8,6 +8,7 @@ from __future__ import annotations
 import bdb
 import errno
 import math
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -274,6 +275,13 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     hint = "this is a bug in vlmrl, not your mistake; please report it with the lines above"
     report = format_error(f"internal error: {type(error).__name__}: {error}", None, hint)
     return 1, "".join(traceback.format_exception(error)) + "\n" + report
+
+
+def way_out(error: BaseException) -> str:
+    """Return the hint for a failed write; for an error without a number of the system, that for a full disk."""
+    number = re.search(r"os error (\d+)", str(error))  # Rust's libraries name it in their text
+    code = getattr(error, "errno", None) or (int(number[1]) if number else None)
+    return (REFUSED.get(code, _PLACE) if code else _SPACE)[1]
 
 
 Error = TypeVar("Error", bound=VlmrlError)

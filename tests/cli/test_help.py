@@ -1,4 +1,7 @@
-"""`--help` of every command: it works, has an example whose options exist, and loads nothing heavy."""
+"""`--help` of every command: it works, has an example whose options exist, and loads nothing heavy.
+
+Nor does a command whose names or options are wrong.
+"""
 
 from __future__ import annotations
 
@@ -77,3 +80,47 @@ def test_the_example_uses_options_that_exist(words: tuple[str, ...]) -> None:
     typed = shlex.split(first)[1:]
     assert tuple(typed[: len(words)]) == words
     assert {t.split("=")[0] for t in typed if t.startswith("-")} <= options_of(COMMANDS[words])
+
+
+WRONG = (
+    "merge nope",
+    "merge nope --dtype int8",
+    "eval nope",
+    "eval im --n 4",
+    "generate nope --out x.jsonl",
+    "generate im --out x.jsonl --n 4",
+    "train nope",
+    "train rows.parquet",
+    "train --resume nope",
+    "train --from nope@4",
+    "sft nope",
+    "try nope",
+    "report nope",
+)
+ALL_WRONG = """
+import json, sys
+sys.argv = ["vlmrl"]
+from vlmrl.cli.app import main
+for words in json.loads(sys.stdin.read()):
+    sys.argv = ["vlmrl", *words]
+    try:
+        main()
+        code = 0
+    except SystemExit as leave:
+        code = leave.code
+    modules = [m for m in sys.modules if "." not in m or m == "vlmrl.tasks"]
+    print(json.dumps([code, modules]), file=sys.stderr)
+"""
+
+
+def test_a_wrong_name_or_option_is_reported_before_anything_heavy_is_loaded(tmp_path):
+    """Of modules, because no test measures time: `vlmrl.tasks` alone takes a second, torch with transformers four."""
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1\0\0")
+    asked = json.dumps([words.split() for words in WRONG])
+    command = [sys.executable, "-c", ALL_WRONG]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=tmp_path)
+    ends = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[")]
+    assert [code for code, _ in ends] == [2] * len(WRONG), done.stderr
+    heavy = {"vlmrl.tasks", *HEAVY} - {"rich"}
+    loaded = {words: heavy & set(modules) for words, (_, modules) in zip(WRONG, ends, strict=True)}
+    assert not any(loaded.values()), loaded

@@ -222,6 +222,13 @@ def test_check_of_a_run_without_a_checkpoint_says_so(tmp_path, monkeypatch):
     assert len(messages) == 1 and "has no checkpoint" in messages[0]
 
 
+def test_check_of_a_word_that_is_no_run_names_the_folder_of_the_runs_and_not_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(run("check", "digits_im", "--set", "model.path=sft", "--runs", "elsewhere", "--json").stdout)
+    (message,) = [p["message"] for p in found["problems"] if p["where"] == "--set model.path=sft"]
+    assert message == "there is no run and no model folder `sft`: runs are searched in elsewhere"
+
+
 @pytest.mark.parametrize("words", [["--filter", "0.1:0.9"], ["--out", "x"], ["--filter", "high", "--out", "x"]])
 def test_try_refuses_half_a_filter_before_any_work(words):
     assert isinstance(run("try", "digits_im", *words).exception, VlmrlError)

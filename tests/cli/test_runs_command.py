@@ -132,6 +132,7 @@ def test_eval_of_a_name_that_is_no_run_says_so_and_leaves_no_run(root: Path, mor
     done = vlmrl("eval", "nigth", *more, runs=root)
     assert done.code == 2 and "there is no run and no model folder `nigth`" in done.err
     assert "did you mean `night`?" in done.err and len(list(root.iterdir())) == 1
+    assert f"runs are searched in {root}" in done.err
 
 
 def test_a_checkpoint_that_was_pruned_is_answered_with_those_that_are_there(root: Path):

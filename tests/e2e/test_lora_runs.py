@@ -122,9 +122,28 @@ def test_an_adapter_may_sit_on_the_checkpoint_of_a_run(place, unadapted, tmp_pat
     assert status == "done"
     done = this_process("merge", run.id, "--checkpoint", "last", "--runs", tmp_path / "moved", "--json", cwd=tmp_path)
     assert done.json["logp_gap"] < 1e-4
-    shutil.rmtree(tmp_path / "moved" / whole.id)
-    done = this_process("merge", run.id, "--checkpoint", "last", "--runs", tmp_path / "moved", "--force", cwd=tmp_path)
-    assert done.code == 2 and "of this adapter cannot be loaded" in done.err
+
+
+def test_the_run_below_an_adapter_is_found_in_the_folder_that_runs_names(place, unadapted, tmp_path):
+    """`train --resume`, `eval` and `merge` find it there alike; without it they say that it was a run, and which."""
+    whole = train(unadapted, tmp_path / "runs", "train.steps=1", kind="sft")
+    run, _ = begin(place, tmp_path / "runs", f"model.path={whole.id}", "train.steps=2", stop_at=1)
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    moved = tmp_path / "moved" / run.id
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "moved" / whole.id).rename(tmp_path / "bases" / whole.id)
+    merge, evaluate = ("merge", moved, "--checkpoint", "last"), ("eval", moved, "--checkpoint", "last")
+    for words in (merge, (*evaluate, "--split", "validation"), ("train", "--resume", moved)):
+        lost = this_process(*words, "--runs", tmp_path / "moved", cwd=place)
+        assert lost.code == 2 and "hub" not in lost.err, lost.err
+        assert f"of this adapter is step-000001 of run {whole.id}" in lost.err and "--runs DIR" in lost.err
+        assert open_run(tmp_path / "moved", run.id).status == "interrupted", "a resume that trains nothing ends no run"
+        done = this_process(*words, "--runs", tmp_path / "bases", cwd=place)
+        assert done.code == 0, done.err
+    copied = tmp_path / "copied" / run.id
+    shutil.copytree(moved, copied)
+    shutil.move(tmp_path / "bases", tmp_path / "runs")
+    assert this_process("merge", copied, "--checkpoint", "last", "--force", cwd=tmp_path).code == 0, "in ./runs"
 
 
 def test_such_a_run_is_evaluated_and_merged_both_ways(place, parent, tmp_path):

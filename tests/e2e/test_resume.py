@@ -28,7 +28,7 @@ from small_runs import (
 )
 
 from vlmrl.checkpoint import io
-from vlmrl.errors import CheckpointError, RewardError
+from vlmrl.errors import CheckpointError, RewardError, StoreError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.listing import list_runs
 from vlmrl.store.runs import open_run
@@ -130,6 +130,31 @@ def test_a_reward_that_raises_at_once_stops_with_the_row(place, broken, tmp_path
         begin(place, tmp_path, broken)
     assert "row" in str(caught.value)
     assert list_runs(tmp_path) == [] and open_run(tmp_path / "unfinished", "last").status == "failed"
+
+
+@pytest.mark.slow
+def test_a_finished_run_stays_done_when_its_resume_trains_nothing_and_can_be_resumed_later(place, broken, tmp_path):
+    flag = tmp_path / "flag"
+    flag.unlink()
+    run, status = begin(place, tmp_path, broken, "train.steps=2")
+    assert status == "done"
+    kept = run.dir / "checkpoints"
+    kept.rename(tmp_path / "kept")
+    (run.dir / "packed.json").write_text('{"left_out": ["step-000002"]}')
+    with pytest.raises(StoreError, match="has no checkpoint last"):  # it is not trained from step 0 again
+        go_on(run, "train.steps=3")
+    (tmp_path / "kept").rename(kept)
+    flag.write_text("")
+    with pytest.raises(RewardError, match="divisor is gone"):
+        go_on(run, "train.steps=3")
+    failed = open_run(tmp_path, run.id)
+    assert (failed.status, failed.manifest.error) == ("done", None)
+    assert [a.status for a in failed.manifest.attempts] == ["done", "failed"]
+    flag.unlink()
+    run, status = go_on(failed)  # its recipe has the third step already
+    assert status == "done" and [line["step"] for line in run.metrics("train")] == [0, 1, 2]
+    with pytest.raises(StoreError, match="has done all its 3 steps: there is nothing to resume"):
+        go_on(run)
 
 
 @pytest.mark.slow

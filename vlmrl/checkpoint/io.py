@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from vlmrl import __version__
 from vlmrl.dist.fsdp import HostCopies, own_part, own_rows, sharded_as, whole
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import CheckpointError, StoreError
+from vlmrl.errors import CheckpointError, StoreError, way_out
 from vlmrl.model.load import write_processor
 from vlmrl.model.lora import adapter_tensors, has_adapter, write_adapter
 from vlmrl.model.safetensors_blocks import StoredTensor, TensorSpec, read_tensors, split_shards
@@ -291,7 +291,7 @@ def _saving(final: Path, temp: Path, world: World) -> Iterator[None]:
         raise CheckpointError(
             f"the checkpoint of step {int(final.name.rpartition('-')[2])} could not be saved: {error}",
             where=str(final),
-            hint="free disk space; older checkpoints are untouched",
+            hint=f"{way_out(error)}; older checkpoints are untouched",
         ) from error
 
 

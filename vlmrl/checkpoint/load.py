@@ -16,11 +16,13 @@ from vlmrl.errors import CheckpointError, VlmrlError
 from vlmrl.model.load import DTYPES, prepare_model, read_model
 from vlmrl.model.lora import attach_adapter, load_adapter_tensors, read_adapter
 from vlmrl.model.model_facts import loading
+from vlmrl.model.model_files import CONFIG
 from vlmrl.model.safetensors_blocks import refuse_non_finite
 from vlmrl.model.stored_weights import OWN_CODE, empty_model, set_loaded_whole, value_blocks
 from vlmrl.recipe.schema import Lora
 from vlmrl.store.checkpoints import ADAPTER, HF, read_meta
-from vlmrl.store.layout import COMPLETE, checkpoint_dir
+from vlmrl.store.layout import COMPLETE, checkpoint_dir, step_name
+from vlmrl.store.lineage import places_of
 from vlmrl.store.manifest import check_record, model_of
 from vlmrl.store.runs import open_run
 
@@ -72,17 +74,21 @@ def saved_lora(checkpoint: Path) -> Lora | None:
     return None if table is None else check_record(model_of(Lora), table, "meta.json: `lora`", checkpoint)
 
 
-def load_saved(checkpoint: Path, settings: Model, lora: Lora | None = None, world: World | None = None) -> Any:
+def load_saved(
+    checkpoint: Path, settings: Model, lora: Lora | None = None, world: World | None = None, root: Path | None = None
+) -> Any:
     """Return the model of a checkpoint, ready to train and sample. An adapter is attached, not merged.
 
     Args:
         lora: replacement for the `[lora]` table of the adapter (only its dropout may differ).
         world: the ranks that will shard the model, whose weights stay in their files; None = it is loaded whole.
+        root: as in `find_base`.
     Raises: CheckpointError if a file was changed, or if the adapter's base model is missing or has changed.
     """
     if saved_lora(checkpoint) is None:
         return prepare_model(load_checkpoint_model(checkpoint, settings, world is not None), settings)
-    base = prepare_model(load_base(checkpoint, settings, world=world), settings)
+    path = str(find_base(checkpoint, root=root))
+    base = prepare_model(load_base(checkpoint, settings, path=path, world=world), settings)
     return put_adapter(base, checkpoint, settings, lora)
 
 
@@ -101,7 +107,7 @@ def load_base(checkpoint: Path, settings: Model, *, path: str | None = None, wor
 
     Args:
         settings: dtype, device and `quantize`.
-        path: present folder of the base model, if it was moved.
+        path: as in `find_base`.
         world: as in `load_saved`.
     Raises: CheckpointError if it is missing or its weights differ.
     """
@@ -131,8 +137,8 @@ def refuse_base(checkpoint: Path) -> NoReturn:
 
 
 BASE_HINT = (
-    "an adapter works on its own base model only: move that back to its old place, or give its new place with "
-    "`vlmrl merge RUN --base PATH`"
+    "an adapter works on its own base model only: move that back to its old place, or make a link there; "
+    "`vlmrl merge RUN --base PATH` takes another place"
 )
 
 
@@ -185,11 +191,16 @@ class BitSums:
             self._seen += len(piece)
 
 
-def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
+def find_base(checkpoint: Path, path: str | None = None, root: Path | None = None) -> Path | str:
     """Return the location of the base model: a complete checkpoint as a Path, or a folder or hub name as text.
 
-    Without `path`, these are tried in order: a checkpoint of another run in the same runs folder; the recorded path,
-    relative to the current folder or to the folder in which the run was started; a hub name.
+    Without `path`, these are tried in order: the checkpoint of another run, in the folders of `places_of`; the recorded
+    path, relative to the current folder or to the folder in which the run was started; a hub name.
+
+    Args:
+        path: present folder of the base model, if it was moved.
+        root: folder of the runs (`--runs`); None = the usual one.
+    Raises: CheckpointError if it is a checkpoint of another run, and in none of these places.
     """
     if path is not None:
         return Path(path) if (Path(path) / COMPLETE).is_file() else path
@@ -197,9 +208,15 @@ def find_base(checkpoint: Path, path: str | None = None) -> Path | str:
     run_dir = checkpoint.absolute().parent.parent
     recorded = Path(base["path"])
     places = [recorded]
-    if base.get("run"):
-        places.insert(0, checkpoint_dir(run_dir.parent / base["run"], base["step"]))
     with suppress(VlmrlError):  # there is no manifest if the checkpoint was moved out of its run
         places.append(Path(open_run(run_dir.parent, run_dir.name).manifest.cwd) / recorded)
+    folders = places_of(base["run"], run_dir, root) if base.get("run") else []
+    # The recorded path may be the folder of that run.
+    places = [*(checkpoint_dir(folder, base["step"]) for folder in (*folders, *places) if folders), *places]
     complete = next((p for p in places if (p / COMPLETE).is_file()), None)
+    if folders and complete is None and not any((p / CONFIG).is_file() for p in places):
+        message = f"the base model of this adapter is {step_name(base['step'])} of run {base['run']} (`{recorded}`)"
+        searched = ", ".join(str(folder.parent) for folder in folders)
+        hint = "name the folder that has this run with --runs DIR, or move the run there"
+        raise CheckpointError(f"{message}, and it is not in {searched}", where=str(checkpoint), hint=hint)
     return complete or str(next((p for p in places if p.exists()), recorded))

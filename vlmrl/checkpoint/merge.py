@@ -27,7 +27,7 @@ from vlmrl.checkpoint.load import find_base, load_checkpoint_model, put_adapter,
 from vlmrl.checkpoint.merge_weights import CannotStreamError, write_streaming
 from vlmrl.checkpoint.proof import Proof, ProofRequest, base_model, merge_settings, prove_elsewhere
 from vlmrl.environments.calls import form_of
-from vlmrl.errors import CheckpointError, StoreError
+from vlmrl.errors import CheckpointError, StoreError, way_out
 from vlmrl.model.load import DTYPES, load_processor, write_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
 from vlmrl.model.model_facts import quiet_transformers
@@ -360,6 +360,7 @@ def merge(
     force: bool = False,
     adapter: bool = False,
     base: str | None = None,
+    root: Path | None = None,
     max_shard_size: str = MAX_SHARD_SIZE,
     skip_proof: bool = False,
     name: str | None = None,
@@ -376,6 +377,7 @@ def merge(
         force: replace an existing folder.
         adapter: write the adapter as a PEFT folder instead of merging it.
         base: present folder of the adapter's base model, if it was moved.
+        root: folder of the runs, in which that is searched; None = the usual one.
         max_shard_size: maximum size of a weight file, such as 5GB or 500MB; a larger tensor gets a file of its own.
         skip_proof: do not load the result again; this is recorded in the folder's merge.json.
         name: repository to which the folder will be uploaded.
@@ -389,6 +391,8 @@ def merge(
         raise CheckpointError(message, hint="choose another --out, or --force to replace it")
     meta = read_meta(checkpoint)
     _check_options(checkpoint, dtype, adapter, base)
+    if saved_lora(checkpoint) is not None:
+        base = str(find_base(checkpoint, base, root))
     for part in (HF, PROOF):
         check_files(checkpoint, part)
     whole = None
@@ -417,7 +421,7 @@ def merge(
         raise CheckpointError(
             f"the merged model could not be written: {error}",
             where=str(out),
-            hint="free disk space, or choose another --out; nothing was written",
+            hint=f"{way_out(error)}; --out names another folder; nothing was written",
         ) from error
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     return Merged(out, meta["step"], parameters, size, proof, whole, tuple(notes))

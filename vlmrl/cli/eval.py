@@ -290,24 +290,31 @@ def endpoint_of(
     return EndpointOptions(base_url(endpoint), served, key_env, concurrency)
 
 
-def open_answering(
-    request: AnswerRequest, endpoint: EndpointOptions | None, root: Path
-) -> tuple[ModelOrigin, ChosenRecipe, Recipe, list[Problem]]:
-    """Return the model that answers, its recipe as chosen and as filled for this machine, and warnings about it.
+def origin_named(request: AnswerRequest, endpoint: EndpointOptions | None, root: Path) -> ModelOrigin:
+    """Return the model that answers: the endpoint's, or that of the request. Nothing large is imported.
 
-    Args:
-        endpoint: the endpoint that answers; None = the model is loaded here.
-        root: folder of the runs.
-    Raises: as `find_model`, `choose_recipe` and `fill_for_answers`.
+    Raises: as `find_model`; StoreError when there is no such run or model folder.
+    """
+    from vlmrl.setup.model_origin import ModelOrigin, find_model, require_there
+
+    if endpoint is not None:
+        return ModelOrigin(endpoint.model, endpoint=endpoint.url)
+    origin = find_model(request.model, root, request.checkpoint)
+    if origin.checkpoint is None:
+        require_there(origin.path, root)
+    return origin
+
+
+def open_answering(
+    request: AnswerRequest, origin: ModelOrigin, root: Path
+) -> tuple[ChosenRecipe, Recipe, list[Problem]]:
+    """Return the recipe of the model that answers, as chosen and as filled for this machine, and warnings about it.
+
+    Raises: as `choose_recipe` and `fill_for_answers`.
     """
     from vlmrl.evaluate.eval_rows import choose_recipe
     from vlmrl.setup.auto_choice import fill_for_answers
-    from vlmrl.setup.model_origin import ModelOrigin, find_model
 
-    if endpoint is None:
-        origin = find_model(request.model, root, request.checkpoint)
-    else:
-        origin = ModelOrigin(endpoint.model, endpoint=endpoint.url)
     chosen = choose_recipe(
         origin,
         root,
@@ -317,8 +324,8 @@ def open_answering(
         images=request.has_images,
         overrides=list(request.overrides),
     )
-    filled, warnings = fill_for_answers(chosen.recipe, origin.files) if endpoint is None else (chosen.recipe, [])
-    return origin, chosen, filled, warnings
+    filled, warnings = (chosen.recipe, []) if origin.endpoint else fill_for_answers(chosen.recipe, origin.files)
+    return chosen, filled, warnings
 
 
 Split = Annotated[
@@ -436,10 +443,6 @@ def eval_(
     """
     from vlmrl.data.blinded_images import parse_changes
     from vlmrl.dist.world import launched, recorded_command
-    from vlmrl.evaluate import eval as work
-    from vlmrl.evaluate.eval_plan import with_changed_tools
-    from vlmrl.evaluate.eval_rows import find_evaluation, rows_to_evaluate
-    from vlmrl.evaluate.shared_rows import with_shared
     from vlmrl.launch.request import EvalRequest
     from vlmrl.store.layout import check_eval_name, runs_root
 
@@ -453,7 +456,14 @@ def eval_(
     endpoint_options = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = options.request_of(EvalRequest, ctx, model=model or str(served))
     root, argv = runs_root(runs), recorded_command(request.argv)
-    origin, chosen, filled, warnings = open_answering(request, endpoint_options, root)
+    origin = origin_named(request, endpoint_options, root)
+    # Imported here: a wrong name is reported before large libraries are loaded.
+    from vlmrl.evaluate import eval as work
+    from vlmrl.evaluate.eval_plan import with_changed_tools
+    from vlmrl.evaluate.eval_rows import find_evaluation, rows_to_evaluate
+    from vlmrl.evaluate.shared_rows import with_shared
+
+    chosen, filled, warnings = open_answering(request, origin, root)
     how = work.EvalSettings(temperature or None, samples, name, seed, force, changes, tools=tools or "")
     if not launched():
         show_warnings(warnings)

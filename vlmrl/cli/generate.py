@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.eval import endpoint_of, joined, open_answering, rows_line
+from vlmrl.cli.eval import endpoint_of, joined, open_answering, origin_named, rows_line
 from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
 from vlmrl.cli.progress import counter
 from vlmrl.untrusted import one_line, plural
@@ -161,8 +161,6 @@ def generate(
     by --set rollout.tensor_parallel=N (engine vLLM); --gpus is then a multiple of N.
     """
     from vlmrl.dist.world import launched
-    from vlmrl.evaluate.eval import EvalSettings
-    from vlmrl.evaluate.generate import require_free
     from vlmrl.launch.request import GenerateRequest
     from vlmrl.store.layout import runs_root
 
@@ -170,9 +168,15 @@ def generate(
     connection = endpoint_of(endpoint, served, key_env, concurrency, model=model, gpus=gpus)
     request = options.request_of(GenerateRequest, ctx, model=model or str(served))
     request.check()
+    root = runs_root(runs)
+    origin = origin_named(request, connection, root)
+    # Imported here: a wrong name is reported before large libraries are loaded.
+    from vlmrl.evaluate.eval import EvalSettings
+    from vlmrl.evaluate.generate import require_free
+
     require_free(out, force, image_paths or None)
-    root, settings = runs_root(runs), EvalSettings(temperature or None, samples, None, seed, force)
-    origin, chosen, filled, warnings = open_answering(request, connection, root)
+    settings = EvalSettings(temperature or None, samples, None, seed, force)
+    chosen, filled, warnings = open_answering(request, origin, root)
     answered = _sources(filled, request, chosen.seen)
     sources = [one for one, _ in answered]
     if launched():

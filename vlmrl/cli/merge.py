@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import typer
 
@@ -90,16 +90,13 @@ def merge(
 
     Example: vlmrl merge last --out models/digits
     """
-    from vlmrl.checkpoint.merge import check_access, push, tool_options
-    from vlmrl.checkpoint.merge import merge as merge_checkpoint
     from vlmrl.errors import CheckpointError, unknown
-    from vlmrl.model.load import DTYPES
-    from vlmrl.store.checkpoints import choose_checkpoint
+    from vlmrl.store.checkpoints import SavedDtype, choose_checkpoint
     from vlmrl.store.layout import COMPLETE, MANIFEST, runs_root
     from vlmrl.store.runs import eval_merged, open_run
 
-    if dtype is not None and dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES, error=CheckpointError)
+    if dtype is not None and dtype not in get_args(SavedDtype):
+        raise unknown("dtype", dtype, get_args(SavedDtype), error=CheckpointError)
     opened = None
     if (Path(run) / COMPLETE).is_file():
         folder = Path(run)
@@ -109,6 +106,10 @@ def merge(
         opened = open_run(runs_root(runs), run)
         folder, why = choose_checkpoint(opened.dir, opened.manifest, checkpoint)
         say(f"{run} is {folder.name} of run {opened.id}: {why}")
+    # Imported here: a wrong name is reported before large libraries are loaded.
+    from vlmrl.checkpoint.merge import check_access, push, tool_options
+    from vlmrl.checkpoint.merge import merge as merge_checkpoint
+
     if push_to_hub is not None:
         check_access(push_to_hub)
     target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
@@ -119,6 +120,7 @@ def merge(
         force=force,
         adapter=adapter,
         base=base,
+        root=runs_root(runs),
         max_shard_size=max_shard_size,
         skip_proof=skip_proof,
         name=push_to_hub,

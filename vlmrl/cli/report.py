@@ -40,7 +40,6 @@ def report(
     Example: vlmrl report digits-sft digits-im -o compare.html
     """
     from vlmrl.errors import StoreError
-    from vlmrl.report.page import write_report
     from vlmrl.store.layout import REPORT, runs_root
     from vlmrl.store.runs import open_run
     from vlmrl.store.verify import shortened
@@ -51,6 +50,8 @@ def report(
     target = out or (Path(f"report-{names[:MOST_NAME]}.html") if len(chosen_runs) > 1 else chosen_runs[0].dir / REPORT)
     if target.is_dir():
         raise StoreError(f"{target} is a folder", where=str(target), hint="give a file: -o report.html")
+    from vlmrl.report.page import write_report  # large: a wrong name is reported before
+
     damage = write_report(chosen_runs, target)
     size = target.stat().st_size
     emit({"report": str(target), "bytes": size, "runs": [r.id for r in chosen_runs], "damage": damage}, as_json)

@@ -95,7 +95,7 @@ def run_training(request: TrainRequest) -> None:
             raise Interruption(what, kept, resume_command(request, run.dir)) from None
     if is_main:
         # The run is opened again to read the numbers from its metrics file, which is complete now.
-        show_end(open_run(root, run.id), status, resume_command(request, run.dir), request.as_json)
+        show_end(open_run(root, str(run.dir)), status, resume_command(request, run.dir), request.as_json)
     if status == "interrupted":
         raise typer.Exit(130)
 

@@ -228,16 +228,18 @@ def try_(
     --filter 0.1:0.9 --out DIR writes the rows worth training on: those that are neither always nor never solved. A
     trial that fails leaves no run. An interrupted trial leaves the responses that were scored.
     """
-    from vlmrl.evaluate.trial import parse_solved, run_trial, trial_run
     from vlmrl.process import give_terminal
     from vlmrl.setup.checked_recipe import load_checked
     from vlmrl.store.layout import runs_root
     from vlmrl.store.listing import command_line
 
     bounds = _bounds(filter_, out)
-    condition = parse_solved(solved) if solved is not None else None
     root = runs_root(runs)
     loaded, warnings = load_checked(Path(recipe), overrides or [], None, root, trains=False)
+    # Imported here: a wrong name is reported before large libraries are loaded.
+    from vlmrl.evaluate.trial import parse_solved, run_trial, trial_run
+
+    condition = parse_solved(solved) if solved is not None else None
     show_warnings(warnings)
     if debug:
         give_terminal()
@@ -271,12 +273,14 @@ def try_(
 
 def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None:
     """Return the lowest and the highest solve rate to keep; None without --filter. Raises: RecipeError."""
-    from vlmrl.evaluate.trial import parse_filter
-
     if (filter_ is None) != (out is None):
         missing = "--out: where to write the rows" if out is None else "--filter: which rows to write"
         raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
-    return parse_filter(filter_) if filter_ is not None else None
+    if filter_ is None:
+        return None
+    from vlmrl.evaluate.trial import parse_filter
+
+    return parse_filter(filter_)
 
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:

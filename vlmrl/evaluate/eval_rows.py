@@ -8,7 +8,6 @@ is taken besides them. `--split` names a split or a file instead.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,14 +16,14 @@ from typing import Any
 
 from vlmrl.data.dataset import INFO_FILE
 from vlmrl.data.open_dataset import HeldOutDataset, open_dataset
-from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError, VlmrlError, did_you_mean
-from vlmrl.model.model_files import models_beside
+from vlmrl.errors import DataError, Problem, ProblemsError, RecipeError, StoreError, VlmrlError
 from vlmrl.recipe.files import find_recipe, has_table, read_layers
 from vlmrl.recipe.key_fields import is_path_key, names_file
 from vlmrl.recipe.load import apply_override, load_recipe, parse_override, recipe_from_resolved, refuse_remote_code
 from vlmrl.recipe.schema import Data, Recipe
 from vlmrl.recipe.tables import is_test_split
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN
+from vlmrl.redaction.redact import excerpt
 from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.setup.sources import missing_set
@@ -32,7 +31,6 @@ from vlmrl.store.evaluated_rows import Role, image_condition, read_summary
 from vlmrl.store.kept_recipe import kept_recipes, newest_resolved, read_resolved, refuse_hidden
 from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
 from vlmrl.store.lineage import lineage, merged_run
-from vlmrl.store.listing import list_runs
 from vlmrl.store.manifest import Manifest
 from vlmrl.store.runs import can_be_scored, eval_command, open_run
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
@@ -290,8 +288,6 @@ def _is_file(named: Any) -> bool:
 
 IMAGES_ALONE = "images:"
 """Path of the source of a recipe that has none, where the user's own images take the place of rows. No file has it."""
-NEWEST = 200
-"""Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
 
 
 @dataclass(frozen=True)
@@ -329,13 +325,10 @@ def choose_recipe(
     Args:
         task: task of all sources, instead of the recipe's.
         images: whether the user's own images take the place of rows. A recipe without `[[data]]` is enough then.
-    Raises: RecipeError when nothing says what data to use; StoreError when there is no such run or model folder; the
-        errors of the recipe.
+    Raises: RecipeError when nothing says what data to use; the errors of the recipe.
     """
     run_dir = origin.run_dir
     is_served = bool(origin.endpoint)  # its name belongs to the endpoint, whatever is here under that name
-    if run_dir is None and origin.checkpoint is None and not is_served:
-        _require_there(origin.path, root)
     source_run = run_dir or (None if is_served else _merged_from(origin.path, root))
     run_values = None if source_run is None else _run_recipe(source_run, overrides)
     values: dict[str, Any] = {"model": {"path": origin.path}}
@@ -350,10 +343,12 @@ def choose_recipe(
     elif images:
         values["data"] = [{"path": IMAGES_ALONE}]
     elif data is None:
-        raise RecipeError(
-            f"there is no data on which to evaluate `{origin.path}`",
-            hint="add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits",
-        )
+        message = f"there is no data on which to evaluate `{origin.path}`"
+        hint = "add --recipe with a file or a run, such as --recipe recipes/digits_im.toml, or --data data/digits"
+        if not is_served and (name := merged_run(Path(origin.path))):
+            message += f": it was made from run {excerpt(name, 60)}, which is not in {root}"
+            hint = f"name the folder that has this run: --runs DIR; or {hint}"
+        raise RecipeError(message, hint=hint)
     if data is not None:
         values["data"] = [_data_entry(data, values.get("data") or [{}])]
     if task is not None:
@@ -373,19 +368,6 @@ def choose_recipe(
     if source_run is None and data is None:
         seen = trained_by(chosen)
     return ChosenRecipe(chosen, run_dir, seen)
-
-
-def _require_there(path: str, root: Path) -> None:
-    """Raise StoreError for a word that is no run and no folder.
-
-    A word with a `/` may name a model of the hub: loading it then reports a wrong name.
-    """
-    if "/" in path or os.path.exists(path):
-        return
-    runs = list_runs(root, limit=NEWEST)
-    names = [*(name for run in runs for name in (run.id, run.name) if name), *models_beside(path)]
-    hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
-    raise StoreError(f"there is no run and no model folder `{path}`", where=str(root), hint=hint)
 
 
 def find_evaluation(
@@ -467,7 +449,7 @@ def _merged_from(path: str, root: Path) -> Path | None:
     """Return the run that a merged model was made from, by its merge.json. None if it is gone or not below `root`."""
     name = merged_run(Path(path))
     try:
-        return open_run(root, name).dir if isinstance(name, str) and Path(name).name == name else None
+        return None if name is None else open_run(root, name).dir
     except StoreError:
         return None
 

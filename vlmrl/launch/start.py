@@ -1,7 +1,8 @@
 """`--gpus` of the commands: prepare the run, start one process per GPU with the same command, wait, record the end.
 
 For training, the recipe is checked, or a resume or fork planned; then the run's folder is created or reopened. Commands
-that answer rows evaluate or generate in each process, and the run with the results is found.
+that answer rows evaluate or generate in each process, and the run with the results is found. Large modules are imported
+inside the functions, so that a wrong name of a recipe or run is reported before.
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ from typing import TYPE_CHECKING
 from vlmrl.dist.world import CHOICES_VARIABLE, OPEN_PORTS, launched
 from vlmrl.errors import Interruption, LaunchError, Problem, StoreError
 from vlmrl.launch.gpu_assignment import Placement, place
-from vlmrl.launch.hub_fetch import offline_environment
-from vlmrl.launch.ranks import EXPLAINED, Ending, Job, launch, launch_twice
 from vlmrl.launch.request import EvalRequest, GenerateRequest, TrainRequest
 from vlmrl.process import DEBUG_RANK
 from vlmrl.recipe.load import REMOTE_CODE, LoadedRecipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.setup.auto_choice import choice_texts, choices_of
 from vlmrl.setup.checked_recipe import check_loaded, load_checked, parse_target
 from vlmrl.store.checkpoints import HF
 from vlmrl.store.kept_recipe import read_resolved
@@ -33,6 +31,7 @@ from vlmrl.train.resume import ResumePlan, ResumeRequest, changes_in_words, note
 from vlmrl.untrusted import number_of, plural
 
 if TYPE_CHECKING:
+    from vlmrl.launch.ranks import Ending, Job
     from vlmrl.store.runs import Run
 
 
@@ -83,6 +82,7 @@ def begin_run(
         argv: command line for the record.
     Returns: (run, its recipe, checkpoint to start from; None at step 0).
     """
+    from vlmrl.setup.auto_choice import choice_texts, choices_of
     from vlmrl.setup.model_origin import describe_origin
     from vlmrl.setup.run_records import Labels, start_run
     from vlmrl.store.listing import namesake_warning
@@ -159,6 +159,10 @@ def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
 
     Raises: LaunchError for GPUs or machines that do not fit; StoreError if another process is writing the run.
     """
+    from vlmrl.launch.hub_fetch import offline_environment
+    from vlmrl.launch.ranks import Job
+    from vlmrl.setup.auto_choice import choices_of
+
     machines, recipe, run_dir = request.machines, recipe_of(plan), None
     if request.resume is not None and not isinstance(plan, LoadedRecipe):
         run_dir = plan.run.dir
@@ -189,6 +193,8 @@ def plan_ranks(request: TrainRequest, plan: Plan, root: Path) -> RankPlan:
 
 def run_ranks(request: TrainRequest, ranks: RankPlan, root: Path, say: Callable[[str], None]) -> int:
     """Start the ranks, wait for them, record and print how the run ended, and return the exit code."""
+    from vlmrl.launch.ranks import EXPLAINED, launch_twice
+
     job = ranks.job
     say(_describe(request, ranks))
     if job.nnodes > 1:
@@ -280,6 +286,9 @@ def answer_on_ranks(
     Returns: as `launch`. None = no process was started: the caller must do the work in its own process.
     Raises: LaunchError for GPUs that do not exist.
     """
+    from vlmrl.launch.hub_fetch import offline_environment
+    from vlmrl.launch.ranks import Job, launch
+
     parts = recipe.rollout.tensor_parallel if recipe.rollout.engine == "vllm" else 1
     placement = place(gpus, 0, parts)
     env = {**placement.env, **offline_environment(recipe, root)}

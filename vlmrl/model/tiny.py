@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import CheckpointError
+from vlmrl.errors import CheckpointError, way_out
 from vlmrl.model.model_facts import quiet_transformers
 
 INIT_STD = 0.1
@@ -129,7 +129,7 @@ def build_tiny(
         processor.save_pretrained(temp)
         os.replace(temp, folder)
     except Exception as error:  # on a full disk, safetensors and tokenizers raise classes of their own
-        hint = "free disk space, or name another folder; nothing was written"
+        hint = f"{way_out(error)}; or name another folder; nothing was written"
         raise CheckpointError(f"the model could not be written: {error}", where=str(folder), hint=hint) from error
     finally:
         shutil.rmtree(temp, ignore_errors=True)

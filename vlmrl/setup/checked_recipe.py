@@ -101,9 +101,12 @@ def find_model_files(path: str, root: Path, where: str) -> tuple[str | None, lis
         root: folder of the runs.
         where: place of that key, for the problem.
     """
-    from vlmrl.setup.model_origin import find_model
+    from vlmrl.setup.model_origin import find_model, require_there
 
     try:
-        return find_model(path, root).files, []
+        origin = find_model(path, root)
+        if origin.checkpoint is None:
+            require_there(path, root)
+        return origin.files, []
     except VlmrlError as error:
         return None, [Problem(error.message, where, error.hint)]

@@ -78,7 +78,7 @@ def load_origin(
     processor = load_processor(settings, path=origin.files)
     if origin.checkpoint is None:
         return load_model(settings, path=origin.path, in_files=world is not None), processor
-    return load_saved(origin.checkpoint, settings, lora, world), processor
+    return load_saved(origin.checkpoint, settings, lora, world, origin.root), processor
 
 
 def load_for_training(

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import CheckpointError, StoreError
-from vlmrl.model.model_files import ADAPTER_CONFIG
+from vlmrl.errors import CheckpointError, StoreError, did_you_mean
+from vlmrl.model.model_files import ADAPTER_CONFIG, models_beside
 from vlmrl.store.checkpoints import AS_ASKED, HF, choose_checkpoint, read_meta, split_checkpoint
 from vlmrl.store.layout import CHECKPOINTS, COMPLETE, MANIFEST, complete_checkpoints
-from vlmrl.store.listing import run_ids
+from vlmrl.store.lineage import place_of
+from vlmrl.store.listing import list_runs, run_ids
 from vlmrl.store.runs import Run, open_run
 
 
@@ -24,12 +25,14 @@ class ModelOrigin:
         path: the path as the recipe or the command states it.
         checkpoint: folder of the checkpoint; None = the origin is no checkpoint.
         parent: as `Manifest.parent`: the run, the checkpoint's name, and the reason why this checkpoint was chosen.
+        root: folder of the runs in which the base model of an adapter is searched, too; None = the usual one.
         endpoint: address of the server that answers for the model `path`; "" = its weights are loaded here.
     """
 
     path: str
     checkpoint: Path | None = None
     parent: Mapping[str, Any] | None = None
+    root: Path | None = None
     endpoint: str = ""
 
     @property
@@ -81,7 +84,7 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
     if os.path.isfile(folder / COMPLETE):
         read_meta(folder)
         folder = folder.absolute()
-        alone = ModelOrigin(path, folder)
+        alone = ModelOrigin(path, folder, root=runs_root)
         if alone.run_dir is None:
             return alone
         return replace(alone, parent={"checkpoint": folder.name, "run": alone.run_dir.name, "why": AS_ASKED})
@@ -92,7 +95,7 @@ def find_model(path: str, runs_root: Path, which: str | int = "best") -> ModelOr
     if run is not None:
         checkpoint, why = choose_checkpoint(run.dir, run.manifest, which)
         read_meta(checkpoint)
-        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why})
+        return ModelOrigin(path, checkpoint, {"run": run.id, "checkpoint": checkpoint.name, "why": why}, runs_root)
     if os.path.isfile(folder / ADAPTER_CONFIG):
         raise CheckpointError(
             f"{path} holds an adapter without its base model",
@@ -125,6 +128,24 @@ def _run_named(path: str, runs_root: Path) -> Run | None:
         return None
 
 
+NEWEST = 200
+"""Maximum number of newest runs whose names are compared with an unknown name, to suggest a similar one."""
+
+
+def require_there(path: str, root: Path) -> None:
+    """Raise StoreError for a word that is no run and no folder.
+
+    A word with a `/` may name a model of the hub: loading it then reports a wrong name.
+    """
+    if "/" in path or os.path.exists(path):
+        return
+    runs = list_runs(root, limit=NEWEST)
+    names = [*(name for run in runs for name in (run.id, run.name) if name), *models_beside(path)]
+    hint = did_you_mean(path, names, "`vlmrl runs list` lists the runs; a model of the hub is called OWNER/NAME")
+    message = f"there is no run and no model folder `{path}`: runs are searched in {root}"
+    raise StoreError(message, where=str(root), hint=hint)
+
+
 def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
     """Return the origin of this run's first weights, as its manifest recorded it.
 
@@ -135,5 +156,5 @@ def origin_of(run: Run, path: str, runs_root: Path) -> ModelOrigin:
         return find_model(path, runs_root)
     folder = Path(path)  # if the run is in another runs folder, `path` is the path of the run
     is_named = os.path.isfile(folder / MANIFEST) and folder.resolve().name == parent["run"]
-    run_dir = folder if is_named else runs_root / parent["run"]
-    return ModelOrigin(path, run_dir / CHECKPOINTS / parent["checkpoint"], parent)
+    run_dir = folder if is_named else place_of(parent["run"], run.dir, runs_root)
+    return ModelOrigin(path, run_dir / CHECKPOINTS / parent["checkpoint"], parent, runs_root)

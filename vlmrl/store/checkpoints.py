@@ -38,6 +38,7 @@ from vlmrl.untrusted import parse_json, read_regular
 
 SCHEMA = 1
 MOST_NAMES = 3
+SavedDtype = Literal["float32", "bfloat16"]
 ANOTHER = "use another checkpoint of the run; if you delete this folder, --resume takes the one before"
 
 
@@ -143,6 +144,9 @@ def hashes_of(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        hint = "was its run moved? name the folder that has it now: --runs DIR"
+        raise CheckpointError("there is no such checkpoint", where=str(folder), hint=hint)
     if not (folder / COMPLETE).is_file():
         raise CheckpointError(
             "this checkpoint is not complete: a save was interrupted",
@@ -185,7 +189,7 @@ def _model() -> Any:
     parts = Literal["vision", "connector", "language", "embeddings"]
     fields: Any = {
         "step": (int, ...),
-        "dtype": (Literal["float32", "bfloat16"], ...),
+        "dtype": (SavedDtype, ...),
         "policy": (policy, ...),
         "base": (base | None, None),
         "kind": (str, ""),
@@ -274,7 +278,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     Raises: StoreError if there is no such checkpoint. If the best one is missing, no other is returned in its place.
     """
     checkpoints, best = layout.complete_checkpoints(run_dir), manifest.best
-    names = ", ".join(p.name for p in checkpoints) or "none"
+    names = (", ".join(p.name for p in checkpoints) or "none") + left_out_by_pack(run_dir)
     if isinstance(which, str) and which not in ("best", "last"):
         named = _step_of(which)
         if named is None:
@@ -300,6 +304,18 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     raise StoreError(
         f"run {manifest.id} has no checkpoint {which}", where=str(run_dir), hint=f"complete ones: {names}{why}"
     )
+
+
+def left_out_by_pack(run_dir: Path) -> str:
+    """Return which checkpoints `vlmrl runs pack` left out of this copy of a run, and what to do, for a hint; or ""."""
+    try:
+        names = parse_json(read_regular(run_dir / layout.PACKED))["left_out"]
+        steps = [name for name in names if parse_checkpoint_name(name) is not None]
+        lost = [name for name in steps if not (run_dir / layout.CHECKPOINTS / name).is_dir()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    way = "copy them from the run into checkpoints/, or pack it again with --checkpoints all"
+    return f"; `vlmrl runs pack` left out {', '.join(lost)}: {way}" if lost else ""
 
 
 MODEL, ADAPTER, OPTIMIZER, HF = "model", "adapter", "optimizer", "hf"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.store.kept_recipe import read_resolved
-from vlmrl.store.layout import MERGE_RECORD
+from vlmrl.store.layout import MANIFEST, MERGE_RECORD, runs_root
 from vlmrl.store.manifest import Manifest, read_manifest
 from vlmrl.untrusted import parse_json, read_regular
 
@@ -28,7 +29,23 @@ def lineage(run_dir: Path) -> Iterator[tuple[Path, Manifest]]:
         name = origin_of(place, manifest)
         if name is None:
             return
-        place = place.parent / name
+        place = place_of(name, place)
+
+
+def places_of(run: str, child: Path, root: Path | None = None) -> list[Path]:
+    """Return the folders in which the run that another run's weights come from may be, by its id, without repeats.
+
+    They are beside the other run (`child`), in `root` (`--runs`; None = the usual folder), and where it was started.
+    """
+    roots = [child.parent, root or runs_root()]
+    with suppress(StoreError):  # a checkpoint that was moved out of its run has no manifest
+        roots.append(Path(read_manifest(child).cwd) / runs_root())
+    return list(dict.fromkeys((folder / run).absolute() for folder in roots))
+
+
+def place_of(run: str, child: Path, root: Path | None = None) -> Path:
+    """Return the first of `places_of` that holds a run; if none does, the one beside the other run."""
+    return min(places_of(run, child, root), key=lambda folder: not (folder / MANIFEST).is_file())
 
 
 def origin_of(run_dir: Path, manifest: Manifest) -> str | None:
@@ -48,9 +65,10 @@ def model_of(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def merged_run(folder: Path) -> Any:
-    """Return what a folder that `vlmrl merge` wrote names as its run; None for any other folder."""
+def merged_run(folder: Path) -> str | None:
+    """Return the id of the run from which `vlmrl merge` wrote a folder; None for any other folder."""
     try:
-        return parse_json(read_regular(folder / MERGE_RECORD))["run"]
+        name = parse_json(read_regular(folder / MERGE_RECORD))["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return name if isinstance(name, str) and Path(name).name == name else None

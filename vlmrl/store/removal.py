@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from vlmrl.errors import StoreError
@@ -12,7 +13,7 @@ from vlmrl.store import layout
 from vlmrl.store.files import remove_tree, sync_folder
 from vlmrl.store.listing import find
 from vlmrl.store.lock import RunLock
-from vlmrl.store.manifest import read_manifest
+from vlmrl.store.manifest import Manifest, read_manifest, update_manifest
 from vlmrl.store.metrics import read_file
 from vlmrl.store.prune import children
 from vlmrl.store.runs import rollout_files
@@ -76,14 +77,17 @@ def remove_runs(folders: Sequence[Path]) -> None:
 def set_aside(folder: Path) -> str:
     """Move a run that failed before its first step to the folder `unfinished`: its name is then free.
 
-    Such a run has no step, no validation, no rollouts and no checkpoint.
+    Such a run has no step, no validation, no rollouts and no checkpoint. If it is a resume that failed before its first
+    step, the run stays and has its status from before; only the record of the attempt has the failure.
 
-    Returns: a line that says so; "" = the run began or did not fail, and stays.
+    Returns: a line that says so; "" = the run or the attempt began or did not fail.
     """
     manifest = read_manifest(folder)
+    if manifest.status == "failed" and len(manifest.attempts) > 1:
+        return _set_back(folder, manifest)
     worked = any(line.get("kind") != "event" for line in read_file(folder).lines)
     worked = worked or layout.complete_checkpoints(folder) or rollout_files(folder, manifest.attempt_starts)
-    if worked or manifest.status != "failed" or len(manifest.attempts) > 1:
+    if worked or manifest.status != "failed":
         return ""
     target = folder.parent / layout.UNFINISHED / folder.name
     if target.parent.is_symlink():
@@ -92,3 +96,14 @@ def set_aside(folder: Path) -> str:
     os.replace(folder, target)
     sync_folder(folder.parent)
     return f"the run failed before its first step: its files are now in {target}, and its name is free"
+
+
+def _set_back(folder: Path, manifest: Manifest) -> str:
+    """Give a run the status of its last attempt that trained, if its newest attempt failed and trained nothing."""
+    trained = {line.get("attempt") for line in read_file(folder).lines if line.get("kind") == "train"}
+    before = next((a for a in reversed(manifest.attempts) if a.number in trained), manifest.attempts[0])
+    if before is manifest.attempts[-1] or before.status == "failed":
+        return ""
+    status = "running" if before.status == "killed" else before.status  # "killed" is never stored
+    update_manifest(folder, lambda m: replace(m, status=status, end=before.end, error=None))
+    return f"the resume failed before its first step: the run is {before.status}, as before"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmrl.algo.algorithms import algorithm_of
 from vlmrl.errors import Problem, StoreError, VlmrlError
@@ -18,16 +18,17 @@ from vlmrl.recipe.changes import Change, compare_recipes
 from vlmrl.recipe.load import LoadedRecipe, load_recipe, recipe_from_resolved, reload_recipe, with_defaults
 from vlmrl.recipe.schema import Recipe
 from vlmrl.redaction.redact import HIDDEN, redact_value
-from vlmrl.setup.auto_choice import fill_for_run
 from vlmrl.setup.memory_fit import HERE, Target
-from vlmrl.setup.run_records import Labels, Records, content_changes, records_of, texts_of
 from vlmrl.store import layout
-from vlmrl.store.checkpoints import read_meta, split_checkpoint
+from vlmrl.store.checkpoints import left_out_by_pack, read_meta, split_checkpoint
 from vlmrl.store.kept_recipe import Fork, Renewal, Texts, newest_resolved, read_resolved, recipe_text, refuse_hidden
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import short_value
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.runs import Run, create_run, open_run, resume_run
+
+if TYPE_CHECKING:
+    from vlmrl.setup.run_records import Labels, Records
 
 COMMANDS = {"rl": "train", "sft": "sft"}
 LENGTH_KEYS = {"train.steps", "train.epochs", "train.stop_above", "train.max_seconds", "eval.patience"}
@@ -110,14 +111,16 @@ class ResumePlan:
 def plan_resume(root: Path, request: ResumeRequest) -> ResumePlan:
     """Plan the resume of a run. Nothing is written.
 
-    Raises: StoreError when the run is being written, is of another kind, has nothing left to do, or has a change that
-        is refused or was not accepted; CheckpointError when the folder of its newest checkpoint is not what was saved;
-        the errors of recipe, data and reward.
+    Raises: StoreError when the run is being written, is of another kind, has nothing left to do or no checkpoint left,
+        or has a change that is refused or was not accepted; CheckpointError when the folder of its newest checkpoint is
+        not what was saved; the errors of recipe, data and reward.
     """
     run = open_run(root, request.ref)
     _same_kind(run, request.kind, f"--resume {request.ref}")
     RunLock(run.dir).refuse_living()
     checkpoints = run.checkpoint_dirs()
+    if not checkpoints and left_out_by_pack(run.dir):
+        run.checkpoint("last")  # raises: a run that has trained must not begin at step 0 again
     plan = _plan(run, checkpoints[-1] if checkpoints else None, request)
     _something_left(plan)
     not_allowed = [c for c in plan.changes if c.kind == "refused" or (c.kind == "asked" and not request.accept)]
@@ -201,6 +204,8 @@ def notes_of(plan: ResumePlan) -> list[str]:
 
 def _plan(run: Run, checkpoint: Path | None, request: ResumeRequest) -> ResumePlan:
     """Return the plan, with changes of every kind, also refused ones."""
+    from vlmrl.setup.auto_choice import fill_for_run
+    from vlmrl.setup.run_records import content_changes, records_of, texts_of
     from vlmrl.setup.sources import open_sources
 
     if checkpoint is not None:
@@ -266,7 +271,8 @@ def _something_left(plan: ResumePlan) -> None:
     """Raise a StoreError if the run would end before its first step."""
     run, steps = plan.run, plan.loaded.recipe.train.steps
     keys = {c.what for c in plan.changes}
-    done = run.status == "done"
+    # After a resume that failed before its first step, the run is done, and its recipe may have more steps already.
+    done = run.status == "done" and run.manifest.attempts[-1].status == "done"
     nothing_left = plan.step >= steps or not keys & LENGTH_KEYS if done else "train.steps" in keys and plan.step > steps
     if not nothing_left:
         return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import errno
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_files import prove_items, save_checkpoint, seal
+from safetensors import SafetensorError
 from tinyworld import assert_close
 
 from vlmrl.checkpoint import io
@@ -136,5 +138,27 @@ def test_a_model_that_is_not_the_proven_one_is_refused_and_nothing_is_written(ch
 
 def test_a_place_that_cannot_be_written_is_an_error_in_words(checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="could not be written"):
+    with pytest.raises(CheckpointError, match="could not be written") as caught:
         merge(checkpoint, tmp_path / "file" / "out")
+    assert "--out names another folder" in str(caught.value.hint) and "disk space" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("error", "start"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "choose another path"),
+        (OSError(errno.EPERM, "Operation not permitted"), "choose another path"),
+        (SafetensorError("I/O error: Permission denied (os error 13)"), "choose another path"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "free disk space"),
+        (OSError(errno.ENOSPC, "No space left on device"), "free disk space"),
+        (OSError("a library's own"), "free disk space"),
+    ],
+)
+def test_the_hint_of_a_failed_write_is_that_of_its_cause(checkpoint, tmp_path, monkeypatch, error, start):
+    def refuse(*args):
+        raise error
+
+    monkeypatch.setattr("vlmrl.checkpoint.merge._publish", refuse)
+    with pytest.raises(CheckpointError, match="could not be written") as caught:
+        merge(checkpoint, tmp_path / "out", skip_proof=True)
+    assert str(caught.value.hint).startswith(start)

@@ -257,6 +257,17 @@ def test_a_merged_model_is_evaluated_as_the_run_that_it_was_made_of(place: Path)
             choose_recipe(ModelOrigin("merged"), Path("runs"))
 
 
+def test_a_merged_model_whose_run_was_moved_names_the_run(place: Path):
+    run = run_of(entry("train.jsonl"))
+    Path("merged").mkdir()
+    Path("merged/merge.json").write_text(json.dumps({"run": run.id}))
+    Path("runs").rename("moved")
+    with pytest.raises(RecipeError, match=f"it was made from run {run.id}, which is not in runs") as caught:
+        choose_recipe(ModelOrigin("merged"), Path("runs"))
+    assert "--runs DIR" in str(caught.value.hint)
+    assert choose_recipe(ModelOrigin("merged"), Path("moved")).recipe.data[0].path == "train.jsonl"
+
+
 def chosen_elsewhere(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> ChosenRecipe:
     """The recipe of a run of this folder, as a command in another folder chooses it."""
     runs = Path("runs").absolute()
@@ -294,9 +305,17 @@ def test_the_first_weights_of_a_run_elsewhere_are_found(place: Path):
     folder = origin_of(run).checkpoint
     assert folder is not None
     parent = {"run": run.id, "checkpoint": folder.name, "why": "the best"}
-    child = SimpleNamespace(manifest=SimpleNamespace(first_weights=parent))
-    for path, root in ((str(run.dir), Path("other")), (run.id, run.dir.parent)):
-        assert first_origin(child, path, root).checkpoint == folder  # type: ignore[arg-type]
+    run.dir.parent.rename("moved")  # `runs` would be searched anyway
+    folder, away = Path("moved").absolute() / folder.relative_to(run.dir.parent), Path("away")
+    named, by_runs, beside = (
+        (str(Path("moved", run.id)), away, away),
+        (run.id, Path("moved"), away),
+        (run.id, away, "moved"),
+    )
+    for path, root, home in (named, by_runs, beside):
+        child = SimpleNamespace(manifest=SimpleNamespace(first_weights=parent), dir=Path(home, "child"))
+        origin = first_origin(child, path, root)  # type: ignore[arg-type]
+        assert origin.checkpoint is not None and origin.checkpoint.absolute() == folder
 
 
 # Names: nothing of training's own is overwritten

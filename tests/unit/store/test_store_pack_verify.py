@@ -506,6 +506,9 @@ def test_a_packed_run_opens_elsewhere_without_the_dataset(run: Run, tmp_path: Pa
     opened = open_run(tmp_path, str(unpack(packed.path, tmp_path / "elsewhere")))
     assert opened.id == run.id and opened.metrics() == run.metrics()
     assert [opened.read_rollouts(s) for s in (0, 1)] == [run.read_rollouts(s) for s in (0, 1)]
+    with pytest.raises(StoreError, match="has no checkpoint last") as caught:
+        opened.checkpoint("last")
+    assert "`vlmrl runs pack` left out step-000002" in str(caught.value.hint)
     images = RunImages(opened.dir)
     assert [images.read(m) for m in MEDIA] == list(CONTENT.values())
     assert verify_run(opened.dir).errors == []

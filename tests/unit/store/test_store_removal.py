@@ -11,7 +11,7 @@ from store_builders import make_checkpoint, make_group, make_run
 from vlmrl.errors import StoreError
 from vlmrl.store.listing import run_ids
 from vlmrl.store.removal import removable, remove_runs, set_aside
-from vlmrl.store.runs import Run, open_run
+from vlmrl.store.runs import Run, open_run, resume_run
 
 
 def ended(root: Path, status: str = "done", **settings) -> Run:
@@ -79,6 +79,31 @@ def test_a_failed_run_moves_only_if_nothing_in_it_was_worked_out(tmp_path: Path,
     else:
         assert str(tmp_path / "unfinished" / run.id) in line and run_ids(tmp_path) == []
         assert open_run(tmp_path / "unfinished", "mine").status == "failed"
+
+
+@pytest.mark.parametrize("before", ["done", "interrupted", "killed", "failed"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_resume_that_fails_before_its_first_step_leaves_the_status_as_it_was(
+    tmp_path: Path, before: str, trains: bool
+):
+    run = make_run(tmp_path)
+    run.log(0, "train", {"reward/mean": 0.0})
+    run.close() if before == "killed" else run.finish(before)  # pyright: ignore[reportArgumentType]
+    end = open_run(tmp_path, run.id).manifest.end
+    for _ in range(2):  # the second one looks past the first
+        again = resume_run(tmp_path, run.id)
+        again.log(0, "validation", {"eval/metric": 0.0})
+        if trains:
+            again.log(0, "train", {"reward/mean": 0.0})
+        again.finish("failed", "the base is gone")
+        line = set_aside(run.dir)
+        now = open_run(tmp_path, run.id)
+        if trains or before == "failed":
+            assert line == "" and (now.status, now.manifest.error) == ("failed", "the base is gone")
+        else:
+            assert line == f"the resume failed before its first step: the run is {before}, as before"
+            assert (now.status, now.manifest.error, now.manifest.end) == (before, None, end)
+        assert now.manifest.attempts[-1].status == "failed"
 
 
 def test_a_link_in_the_place_of_unfinished_is_not_followed(tmp_path: Path):
