@@ -312,7 +312,7 @@ def test_a_wrong_row_is_an_error_that_says_why(tmp_path: Path, fields: dict[str,
     train = [{"question": "How long is AB? (1)", "answer": "5 cm", "image_path": "1.png"}]
     with pytest.raises(DataError) as error:
         prepared_from(tmp_path, train, [published_row(3), published_row(4, **fields)])
-    assert "1 of 2 rows are wrong" in error.value.message and reason in error.value.message
+    assert "1 of 3 rows are wrong" in error.value.message and reason in error.value.message
     assert not (tmp_path / "out").exists()
 
 
