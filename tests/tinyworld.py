@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from vlmrl.data.encode import EncodedPrompt, Encoder
 from vlmrl.data.turns import encode_tail
 from vlmrl.model.packing import PackedRow, PromptTokens, TrainItem, make_row
+from vlmrl.model.policy import Policy
 from vlmrl.rollout.engine import SamplingRequest
 from vlmrl.types import Media, Message, Row, Sample, Segment
 
@@ -123,19 +125,48 @@ def sampler_gap(
 
     Args: encoder: of episodes, whose tools show images.
     """
+    gaps = []
+    for items, said in _with_the_engines_logps(requests, answers, encoder):
+        with torch.no_grad():
+            logp = policy(make_row(items)).logp
+        gaps.append(float((logp - said).abs().max() / (logp.abs().max() if relative else 1)))
+    return max(gaps)
+
+
+def rounding_errors(
+    policy: Policy, requests: Sequence[SamplingRequest], answers: Sequence[Sequence[Sample]]
+) -> tuple[float, float]:
+    """Largest errors of (engine, trainer): |log-prob - that of the policy in float64|, in nats.
+
+    The trainer's is what float32 costs on this machine: it differs by a factor of 3 between models and processors.
+    """
+    exact, errors = in_float64(policy), []
+    for items, said in _with_the_engines_logps(requests, answers):
+        with torch.no_grad():
+            true = exact(make_row(items)).logp
+            errors.append([float((logp - true).abs().max()) for logp in (said, policy(make_row(items)).logp)])
+    engine, trainer = (max(column) for column in zip(*errors, strict=True))
+    return engine, trainer
+
+
+def in_float64(policy: Policy) -> Policy:
+    """A copy whose log-probs are exact, for all that float32 can tell."""
+    model = copy.deepcopy(policy.model).double()
+    return Policy(model, temperature=policy.temperature, banned_ids=policy.banned_ids)
+
+
+def _with_the_engines_logps(
+    requests: Sequence[SamplingRequest], answers: Sequence[Sequence[Sample]], encoder: Encoder | None = None
+) -> Iterator[tuple[list[TrainItem], torch.Tensor]]:
+    """(a prompt's samples, the engine's log-prob of each of their tokens) for each prompt."""
 
     def tail(sample: Sample) -> tuple[Any, ...]:
         return encode_tail(encoder, sample.segments, sample.files, "an episode") if encoder else ()
 
-    gaps = []
     for request, samples in zip(requests, answers, strict=True):
         tokens = prompt_tokens(request.prompt)
         items = [TrainItem(tokens, 0, s.parts, k, *tail(s)) for k, s in enumerate(samples)]
-        with torch.no_grad():
-            logp = policy(make_row(items)).logp
-        said = torch.tensor([x for s in samples for part in s.parts for x in part.sampler_logp or ()])
-        gaps.append(float((logp - said).abs().max() / (logp.abs().max() if relative else 1)))
-    return max(gaps)
+        yield items, torch.tensor([x for s in samples for part in s.parts for x in part.sampler_logp or ()])
 
 
 def saved_bytes(policy: torch.nn.Module, row: PackedRow) -> int:

@@ -21,8 +21,8 @@ from vllm_rank import CASES, DROPPED, SMALL_BUCKET
 pytestmark = pytest.mark.slow
 
 SCRIPT = TESTS / "ranks" / "vllm_rank.py"
-GAP = 2e-5
-"""Nats. In float32 the two engines' log-probs, which are down to -10, are within some units of their last digit."""
+MOST_ROUNDING = 6
+"""Engine and trainer differ by at most this many times what float32 costs the trainer: each rounds for itself."""
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def test_an_engine_takes_groups_that_wait_for_a_slow_one_and_the_ids_stay_the_sa
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_sync_brings_the_trainers_weights(outcome, case) -> None:
-    told = outcome[2][case]
-    assert len(told["gaps"]) == 3 and max(told["gaps"]) < GAP
-    assert told["stale"] > 1000 * GAP, "the update is too small for a stale engine to be seen"
+    told, rounding = outcome[2][case], max(outcome[1][case]["rounding"])
+    assert len(told["gaps"]) == 3 and max(told["gaps"]) < MOST_ROUNDING * rounding
+    assert told["stale"] > 1000 * MOST_ROUNDING * rounding, "the update is too small for a stale engine to be seen"
 
 
 def test_weights_are_gathered_in_buckets_and_never_all_at_once(outcome) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from parity import adapted
-from tinyworld import encoded, four_prompts, prompt_tokens, response
+from tinyworld import encoded, four_prompts, in_float64, prompt_tokens, response
 
 from vlmrl.algo.algorithms import ALGORITHMS
 from vlmrl.data.encode import Encoder
@@ -110,6 +110,13 @@ class Place:
         for item in batch.items:
             tally_mismatch(tally, logps[item.trajectory], torch.tensor(item.segments[0].sampler_logp))
         return Mismatch.joined(self.world.gather(Mismatch.of(tally.read()))).gap_max
+
+    def rounding(self, batch: StepBatch) -> float:
+        """Largest error of the trainer of one process, in nats: what float32 costs on this machine."""
+        logps: list[dict[int, torch.Tensor]] = [{}, {}]
+        for policy, into in zip((self.policy, in_float64(self.policy)), logps, strict=True):
+            fill_logps(policy, batch, into, 400)
+        return max(float((logps[0][k] - logps[1][k]).abs().max()) for k in logps[0])
 
 
 def shared(place: Place) -> dict[str, Any]:
@@ -200,13 +207,15 @@ def dropped(place: Place, version: int) -> str:
 
 
 def case(place: Place) -> dict[str, Any]:
-    told: dict[str, Any] = {"ids": [], "gaps": []}
+    told: dict[str, Any] = {"ids": [], "gaps": [], "rounding": []}
     optimizer = Optimizer(place.policy.model, Optim(lr=1e-2, max_grad_norm=1.0))
     for version in range(2):
         place.engine.load_weights(version)
         ids, batch = place.answer()
         told["ids"].append(ids)
         told["gaps"].append(place.gap(batch))
+        if place.world.size == 1:
+            told["rounding"].append(place.rounding(batch))
         told["shared"] = shared(place)
         objective = PolicyGradient(ALGORITHMS["grpo"], importance="truncate")
         update(place.policy, optimizer, batch, objective, lr=1e-2, tokens_per_row=400, max_tokens=12)
