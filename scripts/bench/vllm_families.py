@@ -4,8 +4,8 @@
 
 Each line is a process of its own: a tiny random model of the family's own class, three full weight syncs (or of the
 adapter alone), text and image prompts. `engine`, `trainer`: largest errors of their log-probs after a sync, nats,
-against the trainer in float64; `ids`: greedy ids equal to the built-in engine's. Known refusals (vlmrl/recipe/rules/engine.py) are tried
-all the same. `--smoke` is one family that is refused before an engine starts.
+against the trainer in float64; `ids`: greedy ids equal to the built-in engine's. Known refusals
+(vlmrl/recipe/rules/engine.py) are tried all the same. `--smoke` is one family that is refused before an engine starts.
 """
 
 from __future__ import annotations
