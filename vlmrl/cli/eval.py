@@ -253,7 +253,7 @@ def result_fields(folder: Path, evaluation: Evaluation, other: Path | None) -> d
         before = read_evaluation(other)
         metas = [e.summary.get("meta") or {} for e in (before, evaluation)]
         result["scored_alike"] = scored_alike(*metas) is not False
-        result["differences"] = differences(evaluation, before)
+        _, result["differences"] = differences(evaluation, before)
     return result
 
 

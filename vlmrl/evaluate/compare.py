@@ -340,7 +340,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     recorded_alike = scored_alike(*metas)
     alike = trained_alike if recorded_alike is None else recorded_alike
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
-    differences_by_metric, columns = differences(right, left), paired_columns_of(right, left)
+    columns, differences_by_metric = differences(right, left)
     tests = tests_of(columns)
     comparisons = {m: comparison(m, d, alike, of_reward, tests.get(m)) for m, d in differences_by_metric.items()}
     columns = {name: column for name, column in columns.items() if comparisons[name] != "other reward"}
@@ -378,25 +378,21 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     }
 
 
-def paired_columns_of(after: Evaluation, before: Evaluation) -> dict[str, PairedColumn]:
-    """Return metric -> its values on the rows that both have, with the ranges and fields that both declare."""
-    summaries = (before.summary, after.summary)
-    return paired_columns(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
-
-
 def _number(value: Any) -> float | None:
     """Return a finite number unchanged; None for everything else."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def differences(after: Evaluation, before: Evaluation) -> dict[str, dict[str, Any]]:
-    """Return metric -> after minus before, with its interval; see `paired_differences`.
+def differences(after: Evaluation, before: Evaluation) -> tuple[dict[str, PairedColumn], dict[str, dict[str, Any]]]:
+    """Return (metric -> its values on the rows that both have, metric -> after minus before, with its interval).
 
-    Metrics of a whole split are included if both evaluations have exactly the same rows.
+    The ranges and fields are those that both declare. Metrics of a whole split have a difference, but no values of
+    rows. They are included if both evaluations have exactly the same rows.
     """
-    of_rows = paired_differences(paired_columns_of(after, before))
-    differences_by_metric = of_rows | set_differences(after.summary, before.summary)
+    summaries = (before.summary, after.summary)
+    columns = paired_columns(after.rows, before.rows, joined_ranges(*summaries), joined_by(*summaries))
+    differences_by_metric = paired_differences(columns) | set_differences(after.summary, before.summary)
     for name, difference in differences_by_metric.items():
-        directions = {(e.summary["metrics"].get(name) or {}).get("better") for e in (before, after)}
+        directions = {(summary["metrics"].get(name) or {}).get("better") for summary in summaries}
         difference["better"] = directions.pop() if len(directions) == 1 else None
-    return differences_by_metric
+    return columns, differences_by_metric

@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import probe_of
-from vlmrl.evaluate.compare import differences, paired_columns_of
+from vlmrl.evaluate.compare import differences
 from vlmrl.evaluate.estimates import excludes_zero
 from vlmrl.evaluate.measures import absent_words, measure_lines, measured_names
 from vlmrl.evaluate.metrics import task_problems
@@ -118,8 +118,7 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
             dict.fromkeys(n for c in group for n in c.summary["metrics"] if n not in measured_names(c.summary))
         )
         compared = _compared(group)
-        pair = _read_pair(*(c.folder for c in compared)) if compared else None
-        differences = _differences(pair) if pair else {}
+        differences, tests = _differences(compared) if compared else ({}, [])
         paper = next((p for c in group if (p := c.meta.get("paper"))), {})
         baselines = next((b for c in group if (b := c.summary.get("baselines"))), {})
         numbers = published_here(paper, group[0].meta)
@@ -127,7 +126,7 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
         tables.append(
             {
                 "kind": kind,
-                "notes": [*_notes(group), *(_test_notes(pair, compared) if differences and pair and compared else [])],
+                "notes": [*_notes(group), *tests],
                 "columns": group,
                 "rows": rows,
                 "paper": paper if numbers else {},
@@ -230,27 +229,26 @@ def _compared(group: Sequence[EvalColumn]) -> tuple[EvalColumn, EvalColumn] | No
     return a, b
 
 
-def _differences(pair: tuple[Evaluation, Evaluation]) -> dict[str, dict[str, Any]]:
-    """Return the paired differences that are shown, of the second evaluation to the first; {} if they share no rows."""
-    before, after = pair
-    shown = {*DIFFERENCES, *set_metrics_of(after.summary)}
-    return {
-        n: d for n, d in differences(after, before).items() if n in shown or n.startswith(("accuracy/", *BEGINNINGS))
-    }
+def _differences(compared: tuple[EvalColumn, EvalColumn]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return (the paired differences that are shown, notes) of the second evaluation to the first.
 
-
-def _test_notes(pair: tuple[Evaluation, Evaluation], compared: tuple[EvalColumn, EvalColumn]) -> list[str]:
-    """Return the tests of the shown differences, and the number of rows that would show a small one."""
+    Both are empty if the two share no rows. The notes have the tests of the differences, and the number of rows that
+    would show a small one.
+    """
+    pair = _read_pair(*(c.folder for c in compared))
+    if not pair:
+        return {}, []
     before, after = pair
     alike = scored_alike(*(e.summary.get("meta") or {} for e in pair)) is not False
-    columns = paired_columns_of(after, before)
+    columns, of_metrics = differences(after, before)
     columns = {n: c for n, c in columns.items() if n == "accuracy" or (alike and n == "reward")}
     steps = [f", step {c.meta['step']}" if c.meta.get("step") is not None else "" for c in compared]
     letters = f"A = {compared[0].label}{steps[0]}; B = {compared[1].label}{steps[1]}"
-    tests = tests_of(columns)
-    notes = [f"Paired test ({letters}): {words_of_test(name, test)}." for name, test in tests.items()]
-    power = rows_needed_of(columns)
-    return [*notes, f"Rows needed {words_of_power(power)}."] if power else notes
+    notes = [f"Paired test ({letters}): {words_of_test(name, test)}." for name, test in tests_of(columns).items()]
+    if power := rows_needed_of(columns):
+        notes.append(f"Rows needed {words_of_power(power)}.")
+    shown = {*DIFFERENCES, *set_metrics_of(after.summary)}
+    return {n: d for n, d in of_metrics.items() if n in shown or n.startswith(("accuracy/", *BEGINNINGS))}, notes
 
 
 def _read_pair(first: Path, last: Path) -> tuple[Evaluation, Evaluation] | None:
@@ -284,8 +282,9 @@ def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[
     pair = _read_pair(folders_by_step[first][0], folders_by_step[last][0])
     if not pair:
         return {}
-    tests = tests_of(paired_columns_of(pair[1], pair[0]))
-    return {n: (d, comparison(n, d, test=tests.get(n))) for n, d in differences(pair[1], pair[0]).items()}
+    columns, of_metrics = differences(pair[1], pair[0])
+    tests = tests_of(columns)
+    return {n: (d, comparison(n, d, test=tests.get(n))) for n, d in of_metrics.items()}
 
 
 def _eval_row(

@@ -15,13 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmrl.errors import DataError, RecipeError
+from vlmrl.evaluate import compare as compare_module
 from vlmrl.evaluate import set_metrics as sets
 from vlmrl.evaluate.compare import compare, differences, open_side
 from vlmrl.evaluate.estimates import Units
 from vlmrl.evaluate.metrics import summarise, task_problems
+from vlmrl.evaluate.paired import paired_columns
 from vlmrl.evaluate.records import Evaluation, read_evaluation, write_evaluation
 from vlmrl.evaluate.set_metrics import resamples, row_counts, set_differences, summarise_sets
-from vlmrl.store.evaluated_rows import set_method_of
+from vlmrl.report.evaluations import EvalColumn, eval_tables
+from vlmrl.store.evaluated_rows import read_summary, set_method_of
 from vlmrl.tasks.base import REPLICATES, AccumulatedMetrics, PooledMetrics
 from vlmrl.types import RewardInput, Score
 
@@ -237,8 +240,21 @@ def test_compare_needs_no_task_for_it(tmp_path, better, said):
     (pooled,) = [m for m in found["metrics"] if m["metric"] == "pooled"]
     assert (pooled["difference"], pooled["verdict"]) == (pytest.approx(0.25), said)
     before, after = (read_evaluation(tmp_path / name / "eval" / "test") for name in "ab")
-    assert differences(after, before)["pooled"]["value"] == pytest.approx(0.25)
+    assert differences(after, before)[1]["pooled"]["value"] == pytest.approx(0.25)
     assert sets.set_metrics_of(after.summary) == ["pooled"]
+
+
+def test_compare_and_the_report_match_the_rows_of_a_pair_once(tmp_path, monkeypatch):
+    for name, shift in (("a", 0.0), ("b", 0.25)):
+        evaluated(tmp_path / name / "eval" / "test", shift, None)
+    folders = [tmp_path / name / "eval" / "test" for name in "ab"]
+    passes = []
+    monkeypatch.setattr(compare_module, "paired_columns", lambda *args: passes.append(args) or paired_columns(*args))
+    compare(*(open_side(tmp_path, str(folder)) for folder in folders))
+    assert len(passes) == 1
+    columns = [EvalColumn(folder.parts[-3], 0, read_summary(folder), folder) for folder in folders]
+    (table,) = eval_tables(columns)
+    assert table["differences"] and len(passes) == 2
 
 
 def test_a_reflected_metric_that_is_the_same_on_all_resamples_has_no_interval():
