@@ -285,22 +285,20 @@ def conclusions(probe: Mapping[str, Any]) -> list[str]:
     prompts = probe["prompts"]
     if probe.get("no_pictures"):
         return ["No tool returned a picture, so nothing was changed; --tools off says how much needs the tools."]
+    what, names = changed_thing(probe["images"]), leading_metrics(probe["metrics"])
     if probe["one_text"]:
-        what = changed_thing(probe["images"])
-        return [f"No answer needs the {what}, whatever the numbers: {probe['one_text']}, with the true {what}."]
-    texts = [
-        f"{_sentence(name, probe['metrics'][name], probe['images'])}; {prompts:,} prompt{plural(prompts)}."
-        for name in leading_metrics(probe["metrics"])[:1]
-    ]
-    if not texts:
-        texts = [f"No row can be compared with and without its {changed_thing(probe['images'])}."]
+        texts = [f"No answer needs the {what}, whatever the numbers: {probe['one_text']}, with the true {what}."]
+    elif names:
+        sentence = _sentence(names[0], probe["metrics"][names[0]], probe["images"])
+        texts = [f"{sentence}; {prompts:,} prompt{plural(prompts)}."]
+    else:
+        texts = [f"No row can be compared with and without its {what}."]
     if probe["same_answer"]:
         texts.append(
             f"{probe['same_answer']:,} of {prompts:,} prompts were shown the images of a prompt with the same answer."
         )
-    if other := probe["other_answer"]:
-        name = leading_metrics(probe["metrics"])[0]
-        sentence = _sentence(name, other["metrics"][name], probe["images"])
+    if (other := probe["other_answer"]) and not probe["one_text"]:
+        sentence = _sentence(names[0], other["metrics"][names[0]], probe["images"])
         texts.append(f"On the other prompts: {sentence[0].lower()}{sentence[1:]}.")
     reasons = {
         "without_images": "Prompts without images, which do not count",

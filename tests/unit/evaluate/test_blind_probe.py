@@ -64,6 +64,21 @@ def test_answers_that_are_nearly_all_one_text_need_no_image(texts: list[str], is
     assert (found["conclusion"] == [expected]) == is_told
 
 
+def test_the_notes_on_rows_and_rewards_are_kept_where_all_answers_are_one_text() -> None:
+    normal = [r | {"text": "2"} for r in normal_rows([False] * 10)]
+    normal[0]["images"] = []
+    changed = blank_rows([False] * 9)
+    changed[0] |= {"images": [], "shown_images": []}
+    other = evaluation(changed, images="blank", reward={"name": "r", "sha256": "2"})
+    first, *notes = blind_probe(evaluation(normal), other)["conclusion"]
+    assert first.startswith("No answer needs the images, whatever the numbers: all 10 answers are one text")
+    assert notes == [
+        "Prompts without images, which do not count: 1.",
+        "Prompts that are only in one of the two evaluations, or with another truth: 1.",
+        "The two evaluations were scored by different rewards: `reward` and its parts are left out.",
+    ]
+
+
 def blank_rows(right: list[bool]) -> list[dict[str, Any]]:
     return normal_rows(right, shown_images=shown("grey"))
 
