@@ -379,28 +379,26 @@ MAX_PATH = 1000
 """Longest path of an image, in characters; a longer text is an image in base64."""
 
 
-class RowPlace(NamedTuple):
-    """Place of an image in a table: piece, row in the piece, position in the row."""
+class TablePlace(NamedTuple):
+    """Place of an image: table, piece, row in the piece, position in the row; and the row in words, for messages."""
 
+    table: int
     piece: int
     row: int
     position: int
+    where: str
 
-
-class TablePlace(NamedTuple):
-    """Place of an image: the table, and its place there."""
-
-    table: int
-    place: RowPlace
+    def __str__(self) -> str:
+        return f"{self.where}, image {self.position + 1}"
 
 
 def read_places(tables: Sequence[OpenTable], places: Sequence[TablePlace]) -> Iterator[bytes]:
     """Yield image files by their place in several tables. Places in the tables' order are read in one pass."""
-    for (index, piece), members in groupby(places, key=lambda one: (one.table, one.place.piece)):
+    for (index, piece), members in groupby(places, key=lambda one: (one.table, one.piece)):
         files, column = tables[index].files, tables[index].columns["images"]
         rows = enumerate(read_piece(files.pieces[piece], [column]))
         number, values = -1, []
-        for _, place in members:
+        for place in members:
             while number < place.row:
                 number, row = next(rows)
                 values = split_images(row.get(column))

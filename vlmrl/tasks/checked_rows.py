@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmrl.data.dataset_writer import Build
-from vlmrl.data.image_scan import Examined, RowPlace, TablePlace, examined, look_at_cell, read_places
+from vlmrl.data.image_scan import Examined, TablePlace, examined, look_at_cell, read_places
 from vlmrl.data.open_dataset import RowUnits, cut_rows
 from vlmrl.data.parallel_parts import make_parts, write_lines
 from vlmrl.data.table_pieces import Located, OpenTable, RowFiles, TablePiece, open_row_files
@@ -102,7 +102,7 @@ class CheckedTables:
                     self.bad.append(LeftOut(line["where"], "; ".join(line["wrong"])))
                     continue
                 images = tuple(
-                    self._image_number(fields, TablePlace(chosen.table, RowPlace(chosen.number, number, position)))
+                    self._image_number(fields, TablePlace(chosen.table, chosen.number, number, position, line["where"]))
                     for position, fields in enumerate(line["images"])
                 )
                 yield split, (index, number), line, images

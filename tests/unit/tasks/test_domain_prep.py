@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from pair_tables import composite, photo, table_rows, write_parquet
 
+from vlmrl.data.image_scan import write_shards
 from vlmrl.data.images import decode_image
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
+from vlmrl.tasks import dataset_assembly
 from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
 from vlmrl.tasks.source import open_source
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS
@@ -92,9 +94,28 @@ def spoilt(rows: list[dict[str, Any]]) -> dict[int, str]:
         2: "called the same in one row and different in another", 35: "called the same in one row and different",
         3: "has 8 fields, not 9", 5: "has the answer '7'", 8: "1 image, not 2", 11: "2 images, but 1 <image> mark in",
         14: "image 2: broken image: image file is truncated", 17: "image 1: an empty file (0 bytes)",
-        20: "`answer_im` says the opposite", 23: "nothing is fetched from the network", 26: "leaves",
+        20: "`answer_im` says the opposite", 26: "leaves",
+        23: "nothing is fetched from the network: download it first, and give its path or bytes",
         29: "contradicts itself", 32: "`problem` is None, not a text",
     }  # fmt: skip
+
+
+def test_an_image_that_changes_during_a_prep_is_named_by_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = table_rows("fungi", 20)
+    for number in (0, 1):
+        (tmp_path / f"{number}.jpg").write_bytes(rows[4]["images"][number]["bytes"])
+        rows[4]["images"][number] = {"bytes": None, "path": f"{number}.jpg"}
+
+    def write(*args: Any, **settings: Any) -> None:
+        (tmp_path / "1.jpg").write_bytes(photo(999, 80, 60))
+        write_shards(*args, **settings)
+
+    monkeypatch.setattr(dataset_assembly, "write_shards", write)
+    with pytest.raises(DataError, match="an image changed while it was read") as caught:
+        prepare(tmp_path / "out", "fungi", write_parquet(tmp_path / "rows.parquet", rows))
+    assert caught.value.where == "train row 4, image 2"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
