@@ -296,9 +296,9 @@ def read_image(value: Any, root: Path | None, where: str, depth: int = 0) -> byt
         raise DataError(f"the data URI {show(text)} is not an image in base64", where=where)
     if _SCHEME.match(text):
         raise DataError(
-            f"the image {show(text)} is a URL, and nothing is fetched from the network",
+            f"the image {show(text)} is a URL, and nothing is fetched from the network: "
+            "download it first, and give its path or bytes",
             where=where,
-            hint="download the images first and give their paths or bytes",
         )
     return _inside(text, root, where)
 

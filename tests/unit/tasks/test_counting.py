@@ -285,7 +285,7 @@ def test_rows_of_published_tables(
         ({"question": "people"}, "--objects"),
         ({"question": ""}, "not a text"),
         ({"image_path": "../../x.png"}, "leaves"),
-        ({"image_path": "https://example.org/a.png"}, "URL"),
+        ({"image_path": "https://example.org/a.png"}, "download it first"),
         ({"image_path": None}, "no image"),
     ],
 )

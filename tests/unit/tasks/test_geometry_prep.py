@@ -109,7 +109,7 @@ def test_the_same_folder_gives_the_same_dataset_and_no_path_is_kept(tmp_path: Pa
         ({"question": "<image> "}, "not a text"),
         ({"question": 7}, "not a text"),
         ({"image": "images/../../a.png"}, "leaves"),
-        ({"image": "https://example.org/a.png"}, "URL"),
+        ({"image": "https://example.org/a.png"}, "download it first"),
         ({"image": None}, "no image"),
     ],
 )
