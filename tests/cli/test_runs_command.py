@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Done, this_process
 
+from vlmrl.cli.output import table_lines
+from vlmrl.cli.runs import list_
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.store import layout
@@ -113,6 +116,20 @@ def test_list_shows_newest_first_filters_and_survives_a_damaged_manifest(root: P
     for option, word, known in (("--status", "dead", "running"), ("--kind", "grpo", "rl, sft, eval, try")):
         wrong = vlmrl("runs", "list", option, word, runs=root)
         assert wrong.code == 2 and f"known: {known}" in wrong.err
+
+
+def test_a_narrow_list_keeps_id_status_step_best_and_age(root: Path, monkeypatch: pytest.MonkeyPatch):
+    with make(root, name="a-name-that-takes-a-lot-of-space", note="a long note " * 9):
+        pass
+    shown = []
+
+    def lines_of_80(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str]) -> None:
+        shown.append(table_lines([columns, *rows], 80, spare))
+
+    monkeypatch.setattr("vlmrl.cli.runs.show_table", lines_of_80)
+    list_(None, None, None, 30, root)
+    ((head, *_), left_out) = shown.pop()
+    assert head.split() == ["run", "status", "step", "best", "age"] and left_out == ["kind", "about", "name"]
 
 
 def test_show_tells_later_evaluations_from_validations_during_training(root: Path):

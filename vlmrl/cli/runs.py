@@ -122,7 +122,7 @@ def list_(
         best_cell = f"{best['metric']} {best['value']:.4g} @{best['step']}" if best else ""
         rows.append((r["id"], r["name"] or "", r["kind"], r["status"], step, best_cell, r["age"], about_cell(r)))
     heads = ("run", "name", "kind", "status", "step", "best", "age", "about")
-    show_table("", heads, rows, spare=("best", "age", "step", "kind"))
+    show_table("", heads, rows, spare=("kind", "about", "name", "age", "best", "step"))
     if limit and len(lines) == limit and total > limit:
         say(f"\nthe newest {limit} of {total} runs; --limit 0 lists all")
 
