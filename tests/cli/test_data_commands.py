@@ -86,6 +86,7 @@ def test_data_show_names_the_splits_when_there_is_no_such_split(archive: Path, t
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "[bold] hi [/x]", "answer": 1}\n')
     assert answered("data", "show", rows)["rows"][0]["truth"] == {"answer": 1}
+    assert "\nrows of the split `train`: the first 1 of 1\n" in this_process("data", "show", rows, cwd=tmp_path).out
     assert "splits there: train (1 rows)" in str(refused("data", "show", rows, "--split", "test").hint)
     assert "no dataset at" in refused("data", "show", tmp_path / "gone").message
 

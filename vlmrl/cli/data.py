@@ -103,8 +103,8 @@ MOST_CHARS = 600
 """Maximum number of characters that are shown of a row's truth, and of its columns."""
 
 
-def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Print facts about a dataset, and some of its rows."""
+def show_rows(opened: Any, facts: dict[str, Any], split: str, rows: list[dict[str, Any]]) -> None:
+    """Print facts about a dataset, and the first rows of a split."""
     tell(f"{opened.path}: task {facts['task']}, fingerprint {opened.fingerprint[:16]}")
     tell("splits: " + ", ".join(f"{name} {count}" for name, count in opened.splits.items()))
     if opened.info.get("description"):
@@ -114,6 +114,8 @@ def show_rows(opened: Any, facts: dict[str, Any], rows: list[dict[str, Any]]) ->
     dropped = opened.info.get("dropped") or ()
     if count := (opened.info.get("counts") or {}).get("dropped", len(dropped)):
         tell(f"rows left out when the dataset was made: {count:,} (dropped.jsonl)")
+    if rows:
+        tell(f"\nrows of the split `{split}`: the first {len(rows):,} of {opened.splits[split]:,}")
     for row in rows:
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
         tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {_short_json(row['truth'])}")
@@ -181,7 +183,7 @@ def show(
     facts = {"name": opened.name, "path": opened.path, "task": opened.info.get("task"), "splits": dict(opened.splits)}
     facts |= {"fingerprint": opened.fingerprint, "notes": list(opened.notes)}
     if not emit({**facts, "split": split, "rows": rows}, as_json):
-        show_rows(opened, facts, rows)
+        show_rows(opened, facts, split, rows)
 
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, check or export a dataset.")
