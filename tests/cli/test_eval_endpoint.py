@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,14 @@ def test_an_endpoint_gets_the_rows_and_its_answers_the_grader(place: Path) -> No
     assert {row["text"] for row in rows_of(evaluation)} == {f"say {i} yes" for i in range(ROWS)}
     meta = evaluation["meta"]
     assert (meta["model"], meta["endpoint"], meta["device"]) == ("org/served", endpoint.address, "endpoint")
+
+
+def test_the_run_of_an_endpoint_began_with_its_first_request(place: Path) -> None:
+    before = time.time()
+    evaluation, _ = run(place, lambda number, body: time.sleep(0.3) or say_yes(number, body), "--concurrency", "2")
+    shown = this_process("runs", "show", evaluation["folder"].split("/")[1], "--json", cwd=place).json
+    assert shown["seconds"] >= 0.3 * ROWS / 2  # two requests at a time
+    assert datetime.fromisoformat(shown["start"]).timestamp() >= before - 0.001
 
 
 def test_two_endpoints_are_compared_row_by_row(place: Path) -> None:

@@ -94,15 +94,25 @@ class Answerer:
 
 
 def create_eval_run(
-    root: Path, recipe: Recipe, origin: ModelOrigin, rows: Sequence[EvalRows], argv: Sequence[str]
+    root: Path,
+    recipe: Recipe,
+    origin: ModelOrigin,
+    rows: Sequence[EvalRows],
+    argv: Sequence[str],
+    start: str | None = None,
 ) -> Run:
-    """Create a run of kind eval: the folder that keeps the evaluation of a model that is no run."""
+    """Create a run of kind eval: the folder that keeps the evaluation of a model that is no run.
+
+    Args:
+        start: as of `create_run`.
+    """
     name = Path(origin.path).name or "model"
     sources = list({id(r): r.source for r in rows}.values())  # the same rows may be evaluated several times
     return create_run(
         root,
         kind="eval",
         recipe_name=f"eval-{name}",
+        start=start,
         argv=argv,
         threads=usable_threads(),
         resolved={"schema": 1, "recipe": recipe.model_dump(mode="json"), "origins": {}},
@@ -184,7 +194,7 @@ def run_evaluation(
     """
     if origin.endpoint:
         _require_texts(planned)
-    total = sum(p.responses for p in planned)
+    start, total = now(), sum(p.responses for p in planned)
     count, journals, results = counted(progress, total, world), list[ResponseJournal](), list[Evaluated]()
     with ExitStack() as stack:
         try:
@@ -203,7 +213,7 @@ def run_evaluation(
                 if not own_run:  # else the same command makes all evaluations again: it goes on with their responses
                     journal.remove()
             if run_dir is None:
-                with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv) as run:
+                with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv, start) as run:
                     folders = [layout.eval_dir(run.dir, one.name) for one in planned]
                     results = [_write(folder, *each, world) for folder, each in zip(folders, evaluated, strict=True)]
         except KeyboardInterrupt:

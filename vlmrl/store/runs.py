@@ -258,6 +258,7 @@ def create_run(
     threads: int | None = None,
     texts: kept_recipe.Texts = MappingProxyType({}),
     fork: kept_recipe.Fork | None = None,
+    start: str | None = None,
 ) -> Run:
     """Create a run folder and lock it. It gets its final name only when manifest, recipe and lock are in it.
 
@@ -265,6 +266,7 @@ def create_run(
         recipe_text: text of recipe.toml.
         resolved: content of resolved.json.
         texts: reward files and prompts to keep.
+        start: when its work began; None = now.
         kind, name, tags, note ...: see the fields of `Manifest`.
     Raises: StoreError for a name or tag that is not allowed, or if the runs root cannot be written.
     """
@@ -273,7 +275,8 @@ def create_run(
     for tag in tags:
         manifests.check_tag(tag)
     root = Path(root)
-    run_dir = root / layout.new_run_id(recipe_name)
+    start = start or now()
+    run_dir = root / layout.new_run_id(recipe_name, layout.parse(start))
     temp_dir = temp_path(run_dir)
     try:
         temp_dir.mkdir(parents=True)
@@ -281,7 +284,6 @@ def create_run(
         raise StoreError(f"cannot make a run folder: {error.strerror}", where=str(root)) from error
     _sweep_root(root)
     git, diff = provenance.git_state()
-    start = now()
     learn_argv(argv)
     learn(filter(None, (recipe_text, *texts.values())))
     try:
