@@ -202,6 +202,13 @@ class ProblemsError(VlmrlError):
         return self.message
 
 
+def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
+    """Convert an error to problems. `where` is used as their place if the error names no place."""
+    if isinstance(error, ProblemsError):
+        return list(error.problems)
+    return [Problem(error.message, error.where or where, error.hint)]
+
+
 def cell_text(value: Any, what: str, where: str | None = None) -> str:
     """Return the text of a cell: also of a number; "" for none and NaN.
 

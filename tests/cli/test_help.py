@@ -96,6 +96,12 @@ WRONG = (
     "sft nope",
     "try nope",
     "report nope",
+    "check nope",
+    "reward-check nope",
+    "merge step-000001 --out rows.parquet",
+    "merge step-000001 --max-shard-size 5",
+    "eval model --compare nope",
+    "eval model --images blank --normal nope/test",
 )
 ALL_WRONG = """
 import json, sys
@@ -116,6 +122,9 @@ for words in json.loads(sys.stdin.read()):
 def test_a_wrong_name_or_option_is_reported_before_anything_heavy_is_loaded(tmp_path):
     """Of modules, because no test measures time: `vlmrl.tasks` alone takes a second, torch with transformers four."""
     (tmp_path / "rows.parquet").write_bytes(b"PAR1\0\0")
+    for path in ("step-000001/COMPLETE", "model/config.json"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text('{"model_type": "qwen2_5_vl"}')
     asked = json.dumps([words.split() for words in WRONG])
     command = [sys.executable, "-c", ALL_WRONG]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=tmp_path)

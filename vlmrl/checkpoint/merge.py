@@ -31,12 +31,11 @@ from vlmrl.errors import CheckpointError, StoreError, way_out
 from vlmrl.model.load import DTYPES, load_processor, write_processor
 from vlmrl.model.lora import fold_adapter, read_adapter
 from vlmrl.model.model_facts import quiet_transformers
-from vlmrl.model.safetensors_blocks import parse_size
 from vlmrl.model.stored_weights import publishing
 from vlmrl.redaction.redact import first_line
 from vlmrl.rewards.identity import identity_of
 from vlmrl.store import layout
-from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, read_meta
+from vlmrl.store.checkpoints import ADAPTER, HF, PROOF, parse_size, read_meta, refuse_existing
 from vlmrl.store.evaluated_rows import (
     condition_words,
     image_condition,
@@ -386,9 +385,7 @@ def merge(
     """
     shard_bytes = parse_size(max_shard_size)
     notes = remove_leftovers(out)
-    if out.exists() and not force:
-        message = "; ".join([f"{out} exists", *notes])
-        raise CheckpointError(message, hint="choose another --out, or --force to replace it")
+    refuse_existing(out, force, notes)
     meta = read_meta(checkpoint)
     _check_options(checkpoint, dtype, adapter, base)
     if saved_lora(checkpoint) is not None:

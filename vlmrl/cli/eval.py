@@ -445,6 +445,7 @@ def eval_(
     from vlmrl.dist.world import launched, recorded_command
     from vlmrl.launch.request import EvalRequest
     from vlmrl.store.layout import check_eval_name, runs_root
+    from vlmrl.store.runs import open_evaluation
 
     options.check_sampling(samples, temperature)
     check_eval_name(name)
@@ -457,6 +458,8 @@ def eval_(
     request = options.request_of(EvalRequest, ctx, model=model or str(served))
     root, argv = runs_root(runs), recorded_command(request.argv)
     origin = origin_named(request, endpoint_options, root)
+    for other in filter(None, (compare, normal)):
+        open_evaluation(root, other)
     # Imported here: a wrong name is reported before large libraries are loaded.
     from vlmrl.evaluate import eval as work
     from vlmrl.evaluate.eval_plan import with_changed_tools

@@ -91,12 +91,13 @@ def merge(
     Example: vlmrl merge last --out models/digits
     """
     from vlmrl.errors import CheckpointError, unknown
-    from vlmrl.store.checkpoints import SavedDtype, choose_checkpoint
+    from vlmrl.store.checkpoints import SavedDtype, choose_checkpoint, parse_size, refuse_existing
     from vlmrl.store.layout import COMPLETE, MANIFEST, runs_root
     from vlmrl.store.runs import eval_merged, open_run
 
     if dtype is not None and dtype not in get_args(SavedDtype):
         raise unknown("dtype", dtype, get_args(SavedDtype), error=CheckpointError)
+    parse_size(max_shard_size)
     opened = None
     if (Path(run) / COMPLETE).is_file():
         folder = Path(run)
@@ -106,13 +107,14 @@ def merge(
         opened = open_run(runs_root(runs), run)
         folder, why = choose_checkpoint(opened.dir, opened.manifest, checkpoint)
         say(f"{run} is {folder.name} of run {opened.id}: {why}")
+    target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
+    refuse_existing(target, force)
     # Imported here: a wrong name is reported before large libraries are loaded.
     from vlmrl.checkpoint.merge import check_access, push, tool_options
     from vlmrl.checkpoint.merge import merge as merge_checkpoint
 
     if push_to_hub is not None:
         check_access(push_to_hub)
-    target = out or folder.parent.parent / f"{'adapter' if adapter else 'merged'}-{folder.name}"
     done = merge_checkpoint(
         folder,
         target,

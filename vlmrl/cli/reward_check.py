@@ -94,6 +94,12 @@ def reward_check(
     Example: vlmrl reward-check answers.jsonl --task fungi --out scores.parquet
     """
     from vlmrl.process import give_terminal
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import open_run
+
+    if not Path(rollouts).exists() and not Path(rollouts).suffix:
+        open_run(runs_root(runs), rollouts)
+    # Imported here: a wrong name is reported before the tasks are loaded.
     from vlmrl.reward_check.rescore import PROFILE, parse_weights
     from vlmrl.reward_check.run import (
         RewardQuestion,

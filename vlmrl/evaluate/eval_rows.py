@@ -29,10 +29,10 @@ from vlmrl.setup.run_records import VALIDATION_SUFFIX
 from vlmrl.setup.sources import missing_set
 from vlmrl.store.evaluated_rows import Role, image_condition, read_summary
 from vlmrl.store.kept_recipe import kept_recipes, newest_resolved, read_resolved, refuse_hidden
-from vlmrl.store.layout import EVAL_SUMMARY, MANIFEST, eval_dir, eval_dirs
+from vlmrl.store.layout import eval_dirs
 from vlmrl.store.lineage import lineage, merged_run
 from vlmrl.store.manifest import Manifest
-from vlmrl.store.runs import can_be_scored, eval_command, open_run
+from vlmrl.store.runs import can_be_scored, eval_command, open_evaluation, open_run
 from vlmrl.tasks.source import TABLE_SUFFIXES, Source, open_rows_file, open_set, open_source, open_validation
 from vlmrl.untrusted import number_of
 
@@ -387,15 +387,9 @@ def find_evaluation(
         option: option that names it, for messages.
     Raises: StoreError when there is none, or several to choose from.
     """
-    if (Path(ref) / EVAL_SUMMARY).is_file():
-        return Path(ref)
-    head, _, tail = ref.rpartition("/")
-    if head and not (Path(ref) / MANIFEST).is_file():
-        folder = eval_dir(open_run(root, head).dir, tail)
-        if (folder / EVAL_SUMMARY).is_file():
-            return folder
-        raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
-    run = open_run(root, ref)
+    run = open_evaluation(root, ref)
+    if isinstance(run, Path):
+        return run
     folders = [f for f in eval_dirs(run.dir) if _is_own(f, split, source)]
     if len(folders) > 1 and like is not None:  # of several settings, the one with the same sampling
         folders = [

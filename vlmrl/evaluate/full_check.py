@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import Problem, VlmrlError
+from vlmrl.errors import Problem, VlmrlError, problems_in
 
 
 @dataclass
@@ -50,7 +50,6 @@ def check_everything(
             because the rest may take minutes.
     """
     from vlmrl.recipe.load import load_recipe
-    from vlmrl.setup.check import check_location
     from vlmrl.setup.checked_recipe import find_model_files, parse_target
 
     check = FullCheck()
@@ -58,6 +57,8 @@ def check_everything(
         loaded, warnings = load_recipe(recipe, overrides=overrides), []
         where = loaded.where(("model", "path"))
         model_files, missing = find_model_files(loaded.recipe.model.path, root, where)
+        from vlmrl.setup.check import check_location
+
         missing = missing or check_location(loaded, model_files)
         if missing:
             show_first(missing)
@@ -81,8 +82,6 @@ def check_everything(
             check.parity = deep_check(loaded.recipe, root, prompts=deep_prompts).as_dict()
             check.problems = [*check.problems, *_disagreements(check.parity, where)]
     except VlmrlError as error:
-        from vlmrl.setup.rows import problems_in
-
         check.problems = list(dict.fromkeys([*check.shown, *problems_in(error)]))
     if nnodes > 1:
         from vlmrl.dist.world import OPEN_PORTS

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ DTYPE_NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -261,15 +259,6 @@ def weight_files(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise CheckpointError(f"{name} is missing", where=str(folder), hint="copy it again, or download it again")
     return [folder / name for name in names]
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as 5GB, 500MB or 2GiB. Raises: CheckpointError for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
-    if size <= 0:
-        raise CheckpointError(f"`{text}` is not a size", hint="write it as 5GB, 500MB or 2GiB")
-    return size
 
 
 SHOWN = 3

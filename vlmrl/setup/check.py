@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmrl.errors import Problem, VlmrlError, did_you_mean, install_line
+from vlmrl.errors import Problem, VlmrlError, did_you_mean, install_line, problems_in
 from vlmrl.loggers import BUILTIN, file_and_class, short_name
 from vlmrl.model.memory import LINEAR_KEPT
 from vlmrl.model.model_files import folder_problems, require_source
@@ -266,7 +266,7 @@ def check_teacher(loaded: LoadedRecipe, encoder: Encoder, runs_folder: Path | No
         model_facts(settings, path=files)
     except VlmrlError as error:
         at = loaded.where(("teacher", "path"))
-        return [Problem(p.message, at, p.hint) for p in rows.problems_in(error)]
+        return [Problem(p.message, at, p.hint) for p in problems_in(error)]
     return []
 
 
@@ -368,7 +368,7 @@ def check_model(
         encoder = prompt_lengths.make_encoder(loaded, model_files)
         problems += prompt_lengths.check_pixels(loaded, encoder) + check_teacher(loaded, encoder, runs_folder)
     except VlmrlError as error:
-        problems += rows.problems_in(error, loaded.where(("model", "path")))
+        problems += problems_in(error, loaded.where(("model", "path")))
     return problems
 
 
@@ -447,7 +447,7 @@ def _open_encoder(result: Preflight, loaded: LoadedRecipe, model_files: str | No
     try:
         encoder = prompt_lengths.make_encoder(loaded, model_files)
     except VlmrlError as error:
-        result.add(rows.problems_in(error, loaded.where(("model", "path"))))
+        result.add(problems_in(error, loaded.where(("model", "path"))))
         return None
     result.problems += prompt_lengths.check_pixels(loaded, encoder) + prompt_lengths.check_embeddings(
         loaded, encoder, model_files
@@ -600,7 +600,7 @@ def _check_machine(
     try:
         facts = model_facts(loaded.recipe.model, path=model_files)
     except VlmrlError as error:
-        result.add(rows.problems_in(error, loaded.where(("model", "path"))))
+        result.add(problems_in(error, loaded.where(("model", "path"))))
         return
     device = "cuda" if target.is_elsewhere else None
     problems = machine.check_trained(loaded, facts) + machine.check_served(loaded, facts, device)
@@ -616,7 +616,7 @@ def _check_machine(
     try:
         attention = attention_kernel(loaded, facts, target)
     except VlmrlError as error:
-        result.problems += rows.problems_in(error, loaded.where(("model", "path")))
+        result.problems += problems_in(error, loaded.where(("model", "path")))
     else:
         result.plan |= {"attention": attention} if attention else {}
     result.plan["memory"] = memory.as_dict() | {"measured_prompts": longest is not None}

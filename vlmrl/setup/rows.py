@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmrl.data.dataset import content_hash
 from vlmrl.environments.calls import turn_text
-from vlmrl.errors import DataError, Problem, ProblemsError, RewardError, RewardUnavailable, VlmrlError, listed
+from vlmrl.errors import DataError, Problem, RewardError, RewardUnavailable, VlmrlError, listed, problems_in
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.load import LoadedRecipe
@@ -112,13 +112,6 @@ class RowScan:
     repeated: int = 0
     bare: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-
-
-def problems_in(error: VlmrlError, where: str | None = None) -> list[Problem]:
-    """Convert an error to problems. `where` is used as their place if the error names no place."""
-    if isinstance(error, ProblemsError):
-        return list(error.problems)
-    return [Problem(error.message, error.where or where, error.hint)]
 
 
 def first_errors(loaded: LoadedRecipe) -> list[Problem]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -323,3 +324,22 @@ DATA = "data.json"
 RNG = "rng/torch.safetensors"
 VALUE_HEAD = "value_head.safetensors"
 PROOF = "proof.safetensors"
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 5GB, 500MB or 2GiB. Raises: CheckpointError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
+    if size <= 0:
+        raise CheckpointError(f"`{text}` is not a size", hint="write it as 5GB, 500MB or 2GiB")
+    return size
+
+
+def refuse_existing(out: Path, force: bool, notes: Iterable[str] = ()) -> None:
+    """Raise a CheckpointError if the folder to be written exists and is not to be replaced."""
+    if out.exists() and not force:
+        message = "; ".join([f"{out} exists", *notes])
+        raise CheckpointError(message, hint="choose another --out, or --force to replace it")

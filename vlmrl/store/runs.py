@@ -349,6 +349,22 @@ def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
     return Run(run_dir, manifests.read_manifest(run_dir))
 
 
+def open_evaluation(root: Path, ref: str) -> Path | Run:
+    """Return the folder of the evaluation that `ref` names, a path or RUN/NAME; of a RUN alone, the run.
+
+    Raises: StoreError when there is none.
+    """
+    if (Path(ref) / layout.EVAL_SUMMARY).is_file():
+        return Path(ref)
+    head, _, tail = ref.rpartition("/")
+    if not head or (Path(ref) / layout.MANIFEST).is_file():
+        return open_run(root, ref)
+    folder = layout.eval_dir(open_run(root, head).dir, tail)
+    if not (folder / layout.EVAL_SUMMARY).is_file():
+        raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
+    return folder
+
+
 def resume_run(
     root: Path | str,
     ref: str,

@@ -23,14 +23,13 @@ from vlmrl.model import safetensors_blocks
 from vlmrl.model.model_facts import quiet_transformers
 from vlmrl.model.safetensors_blocks import (
     TensorSpec,
-    parse_size,
     read_tensors,
     split_shards,
     weight_files,
     write_shards,
 )
 from vlmrl.model.stored_weights import publishing
-from vlmrl.store.checkpoints import HF, MODEL
+from vlmrl.store.checkpoints import HF, MODEL, parse_size
 
 
 class NoProcessor:
