@@ -83,7 +83,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "temperature_high": ("format_unmet", "cut_off", *_NO_CONTRAST),
     "constant_reward": ("all_wrong", "all_right", "zero_gradient", *_NO_CONTRAST),
     "stop_string": ("format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
-    "cut_off": ("all_cut", "format_unmet", "one_answer", "few_distinct", *_NO_CONTRAST),
+    "cut_off": ("all_cut", "format_unmet", "few_distinct", *_NO_CONTRAST),
     "entropy_coef": (
         "collapse",
         "cut_off",

@@ -45,17 +45,28 @@ def test_equal_scores_are_compared_with_what_is_cut_off(value, words, tmp_path):
     assert words in cause.what and cause.what.endswith("not cut off" if value == 0 else "of them are cut off")
 
 
+def add_validation(run, step: int, texts: list[str]) -> None:
+    folder = layout.eval_dir(run.dir, f"validation-digits-step-{step:06}")
+    folder.mkdir(parents=True, exist_ok=True)
+    truths = [f'{{"hour": {i}}}' for i in range(len(texts))]
+    pq.write_table(pa.table({"text": texts, "truth": truths}), folder / layout.EVAL_ROWS)
+    (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
+
+
+def test_one_answer_to_all_comes_before_a_limit_that_cuts_a_part_of_the_responses(tmp_path):
+    run = make_run(tmp_path, plan(cut=lambda text: len(text) % 2 == 0))
+    add_validation(run, 6, ["7"] * 9)
+    names = [cause.name for cause in look(run).causes]
+    assert names.index("one_answer") < names.index("cut_off")
+
+
 @pytest.mark.parametrize(
     ("texts", "count"), [(["7"] * 9, "all 9"), (["7"] * 9 + ["8"], "9 of 10"), (["7"] * 8 + ["8"], ""), (["7"] * 4, "")]
 )
 def test_a_validation_whose_answers_are_nearly_all_one_text_is_named(texts, count, tmp_path):
     run = make_run(tmp_path, plan())
-    for step, said in ((0, [f"{i}" for i in range(9)]), (6, texts)):
-        folder = layout.eval_dir(run.dir, f"validation-digits-step-{step:06}")
-        folder.mkdir(parents=True)
-        truths = [f'{{"hour": {i}}}' for i in range(len(said))]
-        pq.write_table(pa.table({"text": said, "truth": truths}), folder / layout.EVAL_ROWS)
-        (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
+    add_validation(run, 0, [f"{i}" for i in range(9)])
+    add_validation(run, 6, texts)
     told = [(c.level, c.what) for c in look(run).causes if c.name == "one_answer"]
     where, level = "of the validation validation-digits-step-000006", "error" if count == "all 9" else "warning"
     words = f"{count} answers {where} are one text, to {len(texts)} different truths"
@@ -64,12 +75,8 @@ def test_a_validation_whose_answers_are_nearly_all_one_text_is_named(texts, coun
 
 def test_the_best_validation_is_looked_at_beside_the_newest(tmp_path):
     run = make_run(tmp_path, plan(validations={3: {"eval/metric": 0.9}, 6: {"eval/metric": 0.5}}))
-    for step, texts in ((3, ["7"] * 9), (6, [f"{i}" for i in range(9)])):
-        folder = layout.eval_dir(run.dir, f"validation-digits-step-{step:06}")
-        folder.mkdir(parents=True, exist_ok=True)
-        truths = [f'{{"hour": {i}}}' for i in range(9)]
-        pq.write_table(pa.table({"text": texts, "truth": truths}), folder / layout.EVAL_ROWS)
-        (folder / layout.EVAL_SUMMARY).write_text('{"meta": {"during": "training"}, "metrics": {}, "schema": 1}')
+    add_validation(run, 3, ["7"] * 9)
+    add_validation(run, 6, [f"{i}" for i in range(9)])
     file = run.dir / "manifest.json"
     best = {"step": 3, "metric": "reward", "value": 0.9}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"best": best}))
