@@ -206,14 +206,18 @@ def _kinds(report: Mapping[str, Any]) -> list[tuple[str, str, Sequence[Mapping[s
 def _pictures(
     saved: SavedResponses, checked: Checked, rows: Iterable[int], album: Album, notes: list[str]
 ) -> dict[int, list[Picture]]:
-    """Return row -> its images. They are found by reference if the run is known, else in the table's column."""
+    """Return row -> its images and those of its tools.
+
+    They are found by reference if the run is known, else in the table's column.
+    """
     if isinstance(saved.reader, TableReader):
         images_of_rows = row_images(saved.reader, rows)
         return {row: [album.add_file(image) for image in images] for row, images in images_of_rows}
     if saved.run is None:
         return {}
     images = run_images(saved.run.dir)
-    pictures = {row: [album.add(media, images) for media in checked.samples[row].media] for row in rows}
+    samples = {row: checked.samples[row] for row in rows}
+    pictures = {row: [album.add(one, images) for one in (*s.media, *s.input.tool_media)] for row, s in samples.items()}
     notes += images.notes
     return pictures
 

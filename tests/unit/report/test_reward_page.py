@@ -22,7 +22,7 @@ from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.media import write_shard
 from vlmrl.store.runs import create_run
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import Media, Row
+from vlmrl.types import Media, Row, Turn
 
 NASTY = "<script>alert(1)</script>\u202e{{ 7*7 }}</pre><img src=x onerror=alert(2)>"
 
@@ -68,6 +68,19 @@ def test_the_page_shows_the_most_changed_with_their_images_and_nothing_runs(save
     pictures = set(re.findall(r'href="(data:image/png;base64,[^"]+)"', page))
     assert len(pictures) == 2, "each image once, however many responses show it"
     assert "0.000" in page and "advantage" in page
+
+
+def test_the_images_of_tools_are_shown_behind_those_of_the_row(saved, tmp_path):
+    found = checked(saved, tmp_path)
+    first, other = dict.fromkeys(sample.media for sample in found.samples.values())
+    turns = (Turn("assistant", "look"), Turn("tool", "", other), Turn("assistant", "short"))
+    samples = {
+        row: replace(sample, input=replace(sample.input, turns=turns)) if sample.media == first else sample
+        for row, sample in found.samples.items()
+    }
+    pages = (render_reward_page(saved, each) for each in (found, replace(found, samples=samples)))
+    before, after = (page.count("<use ") for page in pages)
+    assert after == before + 3
 
 
 def test_the_prompt_is_shown_beside_the_truth(saved, tmp_path):
