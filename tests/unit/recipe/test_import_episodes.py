@@ -11,6 +11,7 @@ import pytest
 from imported_recipes import left
 
 from vlmrl.errors import RecipeError
+from vlmrl.recipe.imports.trl import PEFT_TARGETS
 from vlmrl.recipe.schema import Recipe
 
 VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b data.max_response_length=2000 "
@@ -110,8 +111,8 @@ def test_a_file_of_tools_that_is_missing_or_holds_none_is_left_to_name(tmp_path:
     ("argument", "lora", "computed"),
     [
         ('LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj"], task_type="CAUSAL_LM")', (4, 12, ["q_proj"]), ()),
-        ("peft.LoraConfig(r=len(NAMES), use_dora=True)", (8, 8, "all-linear"), ("peft_config.r",)),
-        ("ADAPTER", (16, 8, "all-linear"), ()),
+        ("peft.LoraConfig(r=len(NAMES), use_dora=True)", (8, 8, PEFT_TARGETS), ("peft_config.r",)),
+        ("ADAPTER", (16, 8, PEFT_TARGETS), ()),
         ("get_peft_config(args)", None, ("peft_config",)),
     ],
 )
@@ -126,6 +127,15 @@ def test_the_literal_arguments_of_a_lora_config_are_read(
     assert [todo(report, f"`{name}` is computed") for name in ("peft_config", "peft_config.r")] == [
         name in computed for name in ("peft_config", "peft_config.r")
     ]
+
+
+def test_the_layers_that_peft_takes_where_none_are_named_are_written_out(tmp_path: Path) -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    layers = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert layers["qwen2"] == layers["qwen3"] == layers["gemma3_text"] == layers["llama4"] == PEFT_TARGETS
+    report = imported(tmp_path, SCRIPT.replace("WHAT", "peft_config=LoraConfig(r=16)"), "train.py")[1]
+    (written,) = [item for item in report["changed"] if item["key"] == "lora.targets"]
+    assert (written["value"], written["why"]) == (PEFT_TARGETS, "PEFT's own choice; here it is all-linear")
 
 
 @pytest.mark.parametrize(

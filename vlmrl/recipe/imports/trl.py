@@ -111,6 +111,8 @@ IMPORTANCE = {
 }
 SERVICES = {"project": "project", "wandb_project": "project", "wandb_entity": "entity", "wandb_run_group": "group"}
 """Setting of a logging service -> key of `[log]`. Some are TRL's, others belong to scripts that use TRL."""
+PEFT_TARGETS = ["q_proj", "v_proj"]
+"""Layers that PEFT takes where none are named. For some models, such as qwen2_5_vl, it has none and wants names."""
 OPTIMIZERS = {"adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 ONE_PROCESS = "{} is for one process: multiply it by their number, or import with --processes N"
 _BATCH = "rows are packed up to train.tokens_per_row; see rollout.prompts_per_step"
@@ -232,10 +234,11 @@ def _model(draft: Draft) -> None:
         return
     draft.put("lora.rank", int(draft.get("lora_r")), "lora_r")
     draft.put("lora.alpha", int(draft.get("lora_alpha")), "lora_alpha")
-    targets = draft.get("lora_target_modules")
-    if targets:
+    if targets := draft.get("lora_target_modules"):
         is_whole = isinstance(targets, list) or targets == "all-linear"
         draft.put("lora.targets", targets if is_whole else [targets], "lora_target_modules")
+    else:
+        draft.put("lora.targets", PEFT_TARGETS, "lora_target_modules", why="PEFT's own choice; here it is all-linear")
     for source, key in (("use_rslora", "lora.rslora"), ("use_dora", "lora.dora")):
         if draft.get(source):
             draft.put(key, True, source)
