@@ -5,8 +5,9 @@ they are bound before that code runs. A user's source text, or the name of a fun
 
 The part that is the accuracy is chosen in this order: the one that the recipe names (`[reward] accuracy`); the task's
 own measure (`Task.outcome`); the one that the reward declares (`RewardSpec.accuracy`); a part called `accuracy`, `acc`
-or `correct`, as rewards for EasyR1 and verl have it; the single number of a function in verl's form. It needs no
-weight. Of several rewards, the first one without a gate that has such a part decides.
+or `correct`, as rewards for EasyR1 and verl have it; the single number of a function in verl's form, unless `RANGES`
+declares that it may exceed 1. It needs no weight. Of several rewards, the first one without a gate that has such a part
+decides.
 """
 
 from __future__ import annotations
@@ -613,7 +614,7 @@ def accuracy_part(parts: Collection[str], spec: RewardSpec) -> str | None:
     if spec.members:
         return next(iter(accuracy_parts(parts, spec)), None)
     if spec.user is not None and spec.user.style == "verl" and set(parts) == {"score"}:
-        return "score"
+        return "score" if spec.ranges.get("score", (0.0, RIGHT))[1] <= RIGHT else None
     return next((name for name in NAMES if name in parts), None)
 
 

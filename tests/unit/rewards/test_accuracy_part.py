@@ -27,6 +27,8 @@ VERL = replace(MINE, user=UserReward("mine.py", "f", "", "verl", {}))
         (("answer", "accuracy_normalized", "Accuracy"), MINE, None),
         (("reward",), MINE, None),
         (("score",), VERL, "score"),
+        (("score",), replace(VERL, ranges={"score": (-1.0, 1.0)}), "score"),
+        (("score",), replace(VERL, ranges={"score": (0.0, 10.0)}), None),
         (("score",), MINE, None),
         (("score", "format"), VERL, None),
         (("acc", "iou"), replace(MINE, accuracy="iou"), "iou"),
