@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def _receiver() -> Iterator[socket.socket]:
         listener.listen(1)
         receiver = multiprocessing.get_context("spawn").Process(target=_receive, args=(path,), daemon=True)
         receiver.start()
+        if listener not in wait([listener, receiver.sentinel]):
+            raise RuntimeError("the process that receives the weights ended before it connected")
         link, _ = listener.accept()
         with link:
             yield link

@@ -386,7 +386,7 @@ def test_a_wrong_mask_is_not_ok(rows, monkeypatch):
 
 NESTED = f"""
 import sys
-sys.path.insert(0, {str(BENCH)!r})
+sys.path[:0] = {[str(BENCH), str(ROOT / "tests")]!r}
 import gpu_day, warm
 
 def nested(*arguments):
