@@ -85,10 +85,14 @@ model.max_pixels = 3136
 
 @cache
 def _digits(pairs: int) -> TemporaryDirectory:
-    """A folder with the pairs of digits that all places of this process begin with."""
     place = TemporaryDirectory()
     prepare_digits(Path(place.name, "digits"), num_pairs=pairs)
     return place
+
+
+def copy_digits(to: Path, pairs: int = 24) -> Path:
+    """The folder, with a dataset of digits that a process makes once."""
+    return shutil.copytree(f"{_digits(pairs).name}/digits", to)
 
 
 def make_place(
@@ -99,7 +103,7 @@ def make_place(
     Args:
         settings: as in `recipe_text`.    reward: what is in reward.py; its `score` is the reward.
     """
-    data = shutil.copytree(f"{_digits(pairs).name}/digits", folder / "digits")
+    data = copy_digits(folder / "digits", pairs)
     (folder / "reward.py").write_text(reward)
     rest = f'reward.name = "{folder}/reward.py:score"\n[[data]]\npath = "{data}"\ntask = "digits"\n'
     for kind in kinds:
