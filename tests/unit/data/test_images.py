@@ -9,16 +9,7 @@ import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
 from vlmrl.data import images as images_module
-from vlmrl.data.images import (
-    KEPT_FORMATS,
-    ImageStore,
-    ShardWriter,
-    decode_image,
-    encode_png,
-    image_hash,
-    probe_image,
-    store_decoded,
-)
+from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash, probe_image, store_decoded
 from vlmrl.errors import DataError
 from vlmrl.store import media
 
@@ -65,7 +56,7 @@ def test_an_image_is_turned_upright_and_its_size_is_that_of_the_upright_image(ki
     assert (media.width, media.height) == (3, 5) == decode_image(data).size
 
 
-@pytest.mark.parametrize("kind", KEPT_FORMATS)
+@pytest.mark.parametrize("kind", images_module.KEPT_FORMATS)
 def test_a_reference_needs_no_pixels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = file_of(noise(), kind, **({"save_all": True} if kind == "MPO" else {}))
     decoded: list[object] = []
