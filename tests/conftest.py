@@ -24,6 +24,9 @@ from hypothesis import HealthCheck, settings
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of tests inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests end processes, not machines: none waits for the disk, as processes that begin anew do. A bad handle is an error.
+os.fsync = os.fstat
+
 # Until everything is collected: what is imported stays, and each collection of garbage would go through all of it.
 gc.disable()
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -81,6 +83,18 @@ model.max_pixels = 3136
 """
 
 
+@cache
+def _digits(pairs: int) -> TemporaryDirectory:
+    place = TemporaryDirectory()
+    prepare_digits(Path(place.name, "digits"), num_pairs=pairs)
+    return place
+
+
+def copy_digits(to: Path, pairs: int = 24) -> Path:
+    """The folder, with a dataset of digits that a process makes once."""
+    return shutil.copytree(f"{_digits(pairs).name}/digits", to)
+
+
 def make_place(
     folder: Path, model: Path, settings: str, *, kinds: Sequence[str] = ("rl",), reward: str = REWARD, pairs: int = 24
 ) -> Path:
@@ -89,7 +103,7 @@ def make_place(
     Args:
         settings: as in `recipe_text`.    reward: what is in reward.py; its `score` is the reward.
     """
-    data = prepare_digits(folder / "digits", num_pairs=pairs).path
+    data = copy_digits(folder / "digits", pairs)
     (folder / "reward.py").write_text(reward)
     rest = f'reward.name = "{folder}/reward.py:score"\n[[data]]\npath = "{data}"\ntask = "digits"\n'
     for kind in kinds:

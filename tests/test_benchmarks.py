@@ -49,6 +49,8 @@ SHOWN = {
     "vs_trl": "parity       log-prob ",
 }
 """Script -> a text that it prints when it has come to its end."""
+WORDS = {"prefix_sweep": ["--out", "sweep"], "vs_trl": ["--out", "trl"], "update_roofline": ["--only", "card"]}
+"""More words of a script. The other part of update_roofline is one of the GPU day."""
 OTHERS = {"gpu": "test_gpu_bench.py", "gpu_day": "test_gpu_day.py"}
 """Scripts whose smoke runs have a test of their own in tests/unit/model."""
 PARTS = {
@@ -105,8 +107,7 @@ def smoke(tmp_path_factory) -> Iterator[Callable[..., tuple[int, str]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_benchmark_runs_at_a_toy_size(smoke, name) -> None:
-    words = {"prefix_sweep": ["--out", "sweep"], "vs_trl": ["--out", "trl"]}.get(name, [])
-    code, shown = smoke(name, *words)
+    code, shown = smoke(name, *WORDS.get(name, ()))
     assert code == 0 and "Traceback" not in shown and SHOWN[name] in shown, shown[-4000:]
 
 

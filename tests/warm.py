@@ -169,6 +169,7 @@ def prove_in_forks() -> None:
 
 def _warm_up() -> None:
     """Import modules and compute nothing: threads would not survive the fork."""
+    os.fsync = os.fstat  # as in conftest.py
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of pyarrow
     if importlib.util.find_spec("vllm") is not None:
         import setproctitle

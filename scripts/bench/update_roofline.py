@@ -317,6 +317,7 @@ def here(smoke: bool) -> dict[str, Any]:
 def beside_measured(smoke: bool) -> Iterator[dict[str, Any]]:
     """The comparison of this machine as lines of the GPU day."""
     result = here(smoke)
+    print(text_of({"here": result}))
     rates = {f"{kind}_rate": rate / 1e12 for kind, rate in result["rates"].items()}
     for name, way in result["ways"].items():
         yield {"case": name, **way, **rates}

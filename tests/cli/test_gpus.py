@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from command_line import own_process, settings, this_process
+from small_runs import copy_digits
 
 from vlmrl.dist.world import OPEN_PORTS
 from vlmrl.errors import LaunchError
 from vlmrl.launch.request import EvalRequest, GenerateRequest, Machines, TrainRequest
 from vlmrl.launch.start import describe_other_processes
 from vlmrl.store.runs import create_run, resume_run
-from vlmrl.tasks.digits import prepare_digits
 
 SHORT = settings(
     "train.steps=1",
@@ -32,7 +32,7 @@ SHORT = settings(
 def place(tmp_path_factory, tiny_folder) -> Path:
     """A folder with digits, and a recipe for the tiny model."""
     folder = tmp_path_factory.mktemp("gpus")
-    prepare_digits(folder / "data", num_pairs=20)
+    copy_digits(folder / "data")
     (folder / "tiny.toml").write_text(
         f'[model]\npath = "{tiny_folder}"\ndevice = "cpu"\n[[data]]\npath = "data"\ntask = "digits"\n'
     )

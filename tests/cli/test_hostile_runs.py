@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import Done, this_process
+from small_runs import copy_digits
 
 from vlmrl.errors import StoreError
 from vlmrl.store.runs import open_run
-from vlmrl.tasks.digits import prepare_digits
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"
 SHOWN: tuple[tuple[str, ...], ...] = (
@@ -47,7 +47,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the model, the reward and the runs `old`, `trained` and `adapter`."""
     place = tmp_path_factory.mktemp("stranger") / "project"
     shutil.copytree(DATA, place)
-    prepare_digits(place / "digits", num_pairs=8)
+    copy_digits(place / "digits", 8)
     return place
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_line import Done, this_process
 from safetensors.torch import load_file
-from small_runs import weights
+from small_runs import copy_digits, weights
 from tinyworld import assert_close
 
 from vlmrl.checkpoint.merge import merge
@@ -25,7 +25,6 @@ from vlmrl.setup.model_origin import ModelOrigin
 from vlmrl.setup.run_records import Labels, start_run
 from vlmrl.store.runs import Run, open_run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits import prepare_digits
 from vlmrl.train.resume import ResumeRequest, plan_resume
 
 DATA = Path(__file__).parents[1] / "data" / "run-75082c1"
@@ -36,7 +35,7 @@ WORDS_OF_CHANGE = ("has changed since", "different rewards", "source 33af6ce6b71
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
-    return prepare_digits(tmp_path_factory.mktemp("data") / "digits", num_pairs=8).path
+    return copy_digits(tmp_path_factory.mktemp("data") / "digits", 8)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import this_process
-from small_runs import TWO_STEPS, assert_same_run, go_on, recipe_text, train, train_in_parts
+from small_runs import TWO_STEPS, assert_same_run, copy_digits, go_on, recipe_text, train, train_in_parts
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate import eval
@@ -18,7 +18,6 @@ from vlmrl.rewards.identity import identity_of
 from vlmrl.store.removal import removable, remove_runs
 from vlmrl.store.runs import Run
 from vlmrl.store.verify import verify_run
-from vlmrl.tasks.digits import prepare_digits
 
 MINE = """
 from pathlib import Path
@@ -55,7 +54,7 @@ weight = 0.25
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder) -> Path:
     folder = tmp_path_factory.mktemp("place")
-    prepare_digits(folder / "digits", num_pairs=24)
+    copy_digits(folder / "digits")
     (folder / "mine.py").write_text(MINE)
     (folder / "rl.toml").write_text(recipe_text(tiny_folder, TWO_STEPS, "rl") + LISTED.format(place=folder))
     return folder

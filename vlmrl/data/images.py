@@ -38,6 +38,8 @@ SHARD_BYTES = 512 * 1024 * 1024
 """Size in bytes at which a shard ends."""
 SMALLER = "make the image smaller: a model sees a few megapixels at most (`max_pixels` of its processor)"
 _ORIENTATION_TAG = 0x0112
+_PNG_ORIENTED = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Names of the parts of a PNG that can hold an orientation. Pillow decodes all pixels to find that there is none."""
 
 
 def image_hash(data: bytes) -> str:
@@ -54,7 +56,8 @@ def probe_image(data: bytes) -> tuple[Media, str]:
     """
     image = _open(data)
     width, height = image.size
-    if _orientation(image) in (5, 6, 7, 8):  # turned by 90 degrees: width and height change places
+    known = image.format != "PNG" or any(name in data for name in _PNG_ORIENTED)
+    if known and _orientation(image) in (5, 6, 7, 8):  # turned by 90 degrees: width and height change places
         width, height = height, width
     return Media(image_hash(data), width, height), str(image.format)
 

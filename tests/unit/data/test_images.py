@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile, PngImagePlugin
 
 from vlmrl.data import images as images_module
 from vlmrl.data.images import ImageStore, ShardWriter, decode_image, encode_png, image_hash, probe_image, store_decoded
@@ -40,12 +40,28 @@ def test_png_jpeg_and_webp_are_stored_as_they_are_and_others_as_png() -> None:
     assert np.array_equal(np.asarray(decode_image(data)), np.asarray(noise()))
 
 
-def test_an_image_is_turned_upright_and_its_size_is_that_of_the_upright_image() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = file_of(noise(5, 3), "JPEG", exif=exif)
+EXIF, PARTS = Image.Exif(), [PngImagePlugin.PngInfo() for _ in range(2)]
+EXIF[0x0112] = 6
+PARTS[0].add_text("Raw profile type exif", f"\nexif\n{len(EXIF.tobytes())}\n{EXIF.tobytes().hex()}", zip=True)
+PARTS[1].add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>')
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [("JPEG", {"exif": EXIF}), ("PNG", {"exif": EXIF}), *(("PNG", {"pnginfo": part}) for part in PARTS)],
+)
+def test_an_image_is_turned_upright_and_its_size_is_that_of_the_upright_image(kind: str, part: dict) -> None:
+    data = file_of(noise(5, 3), kind, **part)
     media, _ = probe_image(data)
     assert (media.width, media.height) == (3, 5) == decode_image(data).size
+
+
+@pytest.mark.parametrize("kind", images_module.KEPT_FORMATS)
+def test_a_reference_needs_no_pixels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file_of(noise(), kind, **({"save_all": True} if kind == "MPO" else {}))
+    decoded: list[object] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: decoded.append(image))
+    assert probe_image(data)[0].width == 5 and not decoded
 
 
 def test_transparent_pixels_become_white_and_sixteen_bits_keep_their_brightness() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from begun_runs import entry, run_of
+from small_runs import copy_digits
 
 from vlmrl.errors import DataError, ProblemsError, RecipeError, StoreError
 from vlmrl.evaluate.eval import EvalSettings, plan
@@ -25,7 +26,6 @@ from vlmrl.store.checkpoints import file_facts
 from vlmrl.store.evaluated_rows import read_summary, role_label, role_of, training_name
 from vlmrl.store.manifest import update_manifest
 from vlmrl.store.runs import Run
-from vlmrl.tasks.digits import prepare_digits
 from vlmrl.tasks.source import open_validation
 from vlmrl.train.resume import ResumeRequest, plan_resume, reopen_run
 
@@ -170,7 +170,7 @@ def test_a_test_split_that_chose_the_checkpoint_is_no_test(place: Path):
 
 @pytest.mark.slow
 def test_a_supervised_run_on_a_split_of_its_own_and_the_run_that_goes_on_from_it(place: Path):
-    data = str(prepare_digits(place / "digits", num_pairs=24).path)
+    data = str(copy_digits(place / "digits"))
     sft = run_of(entry(data, 'task = "digits"\nsplit = "start"'), kind="sft")
     assert [r.role for r in evaluated(sft)] == ["test"]
     assert [r.role for r in evaluated(sft, "start")] == ["training"]

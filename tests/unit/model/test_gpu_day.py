@@ -421,3 +421,4 @@ def test_every_part_runs_at_a_toy_size(tmp_path, parts):
     assert not [r for r in rows if r["ok"] is False], log[-3000:]
     assert {(r["part"], r["measure"]) for r in rows} == {(p, m.name) for p in parts for m in PARTS[p].measures}
     assert all(f"**{p}** (CPU)" in done.stdout for p in parts)
+    assert ("predicted   measured   ratio" in log) == ("compiled" in parts)
