@@ -151,8 +151,14 @@ def rounding_errors(
 
 def in_float64(policy: Policy) -> Policy:
     """A copy whose log-probs are exact, for all that float32 can tell."""
-    model = copy.deepcopy(policy.model).double()
-    return Policy(model, temperature=policy.temperature, banned_ids=policy.banned_ids)
+    return Policy(doubled(policy.model), temperature=policy.temperature, banned_ids=policy.banned_ids)
+
+
+def doubled(model: Any) -> Any:
+    """A copy in float64."""
+    model = copy.deepcopy(model).double()
+    model.set_experts_implementation("eager")  # the product of all experts at once takes no float64
+    return model
 
 
 def _with_the_engines_logps(

@@ -193,7 +193,7 @@ def test_vision_windows_in_one_call_equal_one_call_a_window(monkeypatch):
     """What a GPU is asked, answered by the slow kernel: bfloat16 tensors that say they are on one."""
     lengths = [4, 9, 1]
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    q, k, v = (torch.randn(1, 2, sum(lengths), 8, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
     arguments = (None, q, k, v, None)
     windows, _ = vision_attention(*arguments, cu_seq_lens_q=starts, max_length_q=9, scaling=0.2)
     pieces = zip(*(x.split(lengths, 2) for x in (q, k, v)), strict=True)
