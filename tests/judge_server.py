@@ -54,9 +54,10 @@ def asked_of(body: dict[str, Any]) -> Asked:
         parts = [p["text"] if "text" in p else _bytes(p["inlineData"]["data"]) for p in body["contents"][-1]["parts"]]
         return Asked("gemini", body, system, tuple(parts))
     turns = body["messages"]
+    content = turns[-1]["content"]  # a plain text where there is no picture
     parts = [
         p["text"] if p["type"] == "text" else b64decode(p["image_url"]["url"].partition("base64,")[2])
-        for p in turns[-1]["content"]
+        for p in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
     ]
     return Asked("openai", body, turns[0]["content"], tuple(parts))
 

@@ -292,3 +292,40 @@ def test_responses_that_a_reward_does_not_judge_are_no_failures(tmp_path, vlmrl,
     assert found["stored"]["equal"] and found["errors"]["number"] == 0
     assert vlmrl("last", "--fail-on", "errors").code == 0
     assert "failed: the reward does not apply to this response" in vlmrl("last").out
+
+
+FLAKY = """from vlmrl import RewardUnavailable
+def score(x):
+    if "down" in x.response:
+        raise RewardUnavailable("429 from judge:8000")
+    if "bug" in x.response:
+        raise ValueError("a bug")
+    return {"answer": float(x.response == "7")}
+"""
+
+
+def test_rows_without_a_service_are_counted_and_the_others_are_scored(tmp_path):
+    (tmp_path / "flaky.py").write_text(FLAKY)
+
+    def checked(*responses, options=()):
+        rows = [json.dumps({"response": text, "ground_truth": "7"}) + "\n" for text in responses]
+        (tmp_path / "rows.jsonl").write_text("".join(rows))
+        words = ("reward-check", "rows.jsonl", "--out", "out.jsonl", *options, "--json")
+        return this_process(*words, *(() if options else ("--reward", "flaky.py:score")), cwd=tmp_path)
+
+    done = checked("7", "down", "8")
+    assert done.code == 75 and "1 of 3 rows have no score: 429 from judge:8000" in done.err
+    assert "run the same command again" in done.err
+    assert json.loads(done.out)["errors"] == {
+        "number": 0, "first": [], "unavailable": 1, "unavailable_why": "429 from judge:8000"
+    }  # fmt: skip
+    scores = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert scores == [1.0, None, 0.0]
+    compared = checked("7", "down", options=("--reward", "exact_match", "--diff", "flaky.py:score"))
+    assert compared.code == 75 and json.loads(compared.out)["diff"]["errors"]["unavailable"] == 1
+    broken = checked("7", "down", "bug")
+    assert broken.code == 2 and "ValueError: a bug" in broken.err
+    (tmp_path / "out.jsonl").unlink()
+    nothing = checked("down", "down again")
+    assert nothing.code == 75 and not (tmp_path / "out.jsonl").exists()
+    assert "`flaky.py:score` is unavailable, and no row has a score: 429 from judge:8000" in nothing.err

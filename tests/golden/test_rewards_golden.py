@@ -102,4 +102,4 @@ def test_another_default_is_a_change_of_behaviour(monkeypatch):
         return real.build(key=key, tag=tag, require_tag=require_tag, tolerance=tolerance)
 
     monkeypatch.setitem(REWARDS, "number_match", replace(real, build=build))
-    assert "does not score as version 1 did" in complaint("number_match")
+    assert "does not score as version 2 did" in complaint("number_match")

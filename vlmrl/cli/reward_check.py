@@ -11,7 +11,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import console, draw_quote, draw_table, emit, line_of_code, number, say, share, shorten, tell
-from vlmrl.errors import RewardError
+from vlmrl.errors import RewardError, RewardUnavailable
 from vlmrl.untrusted import number_of, one_line, plural
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def reward_check(
         parse_limits,
         write_scores,
     )
+    from vlmrl.reward_check.scoring import TRY_LATER
     from vlmrl.store.provenance import usable_cores
 
     if debug:
@@ -160,6 +161,10 @@ def reward_check(
         )
     if failed:
         raise typer.Exit(FAILED)
+    for errors in (report["errors"], (report["diff"] or report)["errors"]):
+        if down := errors["unavailable"]:
+            message = f"{down:,} of {report['samples']:,} rows have no score: {one_line(errors['unavailable_why'])}"
+            raise RewardUnavailable(message, where=report["path"], hint=TRY_LATER)
     if any(probed["not_probed"] for probed in (report["probes"] or {}).values()):
         raise typer.Exit(NOT_PROBED)
 

@@ -269,7 +269,9 @@ def _tell_doubts(saved: SavedResponses, result: ScoredResponses) -> None:
 def _errors(facts: ResponseColumns, scores: Scores, most: int) -> dict[str, Any]:
     failed = np.flatnonzero(scores.failed_N & ~scores.errors.is_word(INAPPLICABLE) & ~scores.unavailable_N)
     first = [row_of(facts, int(i), scores) for i in failed[:most]]
-    return {"number": len(failed), "first": first, "unavailable": int(scores.unavailable_N.sum())}
+    down = np.flatnonzero(scores.unavailable_N)
+    why = scores.errors[int(down[0])] if len(down) else None
+    return {"number": len(failed), "first": first, "unavailable": len(down), "unavailable_why": why}
 
 
 def _fill(saved: SavedResponses, report: Mapping[str, Any]) -> Mapping[int, SavedSample]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vlmrl.errors import RecipeError, RewardError, StoreError, VlmrlError
+from vlmrl.errors import RecipeError, RewardError, RewardUnavailable, StoreError, VlmrlError
 from vlmrl.process import die_with_parent
 from vlmrl.reward_check.responses import (
     Broken,
@@ -34,6 +34,7 @@ from vlmrl.reward_check.responses import (
 )
 from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
+from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import UNSCORED, RewardSpec, ServicePlace, accuracy_part
 from vlmrl.rewards.identity import same_code, single_records
 from vlmrl.rewards.scoring import Scorer
@@ -87,6 +88,7 @@ MAX_TEXTS = 8_000
 POOL_ROWS = 40_000
 """Number of rows from which several processes are used. Smaller inputs are done before a second process has started."""
 HASH_RANGE = 1 << 32
+TRY_LATER = "start the service that the reward needs, then run the same command again"
 
 
 @dataclass(frozen=True)
@@ -306,11 +308,13 @@ class ScoringWork:
         """Call a reward once.
 
         If it fails on a row on which it did not fail in training, an error with the row and the traceback stops the
-        scan, unless `keep_going` is set.
+        scan, unless `keep_going` is set. Rows for which a service was down have no score; if its first call gives no
+        score at all, that stops the scan, too.
         """
         if self.plan.keep_going or np.any(failed_then):
             scores = scorer.score(inputs, rows=names)
-            new = np.flatnonzero(np.asarray([score.error is not None for score in scores]) & ~failed_then)
+            failed = [score.error is not None and score.status != "unavailable" for score in scores]
+            new = np.flatnonzero(np.asarray(failed) & ~failed_then)
             if self.plan.keep_going or not len(new):
                 return scores
             first = int(new[0])
@@ -320,7 +324,12 @@ class ScoringWork:
             raise RewardError(
                 f"reward `{scorer.spec.name}` failed once and then did not: {scores[first].error}", where=names[first]
             )
-        return scorer.score(inputs, strict=True, rows=names)
+        is_first = not scorer.seconds
+        scores = scorer.score(inputs, strict=True, rows=names, rule=AttemptRule("mask"))
+        if is_first and all(score.status == "unavailable" for score in scores):
+            message = f"reward `{scorer.spec.name}` is unavailable, and no row has a score: {scores[0].error}"
+            raise RewardUnavailable(message, where=names[0], hint=TRY_LATER)
+        return scores
 
     def _right(self, decoded: Decoded, sides: Sequence[Scores], scored: Sequence[Sequence[Score]]) -> Floats:
         """Return the accuracy of every row.

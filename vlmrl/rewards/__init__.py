@@ -45,13 +45,13 @@ class Builtin:
 
 GENERAL: dict[str, Builtin] = {
     "exact_match": Builtin(
-        text_rewards.exact_match, "the answer is the expected text, ignoring case and white space", version=1
+        text_rewards.exact_match, "the answer is the expected text, ignoring case and white space", version=2
     ),
     "token_f1": Builtin(
-        text_rewards.token_f1, "how many words the answer shares with the expected one, as SQuAD's F1", version=1
+        text_rewards.token_f1, "how many words the answer shares with the expected one, as SQuAD's F1", version=2
     ),
     "number_match": Builtin(
-        text_rewards.number_match, "the answer is the expected number, within a tolerance", version=1
+        text_rewards.number_match, "the answer is the expected number, within a tolerance", version=2
     ),
     "format_tags": Builtin(text_rewards.format_tags, "the response is exactly a sequence of tags", version=1),
     "length": Builtin(text_rewards.length, "full reward up to a soft length, falling to zero at a hard one", version=1),
@@ -71,7 +71,7 @@ GENERAL: dict[str, Builtin] = {
     "math": Builtin(
         math_rules.math,
         "the last box is the expected number, expression, set, interval or option; runs in workers",
-        version=4,
+        version=5,
     ),
     "maye": Builtin(
         math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers", version=1

@@ -258,7 +258,14 @@ class Scorer:
             return possible_values(all_parts, self.spec, self.weights)
         return value_range(all_parts, self.weights, self.spec.ranges)
 
-    def score(self, inputs: Sequence[RewardInput], *, strict: bool = False, rows: Sequence[str] = ()) -> list[Score]:
+    def score(
+        self,
+        inputs: Sequence[RewardInput],
+        *,
+        strict: bool = False,
+        rows: Sequence[str] = (),
+        rule: AttemptRule = AttemptRule(),
+    ) -> list[Score]:
         """Return one score per input, in order.
 
         A function that gets lists (TRL, EasyR1 batch) gets all inputs in one call. If that call raises or hangs and not
@@ -269,9 +276,10 @@ class Scorer:
                 row's Score has value NaN, no parts, and `error`. If a reward in TRL's form returns None, the error is
                 INAPPLICABLE; with strict, that raises only if it happens for every input.
             rows: names of the rows for messages; default `row 0`, `row 1`, ...
+            rule: what happens when a service is down.
         Raises: RewardError (strict); RewardError when the user's file cannot be loaded (always).
         """
-        with ScoringSession({"": self}, strict=strict) as session:
+        with ScoringSession({"": self}, rule, strict=strict) as session:
             session.submit(0, "", inputs, rows)
             (group,) = session.collect()
         self.seconds = list(group.seconds)

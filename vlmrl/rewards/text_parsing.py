@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vlmrl.errors import RewardError
 from vlmrl.types import RewardInput
@@ -73,6 +73,12 @@ def tagged_text(text: str, name: str) -> tuple[str | None, str]:
     if [t.closes for t in tags] != [False, True]:
         return None, f"not exactly one closed <{name}> tag"
     return text[tags[0].end : tags[1].start], ""
+
+
+def untagged(truth: Any, name: str | None = "answer") -> Any:
+    """Return an expected answer as that of a response is read: the text of its only `<name>...</name>`, or itself."""
+    text = tagged_text(truth, name)[0] if isinstance(truth, str) and name else None
+    return truth if text is None else text
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from typing import Any
 from vlmrl.errors import RewardError, unknown
 from vlmrl.redaction.redact import quoted
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text
+from vlmrl.rewards.text_parsing import BLANKS, VISIBLE, find_tags, tagged_text, untagged
 from vlmrl.types import RewardInput
 
 SCRIPTS: dict[str, tuple[str, ...]] = {
@@ -152,7 +152,8 @@ def exact_match(*, key: str | None = None, tag: str | None = "answer", require_t
 
     Args:
         key: truth field or column with the expected text, or a list of accepted texts; default: see `ground_truth`.
-        tag: the answer is read from `<tag>...</tag>`; without any such tag, and for None, it is the whole response.
+        tag: both the answer and the expected one are read from `<tag>...</tag>`; without any such tag, and for None,
+            they are the whole text.
         require_tag: a response without exactly one tag earns 0.
     """
     return _answer_reward("exact_match", _any(_same_text), ("answer",), key, tag, require_tag)
@@ -199,10 +200,11 @@ def answer_words(text: str) -> list[str]:
     return [word for word in words if word not in ARTICLES] or plain.split() or [""]
 
 
-def accepted_answers(x: RewardInput, key: str = "answer") -> list[str]:
+def accepted_answers(x: RewardInput, key: str = "answer", tag: str = "answer") -> list[str]:
     """Return the accepted texts of a row, those of its truth field `key`. Raises: RewardError if there is none."""
     answers = x.truth.get(key)
-    texts = [str(one) for one in (answers if isinstance(answers, (list, tuple)) else [answers]) if one is not None]
+    accepted = answers if isinstance(answers, (list, tuple)) else [answers]
+    texts = [str(untagged(one, tag)) for one in accepted if one is not None]
     if not texts or not all(text.strip() for text in texts):
         raise RewardError(f"the row's `{key}` is {quoted(answers, 60)}, not a text or a list of texts")
     return texts
@@ -327,7 +329,7 @@ def _answer_reward(
 
     def score(x: RewardInput) -> dict[str, Any]:
         truth = ground_truth(x, key)
-        accepted = truth if isinstance(truth, (list, tuple)) else [truth]
+        accepted = [untagged(one, tag) for one in (truth if isinstance(truth, (list, tuple)) else [truth])]
         answer, problem = tagged_text(x.answer, tag) if tag else (x.answer, "")
         if answer is None and not require_tag and tag and not find_tags(x.answer, (tag,)):
             answer = x.answer

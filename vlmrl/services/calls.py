@@ -68,7 +68,7 @@ class Attempts:
 
         Args:
             failure: failure of this attempt; None = it was not sent, because the circuit is open.
-        Raises: JudgeDown when there is no further attempt.
+        Raises: JudgeDown, because of the failure, when there is no further attempt.
         """
         now = self._clock()
         self._since = self._since if self.failed else now
@@ -79,7 +79,7 @@ class Attempts:
             message = failure.message if failure is not None else OPEN
             times = f"{self.failed} attempts" if self.failed > 1 else "1 attempt"
             where = failure.where if failure is not None else None
-            raise JudgeDown(f"the judge gave no judgement in {times}: {message}", where=where)
+            raise JudgeDown(f"the judge gave no judgement in {times}: {message}", where=where) from failure
         return self._pauses.after(self.failed, failure.retry_after if failure is not None else 0.0, self._rng)
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from vlmrl.errors import RewardError, RewardUnavailable, VlmrlError
-from vlmrl.services.calls import Attempts, Breaker, Budget, Called, Caller, Counters, Counting, Spent, Turn
+from vlmrl.services.calls import Attempts, Breaker, Budget, Called, Caller, Counters, Counting, Spent
 from vlmrl.services.client import LoopThread, Pauses
 from vlmrl.services.judge_database import JUDGEMENTS, FileThread, JudgementCache, StoredJudgements, request_key
 from vlmrl.services.judge_prompt import JudgeRequest, make_chat, tiny_png
@@ -268,18 +268,24 @@ class JudgeService:
             return Judgement(dict.fromkeys(self.rubric.names, 0.0), "the judge was down", is_outage=True)
 
     async def _ask(self, caller: Caller, key: str, request: JudgeRequest) -> Judgement:
-        """Return the judgement of a request that the cache lacks, after as many calls as it needs."""
-        attempts, invalid, is_first = Attempts(self.settings, self._pauses, self._rng), 0, True
+        """Return the judgement of a request that the cache lacks, and keep it."""
+        return await self._keep(key, *await self._answered(caller, key, request, self.settings))
+
+    async def _answered(
+        self, caller: Caller, key: str, request: JudgeRequest, settings: JudgeSettings
+    ) -> tuple[Judgement, Called]:
+        """Return the judgement of a request and its call, after as many calls as the settings allow."""
+        attempts, invalid, is_first = Attempts(settings, self._pauses, self._rng), 0, True
         while True:
             failure = None
             try:
                 called = await caller.call(self._chat(key, request, again=invalid > 0), is_first=is_first)
                 if called is not None:
-                    return await self._keep(key, self._read(called.answer), called)
+                    return self._read(called.answer), called
             except InvalidJudgement as error:
                 invalid, is_first = invalid + 1, False
                 self._counting.add(invalid=1)
-                if invalid >= self.settings.attempts:
+                if invalid >= settings.attempts:
                     what = f"{invalid} answers had no judgement, the last one: {error.message}"
                     raise NoJudgement(f"the judge gave no judgement: {what}", hint=error.hint) from None
                 continue
@@ -308,23 +314,21 @@ class JudgeService:
             return judgement
 
     async def _try(self) -> Preflight:
-        """Send one small request, past the cache and without a second attempt."""
+        """Ask one small request, past the cache, as often as any other; an outage is not waited for."""
         settings, picture = self.settings, tiny_png()
         if self._caller is None:
             raise JudgeRejected("the judge is offline: there is nothing to try")
         request = JudgeRequest(picture, picture)
+        patience = settings.model_copy(update={"outage": "mask"})
         try:
-            chat = self._chat(self.key_of(request), request)
-            called = await self._caller.send(chat, Turn(is_probe=False))
-            answer = called.answer
-            judgement = self._read(answer)
-        except EndpointError as error:
-            busy = "it has too much to do, or your quota is used up: try again later"
-            hint = busy if error.is_busy else "is the server running, and is the address right?"
-            raise JudgeDown(f"the judge does not answer: {error.message}", where=error.where, hint=hint) from None
-        except (InvalidJudgement, NoJudgement) as error:
+            judgement, called = await self._answered(self._caller, self.key_of(request), request, patience)
+        except JudgeDown as error:
+            raise JudgeDown(error.message, where=error.where, hint=_advice(error.__cause__)) from None
+        except NoJudgement as error:
             hint = error.hint or "choose a model that follows a JSON schema, or a server that enforces one"
-            raise JudgeRejected(f"the judge answers, but gives no judgement: {error.message}", hint=hint) from None
+            message = f"the judge answers, but {error.message.removeprefix('the judge ')}"
+            raise JudgeRejected(message, hint=hint) from None
+        answer = called.answer
         tokens = answer.prompt_tokens, answer.num_tokens
         cost = None if settings.prices is None or None in tokens else self._budget.cost(tokens[0] or 0, tokens[1] or 0)
         return Preflight(settings.provider, settings.name, settings.address, called.seconds, *tokens, cost, judgement)
@@ -339,3 +343,14 @@ class JudgeService:
             temperature=settings.temperature,
             again=again,
         )
+
+
+def _advice(failure: BaseException | None) -> str:
+    """Return what to do about the failure that ended the attempts; None = nothing was sent any more."""
+    if isinstance(failure, EndpointError) and failure.is_busy:
+        return "it has too much to do, or your quota is used up: try again later"
+    if isinstance(failure, EndpointError) and failure.status:
+        return "the server runs, but fails: see its log, or try again later"
+    if isinstance(failure, BrokenAnswer):
+        return "is the address right, and is it the server of a model?"
+    return "is the server running, and is the address right?"

@@ -62,6 +62,10 @@ Examples of scores
 {% endif -%}
 """
 ASK = "Compare the CANDIDATE with the REFERENCE by the rubric, and answer with the JSON object."
+ASK_OF_TEXT = (
+    "There are no pictures here: the ANSWER TO JUDGE is the CANDIDATE, and the EXPECTED ANSWER, if there is one, is "
+    "the REFERENCE. Score the candidate by the rubric, and answer with the JSON object."
+)
 AGAIN = (
     "An earlier answer was refused, because it was not exactly one JSON object with the required fields and numbers "
     "from 0 to 1. Answer with that object alone."
@@ -73,7 +77,7 @@ class JudgeRequest:
     """Request to a judge.
 
     Args:
-        reference: PNG file of the true picture.
+        reference: PNG file of the true picture; empty, as is the candidate, if the texts alone are judged.
         candidate: PNG file of the picture to score.
         texts: (label, text) of further content about the reference, such as a caption. Labels are the caller's own
             words; texts may be anybody's.
@@ -85,11 +89,17 @@ class JudgeRequest:
     texts: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, data in (("reference", self.reference), ("candidate", self.candidate)):
+        for name, data in self.pictures():
             if not data.startswith(PNG_START):
                 raise RewardError(f"the {name} picture of a judge's request is not a PNG file")
             if len(data) > MOST_PICTURE_BYTES:
                 raise RewardError(f"the {name} picture of a judge's request has more than {MOST_PICTURE_BYTES:,} bytes")
+
+    def pictures(self) -> tuple[tuple[str, bytes], ...]:
+        """Return (name, PNG file) of each picture; none if the texts alone are judged."""
+        if self.texts and not (self.reference or self.candidate):
+            return ()
+        return ("reference", self.reference), ("candidate", self.candidate)
 
     def hashes(self) -> tuple[str, str, str]:
         """Return the sha256 of the reference, of the candidate, and of the texts."""
@@ -116,9 +126,9 @@ def make_chat(
     for label, text in request.texts:
         name = visible(label).upper()[:80]
         parts.append(f"{mark} BEGIN {name}\n{visible(text)[:MOST_TEXT_CHARS]}\n{mark} END {name}\n")
-    for name, data in (("REFERENCE", request.reference), ("CANDIDATE", request.candidate)):
-        parts += [f"{mark} BEGIN {name}\n", ImageFile(data, "image/png"), f"\n{mark} END {name}\n"]
-    parts.append(f"\n{ASK}" + (f"\n{AGAIN}" if again else ""))
+    for name, data in request.pictures():
+        parts += [f"{mark} BEGIN {name.upper()}\n", ImageFile(data, "image/png"), f"\n{mark} END {name.upper()}\n"]
+    parts.append(f"\n{ASK if request.pictures() else ASK_OF_TEXT}" + (f"\n{AGAIN}" if again else ""))
     turns = (ChatTurn("system", (system_text(rubric, mark),)), ChatTurn("user", tuple(parts)))
     return ChatRequest(turns, max_tokens, temperature=temperature, schema=rubric.schema_of_answer)
 

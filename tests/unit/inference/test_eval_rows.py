@@ -365,13 +365,13 @@ def test_an_evaluation_never_has_the_name_of_trainings_own(place: Path):
 
 
 AT_75082C1 = {
-    "exact_match": "182392e22b07e7214fbe96dc0b081835bbba4163574232e59a41e26829554c70",
+    "format_tags": "182392e22b07e7214fbe96dc0b081835bbba4163574232e59a41e26829554c70",
 }
 """What runs of that commit recorded for built-in rewards."""
 
 
 def test_an_evaluation_from_before_versions_is_made_again_where_nothing_changed(place: Path):
-    run = run_of(entry("all", 'reward = "exact_match"'))
+    run = run_of(entry("all", 'reward = "format_tags"'))
     chosen = choose_recipe(origin_of(run), Path("runs"))
     (made,) = plan(chosen.recipe, origin_of(run), rows_to_evaluate(chosen.recipe, chosen.seen), run.dir, EvalSettings())
     reward, (old_prompt,) = made.meta["reward"], made.meta["prompt_earlier"]
@@ -384,10 +384,10 @@ def test_an_evaluation_from_before_versions_is_made_again_where_nothing_changed(
     write(folder, **made.meta)
     assert planned(run) == [made.name]
     others = {
-        "another reward: exact_match version 2": {"reward": {**reward, "version": 2}},
-        "another reward: exact_match source 444444444444": {"reward": {**old["reward"], "sha256": "4" * 64}},
-        "key = .mine.": {"reward_args": {"key": "mine"}},
-        "weights answer 0.5": {"reward": {**reward, "weights": {"answer": 0.5}}},
+        "another reward: format_tags version 2": {"reward": {**reward, "version": 2}},
+        "another reward: format_tags source 444444444444": {"reward": {**old["reward"], "sha256": "4" * 64}},
+        "tags = ..mine..": {"reward_args": {"tags": ["mine"]}},
+        "weights format 0.5": {"reward": {**reward, "weights": {"format": 0.5}}},
         "another prompt_sha256": {"prompt_sha256": "4" * 64},
     }
     for told, changed in others.items():

@@ -640,7 +640,7 @@ def test_a_preflight_makes_one_small_call_and_reports_it(provider: str) -> None:
     [
         ("401", JudgeRejected, "JUDGE_KEY"),
         ("400", JudgeRejected, "read images"),
-        ("500", JudgeDown, "is the server running"),
+        ("500", JudgeDown, "the server runs, but fails"),
         ("429", JudgeDown, "quota"),
         ("prose", JudgeRejected, "follows a JSON schema"),
     ],
@@ -651,7 +651,28 @@ def test_a_preflight_that_fails_says_what_to_do(provider: str, name: str, kind: 
 
     with judged(script, provider) as (endpoint, judge), pytest.raises(kind) as raised:
         judge.preflight()
-    assert type(raised.value) is kind and words in str(raised.value.hint) and len(endpoint.requests) == 1
+    assert type(raised.value) is kind and words in str(raised.value.hint)
+    assert len(endpoint.requests) == (1 if name in ("401", "400") else judge.settings.attempts)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("outage", ["mask", "wait", "zero"])
+@pytest.mark.parametrize("name", ["500", "prose", "cut"])
+def test_a_preflight_asks_again_like_any_other_request(provider: str, outage: str, name: str) -> None:
+    def script(number: int, asked: Asked) -> str | Reply:
+        if number:
+            return honest(number, asked)
+        return Reply(body=b"{") if name == "cut" else "no JSON" if name == "prose" else refuse(asked.protocol, 500)
+
+    with judged(script, provider, outage=outage) as (endpoint, judge):
+        report = judge.preflight()
+    assert report.judgement.scores and not report.judgement.is_outage and len(endpoint.requests) == 2
+
+
+def test_a_preflight_without_a_server_asks_whether_it_runs() -> None:
+    with service(settings_for("http://127.0.0.1:9/v1", outage="wait")) as judge, pytest.raises(JudgeDown) as raised:
+        judge.preflight()
+    assert "cannot be reached" in raised.value.message and "is the server running" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

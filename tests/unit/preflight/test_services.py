@@ -19,7 +19,14 @@ LOADED: Any = SimpleNamespace(where=lambda *keys: f"r.toml:{len(keys)}")
 
 
 def source(address: str, **more: Any) -> Any:
-    table = {"provider": "openai", "model": "judge-1", "endpoint": address, "key_env": "JUDGE_KEY", **more}
+    table = {
+        "provider": "openai",
+        "model": "judge-1",
+        "endpoint": address,
+        "key_env": "JUDGE_KEY",
+        "attempts": 2,
+        **more,
+    }
     spec = load_reward("vfig", args={"judge": table})
     return SimpleNamespace(reward=compose([Member("a", spec, {}), Member("b", spec, {})]))
 
@@ -45,8 +52,12 @@ def test_one_call_says_who_answers_at_which_price(tmp_path: Path) -> None:
     [
         (lambda: refuse("openai", 401, f"wrong key {KEY}"), "cannot be used", "JUDGE_KEY"),
         (lambda: refuse("openai", 404, "no such model"), "no such model", "judge-1"),
-        (lambda: refuse("openai", 503, "busy"), "does not answer", "is the server running"),
-        (lambda: Reply(body=b"<html>welcome</html>"), "does not answer", "is the address right"),
+        (
+            lambda: refuse("openai", 503, "busy"),
+            "in 2 attempts: the endpoint fails: HTTP 503",
+            "the server runs, but fails",
+        ),
+        (lambda: Reply(body=b"<html>welcome</html>"), "answer cannot be read", "is the address right"),
         (lambda: Reply(302, headers={"location": "http://127.0.0.1:9/steal"}), "127.0.0.1:9", ""),
     ],
     ids=["key", "model", "busy", "html", "redirect"],

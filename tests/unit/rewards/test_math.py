@@ -41,6 +41,22 @@ def test_a_bomb_is_refused_by_its_form_and_the_others_are_unchanged():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("place", "truth", "response"),
+    [
+        ("tag", "<answer>7</answer>", "<answer>7</answer>"),
+        ("tag", r"<think>\boxed{3}</think> <answer>4</answer>", r"\boxed{3} <answer>4</answer>"),
+        ("box", "<answer>7</answer>", r"\boxed{7}"),
+        ("box", r"<answer>It is 7.</answer> \boxed{7}", r"<answer>It is 7.</answer> \boxed{7}"),
+        ("text", "<answer>7</answer>", "<answer>7</answer>"),
+    ],
+)
+def test_the_gold_answer_is_taken_out_of_the_answer_tag(place, truth, response):
+    grade = make_grader(place=place)
+    assert grade(RewardInput(response, {"answer": truth})).parts["accuracy"] == 1.0
+    assert grade(RewardInput(response.replace("7", "8").replace("4", "5"), {"answer": truth})).parts["accuracy"] == 0.0
+
+
 def in_worker(body: str, monkeypatch, tmp_path, **facts) -> RewardSpec:
     """A built-in of workers whose grader is this module text."""
     (tmp_path / "grader_of_a_test.py").write_text(body)

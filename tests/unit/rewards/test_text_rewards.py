@@ -41,6 +41,30 @@ def test_exact_match_options():
     assert load_reward("exact_match").weights == {"answer": 1.0}
 
 
+TAGGED = "<think>Four and three.</think>\n<answer>7</answer>"
+
+
+@pytest.mark.parametrize(
+    "name", ["exact_match", "number_match", "token_f1", "crop", "agent_code", "agent_search", "we_math"]
+)
+def test_a_copy_of_a_truth_with_an_answer_tag_is_right(name):
+    def score(response, truth):
+        answer = parts(name, response, truth)
+        return answer.get("answer", answer.get("accuracy", answer.get("right")))
+
+    assert [score(TAGGED, TAGGED), score(TAGGED, "7")] == [1.0, 1.0]
+    assert score("<answer>8</answer>", TAGGED) == 0.0
+
+
+@pytest.mark.parametrize("name", ["exact_match", "number_match", "token_f1"])
+def test_a_truth_is_read_by_the_rule_of_the_response(name):
+    assert [parts(name, text, TAGGED)["answer"] for text in ("7", "\\boxed{7}", "8")] == [1.0, 0.0, 0.0]
+    assert parts(name, "<box>7</box>", ["9", "so <box>7</box>"], tag="box")["answer"] == 1.0
+    assert parts("exact_match", TAGGED, TAGGED, tag=None)["answer"] == 1.0
+    two = "<answer>7</answer><answer>8</answer>"
+    assert parts("exact_match", "7", two)["answer"] == 0.0  # it names no answer, and no part of it is taken for one
+
+
 @pytest.mark.parametrize(
     ("response", "truth", "answer"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,25 @@ def test_text_is_judged_beside_the_expected_answer():
         with Scorer(spec) as scorer:
             (score,) = scorer.score(inputs("a red box"))
     assert "a red box" in asked[0].text and score.value == 0.5 and set(score.parts) == set(AXES)
+
+
+def test_a_row_without_an_image_is_judged_by_its_text_alone():
+    asked: list[Asked] = []
+
+    def script(number: int, one: Asked) -> str:
+        asked.append(one)
+        return judgement_text(0.5)
+
+    with serve_judge(script) as endpoint:
+        with Scorer(judge(judge=table(endpoint), render="none", key="source")) as scorer:
+            shown, bare = scorer.score([(one := inputs("a red box")[0]), replace(one, images=())], strict=True)
+        with Scorer(judge(judge=table(endpoint))) as scorer, pytest.raises(RewardError, match="has no image"):
+            scorer.score([replace(one, response=box(5), images=())], strict=True)
+    assert (shown.value, bare.value) == (0.5, 0.5)
+    with_pictures, alone = sorted(asked, key=lambda one: -len(one.pictures))
+    assert [len(one.pictures) for one in (with_pictures, alone)] == [2, 0]
+    assert "a red box" in alone.text and "EXPECTED ANSWER" in alone.text
+    assert "There are no pictures" in alone.text and "There are no pictures" not in with_pictures.text
 
 
 def test_a_record_loads_the_same_reward_and_holds_no_key(monkeypatch: pytest.MonkeyPatch):

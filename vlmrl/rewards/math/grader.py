@@ -31,6 +31,7 @@ from vlmrl.rewards.math.expressions import (
 from vlmrl.rewards.math.latex import BOX, DECIMAL, MOST_ANSWER_CHARS, find_answer, last_box, squeezed
 from vlmrl.rewards.math.reading import ANGLE, ANY, COUNT, EQUALS, PERCENT, RADIAN, REGIONS, Item, Reading, Unit, read
 from vlmrl.rewards.math.rules import Policy, checked_policy
+from vlmrl.rewards.text_parsing import untagged
 from vlmrl.rewards.text_rewards import ground_truth, response_parts
 from vlmrl.types import RewardInput, RewardResult
 
@@ -571,10 +572,12 @@ def _accepted(truth: Any) -> list[Any]:
 
 @lru_cache(maxsize=8192)
 def _gold_of(text: str, policy: Policy) -> str:
-    """Return the gold answer: the last box of a solution, what follows `####`, else the whole text.
+    """Return the gold answer: the last box of a solution, what follows `####`, else the whole text or its answer tag.
 
     Raises: RewardError for a truth that is empty, too long without a box, or too large to compute.
     """
+    if policy.place == "tag" or (policy.place == "box" and not BOX.search(text)):
+        text = untagged(text)
     if BOX.search(text):
         gold, problem = last_box(text)
     else:

@@ -122,7 +122,7 @@ def published_f1(answer: str, truth: str) -> float:
 
 
 REWARDS: Mapping[str, Builtin] = {
-    NAME: Builtin(agent_code, "agent_code: the right damage, code that repairs it, or the right answer", version=1),
+    NAME: Builtin(agent_code, "agent_code: the right damage, code that repairs it, or the right answer", version=2),
     PUBLISHED: Builtin(
         rllava_agent_code,
         "agent_code: RLLaVA's reward of single steps, to repeat its run: no code is run, and an empty response is paid",

@@ -99,7 +99,7 @@ def graded(x: RewardInput, similarity: Similarity | None = None) -> tuple[str, s
     step = x.truth.get("step", ANSWER)
     if step not in STEPS:
         raise RewardError(f"the row's `step` is {quoted(step, 40)}, not one of {', '.join(STEPS)}")
-    accepted = accepted_answers(x, "query" if step == SEARCH else "answer")
+    accepted = accepted_answers(x, "query" if step == SEARCH else "answer", step)
     text, problem = tagged_text(x.answer, step)
     if text is None:
         return step, None, 0.0, False, problem
@@ -126,7 +126,7 @@ def score_step_as_published(x: RewardInput, *, similarity: Similarity | None = N
 
 
 REWARDS: Mapping[str, Builtin] = {
-    NAME: Builtin(agent_search, "agent_search: the right answer, or the query that a step asks for", version=1),
+    NAME: Builtin(agent_search, "agent_search: the right answer, or the query that a step asks for", version=2),
     PUBLISHED: Builtin(
         rllava_agent_search,
         "agent_search: RLLaVA's reward of single steps, to repeat its run: without a tag, all of the text is read",

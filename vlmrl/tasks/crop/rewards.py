@@ -21,7 +21,7 @@ from vlmrl.metric import SHARE
 from vlmrl.redaction.redact import excerpt, quoted
 from vlmrl.rewards import Builtin
 from vlmrl.rewards.base import RewardSpec
-from vlmrl.rewards.text_parsing import REQUIRED, check_thought, final_answer, form_problem
+from vlmrl.rewards.text_parsing import REQUIRED, check_thought, final_answer, form_problem, untagged
 from vlmrl.rewards.text_rewards import answered_calls
 from vlmrl.types import RewardInput
 
@@ -35,7 +35,7 @@ MOST_CHARS = 1000
 def true_answer(truth: Mapping[str, Any]) -> str:
     """Return the right answer of a row as it is compared. Raises: RewardError for a row without one."""
     answer = truth.get("answer")
-    if not isinstance(answer, str) or not (text := _plain(answer)):
+    if not isinstance(answer, str) or not (text := _plain(untagged(answer))):
         raise RewardError(f"the row's `answer` is {quoted(answer, 60)}, not a text")
     return text
 
@@ -92,7 +92,7 @@ def score_crop_as_published(x: RewardInput) -> dict[str, Any]:
 
 
 REWARDS: Mapping[str, Builtin] = {
-    CROP: Builtin(crop, "crop: the right answer in the last turn, and its form", version=1),
+    CROP: Builtin(crop, "crop: the right answer in the last turn, and its form", version=2),
     RLLAVA_CROP: Builtin(
         rllava_crop,
         "crop: the reward that RLLaVA published, to repeat its run: it pays calls without a bound",

@@ -185,9 +185,9 @@ class JudgedService:
         return [next(drawn) if result is None else result for result in results]
 
     def _request(self, x: RewardInput, drawing: Drawing | None) -> JudgeRequest:
-        truth = png_of(_true_image(x))
         if drawing is not None:
-            return JudgeRequest(truth, png_of(Image.fromarray(drawing.pixels)))
+            return JudgeRequest(png_of(_true_image(x)), png_of(Image.fromarray(drawing.pixels)))
+        truth = png_of(x.images[0]) if x.images else b""
         texts = [("answer to judge", x.response)]
         if self._key is not None:
             texts.insert(0, ("expected answer", str(ground_truth(x, self._key))))

@@ -16,7 +16,7 @@ from vlmrl.rewards.math.expressions import warm_up
 from vlmrl.rewards.math.grader import judge
 from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box, split_top
 from vlmrl.rewards.math.rules import Policy
-from vlmrl.rewards.text_parsing import final_answer, form_problem
+from vlmrl.rewards.text_parsing import final_answer, form_problem, untagged
 from vlmrl.tasks.we_math.truth import true_answer, true_options
 from vlmrl.types import RewardInput, RewardResult
 
@@ -40,7 +40,7 @@ def make_grader(*, thought: str) -> Callable[..., Any]:
 
 def graded(x: RewardInput, *, thought: str) -> RewardResult:
     """Return the parts of a response."""
-    truth, options = true_answer(x.truth), true_options(x.truth)
+    truth, options = untagged(true_answer(x.truth)).strip(), true_options(x.truth)
     answer, problem = read_answer(x.response)
     right: list[bool] = []
     if answer is not None and options:
