@@ -428,7 +428,9 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
         else:
             _show_cause(number, cause)
     if diagnosis.healthy:
-        tell("\nno fault found" + ("; notes are not faults" if diagnosis.causes else ""))
+        first, last = diagnosis.figures.get("reward", (0.0, 1.0))
+        flat = f", but no rise of the reward in {number_of(diagnosis.steps, 'step')} either" if last <= first else ""
+        tell(f"\nno fault found{flat}" + ("; notes are not faults" if diagnosis.causes else ""))
 
 
 def _show_cause(number: int, cause: Cause) -> None:
