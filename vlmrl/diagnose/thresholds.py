@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from vlmrl.diagnose.run_facts import Response, RunFacts
 from vlmrl.redaction.redact import excerpt, redact_said
@@ -186,7 +186,7 @@ def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[st
     return [f"from step {counted_step(values[good + 1][0])} on: {before:.3g} on average before, {after:.3g} since"]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 

@@ -372,13 +372,9 @@ def risen_loss(facts: RunFacts) -> Iterator[Cause]:
     if len(later) < 2 or min(later[-2:]) < (1 + limit("loss_rise")) * best.value:
         return
     what = f"the validation loss rose again: {best.value:.3f} at step {best.step}, {later[-1]:.3f} at the end"
-    ends = facts.ends("loss/cross_entropy")
-    evidence = (
-        [f"training loss {ends[0]:.3g} in the first third of the steps, {ends[1]:.3g} in the last"] if ends else []
-    )
-    evidence.append("more rows, fewer steps or a smaller optim.lr prevent this")
     command = again(facts, f"train.steps={best.step}") if lost else shlex.join(["vlmrl", "merge", facts.key])
-    evidence += [] if lost else [f"the checkpoint of step {best.step} is kept: merge takes it"]
+    evidence = [] if lost else [f"the checkpoint of step {best.step} is kept: merge takes it"]
+    evidence.append("more rows, fewer steps or a smaller optim.lr prevent this")
     yield Cause("overfitting", "warning", what, command, 0.8, evidence)
 
 

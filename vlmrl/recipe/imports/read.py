@@ -87,16 +87,7 @@ MAX_VALUES = 100_000
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
 OTHERS = {
     "LLaMA-Factory": {"finetuning_type", "lora_target", "cutoff_len", "val_size", "template", "llamafactory-cli"},
-    "ms-swift": {
-        "swift",
-        "sft",
-        "rlhf",
-        "train_type",
-        "freeze_vit",
-        "freeze_aligner",
-        "rlhf_type",
-        "split_dataset_ratio",
-    },
+    "ms-swift": {"swift", "sft", "rlhf", "train_type", "freeze_vit", "freeze_aligner", "rlhf_type"},
 }
 """Tool that cannot be imported -> names of settings and programs that TRL does not have. Two names recognise it."""
 NULLS = ("null", "~", "")
@@ -156,9 +147,7 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
     other = next((tool for tool, names in OTHERS.items() if len(names & {*values, *words[:9]}) > 1), None)
     if other is not None and system is None:
-        hint = (
-            f"configurations of {', '.join(SYSTEMS)} can be imported; `vlmrl init FOLDER` writes a recipe to start from"
-        )
+        hint = f"configurations of {', '.join(SYSTEMS)} can be imported; `vlmrl init FOLDER` writes a first recipe"
         raise RecipeError(f"this is a configuration of {other}, which cannot be imported", where=str(file), hint=hint)
     system_name = system or _system_of(values, words)
     if system_name is None:
