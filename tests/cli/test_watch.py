@@ -15,7 +15,7 @@ from command_line import own_process, started, this_process
 from rich.console import Console
 
 from vlmrl.cli.output import table_lines
-from vlmrl.cli.run_screens import step_table, waiting_text
+from vlmrl.cli.run_screens import columns, step_table, waiting_text
 from vlmrl.store import layout
 from vlmrl.store.runs import Run, create_run, resume_run
 from vlmrl.store.summary import Followed, phase_seconds
@@ -198,6 +198,7 @@ def test_the_table_of_steps_fits_on_a_line_each(tmp_path, columns):
             "rollout/dead_group_share": 1.0,
             "policy/sampler_gap_max": 9.5e-6,
             "policy/entropy": 0.37,
+            "loss/kl": 0.0138,
             "rollout/tokens_per_second": 2091.0,
             "memory/peak_bytes": 2.0**30,
             "time/step_seconds": 0.4,
@@ -215,3 +216,14 @@ def test_the_table_of_steps_fits_on_a_line_each(tmp_path, columns):
     assert max(map(len, lines)) <= columns and len(lines) == 6, "two lines of facts, the names, one line per step"
     assert ("gap" in lines[2]) == (columns == 120) and "accuracy" in lines[2]
     assert lines[3].startswith("1 ") and "0.250" in lines[3] and "reward up" in lines[3]
+    assert " kl " in lines[2] and " 0.014 " in lines[3]
+
+
+@pytest.mark.parametrize("metric", ["loss/kl", "policy/kl_in_reward"])
+def test_a_step_shows_the_kl_that_it_is_trained_on(metric):
+    from vlmrl.cli.progress import _step_parts
+
+    line = {**train_line(0), "rollout/truncated_share": 0.0, metric: 0.0138}
+    assert "kl 0.014" in _step_parts(line) and columns(line)["kl"] == "0.014"
+    del line[metric]
+    assert not any(part.startswith("kl") for part in _step_parts(line)) and columns(line)["kl"] == ""

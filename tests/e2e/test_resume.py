@@ -31,6 +31,7 @@ from vlmrl.checkpoint import io
 from vlmrl.errors import CheckpointError, RewardError, StoreError
 from vlmrl.store.files import EXIT_CODE, VARIABLE
 from vlmrl.store.listing import list_runs
+from vlmrl.store.metrics import MetricsWriter
 from vlmrl.store.runs import open_run
 from vlmrl.store.verify import verify_run
 
@@ -228,6 +229,22 @@ def test_a_write_that_fails_beside_the_training_ends_the_run_with_its_error(plac
     assert run.status == "failed" and "the disk is full" in (run.manifest.error or "")
     assert began == [2, 4] and [f.name for f in run.checkpoint_dirs()] == ["step-000002"]
     io.check_files(run.checkpoint_dirs()[0])
+
+
+def test_a_disk_that_fills_up_leaves_the_command_to_go_on_with(place, tmp_path, monkeypatch):
+    real = MetricsWriter.write
+
+    def full(self, step, kind, metrics):
+        if (step, kind) == (3, "train"):
+            raise StoreError("cannot write metrics: the disk is full", where="metrics.jsonl")
+        real(self, step, kind, metrics)
+
+    monkeypatch.setattr(MetricsWriter, "write", full)
+    often = ("--set", "checkpoint.every_steps=2", "--set", "eval.every_steps=0")
+    done = this_process("sft", place / "sft.toml", "--runs", ".", *often, cwd=tmp_path)
+    run = open_run(tmp_path, "last").id
+    words = f"hint: its last checkpoint is step-000002; continue with: vlmrl sft --resume {run} --runs ."
+    assert done.code == 2 and "the disk is full" in done.err and done.err.strip().endswith(words)
 
 
 @pytest.mark.slow

@@ -143,7 +143,12 @@ REWARD_TROUBLES = (
     ("reward/outage_seconds", "waited {:.0f} s for a service"),
 )
 MORE_REWARD_TROUBLES = (("reward/timeouts", "reward timeouts {}"), ("reward/inapplicable", "not judged {}"))
-UPDATE = (("policy/entropy", "entropy"), ("optim/grad_norm", "grad"))
+UPDATE = (
+    ("policy/entropy", "entropy {:.2f}"),
+    ("loss/kl", "kl {:.3f}"),
+    ("policy/kl_in_reward", "kl {:.3f}"),
+    ("optim/grad_norm", "grad {:.2f}"),
+)
 
 
 def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
@@ -174,7 +179,7 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         cost = f", cost {m['judge/cost']:.4f}" if "judge/cost" in m else ""
         parts.append(f"judge {m['judge/calls']:,} calls + {m['judge/cached'] + m['judge/shared']:,} known{cost}")
     parts += [form.format(m[name]) for name, form in MORE_REWARD_TROUBLES if m.get(name)]
-    parts += [f"{word} {m[name]:.2f}" for name, word in UPDATE if name in m]
+    parts += [form.format(m[name]) for name, form in UPDATE if name in m]
     parts.append(f"{m['rollout/tokens_per_second']:,.0f} tok/s")
     parts.append(f"{m['memory/peak_bytes'] / 2**30:.1f} GiB")
     parts.append(f"{m['time/step_seconds']:.1f} s")

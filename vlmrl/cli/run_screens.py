@@ -319,7 +319,7 @@ def size_text(num_bytes: float) -> str:
 
 MOST_PHASES = 3
 """Maximum number of phases of a step that are shown with their times, the slowest first."""
-SPARE_OF_STEPS = ("phases", "memory", "gap", "tok/s", "entropy", "length")
+SPARE_OF_STEPS = ("phases", "memory", "gap", "tok/s", "entropy", "length", "kl")
 """Columns of the table of steps that a narrow terminal does not show, the first ones first."""
 SHORTEST_TABLE = 5
 """Minimum number of rows of the table, even if the terminal is lower."""
@@ -394,6 +394,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
         "dead": _number(line.get("rollout/dead_group_share"), ".0%"),
         "gap": _number(line.get("policy/sampler_gap_max"), ".1e"),
         "entropy": _number(line.get("policy/entropy"), ".2f"),
+        "kl": _number(line.get("loss/kl", line.get("policy/kl_in_reward")), ".3f"),
         "tok/s": _number(line.get("rollout/tokens_per_second"), ",.0f"),
         "memory": "" if memory is None else f"{memory / 2**30:.1f} GiB",
         "seconds": _number(line.get("time/step_seconds"), ".1f"),
@@ -428,7 +429,9 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
         else:
             _show_cause(number, cause)
     if diagnosis.healthy:
-        tell("\nno fault found" + ("; notes are not faults" if diagnosis.causes else ""))
+        first, last = diagnosis.figures.get("reward", (0.0, 1.0))
+        flat = f", but no rise of the reward in {number_of(diagnosis.steps, 'step')} either" if last <= first else ""
+        tell(f"\nno fault found{flat}" + ("; notes are not faults" if diagnosis.causes else ""))
 
 
 def _show_cause(number: int, cause: Cause) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, say, show_warnings
-from vlmrl.errors import Interruption
+from vlmrl.errors import Interruption, VlmrlError
 
 if TYPE_CHECKING:
     from vlmrl.launch.request import TrainRequest
@@ -86,13 +86,16 @@ def run_training(request: TrainRequest) -> None:
         watcher = ConsoleWatcher(stderr()) if is_shown else SilentWatcher()
         try:
             status = run_session(run, recipe, root, watcher, checkpoint, world)
-        except KeyboardInterrupt:
-            if launched():
-                raise
+        except (KeyboardInterrupt, VlmrlError) as error:
             saved = [path.name for path in run.checkpoint_dirs()]
+            if launched() or (isinstance(error, VlmrlError) and not saved):
+                raise
             kept = f"its last checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
-            what = f"{request.command} of run {run.id}"
-            raise Interruption(what, kept, resume_command(request, run.dir)) from None
+            again = resume_command(request, run.dir)
+            if isinstance(error, VlmrlError):
+                error.hint = "\n".join(filter(None, (error.hint, f"{kept}; continue with: {again}")))
+                raise
+            raise Interruption(f"{request.command} of run {run.id}", kept, again) from None
     if is_main:
         # The run is opened again to read the numbers from its metrics file, which is complete now.
         show_end(open_run(root, str(run.dir)), status, resume_command(request, run.dir), request.as_json)

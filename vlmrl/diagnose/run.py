@@ -57,8 +57,13 @@ RULES: tuple[Rule, ...] = (
     responses.few_answers,
     training.validation,
     training.no_better_validation,
+    training.risen_loss,
     training.lasting_changes,
 )
+RL_ONLY = frozenset(
+    {training.kl_term, training.entropy_term, training.clipped_ratio, training.entropy, training.no_updates}
+)
+"""Rules on settings that act only in reinforcement learning, or on metrics that mean something else without it."""
 _NO_CONTRAST = ("all_wrong", "dead_groups", "constant_part", "no_updates", "zero_gradient", "pays_wrong", "no_signal")
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "failing_reward": ("failed", *_NO_CONTRAST),
@@ -178,7 +183,8 @@ def diagnose(run: Run) -> Diagnosis:
             where=str(run.dir),
             hint="look again after a few steps (`vlmrl runs watch` shows them); before training: `vlmrl check RECIPE`",
         )
-    causes = ranked([cause for rule in RULES for cause in rule(facts)])
+    rules = [rule for rule in RULES if rule not in RL_ONLY or run.manifest.kind == "rl"]
+    causes = ranked([cause for rule in rules for cause in rule(facts)])
     series = {name: facts.series(metric) for name, metric in FIGURES.items()}
     third = {name: max(1, len(values) // 3) for name, values in series.items()}
     figures = {n: [fmean(v[: third[n]]), fmean(v[-third[n] :])] for n, v in series.items() if v}

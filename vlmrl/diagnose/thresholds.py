@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from vlmrl.diagnose.run_facts import Response, RunFacts
 from vlmrl.redaction.redact import excerpt, redact_said
@@ -91,6 +91,7 @@ LIMITS: dict[str, Bound] = {
     "few_pixels": Bound(12_544, "112 x 112: sixteen image tokens of 28 x 28 pixels show no detail"),
     "shrunk": Bound(2, "times max_pixels; from there on an image loses half of its pixels"),
     "shared_rows": Bound(0.02, "share of validation rows that are also trained on; below, they are a few duplicates"),
+    "loss_rise": Bound(0.05, "share of the best validation loss, in each of the last two: less is noise between steps"),
     "sign_steps": Bound(6, "steps since a change, and in its last part: fewer do not show the noise"),
     "sign_before": Bound(4, "steps before a change: rewards are hacked early; the noise is then that since the change"),
     "sign_window": Bound(24, "steps before a change for the comparison: earlier learning is not part of it"),
@@ -174,7 +175,7 @@ def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[st
 
     Steps are counted from 1, as in all output.
     """
-    values = [(line["step"], line[metric]) for line in facts.train if _is_number(line.get(metric))]
+    values = [(line["step"], line[metric]) for line in facts.train if is_number(line.get(metric))]
     good = len(values) - 1
     while good >= 0 and bad(values[good][1]):
         good -= 1
@@ -185,7 +186,7 @@ def onset(facts: RunFacts, metric: str, bad: Callable[[float], bool]) -> list[st
     return [f"from step {counted_step(values[good + 1][0])} on: {before:.3g} on average before, {after:.3g} since"]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 

@@ -32,6 +32,7 @@ from vlmrl.diagnose.thresholds import (
     Level,
     again,
     check_again,
+    is_number,
     learned,
     limit,
     look_again,
@@ -41,6 +42,7 @@ from vlmrl.diagnose.thresholds import (
     rows_of,
 )
 from vlmrl.errors import VlmrlError
+from vlmrl.store.runs import checkpoint_option
 from vlmrl.untrusted import number_of
 
 EPSILON = 1e-8
@@ -69,7 +71,7 @@ def kl_term(facts: RunFacts) -> Iterator[Cause]:
 
 def entropy_term(facts: RunFacts) -> Iterator[Cause]:
     """Report an entropy bonus (or, if negative, a penalty) that outweighs the reward."""
-    coef = facts.recipe.algo.entropy_coef if facts.recipe and facts.manifest.kind == "rl" else 0.0
+    coef = facts.recipe.algo.entropy_coef if facts.recipe else 0.0
     if abs(coef) < limit("entropy_coef") and coef >= 0:
         return
     does = "certain of every token" if coef < 0 else "random"
@@ -280,7 +282,7 @@ def gradients(facts: RunFacts) -> Iterator[Cause]:
 
 def no_updates(facts: RunFacts) -> Iterator[Cause]:
     """Report a run in which no step made an update."""
-    if facts.train and facts.manifest.kind == "rl" and not facts.updates:
+    if facts.train and not facts.updates:
         what = f"no update was made in {number_of(len(facts.train), 'step')}: there was nothing to learn from"
         yield Cause("no_updates", "error", what, reward_check(facts), 0.4)
 
@@ -359,6 +361,21 @@ def no_better_validation(facts: RunFacts) -> Iterator[Cause]:
     if isinstance(later, (int, float)):
         what += f", {later:.3f} at step {last[0]['step']}, the last"
     yield Cause("no_better_validation", "note", what, shlex.join(["vlmrl", "report", facts.key]), 0.9)
+
+
+def risen_loss(facts: RunFacts) -> Iterator[Cause]:
+    """Report a validation loss that rose again after its best: the run memorizes the rows that it trains on."""
+    best, lost = facts.manifest.best, checkpoint_option(facts.run)
+    if best is None or best.metric != "loss" or best.step == 0:
+        return
+    later = [n for line in facts.validation if line["step"] > best.step and is_number(n := line.get("eval/metric"))]
+    if len(later) < 2 or min(later[-2:]) < (1 + limit("loss_rise")) * best.value:
+        return
+    what = f"the validation loss rose again: {best.value:.3f} at step {best.step}, {later[-1]:.3f} at the end"
+    command = again(facts, f"train.steps={best.step}") if lost else shlex.join(["vlmrl", "merge", facts.key])
+    evidence = [] if lost else [f"the checkpoint of step {best.step} is kept: merge takes it"]
+    evidence.append("more rows, fewer steps or a smaller optim.lr prevent this")
+    yield Cause("overfitting", "warning", what, command, 0.8, evidence)
 
 
 def _unmoved(facts: RunFacts) -> str:

@@ -283,13 +283,13 @@ def _names(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
 
 def _other_kind(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
     """Find keys that this kind of run does not read and that the recipe itself (not its parent) or `--set` sets."""
-    for key, origin in loaded.origins.items():
+    for name, origin in loaded.origins.items():
         own = origin == "--set" or origin.rpartition(":")[0] == str(loaded.path)
-        reader = mark_of(field_at(Recipe, tuple(key.split("."))), ReadBy) if own else None
+        key = tuple(int(part) if part.isdigit() else part for part in name.split("."))
+        reader = mark_of(field_at(Recipe, key), ReadBy) if own else None
         if reader is not None and reader.kind != loaded.recipe.kind:
             command = "sft" if loaded.recipe.kind == "sft" else "train"
-            where = loaded.where(tuple(key.split(".")))
-            yield Problem(f"`{key}` does nothing in `vlmrl {command}`", where, "remove it", "warning")
+            yield Problem(f"`{name}` does nothing in `vlmrl {command}`", loaded.where(key), "remove it", "warning")
 
 
 def _odd_numbers(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from vlmrl.recipe.load import LoadedRecipe, leaves, value_at
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import ReadBy, values_by_row
 from vlmrl.recipe.toml_lines import Key, dotted, parse_dotted
-from vlmrl.recipe.validation_messages import FOREIGN_KEYS, shown_bound
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS, foreign_hint, shown_bound
 from vlmrl.untrusted import visible
 
 TYPE_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
@@ -221,7 +221,7 @@ def _full_name(name: str) -> list[str]:
 
 def _unknown(key: str) -> RecipeError:
     if key in FOREIGN_KEYS:
-        return RecipeError(f"there is no key `{key}`", hint=f"vlmrl's key is `{FOREIGN_KEYS[key]}`")
+        return RecipeError(f"there is no key `{key}`", hint=foreign_hint(key))
     known = all_keys()
     near = nearest(key, known) or nearest(key.rpartition(".")[2], (k.rpartition(".")[2] for k in known))
     tables = ", ".join(Recipe.model_fields)

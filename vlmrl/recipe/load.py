@@ -32,7 +32,7 @@ from vlmrl.recipe.key_fields import candidates, is_path_key, key_name, locate, n
 from vlmrl.recipe.schema import Recipe
 from vlmrl.recipe.tables import ARGUMENTS, AUTO, drop_replaced
 from vlmrl.recipe.toml_lines import AUTO_ORIGIN, Key, KeyPlace, dotted, parse_dotted
-from vlmrl.recipe.validation_messages import problems_of
+from vlmrl.recipe.validation_messages import fields_at, problems_of, unknown_key
 
 LISTS_OF_TABLES = ("data", "rewards", "data.rewards")
 """Keys that are lists of tables, without positions: `data.0.path` is the path in the first element."""
@@ -85,6 +85,9 @@ def apply_override(raw: dict[str, Any], override: Override) -> Key | Problem:
             is_index = part.isascii() and part.isdigit() and len(part) < 6
             if not is_index or (index := int(part)) > len(container):
                 rest = override.parts[i + part.lstrip("-").isdigit() :] or ("path",)
+                if (known := fields_at(Recipe, (*key, 0))) and rest[0] not in known:
+                    message, hint = unknown_key((*key, 0, rest[0]), override.value, Recipe)
+                    return Problem(message, where, hint)
                 example = dotted((*key, 0, *rest))
                 hint = f"positions count from 0; {dotted(key)} has {len(container)}: --set {example}=..."
                 return Problem(f"`{part}` is not a position in the list `{dotted(key)}`", where, hint)

@@ -16,10 +16,12 @@ FOREIGN_KEYS = {
     name: key
     for key, names in {
         "optim.lr": "learning_rate",
-        "rollout.prompts_per_step": "batch_size train_batch_size rollout_batch_size",
+        "rollout.prompts_per_step or, in sft, train.rows_per_step": "batch_size train_batch_size rollout_batch_size "
+        "per_device_train_batch_size gradient_accumulation_steps global_batch_size",
         "rollout.samples_per_prompt": "group_size num_generations n num_samples",
         "train.steps": "max_steps num_steps",
         "train.epochs": "total_epochs num_epochs num_train_epochs",
+        "optim.schedule": "lr_scheduler_type lr_scheduler",
         "optim.warmup_steps": "lr_warmup_steps",
         "optim.warmup_ratio": "lr_warmup_ratio",
         "algo.kl_coef": "beta kl kl_loss_coef",
@@ -27,15 +29,23 @@ FOREIGN_KEYS = {
         "algo.clip_high": "epsilon_high clip_ratio_high",
         "algo.name": "loss_type algorithm",
         "rollout.max_new_tokens": "max_completion_length max_response_length max_tokens",
-        "rollout.max_prompt_tokens": "max_prompt_length",
-        "model.path": "model_path model_name",
-        "data.path": "dataset",
-        "checkpoint.every_steps": "save_steps",
-        "eval.every_steps": "eval_steps",
+        "rollout.max_prompt_tokens": "max_prompt_length cutoff_len max_length max_seq_length model_max_length",
+        "model.path": "model_path model_name model_name_or_path",
+        "model.dtype": "bf16 fp16 torch_dtype precision mixed_precision",
+        "model.freeze": "freeze_vision_tower freeze_vit freeze_aligner freeze_llm",
+        "lora.rank": "r lora_r lora_rank",
+        "lora.alpha": "lora_alpha",
+        "lora.dropout": "lora_dropout",
+        "lora.targets": "lora_target target_modules lora_target_modules",
+        "data.path": "dataset train_files",
+        "data.validation": "val_size split_dataset_ratio val_files",
+        "checkpoint.every_steps": "save_steps save_freq save_interval",
+        "checkpoint.keep_last": "save_total_limit",
+        "eval.every_steps": "eval_steps eval_freq test_freq",
         "optim.max_grad_norm": "grad_clip max_grad_norm",
         "reward.name": "reward_function reward_funcs",
         "rewards.weight": "reward_weights",
-        "train.tokens_per_row": "micro_batch_size gradient_accumulation_steps",
+        "train.tokens_per_row": "micro_batch_size",
     }.items()
     for name in names.split()
 }
@@ -139,7 +149,7 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
     """Return (message, hint) for one error record."""
     kind, value, name = finding["type"], finding.get("input"), dotted(key)
     if kind == "extra_forbidden":
-        return _unknown(key, value, root)
+        return unknown_key(key, value, root)
     if kind == "missing":
         return _missing(key, root)
     if kind == "literal_error":
@@ -157,7 +167,14 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
     return f"`{name}` is {show(value)}: {finding['msg']}", _help_hint(root, key)
 
 
-def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
+def foreign_hint(name: str) -> str:
+    """Return a hint with vlmrl's key for a name in FOREIGN_KEYS."""
+    key, also, other = FOREIGN_KEYS[name].partition(" or, in sft, ")
+    return f"vlmrl's key is `{key}`{also}{other and f'`{other}`'} (`vlmrl recipe explain {key}`)"
+
+
+def unknown_key(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
+    """Return (message, hint) for a key that does not exist."""
     table, name = key[:-1], str(key[-1])
     keys = fields_at(root, table)
     message = f"unknown table `[{dotted(key)}]`" if isinstance(value, dict) else f"unknown key `{dotted(key)}`"
@@ -172,14 +189,9 @@ def _unknown(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:
         first = (0,) if other_places[0] in ("data", "rewards") else ()
         place = dotted((other_places[0], *first, name))
         return message, f"it belongs in another table: `{place}`\n{listing}"
-    if nearest_key:
-        return message, f"did you mean `{nearest_key}`?  {listing}"
-    if name in FOREIGN_KEYS:
-        return (
-            message,
-            f"vlmrl's key is `{FOREIGN_KEYS[name]}` (`vlmrl recipe explain {FOREIGN_KEYS[name]}`)\n{listing}",
-        )
-    return message, listing
+    if name in FOREIGN_KEYS:  # before the nearest key: `steps` is near `save_steps`
+        return message, f"{foreign_hint(name)}\n{listing}"
+    return message, f"did you mean `{nearest_key}`?  {listing}" if nearest_key else listing
 
 
 def _missing(key: Key, root: type[BaseModel]) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ from vlmrl.data.run_images import run_images
 from vlmrl.diagnose.run import diagnose
 from vlmrl.diagnose.run_facts import with_update
 from vlmrl.errors import StoreError, VlmrlError
+from vlmrl.evaluate.over_training import is_finite
 from vlmrl.evaluate.paired import Comparison, overall, signed
 from vlmrl.evaluate.records import read_evaluation
 from vlmrl.redaction.redact import redact_text, redact_value
@@ -122,6 +123,9 @@ def _by_loss(lines: RunCurves) -> str:
     if start == end:
         return f"It is not known whether it learned: there is only one validation, with loss {first:.3g}."
     change = "stayed at" if first == last else f"{'fell' if last < first else 'rose'} from {first:.3g} to"
+    best, at = min((loss, n["step"]) for n in lines.validation if is_finite(loss := n.get("eval/loss")))
+    if best < first and f"{best:.3g}" != f"{last:.3g}":
+        change = f"fell from {first:.3g} to {best:.3g} at step {at}, its best, and then rose to"
     where = f"step {start} to {end}; there are no losses of single rows, so no paired interval"
     return f"The validation loss {change} {last:.3g}, {where}."
 

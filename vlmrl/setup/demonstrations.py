@@ -87,11 +87,12 @@ def check_demonstrations(
     problems: list[Problem] = []
     numbers: dict[str, str] = {}
     algo = loaded.recipe.algo
-    takes = loaded.recipe.kind == "rl" and algo.name in ALGORITHMS and algorithm_of(algo).demonstrations != "none"
+    is_rl = loaded.recipe.kind == "rl"  # else the rules of the recipe say that the key does nothing
+    takes = is_rl and algo.name in ALGORITHMS and algorithm_of(algo).demonstrations != "none"
     for i, source in sources.items():
         data, where = loaded.recipe.data[i], loaded.where(("data", i, "demonstrations"), ("data", i, "path"))
         if not takes:
-            if loaded.is_set(("data", i, "demonstrations")) and data.demonstrations != "none":
+            if loaded.is_set(("data", i, "demonstrations")) and data.demonstrations != "none" and is_rl:
                 message = f"`data.demonstrations` does nothing: {algo.name} learns from none"
                 problems.append(Problem(message, where, "set algo.name = luffy, or remove it", "warning"))
             continue

@@ -34,6 +34,9 @@ from vlmrl.diagnose.thresholds import (
     sft_first,
 )
 from vlmrl.errors import RewardUnavailable, StoreError
+from vlmrl.recipe.key_fields import field_at, mark_of
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.tables import ReadBy
 from vlmrl.reward_check.texts import answer_of
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.store.runs import create_run, open_run
@@ -255,6 +258,50 @@ def test_a_setting_of_reinforcement_is_no_cause_in_a_supervised_run_which_does_n
     assert "entropy_coef" not in [c.name for c in look(run).causes]
 
 
+def changed(run, **fields):
+    file = run.dir / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return look(run)
+
+
+def test_a_supervised_run_is_advised_no_key_that_only_reinforcement_reads(tmp_path):
+    metrics = {"policy/clip_share": 0.9, "policy/importance_weight": 0.1, "policy/kl_coef": 50.0}
+    run = make_run(tmp_path, plan(metrics=lambda step: {**metrics, "policy/entropy": 2.0 * (step < 3), "optim/lr": 0}))
+    for file in run.dir.glob("rollouts/*"):
+        file.unlink()
+    keys = {"rl": set(), "sft": set()}
+    for kind in keys:
+        for cause in changed(run, kind=kind).causes:
+            keys[kind] |= set(re.findall(r"--set (\S+?)=", cause.command))
+    reader = lambda key: mark_of(field_at(Recipe, tuple(key.split("."))), ReadBy)  # noqa: E731
+    assert "algo.entropy_coef" in keys["rl"] and "optim.schedule" in keys["sft"]
+    assert not [key for key in keys["sft"] if key.startswith("algo.") or reader(key)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "named"),
+    [
+        ([6.9, 0.85, 0.93, 0.97], True),
+        ([6.9, 0.98, 0.85, 0.97, 0.86], False),  # it came back
+        ([6.9, 0.9, 0.85, 0.97], False),  # one validation may be noise
+        ([6.9, 0.9, 0.85, 0.86, 0.86], False),
+        ([0.8, 0.9, 0.97], False),  # `no_better_validation` says so
+    ],
+)
+def test_a_validation_loss_that_rises_again_is_named_with_its_best(losses, named, tmp_path):
+    run = make_run(tmp_path, plan(validations={10 * i: {"eval/metric": v} for i, v in enumerate(losses)}))
+    best = {"step": 10 * losses.index(min(losses)), "metric": "loss", "value": min(losses)}
+    causes = [c for c in changed(run, kind="sft", best=best).causes if c.name == "overfitting"]
+    assert bool(causes) == named
+    if named:
+        assert causes[0].what == "the validation loss rose again: 0.850 at step 10, 0.970 at the end"
+        assert causes[0].command.endswith("--set train.steps=10")  # no checkpoint is kept
+        kept = run.dir / "checkpoints" / "step-000010"
+        kept.mkdir(parents=True)
+        (kept / "COMPLETE").touch()
+        assert look(run).causes[0].command == f"vlmrl merge {run.dir}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "bounds"),
@@ -349,6 +396,9 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]
     well = make_run(tmp_path / "well", plan())
     assert "no fault found" in this_process("runs", "diagnose", well.dir, cwd=tmp_path).out
+    falling = make_run(tmp_path / "flat", plan(metrics=lambda step: {"reward/mean": 0.5 - step / 100}))
+    words = "no fault found, but no rise of the reward in 6 steps either\n"
+    assert this_process("runs", "diagnose", falling.dir, cwd=tmp_path).out.endswith(words)
 
 
 def test_a_run_without_updates_says_so_and_not_that_the_rate_is_zero(tmp_path):

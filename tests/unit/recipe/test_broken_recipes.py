@@ -11,7 +11,10 @@ import pytest
 from vlmrl.data.table_values import TRAINING
 from vlmrl.errors import Problem, ProblemsError, RecipeError
 from vlmrl.recipe.checks import check_recipe
+from vlmrl.recipe.key_fields import field_at
 from vlmrl.recipe.load import load_recipe
+from vlmrl.recipe.schema import Recipe
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS
 from vlmrl.setup.catalogs import catalogs
 
 REST = '\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "reward.py:score"\n'
@@ -660,6 +663,8 @@ def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message
     ("override", "advised"),
     [
         ("data.validation=0.1", "--set data.0.validation=..."),
+        ("data.cutof=9", "known keys in [[data]]: path, "),
+        ("data.cutoff_len=9", "`rollout.max_prompt_tokens`"),
         ("data.7.path=x", "--set data.0.path=..."),
         ("validation=0.1", "`data.0.validation`"),
     ],
@@ -667,6 +672,33 @@ def test_a_broken_override_names_itself(tmp_path, monkeypatch, override, message
 def test_a_key_of_a_source_is_advised_as_it_can_be_set(tmp_path, monkeypatch, override, advised):
     (found,) = problems_of(tmp_path, SOUND, monkeypatch, (override,))
     assert advised in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("train.save_steps=9", "`checkpoint.every_steps`"),
+        ("train.gradient_accumulation_steps=8", "`rollout.prompts_per_step` or, in sft, `train.rows_per_step`"),
+        ("per_device_train_batch_size=8", "`rollout.prompts_per_step` or, in sft, `train.rows_per_step`"),
+        ("lora.r=8", "`lora.rank`"),
+        ("model.bf16=true", "`model.dtype`"),
+    ],
+)
+def test_a_key_of_another_tool_is_named_though_another_key_is_similar(tmp_path, monkeypatch, override, key):
+    found = problems_of(tmp_path, SOUND, monkeypatch, (override,))
+    assert [key in (p.hint or "") for p in found if p.message.startswith("unknown key")] == [True]
+
+
+def test_every_key_that_a_name_of_another_tool_stands_for_exists():
+    for keys in FOREIGN_KEYS.values():
+        for key in keys.split(" or, in sft, "):
+            assert field_at(Recipe, tuple(key.split("."))) is not None, key
+
+
+def test_a_key_of_a_source_that_only_reinforcement_reads_is_no_advice_to_choose_an_algorithm(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (found,) = problems_of(tmp_path, SOUND, monkeypatch, ("kind=sft", "data.0.demonstrations=a.jsonl"))
+    assert found.message == "`data.0.demonstrations` does nothing in `vlmrl sft`" and found.hint == "remove it"
 
 
 def test_functions_to_use_are_the_files_own_and_not_what_it_imports(tmp_path):

@@ -721,7 +721,33 @@ def test_every_written_setting_is_mapped_changed_left_out_or_as_here(tmp_path):
         assert all(item["why"] for item in report["left_out"] + report["changed"])
 
 
+LLAMA_FACTORY = """model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct
+stage: sft
+finetuning_type: lora
+lora_rank: 8
+dataset: gauges
+template: qwen2_vl
+cutoff_len: 2048
+val_size: 0.1
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+"""
+SWIFT = "CUDA_VISIBLE_DEVICES=0 swift sft --model m/m --train_type lora --dataset a.jsonl --learning_rate 1e-4 \\\n"
 MISTAKES = [
+    (
+        "a.yaml",
+        LLAMA_FACTORY,
+        "configuration of LLaMA-Factory, which cannot be imported(.|\n)*easyr1, verl, rllava, trl",
+    ),
+    ("a.sh", f"{SWIFT} --per_device_train_batch_size 1 --freeze_vit true\n", "configuration of ms-swift, which cannot"),
+    (
+        "a.sh",
+        "swift sft --model m/m --learning_rate 1e-4 --gradient_accumulation_steps 8\n",
+        "configuration of ms-swift",
+    ),
+    ("a.sh", f"{SWIFT} --gradient_accumulation_steps 8\n", "configuration of ms-swift"),
+    ("a.sh", "swift rlhf --rlhf_type grpo --num_generations 4 --learning_rate 1e-6\n", "configuration of ms-swift"),
     ("a.yaml", "a: [1, 2", "not valid YAML"),
     ("a.yaml", "- 1\n- 2\n", "does not hold a table"),
     ("a.yaml", "", "does not hold"),

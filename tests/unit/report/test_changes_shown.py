@@ -73,6 +73,10 @@ def test_without_rows_to_compare_it_is_not_known_whether_it_learned(tmp_path: Pa
     ("losses", "expected"),
     [
         ([6.484, 1.5, 0.61], "The validation loss fell from 6.48 to 0.61, step 0 to 2; "),
+        (
+            [6.95, 0.849, 0.93, 0.972],
+            "The validation loss fell from 6.95 to 0.849 at step 1, its best, and then rose to 0.972, step 0 to 3; ",
+        ),
         ([0.5, 0.75], "The validation loss rose from 0.5 to 0.75, step 0 to 1; "),
         ([0.5, 0.5], "The validation loss stayed at 0.5, step 0 to 1; "),
         ([0.5], "It is not known whether it learned: there is only one validation, with loss 0.5."),

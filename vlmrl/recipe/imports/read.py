@@ -85,6 +85,11 @@ class ShellArrays:
 MAX_DEPTH, MAX_WORD_CHARS, MOST_DIGITS = 20, 10_000, 40
 MAX_VALUES = 100_000
 SYSTEMS = ("easyr1", "verl", "rllava", "trl")
+OTHERS = {
+    "LLaMA-Factory": {"finetuning_type", "lora_target", "cutoff_len", "val_size", "template", "llamafactory-cli"},
+    "ms-swift": {"swift", "sft", "rlhf", "train_type", "freeze_vit", "freeze_aligner", "rlhf_type"},
+}
+"""Tool that cannot be imported -> names of settings and programs that TRL does not have. Two names recognise it."""
 NULLS = ("null", "~", "")
 OWN_PROGRAMS = ("rllava.train.", "rllava/train/")
 """Prefixes of RLLaVA's programs. Its programs use settings of the same name for different purposes."""
@@ -140,6 +145,10 @@ def read_foreign(file: Path, system: str | None = None) -> Foreign:
         hint = "give a YAML or JSON file, key=value overrides, a launch script or a Python script of TRL, with settings"
         hint = "; ".join([*notes[:3], hint])
         raise RecipeError("no settings were found in this file", where=str(file), hint=hint)
+    other = next((tool for tool, names in OTHERS.items() if len(names & {*values, *words[:9]}) > 1), None)
+    if other is not None and system is None:
+        hint = f"configurations of {', '.join(SYSTEMS)} can be imported; `vlmrl init FOLDER` writes a first recipe"
+        raise RecipeError(f"this is a configuration of {other}, which cannot be imported", where=str(file), hint=hint)
     system_name = system or _system_of(values, words)
     if system_name is None:
         hint = f"name the system: --system {', '.join(SYSTEMS)}"
