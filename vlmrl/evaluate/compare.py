@@ -59,8 +59,6 @@ from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt import same_prompt
 
 _LEFT_OUT = ("step", "attempt")
-NAMED = "evaluation"
-"""Name of an evaluation whose folder the user named."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def open_side(root: Path, ref: str) -> Side:
     if (folder / layout.EVAL_SUMMARY).is_file():
         run_dir = folder.resolve().parent.parent
         run = open_run(root, str(run_dir)) if (run_dir / layout.MANIFEST).is_file() else None
-        return Side(ref, run, {NAMED: folder}, (folder,))
+        return Side(ref, run, {"evaluation": folder}, (folder,))
     run = open_run(root, ref, trained=True)
     return Side(ref, run, _evaluations(run))
 
@@ -133,7 +131,11 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
                 require_same_image_condition(of_a.folder, of_b.folder)
             evaluations.append(_paired(name, of_a, of_b))
             for one in (of_a, of_b):
-                notes += [f"{name} of {one.title}: its evaluation {one.name}"] if one.name not in (name, NAMED) else []
+                notes += (
+                    [f"{name} of {one.title}: its evaluation {one.name}"]
+                    if one.name not in (name, "evaluation")
+                    else []
+                )
                 notes += [
                     f"{one.title}, {name}: {problem}" for problem in coordinate_problems(read_summary(one.folder))
                 ]
@@ -192,11 +194,10 @@ def eval_like(side: Side, like: Evaluated) -> str:
     """Return the command that evaluates a run as `like` was, under a name that it has not; "" if none is known."""
     words = ["", *map(str, like.meta.get("argv") or ())]
     options = [w for before, w in pairwise(words) if before in REPEATED or w.partition("=")[0] in REPEATED]
-    if not any(word.startswith(("--recipe", "--data")) for word in options):
-        if like.run is None or not can_be_scored(like.run):
-            return ""
+    is_named = any(word.startswith(("--recipe", "--data")) for word in options)
+    if not is_named and like.run and can_be_scored(like.run):
         options += ["--recipe", reference(like.run.dir, like.run.manifest.name)]
-    if side.run is None or not side.run.checkpoint_dirs():
+    if not (is_named or "--recipe" in options) or side.run is None or not side.run.checkpoint_dirs():
         return ""
     name = layout.eval_name(like.name, "as", like.title)
     free = next(one for i in count(1) if (one := name if i == 1 else f"{name}-{i}") not in side.evaluations)
@@ -229,14 +230,14 @@ def matched(candidates: Sequence[Sequence[Of]], settings: Sequence[int]) -> list
     Args:
         settings: number of the setting that each side belongs to.
     """
-
-    def rank(group: Sequence[Of | None]) -> tuple[bool, bool, int]:
-        places = [place for place, one in zip(settings, group, strict=True) if one is not None]
-        return len({*places}) > 1, settings[0] in places, len(places)
-
     each = [e for side in candidates for e in side]
     groups = [[next((c for c in side if one_reward(e, c)), None) for side in candidates] for e in each]
-    return max(groups, key=rank, default=[None for _ in candidates])
+    return max(groups, key=lambda group: _rank(group, settings), default=[None for _ in candidates])
+
+
+def _rank(group: Sequence[object], settings: Sequence[int]) -> tuple[bool, bool, int]:
+    places = [place for place, one in zip(settings, group, strict=True) if one is not None]
+    return len({*places}) > 1, settings[0] in places, len(places)
 
 
 def common_evaluations(sides: Sequence[Side], settings: Sequence[int]) -> list[tuple[str, list[Evaluated | None]]]:
@@ -255,17 +256,13 @@ def common_evaluations(sides: Sequence[Side], settings: Sequence[int]) -> list[t
             # Which of several that nothing tells apart is meant is not known.
             same = [[e for e in side if sum(one_reward(e, other) for other in side) == 1] for side in same]
             group = matched(same, settings)
-            if alike and (key == "name" or not _is_several(group, settings)) and None in group:
+            if alike and None in group and (key == "name" or not _rank(group, settings)[0]):
                 continue
             group = [one or next(iter(side), None) for one, side in zip(group, same, strict=True)]
-            if _is_several(group, settings):
+            if _rank(group, settings)[0]:
                 common.append((label, group))
                 left = [[e for e in side if e is not one] for side, one in zip(left, group, strict=True)]
     return common
-
-
-def _is_several(group: Sequence[Evaluated | None], settings: Sequence[int]) -> bool:
-    return len({setting for setting, one in zip(settings, group, strict=True) if one}) > 1
 
 
 def _evaluated(side: Side, name: str, folder: Path) -> Evaluated:
