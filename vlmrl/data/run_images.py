@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vlmrl.errors import VlmrlError
+from vlmrl.errors import StoreError, VlmrlError
+from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.kept_recipe import kept_recipes
+from vlmrl.store.layout import eval_dirs
 from vlmrl.store.manifest import read_manifest
 from vlmrl.store.media import RunImages
 from vlmrl.types import Media
@@ -30,10 +33,19 @@ def run_images(run_dir: Path) -> RunImages:
 
 
 def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the `[[data]]` entries of all recipes of the run's attempts, the newest first, without damaged ones."""
+    """Return the `[[data]]` entries of the run's evaluations, and of all recipes of its attempts, the newest first.
+
+    Damaged ones are left out. Evaluations of older versions record only the path of their rows.
+    """
     distinct: list[dict[str, Any]] = []
     for recipe in reversed(list(kept_recipes(run_dir))):
         distinct += [entry for entry in recipe.get("data", ()) if entry not in distinct]
+    named = {entry.get("path") for entry in distinct}
+    for folder in eval_dirs(run_dir):
+        with suppress(StoreError, AttributeError, TypeError):
+            meta = read_summary(folder).get("meta") or {}
+            entry = meta.get("entry") or {"path": (meta.get("dataset") or {}).get("path")}
+            distinct += [entry] if entry.get("path") and entry not in distinct and entry["path"] not in named else []
     return distinct
 
 

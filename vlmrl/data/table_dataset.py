@@ -258,6 +258,12 @@ class TableDataset:
         self.info: Mapping[str, Any] = {
             "name": self.name,
             "task": data.task,
+            "entry": {
+                "path": data.path if data.path.startswith("hub:") else str(Path(data.path).resolve()),
+                "images_root": None if self._root is None else str(self._root.resolve()),
+                "prompt": data.prompt and str(Path(data.prompt).resolve()),
+                "columns": dict(data.columns),
+            },
             "columns": mapped.named(),
             "style": mapped.style,
             "description": _describe(mapped),

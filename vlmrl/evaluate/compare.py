@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import family_of, label_of_both, probe_between, require_same_image_condition
@@ -80,6 +81,22 @@ class Side:
         return (self.run.manifest.name or self.run.id) if self.run else self.ref
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation of a side: its name there, and what its summary says of it."""
+
+    name: str
+    folder: Path
+    run: Run | None
+    title: str
+    meta: Mapping[str, Any]
+
+    @property
+    def rows(self) -> str | None:
+        """Key of its rows and sampling."""
+        return same_rows_key(self.meta)
+
+
 def open_side(root: Path, ref: str) -> Side:
     """Return a run (by any of its names), or the folder of one evaluation (`<run>/eval/<name>`).
 
@@ -105,16 +122,30 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     notes = [f"{s.title}: {line}" for s in (a, b) if s.run for line in shortened(damage_of(s.run.dir), s.run.id)]
     notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     trained_alike = not (a.run and b.run) or same_rewards(a.run, b.run)
-    evaluations = []
-    for name, folder_a, folder_b in _common_evaluations(a, b, notes):
+    evaluations, advice = [], ""
+    common = common_evaluations([a, b], [0, 1])
+    for name, (of_a, of_b) in common:
+        assert of_a and of_b
         try:
             if not (a.named and b.named):
-                require_same_image_condition(folder_a, folder_b)
-            evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
-            for side, folder in ((a, folder_a), (b, folder_b)):
-                notes += [f"{side.title}, {name}: {one}" for one in coordinate_problems(read_summary(folder))]
+                require_same_image_condition(of_a.folder, of_b.folder)
+            evaluations.append(_paired(name, of_a, of_b))
+            for one in (of_a, of_b):
+                notes += (
+                    [f"{name} of {one.title}: its evaluation {one.name}"]
+                    if one.name not in (name, "evaluation")
+                    else []
+                )
+                notes += [
+                    f"{one.title}, {name}: {problem}" for problem in coordinate_problems(read_summary(one.folder))
+                ]
+            if not one_reward(of_a, of_b):
+                advice = advice or eval_like(b, of_a) or eval_like(a, of_b)
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
+    if not common and (a.evaluations or b.evaluations):
+        has = (listed_in_words(side.evaluations) for side in (a, b))
+        notes.append("no evaluation in common: A has {}. B has {}".format(*has))
     incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]
     if incomparable or not (trained_alike or evaluations):
         where = f" in {', '.join(incomparable)}" if incomparable and len(incomparable) < len(evaluations) else ""
@@ -126,7 +157,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     evaluations.sort(key=lambda e: (any(e["shown"]), ROLES.index(e["role"])))
     correct_for_many((family_of(e), m["metric"], m["test"]) for e in evaluations for m in e["metrics"] if m["test"])
     return {
-        "conclusion": conclude(evaluations, _how_to_evaluate(a, b)),
+        "conclusion": conclude(evaluations, advice or _how_to_evaluate(a, b)),
         "a": describe(a),
         "b": describe(b),
         "recipe": recipe_differences(a, b, notes) if both else [],
@@ -152,33 +183,94 @@ def _how_to_evaluate(a: Side, b: Side) -> str:
     return f"make one: {of_second}" if is_evaluated else f"make them: {eval_command(first.run)}; {of_second}"
 
 
-def _common_evaluations(a: Side, b: Side, notes: list[str]) -> list[tuple[str, Path, Path]]:
-    """Return (name, folder of A, folder of B) of evaluations with equal names, then of others on equally named rows."""
-    pairs = [(n, a.evaluations[n], b.evaluations[n]) for n in a.evaluations if n in b.evaluations]
-    names = {name for name, *_ in pairs}
-    mine, theirs = (evaluations_by_rows(side, names) for side in (a, b))
-    pairs += [(key, mine[key], theirs[key]) for key in mine if key in theirs]
-    if not pairs and (a.evaluations or b.evaluations):
-        notes.append(
-            "no evaluation in common: A has {}. B has {}".format(*(listed_in_words(s.evaluations) for s in (a, b)))
-        )
-    return pairs
+REPEATED = (
+    *("--recipe", "--data", "--task", "--split", "--source", "--set"),
+    *("--max-rows", "--sample", "--n", "--seed", "--settings"),
+)
+"""Options of `vlmrl eval` that say which rows are answered, how, and what scores them."""
 
 
-def evaluations_by_rows(side: Side, taken: set[str]) -> dict[str, Path]:
-    """Return rows and sampling -> the evaluation, without names in `taken`.
+def eval_like(side: Side, like: Evaluated) -> str:
+    """Return the command that evaluates a run as `like` was, under a name that it has not; "" if none is known."""
+    words = ["", *map(str, like.meta.get("argv") or ())]
+    options = [w for before, w in pairwise(words) if before in REPEATED or w.partition("=")[0] in REPEATED]
+    is_named = any(word.startswith(("--recipe", "--data")) for word in options)
+    if not is_named and like.run and can_be_scored(like.run):
+        options += ["--recipe", reference(like.run.dir, like.run.manifest.name)]
+    if not (is_named or "--recipe" in options) or side.run is None or not side.run.checkpoint_dirs():
+        return ""
+    name = layout.eval_name(like.name, "as", like.title)
+    free = next(one for i in count(1) if (one := name if i == 1 else f"{name}-{i}") not in side.evaluations)
+    return eval_command(side.run, *options, "--name", free)
 
-    A key that two evaluations have is left out.
+
+class Scored(Protocol):
+    """An evaluation, and the run whose record says which reward scored it if the evaluation does not."""
+
+    @property
+    def run(self) -> Run | None: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+
+Of = TypeVar("Of", bound=Scored)
+
+
+def one_reward(a: Scored, b: Scored) -> bool:
+    """Return whether one reward scored two evaluations."""
+    recorded = scored_alike(a.meta, b.meta)
+    return (not (a.run and b.run) or same_rewards(a.run, b.run)) if recorded is None else recorded
+
+
+def matched(candidates: Sequence[Sequence[Of]], settings: Sequence[int]) -> list[Of | None]:
+    """Return the first evaluation of each side that one reward scored; None for a side without one.
+
+    The reward is that of several settings, if there is one, then of the first setting, then of most sides.
+
+    Args:
+        settings: number of the setting that each side belongs to.
     """
-    folders_by_key: dict[str, list[Path]] = {}
-    for name, folder in side.evaluations.items():
-        try:
-            key = same_rows_key(read_summary(folder).get("meta") or {})
-        except StoreError:
-            continue
-        if name not in taken and key is not None:
-            folders_by_key.setdefault(key, []).append(folder)
-    return {key: folders[0] for key, folders in folders_by_key.items() if len(folders) == 1}
+    each = [e for side in candidates for e in side]
+    groups = [[next((c for c in side if one_reward(e, c)), None) for side in candidates] for e in each]
+    return max(groups, key=lambda group: _rank(group, settings), default=[None for _ in candidates])
+
+
+def _rank(group: Sequence[object], settings: Sequence[int]) -> tuple[bool, bool, int]:
+    places = [place for place, one in zip(settings, group, strict=True) if one is not None]
+    return len({*places}) > 1, settings[0] in places, len(places)
+
+
+def common_evaluations(sides: Sequence[Side], settings: Sequence[int]) -> list[tuple[str, list[Evaluated | None]]]:
+    """Return (name, evaluation of each side) of those of one name, then of others of the same rows and sampling.
+
+    Those that one reward scored go together, under whatever name. A side that has none may have one of another reward.
+
+    Args:
+        settings: as of `matched`; at least two have an evaluation.
+    """
+    left = [[_evaluated(side, *item) for item in side.evaluations.items()] for side in sides]
+    common: list[tuple[str, list[Evaluated | None]]] = []
+    for alike, key in product((True, False), ("name", "rows")):
+        for label in dict.fromkeys(getattr(e, key) for side in left for e in side):
+            same = [[e for e in side if label and getattr(e, key) == label] for side in left]
+            # Which of several that nothing tells apart is meant is not known.
+            same = [[e for e in side if sum(one_reward(e, other) for other in side) == 1] for side in same]
+            group = matched(same, settings)
+            if alike and None in group and (key == "name" or not _rank(group, settings)[0]):
+                continue
+            group = [one or next(iter(side), None) for one, side in zip(group, same, strict=True)]
+            if _rank(group, settings)[0]:
+                common.append((label, group))
+                left = [[e for e in side if e is not one] for side, one in zip(left, group, strict=True)]
+    return common
+
+
+def _evaluated(side: Side, name: str, folder: Path) -> Evaluated:
+    try:
+        meta = read_summary(folder).get("meta") or {}
+    except StoreError:  # told where its rows are read
+        meta = {}
+    return Evaluated(name, folder, side.run, side.title, meta)
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
@@ -326,19 +418,13 @@ def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
     return rows if len(rows) > 1 else []
 
 
-def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
-    """Return the differences on the rows that both evaluations answered.
-
-    Args:
-        trained_alike: whether the runs were trained with the same rewards. It is used if an evaluation does not say
-            which reward scored it.
-    """
-    left, right = read_evaluation(a), read_evaluation(b)
+def _paired(name: str, a: Evaluated, b: Evaluated) -> dict[str, Any]:
+    """Return the differences on the rows that both evaluations answered."""
+    left, right = read_evaluation(a.folder), read_evaluation(b.folder)
     pairs, changed = shared_rows(right.rows, left.rows)
-    metas = [e.summary.get("meta") or {} for e in (left, right)]
+    metas = [a.meta, b.meta]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    recorded_alike = scored_alike(*metas)
-    alike = trained_alike if recorded_alike is None else recorded_alike
+    alike = one_reward(a, b)
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
     columns, differences_by_metric = differences(right, left)
     tests = tests_of(columns)
@@ -347,8 +433,8 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     tests = {name: test for name, test in tests.items() if name in columns}
     return {
         "name": name,
-        "a": str(a),
-        "b": str(b),
+        "a": str(a.folder),
+        "b": str(b.folder),
         "role": role_of(worst),
         "label": label_of_both(metas),
         "shown": [image_condition(meta) for meta in metas],
@@ -357,7 +443,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "one_text": [left.one_text, right.one_text],
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),
-        "scored_by": [scored_by(meta) for meta in metas] if recorded_alike is False else None,
+        "scored_by": [scored_by(meta) for meta in metas] if scored_alike(*metas) is False else None,
         "rows_a": len(left.rows),
         "rows_b": len(right.rows),
         "rows_paired": len(pairs),

@@ -152,7 +152,7 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
 
     Args:
         evaluations: of `evaluate.compare`, each with its metrics, and whether both were scored alike.
-        advice: how to make an evaluation of both, if they have none in common.
+        advice: how to make an evaluation of both by one reward, if they have none in common.
     Returns: {"answer": an Answer, "text": one sentence, "evaluations": the names of those that it is based on}.
     """
     if probe := next((e["blind_probe"] for e in evaluations if e.get("blind_probe")), None):
@@ -225,7 +225,7 @@ def _why_unknown(evaluations: Sequence[Mapping[str, Any]], advice: str) -> str:
     if not any(e["scored_alike"] for e in evaluations):
         of_reward = any(e["accuracy_of_reward"] for e in evaluations)
         why = "their accuracy is a part of these rewards" if of_reward else "there is no accuracy"
-        return f"{OTHER_REWARDS}, and {why}. {begin}: score both with one reward (vlmrl eval RUN --recipe RECIPE)."
+        return f"{OTHER_REWARDS}, and {why}. {begin}: score both with one reward ({advice})."
     return f"{begin}: no row has a score in both."
 
 

@@ -21,17 +21,19 @@ import numpy as np
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import family_of, require_same_image_condition
 from vlmrl.evaluate.compare import (
+    Evaluated,
     Side,
+    common_evaluations,
     describe,
-    evaluations_by_rows,
+    eval_like,
+    matched,
     open_side,
     recipe_differences,
-    same_rewards,
 )
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
-from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, scored_alike
+from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
@@ -102,9 +104,10 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
         notes += _mixed(setting) + _alone(setting, settings)
     notes += [note for s in sides for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     evaluations = []
-    for name, folders in _common(sides).items():
+    owners = [number for number, setting in enumerate(settings) for _ in setting.sides]
+    for name, group in common_evaluations(sides, owners):
         try:
-            evaluations.append(_evaluation(name, folders, settings, notes))
+            evaluations.append(_evaluation(name, group, settings, notes))
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
     if not evaluations:
@@ -117,7 +120,7 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
             d["verdict"] = "not clear"
     epochs = [(s.letter, [e for side in s.sides if side.run and (e := read_epochs(side.run))]) for s in settings]
     return {
-        "conclusion": _conclusion(evaluations, settings),
+        "conclusion": _conclusion(evaluations),
         "settings": [{"letter": s.letter, "runs": [describe(side) for side in s.sides]} for s in settings],
         "evaluations": evaluations,
         "checkpoints": [
@@ -157,30 +160,48 @@ def _alone(setting: Setting, settings: Sequence[Setting]) -> list[str]:
     ]
 
 
-def _common(sides: Sequence[Side]) -> dict[str, list[Path]]:
-    """Return name -> the evaluation of each run, for names that all have, then for rows that all have."""
-    names = [n for n in sides[0].evaluations if all(n in side.evaluations for side in sides)]
-    folders = {name: [side.evaluations[name] for side in sides] for name in names}
-    by_rows = [evaluations_by_rows(side, set(names)) for side in sides]
-    keys = [key for key in by_rows[0] if all(key in one for one in by_rows)]
-    return folders | {key: [one[key] for one in by_rows] for key in keys}
+def _evaluation(
+    name: str, group: Sequence[Evaluated | None], settings: Sequence[Setting], notes: list[str]
+) -> dict[str, Any]:
+    """Return the results on one evaluation of all settings that can be compared; `notes` gets why others cannot.
 
-
-def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting], notes: list[str]) -> dict[str, Any]:
-    """Return the results of all settings on one evaluation."""
-    require_same_image_condition(*folders)
-    evaluations = [read_evaluation(folder) for folder in folders]
-    metas = [e.summary.get("meta") or {} for e in evaluations]
+    Raises: StoreError when fewer than two can be.
+    """
+    owned = [(number, side) for number, setting in enumerate(settings) for side in setting.sides]
+    owners = [number for number, _ in owned]
+    alike = matched([[one] if one else [] for one in group], owners)
+    like = next(one for one in alike if one)
+    require_same_image_condition(*(one.folder for one in group if one))
+    read = {i: read_evaluation(one.folder) for i, one in enumerate(group) if one}
+    keys = {i: {(row["prompt_id"], row["sample"]) for row in e.rows} for i, e in read.items()}
+    reasons = {i: "it has no evaluation of these rows" for i in range(len(group)) if i not in read}
+    reasons |= {i: "it answered other rows" for i, own in keys.items() if not own & keys[alike.index(like)]}
+    kept = [i for i in read if i not in reasons]
+    shared = shared_values([read[i] for i in kept])
+    if odd := [i for i in kept if alike[i] is None]:
+        of_reward = any("accuracy_of" in read[i].summary for i in kept)
+        shared = {} if of_reward else {metric: one for metric, one in shared.items() if metric != "reward"}
+        words = f"{name}: the runs were scored by different rewards; what comes from the reward is not compared"
+        notes += [words] if shared else []
+    if odd and not shared:
+        for i in odd:
+            how = eval_like(owned[i][1], like)
+            reasons[i] = f"it was scored by another reward than {like.title}" + (
+                f" (make one alike: {how})" if how else ""
+            )
+        kept = [i for i in kept if i not in odd]
+        shared = shared_values([read[i] for i in kept])
+    letters = [setting.letter for setting in settings]
+    notes += [f"{name}: {letters[owners[i]]} {owned[i][1].title} is left out: {why}" for i, why in reasons.items()]
+    here = list(dict.fromkeys(letters[owners[i]] for i in kept))
+    if len(here) < 2 or not shared:
+        raise StoreError("no two settings have a score of the same rows")
+    metas = [one.meta for i in kept if (one := group[i])]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    shared = shared_values(evaluations)
-    if not _alike(settings, metas):
-        of_reward = any("accuracy_of" in e.summary for e in evaluations)
-        shared = {} if of_reward else {name: one for name, one in shared.items() if name != "reward"}
-        notes.append(f"{name}: the runs were scored by different rewards; what comes from the reward is not compared")
     # [all runs, N] -> [runs, N] of each setting
-    ends = np.cumsum([len(setting.sides) for setting in settings])[:-1]
+    ends = np.cumsum([sum(letters[owners[i]] == letter for i in kept) for letter in here])[:-1]
     values_by_metric = {metric: np.split(one.value_EN, ends) for metric, one in shared.items()}
-    better = {n: m.get("better") for e in evaluations for n, m in e.summary["metrics"].items()}
+    better = {n: m.get("better") for i in kept for n, m in read[i].summary["metrics"].items()}
     return {
         "name": name,
         "role": role_of(worst),
@@ -188,29 +209,16 @@ def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting],
         "shown": [image_condition(worst)],
         "rows": next((len(one.clusters) for one in shared.values()), 0),
         "settings": {
-            setting.letter: {metric: band(values[i]) for metric, values in values_by_metric.items()}
-            for i, setting in enumerate(settings)
+            letter: {metric: band(values[i]) for metric, values in values_by_metric.items()}
+            for i, letter in enumerate(here)
         },
         "differences": [
-            _difference(metric, values[0], values[i], shared[metric], setting.letter, better.get(metric))
-            for i, setting in enumerate(settings)
+            _difference(metric, values[0], values[i], shared[metric], f"{letter} - {here[0]}", better)
+            for i, letter in enumerate(here)
             if i
             for metric, values in values_by_metric.items()
         ],
     }
-
-
-def _alike(settings: Sequence[Setting], metas: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether one reward scored all; by the records of the runs where an evaluation does not say it."""
-    sides = [side for setting in settings for side in setting.sides]
-    for side, meta in zip(sides[1:], metas[1:], strict=True):
-        recorded = scored_alike(metas[0], meta)
-        if recorded is None:
-            first, other = sides[0].run, side.run
-            recorded = not (first and other) or same_rewards(first, other)
-        if not recorded:
-            return False
-    return True
 
 
 def shared_values(evaluations: Sequence[Evaluation]) -> dict[str, Aligned]:
@@ -237,15 +245,17 @@ def band(values: Floats) -> dict[str, Any]:
     return {"mean": float(means.mean()), "sd": sd, "runs": means.tolist()}
 
 
-def _difference(metric: str, a: Floats, b: Floats, shared: Aligned, letter: str, better: str | None) -> dict[str, Any]:
+def _difference(
+    metric: str, a: Floats, b: Floats, shared: Aligned, pair: str, better: Mapping[str, str | None]
+) -> dict[str, Any]:
     """Return the difference of a setting (b) to the first one (a), with its interval, its test and its comparison."""
     interval, p, method = setting_difference(a, b, shared.clusters, shared.declared)
     low, high = (x if math.isfinite(x) else None for x in (interval.low, interval.high))
     means = {"a": float(a.mean()), "b": float(b.mean())}
-    facts = {"value": interval.mean, "low": low, "high": high, "better": better, **means}
+    facts = {"value": interval.mean, "low": low, "high": high, "better": better.get(metric), **means}
     return {
         "metric": metric,
-        "pair": f"{letter} - A",
+        "pair": pair,
         **means,
         "difference": interval.mean,
         "low": low,
@@ -290,24 +300,25 @@ def setting_difference(a: Floats, b: Floats, clusters: Clusters, declared: Range
     return Interval(value, *ends, len(difference_N), units.count), p, BY_RUNS
 
 
-def _conclusion(evaluations: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> dict[str, Any]:
+def _conclusion(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return {"text": one sentence per pair, on the rows that say most about new rows, "evaluation": its name}."""
     for evaluation in evaluations:
         metric = next((m for m in LEADING if any(d["metric"] == m for d in evaluation["differences"])), None)
         if metric is not None:
             chosen = [d for d in evaluation["differences"] if d["metric"] == metric]
-            texts = [_sentence(d, s) for d, s in zip(chosen, settings[1:], strict=True)]
+            texts = [_sentence(d) for d in chosen]
             return {"text": " ".join(texts) + f" Rows: {evaluation['name']}.", "evaluation": evaluation["name"]}
     text = "It is not known which setting is better: there are no rows in common, or different rewards scored them."
     return {"text": text, "evaluation": None}
 
 
-def _sentence(d: Mapping[str, Any], setting: Setting) -> str:
+def _sentence(d: Mapping[str, Any]) -> str:
+    letter, _, first = d["pair"].partition(" - ")
     begin = {
-        "better": f"{setting.letter} is better than A",
-        "worse": f"{setting.letter} is worse than A",
-        "no difference shown": f"No difference between A and {setting.letter} is shown",
-    }.get(d["verdict"], f"It is not clear whether {setting.letter} is better than A")
+        "better": f"{letter} is better than {first}",
+        "worse": f"{letter} is worse than {first}",
+        "no difference shown": f"No difference between {first} and {letter} is shown",
+    }.get(d["verdict"], f"It is not clear whether {letter} is better than {first}")
     ends = "no interval" if d["low"] is None else f"[{d['low']:+.3f}, {d['high']:+.3f}]"
     runs = f"{d['runs'][1]} against {d['runs'][0]} run{plural(d['runs'][0])}"
     corrected = f" with Holm's correction for {d['test']['comparisons']}" if d["test"]["comparisons"] > 1 else ""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import probe_of
-from vlmrl.evaluate.compare import differences
+from vlmrl.evaluate.compare import differences, matched, one_reward
 from vlmrl.evaluate.estimates import excludes_zero
 from vlmrl.evaluate.measures import absent_words, measure_lines, measured_names
 from vlmrl.evaluate.metrics import task_problems
@@ -30,11 +30,11 @@ from vlmrl.evaluate.over_training import (
     step_of,
     words_of_steps,
 )
-from vlmrl.evaluate.paired import Comparison, comparison, scored_alike
+from vlmrl.evaluate.paired import OTHER_REWARDS, Comparison, comparison, scored_by
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import set_metrics_of
-from vlmrl.evaluate.significance import rows_needed_of, tests_of, words_of_power, words_of_test
+from vlmrl.evaluate.significance import LEADING, rows_needed_of, tests_of, words_of_power, words_of_test
 from vlmrl.report.curves import SMALL, Chart, training_title
 from vlmrl.report.plots import EPOCH, FigureView, Series, confidence_figures, figure_views, interval_bar, line_chart
 from vlmrl.store import layout
@@ -71,6 +71,7 @@ class EvalColumn:
     summary: Mapping[str, Any]
     folder: Path
     is_selected: bool = False
+    run: Run | None = None
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -90,7 +91,7 @@ def eval_columns(run: Run, label: str, colour: int) -> tuple[list[EvalColumn], l
     for folder in layout.eval_dirs(run.dir):
         try:
             summary = read_summary(folder)
-            column = EvalColumn(label, colour, summary, folder, best is not None and step_of(summary) == best)
+            column = EvalColumn(label, colour, summary, folder, best is not None and step_of(summary) == best, run)
         except StoreError as error:
             problems.append(f"Evaluation {folder.name}: {error.message}.")
             continue
@@ -113,7 +114,8 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
     for column in columns:
         groups.setdefault(_kind_of(column), []).append(column)
     tables = []
-    for kind, group in groups.items():
+    for kind, same in groups.items():
+        group = _told_apart(same)
         names = list(
             dict.fromkeys(n for c in group for n in c.summary["metrics"] if n not in measured_names(c.summary))
         )
@@ -132,12 +134,21 @@ def eval_tables(columns: Sequence[EvalColumn]) -> list[dict[str, Any]]:
                 "paper": paper if numbers else {},
                 "baselines": bool(baselines),
                 "differences": bool(differences),
-                "against": f"{group[-1].label} - {group[0].label}" if differences else "",
+                "against": f"{compared[1].label} - {compared[0].label}" if compared and differences else "",
                 "measures": _measures(group),
                 "figures": _figures(group) if not group[0].meta.get("during") else [],
             }
         )
     return sorted(tables, key=_rank)
+
+
+def _told_apart(group: Sequence[EvalColumn]) -> list[EvalColumn]:
+    """Return the columns of a table; those of one run and one step have the evaluation's name in their label."""
+    keys = [(c.folder.parent, c.meta.get("step")) for c in group]
+    names = [f"{c.label}, {without_step(c.folder.name)}" for c in group]
+    return [
+        replace(c, label=name) if keys.count(key) > 1 else c for c, key, name in zip(group, keys, names, strict=True)
+    ]
 
 
 def _measures(group: Sequence[EvalColumn]) -> list[dict[str, Any]]:
@@ -165,6 +176,8 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
     notes = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
         notes = [f"These are {label}." for label in {*labels.values()} if label]
+    if not all(one_reward(group[0], c) for c in group):
+        notes += [f"{c.label}: scored by {words}." for c in group if (words := scored_by(c.meta))]
     notes += [
         f"{c.label}: pictures of {n:,} responses were not kept, because they were too large."
         for c in group
@@ -217,16 +230,19 @@ def _figures(group: Sequence[EvalColumn]) -> list[FigureView]:
 def _compared(group: Sequence[EvalColumn]) -> tuple[EvalColumn, EvalColumn] | None:
     """Return one column of the first and one of the last run: at the step that validation selected, else the last.
 
+    Two that one reward scored come before others.
+
     It is None for columns of a single run.
     """
-    first, last = group[0].label, group[-1].label
-    if first == last:
+    places = group[0].folder.parent, group[-1].folder.parent
+    if places[0] == places[1]:
         return None
-    a, b = (
-        sorted([c for c in group if c.label == label], key=lambda c: (c.is_selected, group.index(c)))[-1]
-        for label in (first, last)
-    )
-    return a, b
+    own = [
+        sorted([c for c in group if c.folder.parent == place], key=lambda c: (c.is_selected, group.index(c)))[::-1]
+        for place in places
+    ]
+    a, b = matched(own, [0, 1])
+    return (a, b) if a and b else (own[0][0], own[1][0])
 
 
 def _differences(compared: tuple[EvalColumn, EvalColumn]) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -239,12 +255,14 @@ def _differences(compared: tuple[EvalColumn, EvalColumn]) -> tuple[dict[str, dic
     if not pair:
         return {}, []
     before, after = pair
-    alike = scored_alike(*(e.summary.get("meta") or {} for e in pair)) is not False
-    columns, of_metrics = differences(after, before)
-    columns = {n: c for n, c in columns.items() if n == "accuracy" or (alike and n == "reward")}
+    alike, of_reward = one_reward(*compared), any("accuracy_of" in e.summary for e in pair)
+    columns, every = differences(after, before)
+    of_metrics = {n: d for n, d in every.items() if comparison(n, d, alike, of_reward) != "other reward"}
+    columns = {n: c for n, c in columns.items() if n in of_metrics and n in LEADING}
     steps = [f", step {c.meta['step']}" if c.meta.get("step") is not None else "" for c in compared]
     letters = f"A = {compared[0].label}{steps[0]}; B = {compared[1].label}{steps[1]}"
-    notes = [f"Paired test ({letters}): {words_of_test(name, test)}." for name, test in tests_of(columns).items()]
+    notes = [] if alike else [f"{OTHER_REWARDS} ({letters}): what comes from the reward is not compared."]
+    notes += [f"Paired test ({letters}): {words_of_test(name, test)}." for name, test in tests_of(columns).items()]
     if power := rows_needed_of(columns):
         notes.append(f"Rows needed {words_of_power(power)}.")
     shown = {*DIFFERENCES, *set_metrics_of(after.summary)}

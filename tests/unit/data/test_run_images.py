@@ -64,3 +64,35 @@ def test_a_table_that_is_gone_is_told_once(run: Run, tmp_path: Path):
 def test_a_damaged_manifest_leaves_the_runs_own_media(run: Run):
     (run.dir / layout.MANIFEST).write_text("{")
     assert run_images(run.dir).find(Media("0" * 64, 6, 4)) is None
+
+
+@pytest.mark.parametrize("kept", ["its own entry", "a path alone", "an entry that is damaged"])
+def test_the_rows_of_an_evaluation_are_found_where_it_read_them(kept: str, run: Run, tmp_path: Path):
+    """Another file, whose images and columns have other places and names than those of the run's own table."""
+    other, pictures = tmp_path / "work" / "other", tmp_path / "work" / "pictures"
+    plain = kept == "a path alone"  # of an older version: relative to where the run was made
+    for folder in (other, pictures):
+        folder.mkdir()
+    (tmp_path / "work" / "green.png" if plain else pictures / "green.png").write_bytes(
+        encode_png(Image.new("RGB", (6, 4), "green"))
+    )
+    (column, file) = ("image", tmp_path / "work" / "test.jsonl") if plain else ("shot", other / "test.jsonl")
+    file.write_text(json.dumps({"prompt": "Which?", column: "green.png", "answer": "green"}) + "\n")
+    named = {} if plain else {"images_root": str(pictures), "columns": {"images": "shot"}}
+    dataset = open_dataset(Data.model_validate({"path": str(file), **named}))
+    (green,) = dataset.rows("train")[0].media
+    meta: dict[str, object] = {"dataset": {"path": "test.jsonl"}}
+    if not plain:
+        meta["entry"] = dataset.info["entry"] if kept == "its own entry" else "nonsense"
+    folder = layout.eval_dir(run.dir, "test-rows")
+    folder.mkdir(parents=True)
+    (folder / layout.EVAL_SUMMARY).write_text(json.dumps({"schema": 1, "metrics": {}, "meta": meta}))
+    content = run_images(run.dir).find(green)
+    assert (content is None) == (kept == "an entry that is damaged")
+
+
+def test_the_entry_of_a_table_names_all_its_files_absolutely(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path / "work")
+    entry = open_dataset(Data(path="table.jsonl", validation=0.5)).info["entry"]
+    assert entry["path"] == str(tmp_path / "work" / "table.jsonl") and entry["images_root"] == str(tmp_path / "work")
+    assert json.loads(json.dumps(entry)) == entry

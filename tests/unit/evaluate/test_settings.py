@@ -28,7 +28,7 @@ from vlmrl.evaluate.settings import (
 )
 from vlmrl.store import layout
 from vlmrl.store.manifest import new_attempt, update_manifest
-from vlmrl.store.runs import create_run
+from vlmrl.store.runs import Run, create_run
 
 
 def test_mean_and_band_by_hand():
@@ -174,6 +174,79 @@ def test_what_came_from_different_rewards_is_not_compared(root: Path):
     found = compare_settings(open_settings(root, ["a1", "b1", "e1"]))
     assert {d["metric"] for d in found["evaluations"][0]["differences"]} == {"accuracy"}
     assert "scored by different rewards" in found["notes"][-1]
+
+
+ONE = {"name": "r.py:f", "sha256": "0" * 64, "weights": {"answer": 0.9, "format": 0.1}}
+OTHER = {**ONE, "weights": {}}
+ARGV = ["vlmrl", "eval", "x", "--recipe", "rl.toml", "--split", "test.jsonl", "--step", "60", "--n=2", "--force"]
+
+
+def scored_run(
+    root: Path, name: str, right: list[int], rewards: dict[str, Any], prompt: str = "p", source: str = "flat"
+):
+    """A run with one evaluation of the same rows per reward, by the reward alone: the task has no accuracy."""
+    with create_run(root, kind="sft", recipe_name="r", name=name) as run:
+        pass
+    for evaluation, reward in rewards.items():
+        rows = [row(f"{prompt}{i}", score=x * (1.0 if reward is ONE else 2.0), images=()) for i, x in enumerate(right)]
+        for one in rows:
+            del one["outcome"]["accuracy"], one["accuracy"]
+        meta = {"split": "test", "role": "test", "source": source, "reward": reward, "reward_args": {}, "argv": ARGV}
+        write_evaluation(layout.eval_dir(run.dir, evaluation), Evaluation(rows, summarise(rows)), meta)
+    return run
+
+
+def rewards_of(found: dict[str, Any]) -> dict[str, float]:
+    return {
+        d["pair"]: d["difference"] for e in found["evaluations"] for d in e["differences"] if d["metric"] == "reward"
+    }
+
+
+def test_of_several_evaluations_of_the_same_rows_those_of_equal_rewards_are_compared(tmp_path: Path):
+    scored_run(tmp_path, "kk", [1, 1, 1, 0] * 5, {"test": ONE})
+    scored_run(tmp_path, "lora", [1, 0, 0, 0] * 5, {"test": OTHER, "same": ONE})
+    scored_run(tmp_path, "rl", [1, 1, 1, 1] * 5, {"test": ONE})
+    pair = compare(open_side(tmp_path, "kk"), open_side(tmp_path, "lora"))
+    (evaluation,) = pair["evaluations"]
+    assert evaluation["scored_alike"] and Path(evaluation["b"]).name == "same"
+    assert pair["conclusion"]["answer"] == "worse" and evaluation["metrics"][0]["difference"] == -0.5
+    assert "same" in next(note for note in pair["notes"] if "lora" in note)
+    three = compare_settings(open_settings(tmp_path, ["kk", "lora", "rl"]))
+    assert rewards_of(three) == {"B - A": -0.5, "C - A": 0.25}
+
+
+def test_where_no_rewards_are_equal_a_command_makes_them_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Run, "checkpoint_dirs", lambda run: [run.dir])
+    scored_run(tmp_path, "kk", [1, 0] * 5, {"test": ONE})
+    scored_run(tmp_path, "lora", [1, 0] * 5, {"test": OTHER, "test-as-kk": OTHER})
+    text = compare(open_side(tmp_path, "kk"), open_side(tmp_path, "lora"))["conclusion"]["text"]
+    assert "vlmrl eval lora" in text and "--recipe rl.toml --split test.jsonl --n=2 --name test-as-kk-2" in text
+    assert "--step" not in text and "--force" not in text and "RECIPE" not in text
+
+
+@pytest.mark.parametrize("refs", [("tiny", "lora", "rl"), ("lora", "tiny", "rl")])
+def test_a_run_of_another_reward_is_left_out_by_name_and_the_others_are_compared(refs: tuple[str, ...], tmp_path: Path):
+    for name, right, reward in (("tiny", [0] * 20, ONE), ("lora", [1] * 20, OTHER), ("rl", [1, 0] * 10, ONE)):
+        scored_run(tmp_path, name, right, {"test": reward})
+    found = compare_settings(open_settings(tmp_path, refs))
+    letters = dict(zip(refs, "ABC", strict=True))
+    assert rewards_of(found) == {f"{letters['rl']} - {letters['tiny']}": 0.5}
+    assert found["conclusion"]["text"].startswith(f"{letters['rl']} is better than {letters['tiny']}: reward +0.500")
+    (note,) = found["notes"]
+    assert note.startswith(f"test-flat: {letters['lora']} lora is left out: it was scored by another reward than tiny")
+
+
+def test_a_run_of_other_rows_is_left_out_and_its_rows_are_the_reason(tmp_path: Path):
+    for name, prompt, place in (("a", "p", "test"), ("b", "p", "test"), ("c", "q", "test"), ("d", "p", "mine")):
+        scored_run(tmp_path, name, [1, 0] * 10, {place: ONE}, prompt, "flat" if place == "test" else "elsewhere")
+    found = compare_settings(open_settings(tmp_path, ["a", "b", "c", "d"]))
+    assert rewards_of(found) == {"B - A": 0.0}
+    assert sorted(found["notes"]) == [
+        "test-flat: C c is left out: it answered other rows",
+        "test-flat: D d is left out: it has no evaluation of these rows",
+    ]
+    apart = compare_settings(open_settings(tmp_path, ["a", "c", "d"]))
+    assert apart["evaluations"] == [] and "not known" in apart["conclusion"]["text"]
 
 
 def test_rows_in_common_of_all_runs_count(root: Path):

@@ -465,3 +465,27 @@ def test_all_text_can_be_read_on_what_lies_behind_it(scheme: int):
     for text, back in [*pairs, ("warn", "warnwash"), ("ink", "warnwash")]:
         low, high = sorted((light(text), light(back)))
         assert high / low >= 4.5, (text, back, high / low)
+
+
+def test_only_evaluations_of_equal_rewards_are_compared_and_their_titles_tell_columns_apart(tmp_path: Path):
+    one = {"name": "r.py:f", "sha256": "0" * 64, "weights": {"answer": 0.9, "format": 0.1}}
+    scored = {"reward": one, "reward_args": {}, "step": 3}
+    other = scored | {"reward": {**one, "weights": {}}}
+    runs = [create_run(tmp_path, kind="sft", recipe_name="r", name=name) for name in ("kk", "lora")]
+    for run in runs:
+        with run:
+            pass
+    evaluate_run(runs[0].dir, "test-digits-step-000003", [0.9, 0.8, 1.0, 0.7] * 8, **scored)
+    evaluate_run(runs[1].dir, "same", [0.5, 0.4, 0.6, 0.3] * 8, **scored)
+    evaluate_run(runs[1].dir, "test-digits-step-000003", [1.0, 1.0, 1.0, 0.9] * 8, **other)
+    columns = [c for run, label in zip(runs, ("kk", "lora"), strict=True) for c in eval_columns(run, label, 0)[0]]
+    (table,) = eval_tables(columns)
+    assert [c.label for c in table["columns"]] == ["kk", "lora, same", "lora, test-digits"]
+    row = next(row for row in table["rows"] if row["name"] == "reward")
+    assert row["difference"]["value"] == pytest.approx(-0.4)
+    assert table["against"] == "lora, same - kk"
+    assert any(note.startswith("lora, same: scored by r.py:f") for note in table["notes"])
+    (apart,) = eval_tables([c for c in columns if c.folder.name != "same"])
+    differences = {row["name"]: row["difference"] for row in apart["rows"]}
+    assert differences["reward"] is None and differences["accuracy"] is not None
+    assert any("scored by different rewards" in note for note in apart["notes"])
