@@ -272,9 +272,12 @@ class JudgeService:
         return await self._keep(key, *await self._answered(caller, key, request, self.settings))
 
     async def _answered(
-        self, caller: Caller, key: str, request: JudgeRequest, settings: JudgeSettings
+        self, caller: Caller, key: str, request: JudgeRequest, settings: JudgeSettings, *, is_trial: bool = False
     ) -> tuple[Judgement, Called]:
-        """Return the judgement of a request and its call, after as many calls as the settings allow."""
+        """Return the judgement of a request and its call, after as many calls as the settings allow.
+
+        A trial is not repeated where nobody answers: the address may be wrong.
+        """
         attempts, invalid, is_first = Attempts(settings, self._pauses, self._rng), 0, True
         while True:
             failure = None
@@ -291,6 +294,8 @@ class JudgeService:
                 continue
             except (EndpointDown, BrokenAnswer) as error:
                 failure, is_first = error, False
+                if is_trial and not isinstance(error, BrokenAnswer) and not error.status:
+                    raise JudgeDown(f"the judge cannot be asked: {error.message}", where=error.where) from error
             await self._breaker.wait(attempts.pause_after(failure))
 
     def _read(self, answer: ChatAnswer) -> Judgement:
@@ -321,7 +326,9 @@ class JudgeService:
         request = JudgeRequest(picture, picture)
         patience = settings.model_copy(update={"outage": "mask"})
         try:
-            judgement, called = await self._answered(self._caller, self.key_of(request), request, patience)
+            judgement, called = await self._answered(
+                self._caller, self.key_of(request), request, patience, is_trial=True
+            )
         except JudgeDown as error:
             raise JudgeDown(error.message, where=error.where, hint=_advice(error.__cause__)) from None
         except NoJudgement as error:
