@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -455,3 +456,33 @@ def test_the_fingerprint_resolves_a_repeated_path_once_and_is_that_of_every_row(
     hashes = dataset._image_hashes()
     assert hashes == [image_hash((tmp_path / f"{name}.png").read_bytes()) for name in ("a", "b")]
     assert calls.count("a.png") == 1, "paths of a table often repeat, and each is looked up in the file system"
+
+
+def test_a_system_message_and_earlier_turns_in_columns_of_their_own_are_in_the_prompt(tmp_path: Path) -> None:
+    chat = {
+        "conversations": [{"from": "human", "value": "How many?"}, {"from": "gpt", "value": "2"}],
+        "system": "Count.",
+    }
+    dataset, (row, plain) = open_rows(write_jsonl(tmp_path / "sharegpt.jsonl", [chat, {**chat, "system": ""}]))
+    assert turns(dataset, row) == [("system", "Count."), ("user", "How many?")]
+    assert turns(dataset, plain) == [("user", "How many?")]
+    assert make_task("table", dataset.info).trace(row, random.Random(0)) == "2"  # type: ignore[misc]
+    asked = {"query": "And now?", "response": "3", "system": "Count.", "history": [["Hello", "Hi"], ["One?", "1"]]}
+    rows = [asked, {**asked, "history": json.dumps(asked["history"])}, {**asked, "history": "a cough, 2019"}]
+    dataset, (row, as_json, text) = open_rows(write_jsonl(tmp_path / "swift.jsonl", rows))
+    assert turns(dataset, row) == turns(dataset, as_json)
+    assert [role for role, _ in turns(dataset, row)] == ["system", *("user", "assistant") * 2, "user"]
+    assert [content for _, content in turns(dataset, row)][1:] == ["Hello", "Hi", "One?", "1", "And now?"]
+    assert turns(dataset, text) == [("system", "Count."), ("user", "And now?")]
+
+
+def test_columns_of_the_conversation_that_cannot_be_read_are_errors_with_row_and_column(tmp_path: Path) -> None:
+    odd = {"query": "And now?", "response": "3", "history": [["Hello"]]}
+    dataset, (row,) = open_rows(write_jsonl(tmp_path / "odd.jsonl", [odd]))
+    with pytest.raises(DataError, match=r"an earlier turn is \['Hello'\], not \[question, answer\]") as caught:
+        turns(dataset, row)
+    assert "column `query`" in str(caught.value.where) and "`history` is a list" in str(caught.value.hint)
+    two = {"messages": [{"role": "system", "content": "A"}, {"role": "user", "content": "b"}], "system": "C"}
+    dataset, (row,) = open_rows(write_jsonl(tmp_path / "two.jsonl", [two]))
+    with pytest.raises(DataError, match="the messages have a system message of their own"):
+        turns(dataset, row)
