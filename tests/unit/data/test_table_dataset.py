@@ -486,3 +486,27 @@ def test_columns_of_the_conversation_that_cannot_be_read_are_errors_with_row_and
     dataset, (row,) = open_rows(write_jsonl(tmp_path / "two.jsonl", [two]))
     with pytest.raises(DataError, match="the messages have a system message of their own"):
         turns(dataset, row)
+
+
+def test_a_row_with_a_video_or_a_sound_is_an_error_and_not_a_row_of_text(tmp_path: Path) -> None:
+    ask = {"messages": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "2"}]}
+    marked = {"messages": [{"role": "user", "content": "<video>How many?"}, {"role": "assistant", "content": "2"}]}
+    clips = [
+        {**ask, "videos": ["v.mp4"]},
+        {**ask, "videos": '["clips/v"]'},
+        {**ask, "video": "clips/V.MP4"},
+        {**marked, "video": "v_17"},
+        {**ask, "audios": [{"path": "a.wav"}]},
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", [*clips, {**ask, "videos": [], "video": "", "audio": "take 3"}])
+    rows = open_dataset(Data(path=str(path))).rows("train")
+    for index, row in enumerate(clips):
+        with pytest.raises(DataError, match="is not read") as caught:
+            rows[index]
+        assert f"rows.jsonl:{index + 1}, column `{next(name for name in row if name != 'messages')}`" in str(
+            caught.value
+        )
+    assert rows[5].columns["audio"] == "take 3"  # a name
+    (tmp_path / "p.jinja").write_text("{{ messages[0].content }} of {{ videos }}")
+    own = Data(path=str(path), prompt=str(tmp_path / "p.jinja"))
+    assert open_dataset(own).rows("train")[0].columns["videos"] == ["v.mp4"]
