@@ -63,7 +63,7 @@ def test_rows_that_repeat_an_earlier_one_are_said_with_their_number(place: Path)
     with serve_endpoint() as endpoint:
         done = this_process(*served(endpoint.address, "--sample", "1", "--n", "2"), cwd=place)
         counted = this_process(*served(endpoint.address, "--sample", "1", "--n", "2", "--force", "--json"), cwd=place)
-    assert done.code == 0 and "warning: 1 row repeats an earlier one exactly: same prompt_id, seeds" in done.err
+    assert done.code == 0 and "warning: 1 row equal to an earlier one: same prompt_id, seeds" in done.err
     assert counted.json["repeated_rows"] == 1
     written = [json.dumps(line) for line in lines(place / "a/answers.jsonl")]
     assert written[10:] == written[2:4] and len(set(written[:10])) == 10

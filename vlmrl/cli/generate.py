@@ -55,8 +55,8 @@ def show_generated(done: Answered, about_images: bool, as_json: bool) -> None:
         if written.refused:
             say(f"warning: the endpoint refused {written.refused:,} of them; their lines have `refusal`")
     if written.repeated:
-        rows = f"{number_of(written.repeated, 'row')} repeat{'s' * (written.repeated == 1)} an earlier one exactly"
-        say(f"warning: {rows}: same prompt_id, seeds and responses, as in eval; reward-check takes them as one group")
+        rows = f"warning: {number_of(written.repeated, 'row')} equal to an earlier one"
+        say(f"{rows}: same prompt_id, seeds and responses, as in eval; reward-check takes them as one group")
     if written.left_out:
         count = len(written.left_out)
         say(f"warning: {count:,} image{plural(count)} left out:")

@@ -128,8 +128,7 @@ def _drawn_units(rows: Sequence[RowUnits], num_rows: int, seed: int) -> Cut:
 
 VALIDATION = "validation"
 _cuts: dict[str, tuple[Cut, str]] = {}
-"""Entry, and state of its files -> its cut, and a note on it: a run opens its data several times, and every row is read
-for a cut."""
+"""Entry, and state of its files -> its cut, with a note: a run opens its data often, and a cut reads every row."""
 
 
 class HeldOutDataset(WrappedDataset):
@@ -210,8 +209,8 @@ def _note_on_images(cut: Cut, pictured: Sequence[bool]) -> str:
     out, own = {*cut.taken, *cut.lost}, [pictured[index] for index in cut.taken]
     stay = [has for index, has in enumerate(pictured) if index not in out]
     share = sum(pictured) / len(pictured)
-    chance = 3 * (len(own) * share * (1 - share)) ** 0.5  # three standard errors of a draw row by row
-    if abs(sum(own) - share * len(own)) <= max(2, len(own) / 5, chance):
+    error = (len(own) * share * (1 - share)) ** 0.5  # of a draw row by row
+    if abs(sum(own) - share * len(own)) <= max(2, len(own) / 5, 3 * error):
         return ""
     numbers = (
         f"{sum(own):,} of {len(own):,} validation rows have images, and {sum(stay):,} of {len(stay):,} in training"

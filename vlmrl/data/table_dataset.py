@@ -229,10 +229,8 @@ Place = tuple[str, int, int]
 """Split, row and position of an image."""
 
 
-CLIPS = ("videos", "video", "audios", "audio")
-"""Columns of what no prompt shows: the model would be trained on the text alone."""
-CLIP_FILE = re.compile(r"\.(mp4|webm|mkv|avi|mov|m4v|gif|wav|mp3|flac|ogg|m4a)\b|^\s*\[", re.IGNORECASE)
-"""Name of a video or a sound, or a list as JSON text."""
+_CLIPS = ("videos", "video", "audios", "audio")
+_CLIP_FILE = re.compile(r"\.(mp4|webm|mkv|avi|mov|m4v|gif|wav|mp3|flac|ogg|m4a)\b|^\s*\[", re.IGNORECASE)
 NOTED_ROWS = 100
 """Number of the first rows whose calls of tools are compared with their column of tools."""
 
@@ -447,9 +445,9 @@ class TableDataset:
 
     def _refuse_clips(self, split: str, index: int, fields: Mapping[str, Any], prompt: str) -> None:
         """Raise a DataError if a row has a video or a sound in a column of its own. A word without a mark is a name."""
-        for name in CLIPS:
+        for name in _CLIPS:
             value, kind = fields.get(name), name.rstrip("s")
-            is_name = isinstance(value, str) and not CLIP_FILE.search(value) and f"<{kind}>" not in prompt
+            is_name = isinstance(value, str) and not _CLIP_FILE.search(value) and f"<{kind}>" not in prompt
             if split_images(value) and not is_name and name not in self._mapped[split].named().values():
                 message = f"the row has {show(value)}, and {kind} is not read: remove the row, or give images instead"
                 hint = f"if `{name}` is not for the model, rename the column"

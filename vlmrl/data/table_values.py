@@ -95,10 +95,8 @@ class Chat(NamedTuple):
 def read_chat(fields: Mapping[str, Any], roles: Mapping[str, str], where: str) -> Chat:
     """Return the chat of a row: its prompt, behind a system message and earlier turns in columns of their own, if any.
 
-    Args:
-        fields, roles: cells by column; role -> column. `history` is a list of [question, answer]. If it is a text,
-            it is a column like others.
-        where: row and column of the prompt, for messages.
+    `history` is a list of [question, answer]. If it is a text, it is a column like others.
+
     Raises: DataError as `read_messages`; for a history of another form, and a system message behind these columns.
     """
     system = fields.get(roles.get("system", ""))
@@ -106,13 +104,11 @@ def read_chat(fields: Mapping[str, Any], roles: Mapping[str, str], where: str) -
     history = structured(fields.get(roles.get("history", "")), where)
     for pair in history if isinstance(history, (list, tuple)) else ():
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            hint = f"`{roles['history']}` is a list of [question, answer]"
-            raise DataError(f"an earlier turn is {show(pair)}, not [question, answer]", where=where, hint=hint)
+            raise DataError(f"`{roles['history']}` has {show(pair)}, not [question, answer]", where=where)
         before += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
     chat = read_messages(fields.get(roles["prompt"]), where, before)
     if before and any(turn.role == "system" for turn in chat.prompt[1:]):
-        names = " and ".join(f"`{roles[role]}`" for role in ("system", "history") if role in roles)
-        hint = f"{names} stand in front of the messages: put the system message into a column `system` alone"
+        hint = "columns `system` and `history` stand in front of them: give it in the column `system` alone"
         raise DataError("the messages have a system message of their own", where=where, hint=hint)
     return chat
 
@@ -490,8 +486,7 @@ STYLES: Mapping[str, str] = {
     "TRL": "`prompt`, `image` or `images`, `solution`; prompts are texts or lists of {role, content}",
     "verl": "`prompt`, `images`, `reward_model` with {style, ground_truth}",
     "EasyR1": "`problem`, `images`, `answer`",
-    "ms-swift": "`messages` of {role, content}, `images`, `solution`; or `query`, `response`, and `history` of "
-    "[question, answer], which stands before the query",
+    "ms-swift": "`messages` of {role, content}, `images`, `solution`; or `query`, `response`, `history` of pairs",
     "LLaVA, ShareGPT": "`conversations` of {from, value}, from human and gpt, `image`: a path below the table's folder "
     "or `images_root`; the last turn of gpt is the truth `answer`, and what `vlmrl sft` learns",
 }
