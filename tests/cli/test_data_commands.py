@@ -238,3 +238,21 @@ def test_a_table_without_a_prompt_is_answered_with_the_option_and_the_key(tmp_pa
     (tmp_path / "rows.jsonl").write_text('{"frage": "?", "answer": "1"}\n')
     hint = str(refused("data", "show", tmp_path / "rows.jsonl").hint)
     assert "--columns prompt=NAME" in hint and 'prompt = "FILE" with a Jinja template' in hint
+
+
+def test_a_table_is_exported_without_the_rows_that_cannot_be_used_and_is_sound_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (56, 56), "red").save("0.png")
+    Path("cut.png").write_bytes(Path("0.png").read_bytes()[:60])
+    ask = {"role": "user", "content": "<image>Which colour?"}
+    sound = {"messages": [ask, {"role": "assistant", "content": "red"}], "images": ["0.png"]}
+    silent = {**sound, "messages": [ask, {"role": "assistant", "content": ""}]}
+    wrong = [{**sound, "images": [name]} for name in ("none.png", "cut.png")]
+    rows = [wrong[0], sound, {**sound, "images": []}, wrong[1], silent, {**sound, "messages": [ask]}, sound]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "none.png" in refused("data", "export", "rows.jsonl", "out").message
+    assert answered("data", "export", "rows.jsonl", "good", "--sound")["rows"] == {"train": 2}
+    shown = answered("data", "show", "good", "--columns", "prompt=messages")["rows"]
+    assert [row["truth"] for row in shown] == [{"answer": "red"}] * 2 and all(row["images"] for row in shown)

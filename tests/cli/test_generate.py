@@ -57,6 +57,18 @@ def test_the_rows_of_a_file_and_of_a_share_that_is_held_out_are_answered(place: 
         assert done.code == 2 and "splits there: train (5 rows); a file of rows works, too" in done.err
 
 
+def test_rows_that_repeat_an_earlier_one_are_said_with_their_number(place: Path) -> None:
+    rows = (place / "rows.jsonl").read_text()
+    (place / "rows.jsonl").write_text(rows + rows.splitlines()[1] + "\n")
+    with serve_endpoint() as endpoint:
+        done = this_process(*served(endpoint.address, "--sample", "1", "--n", "2"), cwd=place)
+        counted = this_process(*served(endpoint.address, "--sample", "1", "--n", "2", "--force", "--json"), cwd=place)
+    assert done.code == 0 and "warning: 1 row equal to an earlier one: same prompt_id, seeds" in done.err
+    assert counted.json["repeated_rows"] == 1
+    written = [json.dumps(line) for line in lines(place / "a/answers.jsonl")]
+    assert written[10:] == written[2:4] and len(set(written[:10])) == 10
+
+
 def test_an_endpoint_s_responses_are_written_in_the_order_of_the_rows(place: Path) -> None:
     with serve_endpoint() as endpoint:
         done = this_process(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlmrl.cli import options
-from vlmrl.cli.output import console, emit, shorten, tell
-from vlmrl.untrusted import visible
+from vlmrl.cli.output import console, emit, say, shorten, tell
+from vlmrl.untrusted import number_of, visible
 
 if TYPE_CHECKING:
     from vlmrl.data.dataset import Dataset
@@ -74,6 +74,7 @@ def export(
     split: list[str] = typer.Option([], help="Only this split. May be repeated."),
     task: options.PromptTask = None,
     columns: options.DataColumns = None,
+    sound: bool = typer.Option(False, "--sound", help="Leave out rows that cannot be used, and list the first ones."),
     as_json: options.Json = False,
 ) -> None:
     """Write a dataset as Hugging Face Parquet with images.
@@ -86,14 +87,16 @@ def export(
 
     from vlmrl.data.dataset import require_split
     from vlmrl.tasks import task_of
-    from vlmrl.tasks.dataset_assembly import export_dataset
+    from vlmrl.tasks.dataset_assembly import export_dataset, first_bad
 
     opened = _opened(dataset, columns)
     for name in split:
         require_split(opened, name)
     chosen_task = task_of(opened, task)
     with console().status(Text(f"writing {out}")):
-        rows = export_dataset(opened, chosen_task, out, splits=split or None)
+        rows = export_dataset(opened, chosen_task, out, splits=split or None, bad=(bad := [] if sound else None))
+    if bad:
+        say(f"left out: {number_of(len(bad), 'row')}:{first_bad(bad)}")
     if not emit({"path": str(out), "rows": rows}, as_json):
         for name, count in rows.items():
             tell(f"{out / name}.parquet  {count} rows")

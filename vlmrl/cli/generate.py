@@ -13,7 +13,7 @@ from vlmrl.cli import options
 from vlmrl.cli.eval import endpoint_of, joined, open_answering, origin_named, rows_line
 from vlmrl.cli.output import emit, say, say_origin, show_warnings, tell
 from vlmrl.cli.progress import counter
-from vlmrl.untrusted import one_line, plural
+from vlmrl.untrusted import number_of, one_line, plural
 
 if TYPE_CHECKING:
     from vlmrl.evaluate.eval import EvalSettings
@@ -40,6 +40,7 @@ def show_generated(done: Answered, about_images: bool, as_json: bool) -> None:
         "rows": done.rows,
         "responses": written.responses,
         "refused": written.refused,
+        **({"repeated_rows": written.repeated} if written.repeated else {}),
     }
     if about_images:
         facts["left_out"] = [asdict(one) for one in written.left_out]
@@ -53,6 +54,9 @@ def show_generated(done: Answered, about_images: bool, as_json: bool) -> None:
             _reasons("that cannot be drawn", written.not_drawn)
         if written.refused:
             say(f"warning: the endpoint refused {written.refused:,} of them; their lines have `refusal`")
+    if written.repeated:
+        rows = f"warning: {number_of(written.repeated, 'row')} equal to an earlier one"
+        say(f"{rows}: same prompt_id, seeds and responses, as in eval; reward-check takes them as one group")
     if written.left_out:
         count = len(written.left_out)
         say(f"warning: {count:,} image{plural(count)} left out:")

@@ -127,8 +127,8 @@ def _drawn_units(rows: Sequence[RowUnits], num_rows: int, seed: int) -> Cut:
 
 
 VALIDATION = "validation"
-_cuts: dict[str, Cut] = {}
-"""Entry, and state of its files -> its cut: a run opens its data several times, and every row is read for a cut."""
+_cuts: dict[str, tuple[Cut, str]] = {}
+"""Entry, and state of its files -> its cut, with a note: a run opens its data often, and a cut reads every row."""
 
 
 class HeldOutDataset(WrappedDataset):
@@ -154,8 +154,9 @@ class HeldOutDataset(WrappedDataset):
         rows = min(dataset.splits[data.split], data.max_rows or dataset.splits[data.split])
         if key not in _cuts:
             _cuts[key] = _cut(dataset, data, rows)
-        self._held_out = _cuts[key].taken
-        left_out = {*self._held_out, *_cuts[key].lost}
+        cut, note = _cuts[key]
+        self._held_out, left_out = cut.taken, {*cut.taken, *cut.lost}
+        self.notes = [*dataset.notes, *filter(None, [note])]
         self._trained = [index for index in range(rows) if index not in left_out]
         self.splits = {**dataset.splits, data.split: len(self._trained), VALIDATION: len(self._held_out)}
         self.info = {**dataset.info, "splits": {split: {"rows": count} for split, count in self.splits.items()}}
@@ -171,8 +172,8 @@ class HeldOutDataset(WrappedDataset):
         return Rows(len(indices), lambda index: rows[indices[index]])
 
 
-def _cut(dataset: Dataset, data: Data, count: int) -> Cut:
-    """Return the rows to hold out, and those that fit neither split.
+def _cut(dataset: Dataset, data: Data, count: int) -> tuple[Cut, str]:
+    """Return the rows to hold out and those that fit neither split, and `_note_on_images`.
 
     Where too many rows have the same text (one question about many images), only images decide: the question with
     another image is another prompt.
@@ -200,7 +201,22 @@ def _cut(dataset: Dataset, data: Data, count: int) -> Cut:
             where=data.path,
             hint="; ".join(unread) or 'name other rows: validation = "rows.jsonl"',
         )
-    return cut
+    return cut, _note_on_images(cut, [bool(own) for own in images])
+
+
+def _note_on_images(cut: Cut, pictured: Sequence[bool]) -> str:
+    """Return a note if the share of held-out rows with images differs from that in training by more than chance."""
+    out, own = {*cut.taken, *cut.lost}, [pictured[index] for index in cut.taken]
+    stay = [has for index, has in enumerate(pictured) if index not in out]
+    share = sum(pictured) / len(pictured)
+    error = (len(own) * share * (1 - share)) ** 0.5  # of a draw row by row
+    if abs(sum(own) - share * len(own)) <= max(2, len(own) / 5, 3 * error):
+        return ""
+    numbers = (
+        f"{sum(own):,} of {len(own):,} validation rows have images, and {sum(stay):,} of {len(stay):,} in training"
+    )
+    why = "rows that share an image or the text of their prompt stay together, in groups that do not fit the share"
+    return f'{numbers}: {why}; name a file of validation rows of your own: validation = "rows.jsonl"'
 
 
 def _shown(data: Data) -> frozenset[str] | None:

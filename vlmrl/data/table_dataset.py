@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,6 +33,7 @@ from vlmrl.data.table_values import (
     read_image,
     read_messages,
     read_tools,
+    show,
     split_images,
     structured,
 )
@@ -227,6 +229,8 @@ Place = tuple[str, int, int]
 """Split, row and position of an image."""
 
 
+_CLIPS = ("videos", "video", "audios", "audio")
+_CLIP_FILE = re.compile(r"\.(mp4|webm|mkv|avi|mov|m4v|gif|wav|mp3|flac|ogg|m4a)\b|^\s*\[", re.IGNORECASE)
 NOTED_ROWS = 100
 """Number of the first rows whose calls of tools are compared with their column of tools."""
 
@@ -420,6 +424,7 @@ class TableDataset:
             if fields.get(mapped.prompt) is None:
                 raise DataError(f"the row has no `{mapped.prompt}`", where=where, hint=f"it has: {', '.join(fields)}")
             chat = read_messages(fields[mapped.prompt], where)
+            self._refuse_clips(split, index, fields, str(chat.prompt))
             if not truth and chat.answer is not None:  # the last turn of a conversation, as LLaVA and ShareGPT have it
                 truth = {"answer": chat.answer}
             if not chat.response and not truth and self.info["response_column"] == mapped.prompt:
@@ -443,6 +448,16 @@ class TableDataset:
         of_prompt, of_response = tuple(media[: len(media) - shown]), tuple(media[len(media) - shown :])
         place = self._tables[split].where(index)
         return Row(prompt_id, self.name, self.task, truth, of_prompt, columns, place, of_response, tools)
+
+    def _refuse_clips(self, split: str, index: int, fields: Mapping[str, Any], prompt: str) -> None:
+        """Raise a DataError if a row has a video or a sound in a column of its own. A word without a mark is a name."""
+        for name in _CLIPS:
+            value, kind = fields.get(name), name.rstrip("s")
+            is_name = isinstance(value, str) and not _CLIP_FILE.search(value) and f"<{kind}>" not in prompt
+            if split_images(value) and not is_name and name not in self._mapped[split].named().values():
+                message = f"the row has {show(value)}, and {kind} is not read: remove the row, or give images instead"
+                hint = f"if `{name}` is not for the model, rename the column"
+                raise DataError(message, where=self._where(split, index, name), hint=hint)
 
     def _file(self, path: Path) -> Media:
         """Return the reference of an image file. It is read again if its size or time has changed."""

@@ -92,7 +92,28 @@ class Chat(NamedTuple):
     response: tuple[Message, ...]
 
 
-def read_messages(value: Any, where: str) -> Chat:
+def read_chat(fields: Mapping[str, Any], roles: Mapping[str, str], where: str) -> Chat:
+    """Return the chat of a row: its prompt, behind a system message and earlier turns in columns of their own, if any.
+
+    `history` is a list of [question, answer]. If it is a text, it is a column like others.
+
+    Raises: DataError as `read_messages`; for a history of another form, and a system message behind these columns.
+    """
+    system = fields.get(roles.get("system", ""))
+    before = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    history = structured(fields.get(roles.get("history", "")), where)
+    for pair in history if isinstance(history, (list, tuple)) else ():
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise DataError(f"`{roles['history']}` has {show(pair)}, not [question, answer]", where=where)
+        before += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
+    chat = read_messages(fields.get(roles["prompt"]), where, before)
+    if before and any(turn.role == "system" for turn in chat.prompt[1:]):
+        hint = "columns `system` and `history` stand in front of them: give it in the column `system` alone"
+        raise DataError("the messages have a system message of their own", where=where, hint=hint)
+    return chat
+
+
+def read_messages(value: Any, where: str, before: Sequence[Mapping[str, Any]] = ()) -> Chat:
     """Return a prompt cell as a chat.
 
     Args:
@@ -100,6 +121,7 @@ def read_messages(value: Any, where: str) -> Chat:
             ShareGPT's {from, value} is read too, and so is a list written as JSON text. Calls of tools are OpenAI's
             `tool_calls`, or the value of ShareGPT's turns from `function_call`.
         where: row and column, for messages.
+        before: turns {role, content} in front of it.
     Raises: DataError for any other value, a call without a result, or a result without a call.
     """
     value = structured(value, where)
@@ -111,7 +133,7 @@ def read_messages(value: Any, where: str) -> Chat:
         raise DataError(f"the prompt is {show(value)}, not text or a list of messages", where=where)
     turns: list[Message] = []
     images: list[Any] = []
-    for number, turn in enumerate(value):
+    for number, turn in enumerate([*before, *value]):
         place = f"{where}, message {number}"
         if not isinstance(turn, Mapping):
             raise DataError(f"a message is {show(turn)}, not {{role, content}}", where=place)
@@ -456,13 +478,15 @@ TRAINING: Spellings = {
     "answer": _ANSWER,
     "response": ("response", "completion"),
     "tools": ("tools",),
+    "system": ("system",),
+    "history": ("history",),
 }
 """Columns of a table to train on."""
 STYLES: Mapping[str, str] = {
     "TRL": "`prompt`, `image` or `images`, `solution`; prompts are texts or lists of {role, content}",
     "verl": "`prompt`, `images`, `reward_model` with {style, ground_truth}",
     "EasyR1": "`problem`, `images`, `answer`",
-    "ms-swift": "`messages` of {role, content}, `images`, `solution`",
+    "ms-swift": "`messages` of {role, content}, `images`, `solution`; or `query`, `response`, `history` of pairs",
     "LLaVA, ShareGPT": "`conversations` of {from, value}, from human and gpt, `image`: a path below the table's folder "
     "or `images_root`; the last turn of gpt is the truth `answer`, and what `vlmrl sft` learns",
 }
@@ -527,6 +551,8 @@ class Mapped:
     answer: str | None
     response: str | None
     tools: str | None
+    system: str | None
+    history: str | None
     style: str
 
     def named(self) -> dict[str, str]:

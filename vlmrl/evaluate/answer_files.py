@@ -283,6 +283,7 @@ class Written:
 
     Args:
         responses: lines of the table.
+        repeated: rows that repeat an earlier one: their responses are the same, too.
         refused: responses that an endpoint refused.
         files: responses with a file; None = the task has no files, or only the table was written.
         kind: what the files are, in words.
@@ -290,6 +291,7 @@ class Written:
     """
 
     responses: int = 0
+    repeated: int = 0
     refused: int = 0
     left_out: list[NotShown] = field(default_factory=list)
     files: int | None = None
@@ -359,8 +361,11 @@ def write_folder(out: Path, kept: Kept, samples: int, work: str, force: bool) ->
 
 def _answers(kept: Kept, samples: int, written: Written) -> Iterator[Answer]:
     """Yield all responses in the order of the rows and count them; rows that were dropped are only noted."""
+    seen: set[int] = set()
     for source, journals in kept:
         for number, row in enumerate(source.rows):
+            written.repeated += (key := hash(row.prompt_id)) in seen
+            seen.add(key)
             for k in range(samples):
                 answer = Answer(number, row, journals[number % len(journals)].read(number, k))
                 if answer.dropped is not None:

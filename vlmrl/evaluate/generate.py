@@ -1,7 +1,7 @@
 """Steps of `vlmrl generate`: responses of a model to dataset rows, written to a table, without a grade.
 
 Responses are kept as they come, and the table appears when all are there. Memory does not grow with the number of rows,
-except for 8 bytes per response. Several processes (`--gpus`) have a whole model each and share the rows.
+except for 8 bytes per response and 80 per row. Several processes (`--gpus`) have a whole model each and share the rows.
 """
 
 from __future__ import annotations

@@ -203,8 +203,8 @@ class Data(RecipeTable):
     """Folder that relative image paths are looked up in; paths that leave it are refused. Default: the table's
     folder."""
     columns: Annotated[dict[str, str], ROWS] = {}
-    """Names of this table's columns that are not recognised: keys prompt, images, answer, response, tools; values as in
-    the file."""
+    """Names of this table's columns that are not recognised: keys prompt, images, answer, response, tools, system,
+    history; values as in the file."""
     max_rows: Annotated[PositiveInt | None, ROWS] = None
     """Use only the first rows of the split."""
     rewards: Annotated[list[ListedReward], REWARD] = []

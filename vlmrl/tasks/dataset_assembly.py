@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -23,7 +25,7 @@ from vlmrl.data.doctor import CheckLevel, DatasetFacts, RowFacts, examine_datase
 from vlmrl.data.image_scan import Examined, ShardReader, Stored, shrink_images, write_shards
 from vlmrl.data.measurements import PATCH_PIXELS, estimate_image_tokens, estimate_text_tokens
 from vlmrl.data.parallel_parts import Progress
-from vlmrl.errors import DataError
+from vlmrl.errors import DataError, VlmrlError
 from vlmrl.tasks.base import Task
 from vlmrl.tasks.prompt import IMAGE, place_images, render_user
 from vlmrl.types import LeftOut, Media, Message, Row
@@ -344,12 +346,15 @@ def prompt_texts(task: Task) -> Callable[[Row], list[str]]:
     return of
 
 
-def export_dataset(dataset: Dataset, task: Task, out: Path, *, splits: list[str] | None = None) -> dict[str, int]:
+def export_dataset(
+    dataset: Dataset, task: Task, out: Path, *, splits: list[str] | None = None, bad: list[LeftOut] | None = None
+) -> dict[str, int]:
     """Write `<split>.parquet` for `datasets.load_dataset(out)`: prompt_id, prompt, images, truth (JSON text), columns.
 
     Args:
         out: folder to write to; an existing file of the same name is an error.
         splits: the splits to write; default: all.
+        bad: gets the rows that cannot be read, shown or learned from, which are left out; None = they are errors.
     Returns: split -> number of rows.
     Raises: DataError when a file exists already or a row cannot be read.
     """
@@ -358,21 +363,21 @@ def export_dataset(dataset: Dataset, task: Task, out: Path, *, splits: list[str]
     if taken:
         raise DataError(f"{out / taken[0]}.parquet exists; nothing was written", hint="give another folder")
     out.mkdir(parents=True, exist_ok=True)
-    return {split: _export_split(dataset, task, split, out / f"{split}.parquet") for split in chosen}
+    return {split: _export_split(dataset, task, split, out / f"{split}.parquet", bad) for split in chosen}
 
 
-def _export_split(dataset: Dataset, task: Task, split: str, path: Path) -> int:
+def _export_split(dataset: Dataset, task: Task, split: str, path: Path, bad: list[LeftOut] | None) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    rows = dataset.rows(split)
-    first = (rows[index].columns for index in range(min(len(rows), BATCH_ROWS)))
-    names = sorted({name for columns in first for name in columns} - set(RESERVED))
-    schema = _schema(names)
+    first = islice(_usable(dataset, task, split, None if bad is None else []), BATCH_ROWS)
+    names = sorted({name for row in first for name in row.columns} - set(RESERVED))
+    schema, count = _schema(names), 0
     try:
         with part.open("wb") as sink, pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-            for batch in _batches(dataset, task, split, names):
+            for batch in _batches(dataset, task, _usable(dataset, task, split, bad), names):
+                count += len(batch)
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))
             writer.close()
             sink.flush()
@@ -380,12 +385,27 @@ def _export_split(dataset: Dataset, task: Task, split: str, path: Path) -> int:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    return len(rows)
+    return count
 
 
-def _batches(dataset: Dataset, task: Task, split: str, names: list[str]) -> Iterator[list[dict[str, Any]]]:
+def _usable(dataset: Dataset, task: Task, split: str, bad: list[LeftOut] | None) -> Iterator[Row]:
+    for index in range(len(rows := dataset.rows(split))):
+        try:
+            row = rows[index]
+            if bad is not None:
+                _ = row_messages(task, row), [dataset.image(media) for media in row.media]
+                _ = task.trace and task.correct_response(row, random.Random(0))
+        except VlmrlError as error:
+            if bad is None:
+                raise
+            bad.append(LeftOut(error.where or f"{split} row {index}", error.message))
+        else:
+            yield row
+
+
+def _batches(dataset: Dataset, task: Task, rows: Iterator[Row], names: list[str]) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
-    for row in dataset.rows(split):
+    for row in rows:
         turns = [{"role": turn.role, "content": turn.content} for turn in row_messages(task, row)]
         images = [{"bytes": dataset.image_bytes(media), "path": None} for media in row.media]
         columns = {name: _text(row.columns.get(name)) for name in names}

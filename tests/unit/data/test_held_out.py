@@ -146,3 +146,17 @@ def test_the_columns_of_the_prompt_template_are_the_prompt(tmp_path: Path) -> No
     data = Data(path=str(table(tmp_path, rows)), prompt=str(prompt), columns={"answer": "label"}, validation=0.2)  # pyright: ignore
     train, held_out = parts(data)
     assert len(held_out) == 8 and not {r.columns["claim"] for r in train} & {r.columns["claim"] for r in held_out}
+
+
+def test_a_share_whose_rows_have_other_images_than_training_is_said(tmp_path: Path):
+    draw(tmp_path, 90)
+    texts = [{"question": f"What is {i} plus {i}?", "image": None} for i in range(5)]
+    same = [{"question": "Which colour?", "image": f"{i}.png"} for i in range(90)]
+    dataset = open_dataset(Data(path=str(table(tmp_path, texts + same)), validation=0.1))
+    (note,) = dataset.notes
+    assert note.startswith("0 of 5 validation rows have images, and 90 of 90 in training: rows that share an image")
+    assert 'validation = "rows.jsonl"' in note
+    again = open_dataset(Data(path=str(tmp_path / "rows.jsonl"), validation=0.1))  # whose cut is remembered
+    assert list(again.notes) == [note]
+    own = [{**row, "question": f"{row['question']} {i}"} for i, row in enumerate(same)]
+    assert not open_dataset(Data(path=str(table(tmp_path, texts + own, "own.jsonl")), validation=0.1)).notes

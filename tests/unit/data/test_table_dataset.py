@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -455,3 +456,57 @@ def test_the_fingerprint_resolves_a_repeated_path_once_and_is_that_of_every_row(
     hashes = dataset._image_hashes()
     assert hashes == [image_hash((tmp_path / f"{name}.png").read_bytes()) for name in ("a", "b")]
     assert calls.count("a.png") == 1, "paths of a table often repeat, and each is looked up in the file system"
+
+
+def test_a_system_message_and_earlier_turns_in_columns_of_their_own_are_in_the_prompt(tmp_path: Path) -> None:
+    chat = {
+        "conversations": [{"from": "human", "value": "How many?"}, {"from": "gpt", "value": "2"}],
+        "system": "Count.",
+    }
+    dataset, (row, plain) = open_rows(write_jsonl(tmp_path / "sharegpt.jsonl", [chat, {**chat, "system": ""}]))
+    assert turns(dataset, row) == [("system", "Count."), ("user", "How many?")]
+    assert turns(dataset, plain) == [("user", "How many?")]
+    assert make_task("table", dataset.info).trace(row, random.Random(0)) == "2"  # type: ignore[misc]
+    asked = {"query": "And now?", "response": "3", "system": "Count.", "history": [["Hello", "Hi"], ["One?", "1"]]}
+    rows = [asked, {**asked, "history": json.dumps(asked["history"])}, {**asked, "history": "a cough, 2019"}]
+    dataset, (row, as_json, text) = open_rows(write_jsonl(tmp_path / "swift.jsonl", rows))
+    assert turns(dataset, row) == turns(dataset, as_json)
+    assert [role for role, _ in turns(dataset, row)] == ["system", *("user", "assistant") * 2, "user"]
+    assert [content for _, content in turns(dataset, row)][1:] == ["Hello", "Hi", "One?", "1", "And now?"]
+    assert turns(dataset, text) == [("system", "Count."), ("user", "And now?")]
+
+
+def test_columns_of_the_conversation_that_cannot_be_read_are_errors_with_row_and_column(tmp_path: Path) -> None:
+    odd = {"query": "And now?", "response": "3", "history": [["Hello"]]}
+    dataset, (row,) = open_rows(write_jsonl(tmp_path / "odd.jsonl", [odd]))
+    with pytest.raises(DataError, match=r"`history` has \['Hello'\], not \[question, answer\]") as caught:
+        turns(dataset, row)
+    assert "column `query`" in str(caught.value.where)
+    two = {"messages": [{"role": "system", "content": "A"}, {"role": "user", "content": "b"}], "system": "C"}
+    dataset, (row,) = open_rows(write_jsonl(tmp_path / "two.jsonl", [two]))
+    with pytest.raises(DataError, match="the messages have a system message of their own"):
+        turns(dataset, row)
+
+
+def test_a_row_with_a_video_or_a_sound_is_an_error_and_not_a_row_of_text(tmp_path: Path) -> None:
+    ask = {"messages": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "2"}]}
+    marked = {"messages": [{"role": "user", "content": "<video>How many?"}, {"role": "assistant", "content": "2"}]}
+    clips = [
+        {**ask, "videos": ["v.mp4"]},
+        {**ask, "videos": '["clips/v"]'},
+        {**ask, "video": "clips/V.MP4"},
+        {**marked, "video": "v_17"},
+        {**ask, "audios": [{"path": "a.wav"}]},
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", [*clips, {**ask, "videos": [], "video": "", "audio": "take 3"}])
+    rows = open_dataset(Data(path=str(path))).rows("train")
+    for index, row in enumerate(clips):
+        with pytest.raises(DataError, match="is not read") as caught:
+            rows[index]
+        assert f"rows.jsonl:{index + 1}, column `{next(name for name in row if name != 'messages')}`" in str(
+            caught.value
+        )
+    assert rows[5].columns["audio"] == "take 3"  # a name
+    (tmp_path / "p.jinja").write_text("{{ messages[0].content }} of {{ videos }}")
+    own = Data(path=str(path), prompt=str(tmp_path / "p.jinja"))
+    assert open_dataset(own).rows("train")[0].columns["videos"] == ["v.mp4"]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmrl.data.table_values import missing_prompt, read_messages
+from vlmrl.data.table_values import missing_prompt, read_chat, read_messages
 from vlmrl.errors import DataError
 from vlmrl.tasks.base import Task
 from vlmrl.types import Message, Row
@@ -26,7 +26,7 @@ def table_task(info: Mapping[str, Any]) -> Task:
     def messages(row: Row) -> tuple[Message, ...]:
         if prompt is None:
             raise missing_prompt(list(row.columns), row.source)
-        return read_messages(row.columns.get(prompt), f"row {row.prompt_id}, column `{prompt}`").prompt
+        return read_chat(row.columns, columns, f"row {row.prompt_id}, column `{prompt}`").prompt
 
     def trace(row: Row, rng: random.Random) -> str | Sequence[Message]:
         value = row.columns.get(str(response))
