@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import Done, this_process
@@ -106,6 +107,23 @@ def test_two_endpoints_are_compared_row_by_row(place: Path) -> None:
     assert (paired["rows_paired"], accuracy["a"], accuracy["b"]) == (ROWS, 0.5, 1.0)
     by_run = this_process("compare", half["folder"].split("/")[1], good["folder"].split("/")[1], "--json", cwd=place)
     assert by_run.json["evaluations"][0]["rows_paired"] == ROWS
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_rows_of_a_file_are_scored_again_with_the_own_reward(place: Path, is_old: bool) -> None:
+    (place / "held.jsonl").write_text((place / "rows.jsonl").read_text())
+    recipe = (place / "mine.toml").read_text()
+    (place / "mine.toml").write_text(recipe.replace('"rows.jsonl"\n', '"rows.jsonl"\nvalidation = "held.jsonl"\n'))
+    evaluation, _ = run(place, say_yes)
+    rows = Path(evaluation["folder"]) / "rows.parquet"
+    assert {row["source"] for row in rows_of(evaluation)} == {"rows"}
+    if is_old:  # it has the name of the file
+        table = pq.read_table(rows)
+        names = pa.array(["held"] * ROWS)
+        pq.write_table(table.set_column(table.schema.get_field_index("source"), "source", names), rows)
+    for what in (evaluation["folder"].split("/eval/")[0], str(rows)):
+        done = this_process("reward-check", what, "--json", cwd=place)
+        assert (done.code, done.json["sources"], done.json["samples"]) == (0, ["rows"], ROWS)
 
 
 def test_samples_have_requests_and_seeds_of_their_own(place: Path) -> None:

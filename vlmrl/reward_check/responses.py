@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +22,7 @@ from vlmrl.data.table_values import UNREADABLE as UNREADABLE_CELL
 from vlmrl.data.table_values import plain, python_rows, unreadable_cell
 from vlmrl.errors import StoreError
 from vlmrl.reward_check.scores import Coded, Flags, Floats, Ints, Scores
-from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, row_groups, rows_schema
+from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, read_summary, row_groups, rows_schema
 from vlmrl.store.layout import EVAL, EVAL_ROWS
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import arrow_schema, count_rows, read_batches, read_turns, seen_of
@@ -77,7 +78,7 @@ def _evaluated_batches(
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    expected = rows_schema((), shown=True)
+    expected, source = rows_schema((), shown=True), _recorded_source(path)
     numbers: dict[str, int] = {}
     with open_parquet(path, UNREADABLE) as file:
         if (number := schema_number(file)) != str(SCHEMA):
@@ -86,8 +87,20 @@ def _evaluated_batches(
         for batch in file_batches(file, rows, (*NEEDED, *DEFAULTS, *OF_EPISODES)):
             check_values(batch, expected)
             given = _as_rollouts(batch, numbers)
+            if source:
+                given["source"] = pa.array([source] * batch.num_rows, pa.string())
             arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
             yield pa.record_batch(arrays, names=list(columns))
+
+
+def _recorded_source(path: Path) -> str:
+    """Return the source in an evaluation's summary, under which the run records its reward; "" if unknown.
+
+    Older rows of a file have the file's name in its place.
+    """
+    with suppress(StoreError):
+        return str((read_summary(path.parent).get("meta") or {}).get("source") or "")
+    return ""
 
 
 def _as_rollouts(batch: pa.RecordBatch, numbers: dict[str, int]) -> dict[str, Any]:
