@@ -126,6 +126,24 @@ def test_rows_of_a_file_are_scored_again_with_the_own_reward(place: Path, is_old
         assert (done.code, done.json["sources"], done.json["samples"]) == (0, ["rows"], ROWS)
 
 
+def test_the_run_of_an_evaluation_has_its_name_and_lists_its_number(place: Path) -> None:
+    first, _ = run(place, say_yes, "--name", "mine", "--sample", "1", "--n", "2")
+    second, _ = run(place, say_yes, "--name", "mine")  # a name stays that of one run
+    spaced, _ = run(place, lambda n, body: completion("no"), "--name", "two words")
+    by_id = {one["id"]: one for one in this_process("runs", "list", "--json", cwd=place).json["runs"]}
+    ids = [one["folder"].split("/")[1] for one in (first, second, spaced)]
+    assert [by_id[run_id]["name"] for run_id in ids] == ["mine", None, None]
+    assert [by_id[run_id]["evaluated"][0]["text"] for run_id in ids] == [
+        "mine: accuracy 1, 12 responses, T=1.0, n=2",
+        "mine: accuracy 1, 6 responses, greedy",
+        "two words: accuracy 0, 6 responses, greedy",
+    ]
+    line = next(t for t in this_process("runs", "list", cwd=place).out.splitlines() if ids[0] in t).split("\t")
+    assert line[1] == "mine" and line[5] == "accuracy 1" and line[7] == "mine: accuracy 1, 12 responses, T=1.0, n=2"
+    assert "mine: accuracy 1, 12 responses" in this_process("runs", "show", "mine", cwd=place).out
+    assert this_process("compare", "mine", ids[1], "--json", cwd=place).code == 0
+
+
 def test_samples_have_requests_and_seeds_of_their_own(place: Path) -> None:
     evaluation, endpoint = run(place, echo, "--sample", "0.8", "--n", "3", "--concurrency", "2")
     assert len({b["seed"] for b in endpoint.bodies}) == 3 * ROWS and all("n" not in b for b in endpoint.bodies)
@@ -164,6 +182,16 @@ def test_a_refused_prompt_counts_as_wrong_and_says_so(place: Path) -> None:
     assert evaluation["refused"]["rows"] == 1 and "this image is not allowed" in evaluation["refused"]["first"]
     refused = rows_of(evaluation)[2]
     assert refused["text"] == "" and refused["note"].startswith("no response: ") and refused["num_tokens"] is None
+    whole, _ = run(place, say_yes)
+    words = "the endpoint refused 1 of 6 responses, which count as empty ones (the first: "
+    pair = whole["folder"], evaluation["folder"]
+    conclusion = this_process("compare", *pair, "--json", cwd=place).json["conclusion"]["text"]
+    assert f". B: {words}" in conclusion and "A: the endpoint" not in conclusion
+    runs = [folder.split("/")[1] for folder in pair]
+    assert words in this_process("compare", *runs, runs[0], cwd=place).out.partition("\n\n")[0]
+    assert words in this_process("runs", "show", runs[1], cwd=place).out
+    this_process("report", *runs, "-o", "page.html", cwd=place)
+    assert words in (place / "page.html").read_text()
 
 
 def test_an_endpoint_that_refuses_everything_is_an_error_and_not_a_score_of_0(place: Path) -> None:

@@ -91,9 +91,6 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
         if not result.get("scored_alike", True):
             ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
             tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
-    if refused := result.get("refused"):
-        say(f"warning: the endpoint refused {refused['rows']} of {result['rows']} responses, which count as empty ones")
-        say(f"the first: {refused['first']}")
     if (same := result.get("one_text")) and not image_condition(meta):
         say(f"warning: {same}: the numbers say nothing of what the model sees")
     for problem in task_problems(result):

@@ -15,6 +15,7 @@ from typing import Any
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import family_of, label_of_both, probe_between, require_same_image_condition
 from vlmrl.evaluate.estimates import METHOD, excludes_zero
+from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
 from vlmrl.evaluate.paired import (
     OTHER_REWARDS,
@@ -30,7 +31,6 @@ from vlmrl.evaluate.paired import (
     scored_by,
     shared_rows,
 )
-from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.set_metrics import set_differences
 from vlmrl.evaluate.significance import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
@@ -44,6 +44,7 @@ from vlmrl.store.evaluated_rows import (
     image_condition,
     listed_in_words,
     read_summary,
+    refused_words,
     role_of,
     same_rows_key,
     set_method_of,
@@ -112,7 +113,8 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
                 require_same_image_condition(folder_a, folder_b)
             evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
             for side, folder in ((a, folder_a), (b, folder_b)):
-                notes += [f"{side.title}, {name}: {one}" for one in coordinate_problems(read_summary(folder))]
+                problems = task_problems({**read_summary(folder), "figures_problem": ""})
+                notes += [f"{side.title}, {name}: {one}" for one in problems]
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
     incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]
@@ -355,6 +357,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "blind_probe": probe_between(left, right),
         "scored_alike": alike,
         "one_text": [left.one_text, right.one_text],
+        "refused": [refused_words(e.summary) for e in (left, right)],
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),
         "scored_by": [scored_by(meta) for meta in metas] if recorded_alike is False else None,

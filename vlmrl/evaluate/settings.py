@@ -34,7 +34,7 @@ from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_b
 from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, scored_alike
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
-from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
+from vlmrl.store.evaluated_rows import ROLES, image_condition, refused_words, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
 
 BY_RUNS = "Student's t over rows and runs"
@@ -173,6 +173,8 @@ def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting],
     metas = [e.summary.get("meta") or {} for e in evaluations]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     shared = shared_values(evaluations)
+    titles = (side.title for setting in settings for side in setting.sides)
+    refused = [f"{t}: {words}" for t, e in zip(titles, evaluations, strict=True) if (words := refused_words(e.summary))]
     if not _alike(settings, metas):
         of_reward = any("accuracy_of" in e.summary for e in evaluations)
         shared = {} if of_reward else {name: one for name, one in shared.items() if name != "reward"}
@@ -186,6 +188,7 @@ def _evaluation(name: str, folders: Sequence[Path], settings: Sequence[Setting],
         "role": role_of(worst),
         "label": ", ".join(filter(None, (shown_label(worst), role_label(worst)))),
         "shown": [image_condition(worst)],
+        "refused": refused,
         "rows": next((len(one.clusters) for one in shared.values()), 0),
         "settings": {
             setting.letter: {metric: band(values[i]) for metric, values in values_by_metric.items()}
@@ -297,7 +300,8 @@ def _conclusion(evaluations: Sequence[Mapping[str, Any]], settings: Sequence[Set
         if metric is not None:
             chosen = [d for d in evaluation["differences"] if d["metric"] == metric]
             texts = [_sentence(d, s) for d, s in zip(chosen, settings[1:], strict=True)]
-            return {"text": " ".join(texts) + f" Rows: {evaluation['name']}.", "evaluation": evaluation["name"]}
+            texts += [f"{line}." for line in (f"Rows: {evaluation['name']}", *evaluation["refused"])]
+            return {"text": " ".join(texts), "evaluation": evaluation["name"]}
     text = "It is not known which setting is better: there are no rows in common, or different rewards scored them."
     return {"text": text, "evaluation": None}
 
