@@ -572,7 +572,7 @@ def _evaluate(
         else:
 
             def make() -> Path:
-                run = work.create_eval_run(root, recipe, origin, [p.rows for p in planned], argv)
+                run = work.create_eval_run(root, recipe, origin, planned, argv)
                 return stack.enter_context(run).dir
 
             folder, log_name = run_dir or world.from_main(make), planned[0].name

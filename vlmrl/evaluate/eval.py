@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Any
 
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import Interruption, RewardError
+from vlmrl.errors import Interruption, RewardError, StoreError
 from vlmrl.evaluate.eval_plan import EvalSettings, PlannedEvaluation, ShownRows, chosen_settings, params_of, plan
-from vlmrl.evaluate.eval_rows import EvalRows
 from vlmrl.evaluate.measures import open_measurer
 from vlmrl.evaluate.records import Evaluation, GradedPieces, stored_rows, write_evaluation
 from vlmrl.evaluate.responses import AHEAD, EndpointResponder, EngineResponder, Responder, work_identity
@@ -40,6 +39,8 @@ from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
 from vlmrl.store.layout import now
+from vlmrl.store.listing import named_ids, run_ids
+from vlmrl.store.manifest import check_name
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.response_journal import ResponseJournal
@@ -97,7 +98,7 @@ def create_eval_run(
     root: Path,
     recipe: Recipe,
     origin: ModelOrigin,
-    rows: Sequence[EvalRows],
+    planned: Sequence[PlannedEvaluation],
     argv: Sequence[str],
     start: str | None = None,
 ) -> Run:
@@ -106,12 +107,13 @@ def create_eval_run(
     Args:
         start: as of `create_run`.
     """
-    name = Path(origin.path).name or "model"
-    sources = list({id(r): r.source for r in rows}.values())  # the same rows may be evaluated several times
+    # The same rows may be evaluated several times.
+    sources = list({id(one.rows): one.rows.source for one in planned}.values())
     return create_run(
         root,
         kind="eval",
-        recipe_name=f"eval-{name}",
+        recipe_name=f"eval-{Path(origin.path).name or 'model'}",
+        name=_run_name(root, planned[0].settings.name),
         start=start,
         argv=argv,
         threads=usable_threads(),
@@ -120,6 +122,14 @@ def create_eval_run(
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         prompts=[s.prompt_record for s in sources],
     )
+
+
+def _run_name(root: Path, name: str | None) -> str | None:
+    """Return the name of an evaluation as that of its run; None if no run may have it, or another run has it."""
+    with suppress(StoreError):
+        check_name(name or "")
+        return None if named_ids(root, run_ids(root), str(name)) else name
+    return None
 
 
 def load_answerer(
@@ -213,7 +223,7 @@ def run_evaluation(
                 if not own_run:  # else the same command makes all evaluations again: it goes on with their responses
                     journal.remove()
             if run_dir is None:
-                with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv, start) as run:
+                with create_eval_run(root, recipe, origin, planned, argv, start) as run:
                     folders = [layout.eval_dir(run.dir, one.name) for one in planned]
                     results = [_write(folder, *each, world) for folder, each in zip(folders, evaluated, strict=True)]
         except KeyboardInterrupt:
