@@ -107,6 +107,23 @@ def test_two_endpoints_are_compared_row_by_row(place: Path) -> None:
     assert (paired["rows_paired"], accuracy["a"], accuracy["b"]) == (ROWS, 0.5, 1.0)
     by_run = this_process("compare", half["folder"].split("/")[1], good["folder"].split("/")[1], "--json", cwd=place)
     assert by_run.json["evaluations"][0]["rows_paired"] == ROWS
+    assert [way["key"] for way in paired["evaluated_with"]] == ["endpoint"]
+    assert "different" not in done.json["conclusion"]["text"]
+
+
+def test_a_comparison_of_two_samplings_says_so(place: Path) -> None:
+    greedy, _ = run(place, say_yes)
+    sampled, _ = run(place, say_yes, "--sample", "1", "--n", "2")
+    done = this_process("compare", greedy["folder"], sampled["folder"], "--json", cwd=place)
+    endpoints = [evaluation["meta"]["endpoint"] for evaluation in (greedy, sampled)]
+    assert done.json["evaluations"][0]["evaluated_with"] == [
+        {"key": "temperature", "a": None, "b": 1.0},
+        {"key": "samples", "a": 1, "b": 2},
+        {"key": "endpoint", "a": endpoints[0], "b": endpoints[1]},
+    ]
+    assert done.json["conclusion"]["text"].endswith("A and B were evaluated with different temperature, samples.")
+    shown = this_process("compare", greedy["folder"], sampled["folder"], cwd=place).out
+    assert "temperature: A -, B 1\n" in shown and f"endpoint: A {endpoints[0]}, B {endpoints[1]}\n" in shown
 
 
 @pytest.mark.parametrize("is_old", [False, True])

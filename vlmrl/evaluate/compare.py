@@ -113,8 +113,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
                 require_same_image_condition(folder_a, folder_b)
             evaluations.append(_paired(name, folder_a, folder_b, trained_alike))
             for side, folder in ((a, folder_a), (b, folder_b)):
-                problems = task_problems({**read_summary(folder), "figures_problem": ""})
-                notes += [f"{side.title}, {name}: {one}" for one in problems]
+                notes += [f"{side.title}, {name}: {one}" for one in task_problems(read_summary(folder))]
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
     incomparable = [e["name"] for e in evaluations if not e["scored_alike"]]
@@ -338,6 +337,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
     left, right = read_evaluation(a), read_evaluation(b)
     pairs, changed = shared_rows(right.rows, left.rows)
     metas = [e.summary.get("meta") or {} for e in (left, right)]
+    ways = [{**(meta.get("sampling") or {}), "endpoint": meta.get("endpoint")} for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     recorded_alike = scored_alike(*metas)
     alike = trained_alike if recorded_alike is None else recorded_alike
@@ -356,6 +356,7 @@ def _paired(name: str, a: Path, b: Path, trained_alike: bool) -> dict[str, Any]:
         "shown": [image_condition(meta) for meta in metas],
         "blind_probe": probe_between(left, right),
         "scored_alike": alike,
+        "evaluated_with": [way for way in _different(*ways) if way["key"] != "greedy"],  # the temperature says it
         "one_text": [left.one_text, right.one_text],
         "refused": [refused_words(e.summary) for e in (left, right)],
         "accuracy_of_reward": of_reward,

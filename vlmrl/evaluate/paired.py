@@ -183,6 +183,8 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
     warning = f". These are {'; '.join(labels)}" if labels else ""
     doubts = [zip("AB", e[key], strict=True) for e in usable for key in ("one_text", "refused")]
     warning += "".join(f". {x}: {words}" for pair in doubts for x, words in pair if words)
+    ways = dict.fromkeys(way["key"] for e in usable for way in e["evaluated_with"] if way["key"] != "endpoint")
+    warning += f". A and B were evaluated with different {', '.join(ways)}" if ways else ""
     return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 

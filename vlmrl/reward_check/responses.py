@@ -78,7 +78,9 @@ def _evaluated_batches(
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    expected, source = rows_schema((), shown=True), _recorded_source(path)
+    expected, source = rows_schema((), shown=True), None
+    with suppress(StoreError):  # older rows of a file have the file's name, and the run's records this one
+        source = (read_summary(path.parent).get("meta") or {}).get("source")
     numbers: dict[str, int] = {}
     with open_parquet(path, UNREADABLE) as file:
         if (number := schema_number(file)) != str(SCHEMA):
@@ -87,20 +89,9 @@ def _evaluated_batches(
         for batch in file_batches(file, rows, (*NEEDED, *DEFAULTS, *OF_EPISODES)):
             check_values(batch, expected)
             given = _as_rollouts(batch, numbers)
-            if source:
-                given["source"] = pa.array([source] * batch.num_rows, pa.string())
+            given |= {"source": pa.array([source] * batch.num_rows, pa.string())} if source else {}
             arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
             yield pa.record_batch(arrays, names=list(columns))
-
-
-def _recorded_source(path: Path) -> str:
-    """Return the source in an evaluation's summary, under which the run records its reward; "" if unknown.
-
-    Older rows of a file have the file's name in its place.
-    """
-    with suppress(StoreError):
-        return str((read_summary(path.parent).get("meta") or {}).get("source") or "")
-    return ""
 
 
 def _as_rollouts(batch: pa.RecordBatch, numbers: dict[str, int]) -> dict[str, Any]:

@@ -90,14 +90,12 @@ def evaluated(run_dir: Path) -> list[dict[str, Any]]:
     for folder in layout.eval_dirs(run_dir):
         with suppress(StoreError):  # a damaged one is named where it is read
             summary = read_summary(folder)
-            meta, metrics = summary.get("meta") or {}, summary["metrics"]
-            metric = next((n for n in ("accuracy", "reward") if (metrics.get(n) or {}).get("value") is not None), None)
-            if metric is None or meta.get("during"):
-                continue
-            value, n, refused = metrics[metric]["value"], metrics[metric]["n"], refused_words(summary)
-            text = f"{folder.name}: {metric} {value:.4g}, {number_of(n, 'response')}, {sampling_words(meta)}"
-            text += f"; {refused}" if refused else ""
-            results.append({"name": folder.name, "metric": metric, "value": value, "n": n, "text": text})
+            meta, metric = summary.get("meta") or {}, "accuracy" if "accuracy" in summary["metrics"] else "reward"
+            value, n = (summary["metrics"].get(metric, {}).get(key) for key in ("value", "n"))
+            if value is not None and not meta.get("during"):
+                text = f"{folder.name}: {metric} {value:.4g}, {number_of(n, 'response')}, {sampling_words(meta)}"
+                text = "; ".join(filter(None, (text, refused_words(summary))))
+                results.append({"name": folder.name, "metric": metric, "value": value, "n": n, "text": text})
     return results
 
 
