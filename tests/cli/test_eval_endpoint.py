@@ -161,6 +161,23 @@ def test_the_run_of_an_evaluation_has_its_name_and_lists_its_number(place: Path)
     assert this_process("compare", "mine", ids[1], "--json", cwd=place).code == 0
 
 
+def test_the_report_says_where_a_length_is_not_known(place: Path) -> None:
+    evaluation, _ = run(place, lambda n, body: completion("no", tokens=None))
+    this_process("report", evaluation["folder"].split("/")[1], "-o", "page.html", cwd=place)
+    page = (place / "page.html").read_text()
+    assert "None tokens" not in page and page.count("length not known") == ROWS
+
+
+def test_a_failed_reward_leaves_no_number_but_the_lengths(place: Path) -> None:
+    (place / "reward.py").write_text(f"{REWARD.rstrip()} if x.truth['answer'] != '2' else 1 / 0\n")
+    with serve_endpoint(say_yes) as endpoint:
+        done = evaluate(place, endpoint, "--json")
+    counts = {name: m["n"] for name, m in done.json["evaluations"][0]["metrics"].items()}
+    whole = {name for name, n in counts.items() if n == ROWS}
+    assert whole == {"response_tokens", "truncated"} and set(counts.values()) == {ROWS, ROWS - 1}
+    assert "only `response_tokens` and `truncated` count them" in done.err
+
+
 def test_samples_have_requests_and_seeds_of_their_own(place: Path) -> None:
     evaluation, endpoint = run(place, echo, "--sample", "0.8", "--n", "3", "--concurrency", "2")
     assert len({b["seed"] for b in endpoint.bodies}) == 3 * ROWS and all("n" not in b for b in endpoint.bodies)

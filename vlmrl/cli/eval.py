@@ -633,7 +633,7 @@ def _show(
             if count:
                 say(
                     f"warning: the reward, or an environment, {words} for {count:,} of {result['rows']:,} responses of "
-                    f"{result['name']}: no metric counts them; the column `error` of the rows says why"
+                    f"{result['name']}: only `response_tokens` and `truncated` count them; `error` in its rows says why"
                 )
     if not emit({"evaluations": results, "compared_with": compared}, as_json):
         show_evaluations(results, against)
