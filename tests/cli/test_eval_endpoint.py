@@ -202,6 +202,7 @@ def test_after_an_outage_the_same_command_goes_on_and_asks_for_nothing_twice(pla
         done = evaluate(place, endpoint, "--concurrency", "1", "--json")
         asked = [prompt_of(b) for b in endpoint.bodies]
     assert len(asked) == ROWS - 4 and not kept & set(asked)
+    assert f"4 of {ROWS} responses are there from before" in done.err
     (evaluation,) = done.json["evaluations"]
     assert [row["text"] for row in rows_of(evaluation)] == [f"say {i} yes" for i in range(ROWS)]
     assert list((place / "runs" / "unfinished").iterdir()) == []

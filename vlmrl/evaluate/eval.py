@@ -107,8 +107,7 @@ def create_eval_run(
     Args:
         start: as of `create_run`.
     """
-    # The same rows may be evaluated several times.
-    sources = list({id(one.rows): one.rows.source for one in planned}.values())
+    sources = list({id(p.rows): p.rows.source for p in planned}.values())  # rows may be evaluated several times
     return create_run(
         root,
         kind="eval",
@@ -213,6 +212,8 @@ def run_evaluation(
                 identity = work_identity(one.meta, recipe, origin, samples, world)
                 journal = ResponseJournal(root, source.name, identity, rows=one.rows.count, samples=samples)
                 journals.append(stack.enter_context(journal))
+            if kept := sum(world.gather(sum(journal.count for journal in journals))):
+                say(f"{kept:,} of {total:,} responses are there from before: they are not generated again")
             evaluated: list[tuple[Evaluation, dict[str, Any]]] = []
             for one, journal in zip(planned, journals, strict=True):
                 result = _evaluate_one(recipe, origin, answerer, one, journal, run_dir, count, say, world)
