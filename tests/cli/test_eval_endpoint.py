@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import Done, this_process
@@ -106,6 +107,75 @@ def test_two_endpoints_are_compared_row_by_row(place: Path) -> None:
     assert (paired["rows_paired"], accuracy["a"], accuracy["b"]) == (ROWS, 0.5, 1.0)
     by_run = this_process("compare", half["folder"].split("/")[1], good["folder"].split("/")[1], "--json", cwd=place)
     assert by_run.json["evaluations"][0]["rows_paired"] == ROWS
+    assert [way["key"] for way in paired["evaluated_with"]] == ["endpoint"]
+    assert "different" not in done.json["conclusion"]["text"]
+
+
+def test_a_comparison_of_two_samplings_says_so(place: Path) -> None:
+    greedy, _ = run(place, say_yes)
+    sampled, _ = run(place, say_yes, "--sample", "1", "--n", "2")
+    done = this_process("compare", greedy["folder"], sampled["folder"], "--json", cwd=place)
+    endpoints = [evaluation["meta"]["endpoint"] for evaluation in (greedy, sampled)]
+    assert done.json["evaluations"][0]["evaluated_with"] == [
+        {"key": "temperature", "a": None, "b": 1.0},
+        {"key": "samples", "a": 1, "b": 2},
+        {"key": "endpoint", "a": endpoints[0], "b": endpoints[1]},
+    ]
+    assert done.json["conclusion"]["text"].endswith("A and B were evaluated with different temperature, samples.")
+    shown = this_process("compare", greedy["folder"], sampled["folder"], cwd=place).out
+    assert "temperature: A -, B 1\n" in shown and f"endpoint: A {endpoints[0]}, B {endpoints[1]}\n" in shown
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_rows_of_a_file_are_scored_again_with_the_own_reward(place: Path, is_old: bool) -> None:
+    (place / "held.jsonl").write_text((place / "rows.jsonl").read_text())
+    recipe = (place / "mine.toml").read_text()
+    (place / "mine.toml").write_text(recipe.replace('"rows.jsonl"\n', '"rows.jsonl"\nvalidation = "held.jsonl"\n'))
+    evaluation, _ = run(place, say_yes)
+    rows = Path(evaluation["folder"]) / "rows.parquet"
+    assert {row["source"] for row in rows_of(evaluation)} == {"rows"}
+    if is_old:  # it has the name of the file
+        table = pq.read_table(rows)
+        names = pa.array(["held"] * ROWS)
+        pq.write_table(table.set_column(table.schema.get_field_index("source"), "source", names), rows)
+    for what in (evaluation["folder"].split("/eval/")[0], str(rows)):
+        done = this_process("reward-check", what, "--json", cwd=place)
+        assert (done.code, done.json["sources"], done.json["samples"]) == (0, ["rows"], ROWS)
+
+
+def test_the_run_of_an_evaluation_has_its_name_and_lists_its_number(place: Path) -> None:
+    first, _ = run(place, say_yes, "--name", "mine", "--sample", "1", "--n", "2")
+    second, _ = run(place, say_yes, "--name", "mine")  # a name stays that of one run
+    spaced, _ = run(place, lambda n, body: completion("no"), "--name", "two words")
+    by_id = {one["id"]: one for one in this_process("runs", "list", "--json", cwd=place).json["runs"]}
+    ids = [one["folder"].split("/")[1] for one in (first, second, spaced)]
+    assert [by_id[run_id]["name"] for run_id in ids] == ["mine", None, None]
+    assert [by_id[run_id]["evaluated"][0]["text"] for run_id in ids] == [
+        "mine: accuracy 1, 12 responses, T=1.0, n=2",
+        "mine: accuracy 1, 6 responses, greedy",
+        "two words: accuracy 0, 6 responses, greedy",
+    ]
+    line = next(t for t in this_process("runs", "list", cwd=place).out.splitlines() if ids[0] in t).split("\t")
+    assert line[1] == "mine" and line[5] == "accuracy 1" and line[7] == "mine: accuracy 1, 12 responses, T=1.0, n=2"
+    assert "mine: accuracy 1, 12 responses" in this_process("runs", "show", "mine", cwd=place).out
+    assert this_process("compare", "mine", ids[1], "--json", cwd=place).code == 0
+
+
+def test_the_report_says_where_a_length_is_not_known(place: Path) -> None:
+    evaluation, _ = run(place, lambda n, body: completion("no", tokens=None))
+    this_process("report", evaluation["folder"].split("/")[1], "-o", "page.html", cwd=place)
+    page = (place / "page.html").read_text()
+    assert "None tokens" not in page and page.count("length not known") == ROWS
+
+
+def test_a_failed_reward_leaves_no_number_but_the_lengths(place: Path) -> None:
+    (place / "reward.py").write_text(f"{REWARD.rstrip()} if x.truth['answer'] != '2' else 1 / 0\n")
+    with serve_endpoint(say_yes) as endpoint:
+        done = evaluate(place, endpoint, "--json")
+    counts = {name: m["n"] for name, m in done.json["evaluations"][0]["metrics"].items()}
+    whole = {name for name, n in counts.items() if n == ROWS}
+    assert whole == {"response_tokens", "truncated"} and set(counts.values()) == {ROWS, ROWS - 1}
+    assert "only `response_tokens` and `truncated` count them" in done.err
 
 
 def test_samples_have_requests_and_seeds_of_their_own(place: Path) -> None:
@@ -132,6 +202,7 @@ def test_after_an_outage_the_same_command_goes_on_and_asks_for_nothing_twice(pla
         done = evaluate(place, endpoint, "--concurrency", "1", "--json")
         asked = [prompt_of(b) for b in endpoint.bodies]
     assert len(asked) == ROWS - 4 and not kept & set(asked)
+    assert f"4 of {ROWS} responses are there from before" in done.err
     (evaluation,) = done.json["evaluations"]
     assert [row["text"] for row in rows_of(evaluation)] == [f"say {i} yes" for i in range(ROWS)]
     assert list((place / "runs" / "unfinished").iterdir()) == []
@@ -146,6 +217,16 @@ def test_a_refused_prompt_counts_as_wrong_and_says_so(place: Path) -> None:
     assert evaluation["refused"]["rows"] == 1 and "this image is not allowed" in evaluation["refused"]["first"]
     refused = rows_of(evaluation)[2]
     assert refused["text"] == "" and refused["note"].startswith("no response: ") and refused["num_tokens"] is None
+    whole, _ = run(place, say_yes)
+    words = "the endpoint refused 1 of 6 responses, which count as empty ones (the first: "
+    pair = whole["folder"], evaluation["folder"]
+    conclusion = this_process("compare", *pair, "--json", cwd=place).json["conclusion"]["text"]
+    assert f". B: {words}" in conclusion and "A: the endpoint" not in conclusion
+    runs = [folder.split("/")[1] for folder in pair]
+    assert words in this_process("compare", *runs, runs[0], cwd=place).out.partition("\n\n")[0]
+    assert words in this_process("runs", "show", runs[1], cwd=place).out
+    this_process("report", *runs, "-o", "page.html", cwd=place)
+    assert words in (place / "page.html").read_text()
 
 
 def test_an_endpoint_that_refuses_everything_is_an_error_and_not_a_score_of_0(place: Path) -> None:

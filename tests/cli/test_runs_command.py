@@ -140,7 +140,7 @@ def test_show_tells_later_evaluations_from_validations_during_training(root: Pat
     summary = json.loads(during.read_text())
     during.write_text(json.dumps(summary | {"meta": summary["meta"] | {"during": "training"}}))
     shown = vlmrl("runs", "show", "night", runs=root).out
-    assert f"{own.name}, 1 during training\n" in shown
+    assert f"{own.name}: accuracy 0.5, 2 responses, greedy; 1 during training\n" in shown
 
 
 @pytest.mark.parametrize("more", [(), ("--recipe", "digits_im")])

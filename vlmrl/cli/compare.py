@@ -72,6 +72,8 @@ def show_paired(evaluation: dict[str, Any]) -> None:
             tell(words_of_test(m["metric"], m["test"]))
     if evaluation["power"]:
         tell(words_of_power(evaluation["power"]))
+    for way in evaluation["evaluated_with"]:
+        tell(f"{way['key']}: A {_value(way['a'])}, B {_value(way['b'])}")
     if evaluation["label"]:
         tell(f"these are {evaluation['label']}")
     for text in (evaluation["blind_probe"] or {}).get("conclusion", ()):

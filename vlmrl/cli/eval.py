@@ -91,9 +91,6 @@ def _show_evaluation(result: dict[str, Any], other: Path | None) -> list[str]:
         if not result.get("scored_alike", True):
             ours = ", nor is accuracy, which is one of the parts" if "accuracy_of" in result else ""
             tell(f"the two were scored by different rewards: `reward` and `part/...` are not comparable{ours}")
-    if refused := result.get("refused"):
-        say(f"warning: the endpoint refused {refused['rows']} of {result['rows']} responses, which count as empty ones")
-        say(f"the first: {refused['first']}")
     if (same := result.get("one_text")) and not image_condition(meta):
         say(f"warning: {same}: the numbers say nothing of what the model sees")
     for problem in task_problems(result):
@@ -575,7 +572,7 @@ def _evaluate(
         else:
 
             def make() -> Path:
-                run = work.create_eval_run(root, recipe, origin, [p.rows for p in planned], argv)
+                run = work.create_eval_run(root, recipe, origin, planned, argv)
                 return stack.enter_context(run).dir
 
             folder, log_name = run_dir or world.from_main(make), planned[0].name
@@ -636,7 +633,7 @@ def _show(
             if count:
                 say(
                     f"warning: the reward, or an environment, {words} for {count:,} of {result['rows']:,} responses of "
-                    f"{result['name']}: no metric counts them; the column `error` of the rows says why"
+                    f"{result['name']}: only `response_tokens` and `truncated` count them; `error` in its rows says why"
                 )
     if not emit({"evaluations": results, "compared_with": compared}, as_json):
         show_evaluations(results, against)

@@ -53,7 +53,8 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     # The whole text is in --json and in the manifest.
     error = shorten(" ".join((about["error"] or "").split()), 200, mark="...")
     during = about["evaluations_during_training"]
-    evaluations = [name for name in about["evaluations"] if name not in during]
+    texts = {e["name"]: e["text"] for e in about["evaluated"]}
+    evaluations = [texts.get(name, name) for name in about["evaluations"] if name not in during]
     evaluations += [f"{len(during)} during training"] * bool(during)
     return [
         ("status", about["status"] + (f": {error}" if about["error"] else "")),
@@ -77,7 +78,7 @@ def facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("best", _best(about["best"], about["checkpoints"])),
         ("checkpoints", ", ".join(about["checkpoints"]) or "none"),
         ("rollouts", _rollouts(about["rollout_steps"])),
-        ("evaluations", ", ".join(evaluations)),
+        ("evaluations", "; ".join(evaluations)),
         ("judge", _judge(about["judge"])),
         ("report", about["report"] or f"none yet: {about['report_command']}"),
         ("continue", about["resume"] or ""),
@@ -277,6 +278,7 @@ def show_pruned(run_dir: Path, names: list[str], freed: int, really: bool) -> No
 def run_line(run: ListedRun) -> dict[str, Any]:
     from vlmrl.store.layout import ago
     from vlmrl.store.metrics import counted, read_tail
+    from vlmrl.store.summary import evaluated
 
     raw = run.raw
     tail = read_tail(run.dir) if raw else None
@@ -290,6 +292,7 @@ def run_line(run: ListedRun) -> dict[str, Any]:
         "best": best if isinstance(best, dict) else None,
         "start": raw.get("start"),
         "end": raw.get("end"),
+        "evaluated": evaluated(run.dir) if raw.get("kind") == "eval" else [],
         "age": ago(raw.get("start")),
         "tags": list(raw.get("tags", ())),
         "labels": list(raw.get("labels", ())),
@@ -302,10 +305,11 @@ def run_line(run: ListedRun) -> dict[str, Any]:
 
 
 def about_cell(line: dict[str, Any]) -> str:
-    """Return problem, error, tags, labels, note and parent of a run in one cell."""
+    """Return problem, error, tags, labels, note, parent and evaluations of a run in one cell."""
     parts = [line["problem"], line["error"], *(f"#{t}" for t in line["tags"]), *line["labels"], line["note"]]
     parent = line["parent"] or {}
     parts += [f"fork of {parent['run']}@{parent['step']}"] if "step" in parent else []
+    parts += ["; ".join(one["text"] for one in line["evaluated"])]
     return " ".join(part for part in parts if part)
 
 

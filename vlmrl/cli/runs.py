@@ -120,6 +120,8 @@ def list_(
     for r in lines:
         step, best = "" if r["step"] is None else str(r["step"]), r["best"]
         best_cell = f"{best['metric']} {best['value']:.4g} @{best['step']}" if best else ""
+        if not best and r["evaluated"]:
+            best_cell = "{metric} {value:.4g}".format_map(r["evaluated"][0])
         rows.append((r["id"], r["name"] or "", r["kind"], r["status"], step, best_cell, r["age"], about_cell(r)))
     heads = ("run", "name", "kind", "status", "step", "best", "age", "about")
     show_table("", heads, rows, spare=("kind", "about", "name", "age", "best", "step"))

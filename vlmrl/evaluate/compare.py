@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import family_of, label_of_both, probe_between, require_same_image_condition
 from vlmrl.evaluate.estimates import METHOD, excludes_zero
+from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
 from vlmrl.evaluate.paired import (
     OTHER_REWARDS,
@@ -31,7 +32,6 @@ from vlmrl.evaluate.paired import (
     scored_by,
     shared_rows,
 )
-from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.set_metrics import set_differences
 from vlmrl.evaluate.significance import TEST_METHODS, correct_for_many, rows_needed_of, tests_of
@@ -45,6 +45,7 @@ from vlmrl.store.evaluated_rows import (
     image_condition,
     listed_in_words,
     read_summary,
+    refused_words,
     role_of,
     same_rows_key,
     set_method_of,
@@ -131,14 +132,9 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
                 require_same_image_condition(of_a.folder, of_b.folder)
             evaluations.append(_paired(name, of_a, of_b))
             for one in (of_a, of_b):
-                notes += (
-                    [f"{name} of {one.title}: its evaluation {one.name}"]
-                    if one.name not in (name, "evaluation")
-                    else []
-                )
-                notes += [
-                    f"{one.title}, {name}: {problem}" for problem in coordinate_problems(read_summary(one.folder))
-                ]
+                if one.name not in (name, "evaluation"):
+                    notes.append(f"{name}: the evaluation of {one.title} is {one.name}")
+                notes += [f"{one.title}, {name}: {problem}" for problem in task_problems(read_summary(one.folder))]
             if not one_reward(of_a, of_b):
                 advice = advice or eval_like(b, of_a) or eval_like(a, of_b)
         except StoreError as error:
@@ -423,6 +419,7 @@ def _paired(name: str, a: Evaluated, b: Evaluated) -> dict[str, Any]:
     left, right = read_evaluation(a.folder), read_evaluation(b.folder)
     pairs, changed = shared_rows(right.rows, left.rows)
     metas = [a.meta, b.meta]
+    ways = [{**(meta.get("sampling") or {}), "endpoint": meta.get("endpoint")} for meta in metas]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     alike = one_reward(a, b)
     of_reward = any("accuracy_of" in e.summary for e in (left, right))
@@ -440,7 +437,9 @@ def _paired(name: str, a: Evaluated, b: Evaluated) -> dict[str, Any]:
         "shown": [image_condition(meta) for meta in metas],
         "blind_probe": probe_between(left, right),
         "scored_alike": alike,
+        "evaluated_with": [way for way in _different(*ways) if way["key"] != "greedy"],  # the temperature says it
         "one_text": [left.one_text, right.one_text],
+        "refused": [refused_words(e.summary) for e in (left, right)],
         "accuracy_of_reward": of_reward,
         "intervals_of_sets": set_method_of(right.summary),
         "scored_by": [scored_by(meta) for meta in metas] if scored_alike(*metas) is False else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Any
 
 from vlmrl.dist import world as rank_process
 from vlmrl.dist.world import ALONE, World
-from vlmrl.errors import Interruption, RewardError
+from vlmrl.errors import Interruption, RewardError, StoreError
 from vlmrl.evaluate.eval_plan import EvalSettings, PlannedEvaluation, ShownRows, chosen_settings, params_of, plan
-from vlmrl.evaluate.eval_rows import EvalRows
 from vlmrl.evaluate.measures import open_measurer
 from vlmrl.evaluate.records import Evaluation, GradedPieces, stored_rows, write_evaluation
 from vlmrl.evaluate.responses import AHEAD, EndpointResponder, EngineResponder, Responder, work_identity
@@ -40,6 +39,8 @@ from vlmrl.setup.run_records import dataset_record
 from vlmrl.setup.sources import make_scorer
 from vlmrl.store import layout
 from vlmrl.store.layout import now
+from vlmrl.store.listing import named_ids, run_ids
+from vlmrl.store.manifest import check_name
 from vlmrl.store.metrics import encode
 from vlmrl.store.provenance import usable_threads
 from vlmrl.store.response_journal import ResponseJournal
@@ -97,7 +98,7 @@ def create_eval_run(
     root: Path,
     recipe: Recipe,
     origin: ModelOrigin,
-    rows: Sequence[EvalRows],
+    planned: Sequence[PlannedEvaluation],
     argv: Sequence[str],
     start: str | None = None,
 ) -> Run:
@@ -106,12 +107,12 @@ def create_eval_run(
     Args:
         start: as of `create_run`.
     """
-    name = Path(origin.path).name or "model"
-    sources = list({id(r): r.source for r in rows}.values())  # the same rows may be evaluated several times
+    sources = list({id(p.rows): p.rows.source for p in planned}.values())  # rows may be evaluated several times
     return create_run(
         root,
         kind="eval",
-        recipe_name=f"eval-{name}",
+        recipe_name=f"eval-{Path(origin.path).name or 'model'}",
+        name=_run_name(root, planned[0].settings.name),
         start=start,
         argv=argv,
         threads=usable_threads(),
@@ -120,6 +121,14 @@ def create_eval_run(
         rewards=[{"source": s.name, **reward_record(s.reward, s.weights)} for s in sources],
         prompts=[s.prompt_record for s in sources],
     )
+
+
+def _run_name(root: Path, name: str | None) -> str | None:
+    """Return the name of an evaluation as that of its run; None if no run may have it, or another run has it."""
+    with suppress(StoreError):
+        check_name(name or "")
+        return None if named_ids(root, run_ids(root), str(name)) else name
+    return None
 
 
 def load_answerer(
@@ -203,6 +212,8 @@ def run_evaluation(
                 identity = work_identity(one.meta, recipe, origin, samples, world)
                 journal = ResponseJournal(root, source.name, identity, rows=one.rows.count, samples=samples)
                 journals.append(stack.enter_context(journal))
+            if kept := sum(world.gather(sum(journal.count for journal in journals))):
+                say(f"{kept:,} of {total:,} responses are there from before: they are not generated again")
             evaluated: list[tuple[Evaluation, dict[str, Any]]] = []
             for one, journal in zip(planned, journals, strict=True):
                 result = _evaluate_one(recipe, origin, answerer, one, journal, run_dir, count, say, world)
@@ -213,7 +224,7 @@ def run_evaluation(
                 if not own_run:  # else the same command makes all evaluations again: it goes on with their responses
                     journal.remove()
             if run_dir is None:
-                with create_eval_run(root, recipe, origin, [p.rows for p in planned], argv, start) as run:
+                with create_eval_run(root, recipe, origin, planned, argv, start) as run:
                     folders = [layout.eval_dir(run.dir, one.name) for one in planned]
                     results = [_write(folder, *each, world) for folder, each in zip(folders, evaluated, strict=True)]
         except KeyboardInterrupt:

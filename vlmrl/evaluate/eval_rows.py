@@ -143,18 +143,20 @@ def seen_by(run_dir: Path) -> SeenRows:
     """Return the rows that a run was trained and validated on, by the records of all runs behind its weights."""
     trained: set[RowsKey] = set()
     validated: set[RowsKey] = set()
+    chose = True  # whether the validations of the run selected the weights that the next one, or `vlmrl eval`, took
     for place, manifest in training_runs(run_dir):
         records, files = dataset_records(manifest)
         trained |= {(str(d.get("fingerprint")), str(d.get("split"))) for d in records}
-        validated |= {(str(d.get("fingerprint")), ONLY) for d in files}
+        validated |= {(str(d.get("fingerprint")), ONLY) for d in files if chose}
         for entry, validates in _entries(place):
             path = place_of(str(entry.get("path")), Path(manifest.cwd or "."))
             trained.add((path, str(entry.get("split", ONLY))))
             validation = entry.get("validation")
-            if validates and not _is_file(validation):
+            if validates and chose and not _is_file(validation):
                 prints = {str(d.get("fingerprint")) for d in records if d.get("path") == entry.get("path")}
                 split = validation if isinstance(validation, str) else VALIDATION
                 validated |= {(key, split) for key in (path, *prints)}
+        chose = not str((manifest.parent or {}).get("why")).startswith("the last")
     return SeenRows(frozenset(trained), frozenset(validated), run_dir)
 
 

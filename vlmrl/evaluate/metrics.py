@@ -47,6 +47,7 @@ from vlmrl.evaluate.record_table import coordinate_problems
 from vlmrl.evaluate.repeated import NO_ANSWER, SampleTable, in_common
 from vlmrl.metric import metric_facts
 from vlmrl.rewards.base import is_binary
+from vlmrl.store.evaluated_rows import refused_words
 from vlmrl.types import INAPPLICABLE, hash64, is_cut
 
 Record = Mapping[str, Any]
@@ -304,8 +305,8 @@ def summarise_columns(columns: EvalColumns, ranges: Mapping[str, Range] | None =
 
 
 def task_problems(summary: Mapping[str, Any]) -> list[str]:
-    """Return in words what the task failed to measure, and boxes in other coordinates; [] if there is neither."""
-    texts = []
+    """Return in words what an endpoint refused, what the task failed to measure, and boxes in other coordinates."""
+    texts = list(filter(None, [refused_words(summary)]))
     if problem := summary.get("outcome_problems"):
         texts.append(
             f"the task could not measure {problem['rows']:,} of {summary['rows']:,} answers: {problem['first']}"

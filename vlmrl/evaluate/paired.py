@@ -181,7 +181,10 @@ def conclude(evaluations: Sequence[Mapping[str, Any]], advice: str = "") -> dict
     numbers = "; ".join(_numbers_text(e) for e in usable)
     labels = sorted({e["label"] for e in usable if e["label"]})
     warning = f". These are {'; '.join(labels)}" if labels else ""
-    warning += "".join(f". {x}: {same}" for e in usable for x, same in zip("AB", e["one_text"], strict=True) if same)
+    doubts = [zip("AB", e[key], strict=True) for e in usable for key in ("one_text", "refused")]
+    warning += "".join(f". {x}: {words}" for pair in doubts for x, words in pair if words)
+    ways = dict.fromkeys(way["key"] for e in usable for way in e["evaluated_with"] if way["key"] != "endpoint")
+    warning += f". A and B were evaluated with different {', '.join(ways)}" if ways else ""
     return {"answer": answer, "text": f"{begin}: {numbers}{warning}.", "evaluations": [e["name"] for e in usable]}
 
 

@@ -417,7 +417,7 @@ def make_records(groups: Sequence[Group], source: Source, spec: RewardSpec) -> t
                 "prompt_id": group.row.prompt_id,
                 "sample": s.trajectory.sample,
                 "seed": s.trajectory.seed,
-                "source": group.row.source,
+                "source": source.name,  # a row of a file has the name of the file
                 "task": group.row.task,
                 "truth": dict(group.row.truth),
                 "columns": dict(group.row.columns),

@@ -36,7 +36,7 @@ from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_b
 from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
-from vlmrl.store.evaluated_rows import ROLES, image_condition, role_label, role_of, shown_label
+from vlmrl.store.evaluated_rows import ROLES, image_condition, refused_words, role_label, role_of, shown_label
 from vlmrl.untrusted import plural
 
 BY_RUNS = "Student's t over rows and runs"
@@ -198,6 +198,7 @@ def _evaluation(
         raise StoreError("no two settings have a score of the same rows")
     metas = [one.meta for i in kept if (one := group[i])]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
+    refused = [f"{owned[i][1].title}: {words}" for i in kept if (words := refused_words(read[i].summary))]
     # [all runs, N] -> [runs, N] of each setting
     ends = np.cumsum([sum(letters[owners[i]] == letter for i in kept) for letter in here])[:-1]
     values_by_metric = {metric: np.split(one.value_EN, ends) for metric, one in shared.items()}
@@ -207,6 +208,7 @@ def _evaluation(
         "role": role_of(worst),
         "label": ", ".join(filter(None, (shown_label(worst), role_label(worst)))),
         "shown": [image_condition(worst)],
+        "refused": refused,
         "rows": next((len(one.clusters) for one in shared.values()), 0),
         "settings": {
             letter: {metric: band(values[i]) for metric, values in values_by_metric.items()}
@@ -307,7 +309,8 @@ def _conclusion(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if metric is not None:
             chosen = [d for d in evaluation["differences"] if d["metric"] == metric]
             texts = [_sentence(d) for d in chosen]
-            return {"text": " ".join(texts) + f" Rows: {evaluation['name']}.", "evaluation": evaluation["name"]}
+            texts += [f"{line}." for line in (f"Rows: {evaluation['name']}", *evaluation["refused"])]
+            return {"text": " ".join(texts), "evaluation": evaluation["name"]}
     text = "It is not known which setting is better: there are no rows in common, or different rewards scored them."
     return {"text": text, "evaluation": None}
 

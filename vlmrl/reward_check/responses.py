@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +22,7 @@ from vlmrl.data.table_values import UNREADABLE as UNREADABLE_CELL
 from vlmrl.data.table_values import plain, python_rows, unreadable_cell
 from vlmrl.errors import StoreError
 from vlmrl.reward_check.scores import Coded, Flags, Floats, Ints, Scores
-from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, row_groups, rows_schema
+from vlmrl.store.evaluated_rows import SCHEMA, UNREADABLE, read_summary, row_groups, rows_schema
 from vlmrl.store.layout import EVAL, EVAL_ROWS
 from vlmrl.store.metrics import counted
 from vlmrl.store.rollouts import arrow_schema, count_rows, read_batches, read_turns, seen_of
@@ -77,7 +78,9 @@ def _evaluated_batches(
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    expected = rows_schema((), shown=True)
+    expected, source = rows_schema((), shown=True), None
+    with suppress(StoreError):  # older rows of a file have the file's name, and the run's records this one
+        source = (read_summary(path.parent).get("meta") or {}).get("source")
     numbers: dict[str, int] = {}
     with open_parquet(path, UNREADABLE) as file:
         if (number := schema_number(file)) != str(SCHEMA):
@@ -86,6 +89,7 @@ def _evaluated_batches(
         for batch in file_batches(file, rows, (*NEEDED, *DEFAULTS, *OF_EPISODES)):
             check_values(batch, expected)
             given = _as_rollouts(batch, numbers)
+            given |= {"source": pa.array([source] * batch.num_rows, pa.string())} if source else {}
             arrays = [given[name].dictionary_encode() if name in repeated else given[name] for name in columns]
             yield pa.record_batch(arrays, names=list(columns))
 

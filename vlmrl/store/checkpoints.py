@@ -294,7 +294,7 @@ def choose_checkpoint(run_dir: Path, manifest: Manifest, which: str | int = "bes
     if which == "best" and best and checkpoints:
         raise StoreError(
             f"run {manifest.id} has no checkpoint of its best step, {best.step} ({best.metric} {best.value:.4g})"
-            + (": that is the model it started from; no later step was better" if best.step == 0 else ""),
+            + (": that is the model it started from; later steps were at most as good" if best.step == 0 else ""),
             where=str(run_dir),
             hint=f"name another one: --checkpoint last, or as a model {manifest.id}@last; complete ones: {names}",
         )

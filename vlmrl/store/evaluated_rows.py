@@ -201,6 +201,14 @@ def shown_label(meta: Mapping[str, Any]) -> str:
     return "" if change is None else f"rows shown {condition_words(change)}"
 
 
+def refused_words(summary: Mapping[str, Any]) -> str:
+    """Return how many responses the endpoint of an evaluation refused, which count as empty ones; "" for none."""
+    if not (refused := summary.get("refused")):
+        return ""
+    counts = f"the endpoint refused {refused['rows']:,} of {summary['rows']:,} responses, which count as empty ones"
+    return f"{counts} (the first: {refused['first']})"
+
+
 def method_of(summary: Mapping[str, Any]) -> str:
     """Return the name of the method of a summary's intervals. Older versions record none: they always bootstrapped."""
     return str(summary.get("intervals") or "bootstrap over images (of an older version)")

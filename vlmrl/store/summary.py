@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,12 +12,13 @@ from typing import Any
 
 from vlmrl.errors import StoreError
 from vlmrl.store import layout
-from vlmrl.store.evaluated_rows import names_a_step, read_summary
+from vlmrl.store.evaluated_rows import names_a_step, read_summary, refused_words, sampling_words
 from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.layout import seconds_between
 from vlmrl.store.listing import command_line
 from vlmrl.store.metrics import current, parse_line, read_file
 from vlmrl.store.runs import Run, open_run
+from vlmrl.untrusted import number_of
 
 ATTEMPT = ("number", "start", "end", "from_step", "status", "changes", "changes_text", "processes")
 """Facts of an attempt that `describe` returns."""
@@ -73,12 +75,28 @@ def describe(run: Run) -> dict[str, Any]:
         "checkpoints": [path.name for path in checkpoints],
         "rollout_steps": list(rollouts),
         "evaluations": [path.name for path in layout.eval_dirs(run.dir)],
+        "evaluated": evaluated(run.dir),
         "evaluations_during_training": [path.name for path in layout.eval_dirs(run.dir) if _was_during(path)],
         "report": str(report) if report.is_file() else None,
         "report_command": command_line(("report",), run.dir, m.name),
         "resume": resume_command(run, status),
         "problems": problems,
     }
+
+
+def evaluated(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the main number of each evaluation that training did not make; "text" has it with n and sampling."""
+    results = []
+    for folder in layout.eval_dirs(run_dir):
+        with suppress(StoreError):  # a damaged one is named where it is read
+            summary = read_summary(folder)
+            meta, metric = summary.get("meta") or {}, "accuracy" if "accuracy" in summary["metrics"] else "reward"
+            value, n = (summary["metrics"].get(metric, {}).get(key) for key in ("value", "n"))
+            if value is not None and not meta.get("during"):
+                text = f"{folder.name}: {metric} {value:.4g}, {number_of(n, 'response')}, {sampling_words(meta)}"
+                text = "; ".join(filter(None, (text, refused_words(summary))))
+                results.append({"name": folder.name, "metric": metric, "value": value, "n": n, "text": text})
+    return results
 
 
 def _was_during(folder: Path) -> bool:

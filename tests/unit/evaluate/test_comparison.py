@@ -92,6 +92,8 @@ def evaluation(name: str, role: str = "test", *, scored_alike: bool = True, **me
         "label": LABELS[role],
         "scored_alike": scored_alike,
         "one_text": ["", ""],
+        "refused": ["", ""],
+        "evaluated_with": [],
         "accuracy_of_reward": False,
         "rows_paired": 8,
         "metrics": rows,

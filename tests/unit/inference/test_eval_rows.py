@@ -181,6 +181,21 @@ def test_a_supervised_run_on_a_split_of_its_own_and_the_run_that_goes_on_from_it
     assert [r.role for r in evaluated(child, "start")] == ["training"], "its first weights have seen them"
 
 
+@pytest.mark.parametrize("data", [entry("no_test"), entry("train.jsonl", 'validation = "val.jsonl"')])
+def test_rows_that_chose_no_weights_are_held_out(place: Path, data: str):
+    run = run_of(data)
+    (rows,) = evaluated(run)
+    assert rows.role == "validation"
+    child = run_of(data, "eval.enabled = false")
+    (rows,) = evaluated(child)
+    assert rows.role == "held out"
+    for why, role in {"the last": "held out", "the best by reward (0.5)": "validation"}.items():
+        parent = {"run": run.id, "checkpoint": "step-000004", "why": why}
+        update_manifest(child.dir, lambda m, parent=parent: replace(m, parent=parent))
+        (rows,) = evaluated(child)
+        assert rows.role == role
+
+
 def test_a_resume_on_other_data_has_still_seen_the_old(place: Path):
     run = run_of(entry("train.jsonl"))
     update_manifest(run.dir, lambda m: replace(m, status="interrupted"))

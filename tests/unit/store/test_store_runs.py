@@ -289,7 +289,7 @@ def test_the_best_checkpoint_is_chosen_and_never_another_in_its_place(tmp_path: 
         run.checkpoint()
     assert "--checkpoint last" in str(refused.value.hint)
     run.set_best(0, "accuracy", 0.9)
-    with pytest.raises(StoreError, match="the model it started from"):
+    with pytest.raises(StoreError, match="the model it started from; later steps were at most as good"):
         run.checkpoint()
     run.close()
 
