@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -361,6 +362,8 @@ class Episode:
         except RewardError as error:  # the policy is not to learn from it
             raise RewardError(f"in the tool `{call.name}`: {error.message}", hint=error.hint) from None
         except (Exception, SystemExit) as error:
+            if isinstance(error, ImportError) and not _ran_text(error):
+                raise  # a package is missing here: the policy is not to learn from it, either
             with suppress(Exception):
                 why = self._why_missing(error)
                 return _error(f"{type(error).__name__}: {error}{'; ' if why else ''}{why}"), True, False
@@ -455,6 +458,12 @@ def _shows(target: Any) -> bool:
 
 def _over_time(number: int, frame: Any) -> None:
     raise OverTimeError
+
+
+def _ran_text(error: BaseException) -> bool:
+    """Return whether code that lies in no file raised an error, as where a tool executes what the policy wrote."""
+    files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+    return any(not os.path.exists(file) and not file.startswith("<frozen ") for file in files)
 
 
 def _error(text: str) -> list[Part]:

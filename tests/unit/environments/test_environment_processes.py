@@ -83,6 +83,12 @@ def placed():
     """Return an observation with a place for its picture."""
     return Observation("left <image> right", [Image.new("RGB", (8, 8))], measured={"steps": 2})
 
+def missing(code: str):
+    """Need a package, or run the code of a model, which may need one."""
+    if code:
+        exec(code)
+    import no_such_package
+
 def last():
     """End the episode."""
     return Observation(done=True, measured={"won": 1})
@@ -124,7 +130,7 @@ def product(start: Start):
     return float((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum())
 
 TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, page, gallery, later,
-    product, lookup, patterns, kill, ask]
+    product, missing, lookup, patterns, kill, ask]
 
 class Crop:
     def __init__(self, scale=1):
@@ -328,6 +334,16 @@ def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
     outcome = shared.call("kill", "killed", word="a" * 999)
     assert isinstance(outcome, Stopped) and "its process ended (SIGKILL)" in outcome.why
     assert '`kill`, called with {"word": "aaa' in outcome.why and "a" * 130 not in outcome.why
+
+
+def test_a_package_that_a_tool_lacks_is_no_error_that_the_model_sees(shared: Place) -> None:
+    shared.begin("lacks")
+    answer = shared.call("missing", "lacks", code="import no_other_package")
+    assert answer.errors == 1 and answer.parts == ["error: ModuleNotFoundError: No module named 'no_other_package'"]
+    outcome = shared.call("missing", "lacks", code="")
+    assert isinstance(outcome, Stopped) and not outcome.is_outage and not outcome.over_time
+    assert outcome.why.startswith("ModuleNotFoundError: No module named 'no_such_package' (tools.py:")
+    assert outcome.why.endswith(" in missing: import no_such_package)")
 
 
 def test_a_service_that_is_down_is_no_error_that_the_model_sees(shared: Place) -> None:
