@@ -160,10 +160,7 @@ def _values(stored: Turn, answer: Answer | Stopped) -> tuple[str, str] | None:
         return excerpt(stored.text, MOST_SHOWN_CHARS), excerpt(f"failed: {answer.why}", MOST_SHOWN_CHARS)
     now = encodable("".join(part for part in answer.parts if isinstance(part, str)))
     # Neither what was cut or hidden is known, nor why a call could not be read, which is nothing of the environment.
-    text, now = (
-        re.sub("error: the call cannot be read.*", "error: the call cannot be read", hide_known(t))
-        for t in (stored.text, now)
-    )
+    text, now = (re.sub("(error: the call cannot be read).*", r"\1", hide_known(t)) for t in (stored.text, now))
     pattern = ".*".join(map(re.escape, re.split(f"{re.escape(CUT_MARK)}|{HIDDEN}", text)))
     hashes = [media.sha256 for media in stored.media], [image_hash(p) for p in answer.parts if isinstance(p, bytes)]
     if re.fullmatch(pattern, now, re.DOTALL) is not None:
