@@ -412,6 +412,7 @@ class EpisodeEngine(Generator):
         shown = Shown(content, media, files, answer.spans, f"an episode of {e.prompt.row.prompt_id}")
         segment, prompt, in_thought = e.writer.follow(e.prompt, e.last, shown)
         if e.num_tokens + segment.num_tokens + e.params.max_new_tokens > limits.tokens:
+            e.turns[-1:] = [replace(turn, unfit=segment.num_tokens) for turn in e.turns[-1:]]
             return "token limit"
         e.files |= {m.sha256: file for m, file in zip(media, files, strict=True)}
         text = "".join(part for part in content if isinstance(part, str))

@@ -210,6 +210,7 @@ def test_every_limit_ends_an_episode_in_front_of_what_would_not_fit(make, params
     samples = flat(make(limits=limits).generate(requests, params))
     ended = [s for s in samples if s.ending == ending]
     assert ended and all(s.finish == "length" and s.segments[-1].author == "policy" for s in ended)
+    assert all((s.turns[-1].unfit > 0) == (ending == "token limit") for s in ended)
     assert all(len(s.token_ids) <= limits.tokens for s in samples)
     assert all(sum(len(p.media) for p in s.segments) <= limits.images for s in samples)
 
