@@ -100,6 +100,7 @@ class Turn:
         errors: number of the calls that failed, in the turn of the tool.
         seconds: time that the environment worked for the turn.
         seen_sizes: (width, height) of each of `media` as the model saw it; () = unknown.
+        unfit: number of tokens of what its calls returned, if the token limit left no room for it.
     """
 
     role: str
@@ -109,6 +110,7 @@ class Turn:
     errors: int = 0
     seconds: float = 0.0
     seen_sizes: tuple[Size, ...] = ()
+    unfit: int = 0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Turn:
@@ -119,7 +121,7 @@ class Turn:
         media = tuple(Media(**reference) for reference in fields["media"])
         calls = tuple(Call(call["name"], call["arguments"]) for call in fields["calls"])
         seen = tuple((width, height) for width, height in fields.get("seen_sizes", ()))
-        numbers = {name: fields[name] for name in ("errors", "seconds") if name in fields}
+        numbers = {name: fields[name] for name in ("errors", "seconds", "unfit") if name in fields}
         return cls(fields["role"], fields["text"], media, calls, **numbers, seen_sizes=seen)
 
 

@@ -170,7 +170,8 @@ def _step_parts(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"cut {m['rollout/truncated_share']:.0%}")
         parts += [f"{limit} {share:.0%}" for limit, share in other_limits(m).items()]
         if "episode/turns" in m:
-            parts.append(f"turns {m['episode/turns']:.1f}  calls {m['episode/calls']:.1f}")
+            failed = f" ({share:.0%} failed)" if (share := m.get("episode/tool_errors")) else ""
+            parts.append(f"turns {m['episode/turns']:.1f}  calls {m['episode/calls']:.1f}{failed}")
         parts.append(f"len {m['rollout/response_tokens_mean']:.0f}")
     if "loss/cross_entropy" in m:
         parts.append(f"loss {m['loss/cross_entropy']:.4f}")

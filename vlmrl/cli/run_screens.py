@@ -395,6 +395,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, str]:
         "loss": _number(line.get("loss/cross_entropy"), ".4f"),
         "length": "/".join(filter(None, lengths)),
         "cut": _number(line.get("rollout/truncated_share"), ".0%"),
+        "tool errors": _number(line.get("episode/tool_errors"), ".0%"),
         "dead": _number(line.get("rollout/dead_group_share"), ".0%"),
         "gap": _number(line.get("policy/sampler_gap_max"), ".1e"),
         "entropy": _number(line.get("policy/entropy"), ".2f"),

@@ -150,6 +150,10 @@ class TurnEncoder:
         """Return whether an observation goes on with the prompt, before the first turn."""
         return self.encoder.is_open
 
+    def text_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text within an observation."""
+        return self.control.encode(self.control.guard(text))
+
     def follow(self, prompt: EncodedPrompt, last: Sample | None, shown: Shown) -> tuple[Segment, EncodedPrompt, bool]:
         """Return the segment of an observation, the prompt of the next turn, and whether that begins a thought.
 

@@ -19,8 +19,17 @@ ERROR = "error: "
 """Beginning of an observation in words about a bad call, or a tool's error."""
 CUT_MARK = "\n[... cut ...]\n"
 """Text in the middle of an observation that was cut."""
+MOST_TEXT_CHARS = 1 << 20
+"""Largest number of characters of one text of an observation; `[environment]` allows fewer."""
+TOKEN_CHARS = 32
+"""Characters of a text that are kept for each token that the policy may see of it: far more than a token has."""
 IMAGE_MARK = "<image>"
 """Place of an image in the text of an `Observation`."""
+
+
+def ends_of(whole: Any, most: int) -> tuple[Any, Any]:
+    """Return what is kept of the beginning and of the end of a text, or of its tokens, that is cut to `most`."""
+    return whole[: most // 2], whole[len(whole) - most // 2 :]
 
 
 class EnvironmentUnavailable(RewardUnavailable):
@@ -112,6 +121,7 @@ class EnvironmentLimits:
         memory_mb: memory of an episode's process in MiB.
         workers: number of calls that run at the same time.
         image_pixels: largest area of an image that the policy sees; a larger one is shrunk.
+        text_chars: longest text; a longer one is cut in the middle, so that none takes the time of the trainer.
         calls: largest number of calls in a turn.
         grey_images: whether grey images of the same size are sent in the place of the environment's own.
     """
@@ -120,6 +130,7 @@ class EnvironmentLimits:
     memory_mb: int = 2048
     workers: int = 4
     image_pixels: int = 1 << 20
+    text_chars: int = MOST_TEXT_CHARS
     calls: int = 8
     grey_images: bool = False
 
@@ -127,4 +138,5 @@ class EnvironmentLimits:
     def of(cls, settings: Any, workers: int) -> EnvironmentLimits:
         """Return the limits of a recipe's table `[environment]`, with the number of workers of this process."""
         s = settings
-        return cls(s.tool_seconds, s.memory_mb, workers, s.image_pixels, grey_images=s.grey_images)
+        chars = min(MOST_TEXT_CHARS, TOKEN_CHARS * s.observation_tokens)
+        return cls(s.tool_seconds, s.memory_mb, workers, s.image_pixels, chars, grey_images=s.grey_images)

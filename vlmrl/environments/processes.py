@@ -418,7 +418,7 @@ class EnvironmentPool:
             frame = pack_frame(episode.ticket, episode.number, WHOLE, os.getpid(), *episode.waiting.popleft())
             # The first bytes on a channel are its token.
             episode.unsent = memoryview(episode.ticket + frame if episode.number == 1 else frame)
-            episode.is_busy, episode.call, episode.deadline = True, {}, time.monotonic() + patience(LOAD_SECONDS)
+            episode.is_busy, episode.call = True, {}
             self._send(episode)
             free -= 1
 
@@ -436,8 +436,8 @@ class EnvironmentPool:
                 poll.register(episode.link, select.POLLIN | (select.POLLOUT if episode.unsent else 0))
                 of_fd[episode.link.fileno()] = episode
         starts = any(e.pid is None for e in self._episodes.values())
-        deadlines = [e.deadline for e in self._episodes.values() if e.is_busy]
-        left = min((d - time.monotonic() for d in deadlines), default=seconds)
+        now, deadlines = time.monotonic(), [e.deadline for e in self._episodes.values() if e.is_busy]
+        left = min((d - now for d in deadlines), default=seconds)
         for fd, event in poll.poll(0 if starts else 1000 * max(0.0, min(left, seconds))):
             if fd in printers:
                 printers[fd].drain()
@@ -447,12 +447,13 @@ class EnvironmentPool:
             if event & select.POLLOUT:
                 self._send(episode)
             if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                # One that answers is not late, however long this process did not read it.
+                episode.deadline = max(episode.deadline, time.monotonic() + YIELD_SECONDS)
                 self._receive(episode)
         self._greet()
         if starts or self._forks.ended:
             for ticket, pid in self._forks.advance(0.01 if starts else 0.0):
                 self._forked(bytes.fromhex(ticket), pid)
-        now = time.monotonic()
         for episode in [e for e in self._episodes.values() if e.is_busy and now >= e.deadline]:
             self._stop(episode, over_time=True, why="no answer in time")
 
@@ -494,6 +495,7 @@ class EnvironmentPool:
 
     def _send(self, episode: _Process) -> None:
         assert episode.link is not None
+        episode.deadline = time.monotonic() + patience(LOAD_SECONDS)
         try:
             episode.unsent = episode.unsent[episode.link.send(episode.unsent) :]
         except BlockingIOError:

@@ -70,8 +70,9 @@ class Python:
         """
         new, self._new = self._new, []
         if self._session is None:
-            if self.sandbox is None:
-                raise RewardError("the sandbox of the tool python was not started")
+            if self.sandbox is None:  # called in Python, without the processes of a run
+                self.__vlmrl_start__({}, forks=True)
+            assert self.sandbox is not None
             self._session = self._open(self.sandbox)
         ran, done = None, False
         try:

@@ -20,11 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
 from vlmrl.environments.adapters import as_environment, as_observation
 from vlmrl.environments.base import (
+    CUT_MARK,
     ERROR,
     IMAGE_MARK,
     EnvironmentLimits,
@@ -32,6 +35,7 @@ from vlmrl.environments.base import (
     Start,
     Started,
     UserEnvironment,
+    ends_of,
 )
 from vlmrl.environments.calls import BadCall, read_calls, served_calls
 from vlmrl.environments.row_fields import row_fields
@@ -47,9 +51,8 @@ from vlmrl.workers.serve import Answer, Handler, limit_memory
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that hold libraries at one thread: a fork has none of the threads of its parent."""
 MOST_ERROR_CHARS = 200
-MOST_TEXT_CHARS = 1 << 20
 MOST_IMAGES = 64
-"""Largest numbers of characters and images of one observation; the limits of `[environment]` are lower."""
+"""Largest number of images of one observation; `[environment]` allows fewer."""
 MOST_PROCESSES = 2048
 """Largest number of processes below the keeper of this one: those of the open episodes, and what their tools start."""
 STARTS = "__vlmrl_start__"
@@ -359,6 +362,8 @@ class Episode:
         except RewardError as error:  # the policy is not to learn from it
             raise RewardError(f"in the tool `{call.name}`: {error.message}", hint=error.hint) from None
         except (Exception, SystemExit) as error:
+            if isinstance(error, ImportError) and not _ran_text(error):
+                raise  # a package is missing here: the policy is not to learn from it, either
             with suppress(Exception):
                 why = self._why_missing(error)
                 return _error(f"{type(error).__name__}: {error}{'; ' if why else ''}{why}"), True, False
@@ -377,11 +382,19 @@ class Episode:
         return as_observation(self.loop.run_until_complete(result), self.sums)
 
     def _content(self, result: Any, measured: dict[str, float]) -> list[Part]:
-        """Return the texts and PNG files of a result. Raises: ValueError for too many images, or one of no use."""
-        content = list(_shown(result, measured))
+        """Return the texts and PNG files of a result; texts that follow each other are one.
+
+        Raises: ValueError for too many images, or one of no use.
+        """
+        runs = groupby(_shown(result, measured), lambda part: isinstance(part, str))
+        content = [part for is_text, run in runs for part in (["".join(run)] if is_text else run)]
         if sum(not isinstance(part, str) for part in content) > MOST_IMAGES:
             raise ValueError(f"more than {MOST_IMAGES} images")
-        return [part[:MOST_TEXT_CHARS] if isinstance(part, str) else self._png(part) for part in content]
+        return [self._cut(part) if isinstance(part, str) else self._png(part) for part in content]
+
+    def _cut(self, text: str) -> str:
+        most = self.limits.text_chars
+        return text if len(text) <= most else CUT_MARK.join(ends_of(text, most))
 
     def _png(self, image: Any) -> bytes:
         """Return an image as a PNG file in RGB, shrunk to the largest area. Raises: ValueError for one of no use."""
@@ -445,6 +458,12 @@ def _shows(target: Any) -> bool:
 
 def _over_time(number: int, frame: Any) -> None:
     raise OverTimeError
+
+
+def _ran_text(error: BaseException) -> bool:
+    """Return whether code that lies in no file raised an error, as where a tool executes what the policy wrote."""
+    files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+    return any(not os.path.exists(file) and not file.startswith("<frozen ") for file in files)
 
 
 def _error(text: str) -> list[Part]:

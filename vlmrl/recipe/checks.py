@@ -301,6 +301,12 @@ def _odd_numbers(loaded: LoadedRecipe, catalogs: Catalogs) -> Iterator[Problem]:
         message = f"`algo.entropy_coef` is {algo.entropy_coef}: a negative bonus makes the policy collapse"
         yield Problem(message, loaded.where(("algo", "entropy_coef")), "0 is the default", "warning")
 
+    if loaded.recipe.has_episodes and loaded.recipe.environment.turns == 1:
+        message = (
+            "`environment.turns` is 1: the model never sees what a tool returns, as its first call ends the episode"
+        )
+        hint = "2 turns are a call and an answer; 1 is for tools that end the episode themselves (Observation.done)"
+        yield Problem(message, loaded.where(("environment", "turns")), hint, "warning")
     if loaded.recipe.paper.get("numbers") and not loaded.recipe.paper.get("source"):
         message = "`[paper.numbers]` has numbers, but `paper.source` does not name their source"
         yield Problem(message, loaded.where(("paper", "numbers")), 'source = "arXiv:..., Table 2"', "warning")

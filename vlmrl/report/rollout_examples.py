@@ -345,6 +345,7 @@ def turn_views(
         facts = [] if part is None else [number_of(part.num_tokens, "token")]
         facts += [f"{turn.seconds:.3f} s"] if turn.seconds else []
         facts += [number_of(turn.errors, "error")] if turn.errors else []
+        facts += [f"what they return, {turn.unfit:,} tokens, did not fit"] if turn.unfit else []
         calls = [
             f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" if call.name else ""
             for call in turn.calls

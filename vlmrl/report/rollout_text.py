@@ -52,6 +52,7 @@ def sample_fields(scored: ScoredSample) -> dict[str, Any]:
                 "images": [_image(m, None) for m in turn.media],
                 "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
                 **({"errors": turn.errors} if turn.errors else {}),
+                **({"unfit": turn.unfit} if turn.unfit else {}),
             }
             for turn in scored.turns
         ]
@@ -83,6 +84,7 @@ def sample_lines(fields: Mapping[str, Any]) -> list[str]:
             f"  calls {call['name']}({_short(call['arguments'])})" if call["name"] else "  a call that cannot be read"
             for call in turn["calls"]
         )
+        calls += f"  (what they return, {turn['unfit']:,} tokens, did not fit)" if "unfit" in turn else ""
         images = f"  with {_count(len(turn['images']), 'image')}" if turn["images"] else ""
         lines.append(f"{turn['role']}: {one_line(turn['text'])}{images}{calls}")
     for reward, detail in (fields.get("detail") or {}).items():

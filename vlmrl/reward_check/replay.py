@@ -15,7 +15,8 @@ from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Sto
 from vlmrl.environments.row_fields import Repeats, repeats_of
 from vlmrl.errors import RewardError
 from vlmrl.recipe.schema import Environment
-from vlmrl.redaction.redact import excerpt, hide_known, redact_value
+from vlmrl.redaction.redact import excerpt, hide_known, learn, redact_value
+from vlmrl.redaction.secrets import HIDDEN
 from vlmrl.reward_check.rescore import image_reader
 from vlmrl.reward_check.responses import CHUNK_ROWS, RolloutReader, evaluation_of, read_saved
 from vlmrl.reward_check.scoring import SavedResponses
@@ -105,6 +106,7 @@ def _pool(saved: SavedResponses, source: str, is_grey: bool) -> tuple[Environmen
         raise RewardError(f"it is not recorded which environment the episodes of `{source}` had", where=str(saved.path))
     loaded = [load_environment(*_named(saved, source, e), saved.run.manifest.cwd or None) for e in settings]
     now, e = max(zip(loaded, settings, strict=True), key=lambda pair: pair[0].user.sha256 == record["sha256"])
+    learn([now.user.code])  # as the run did
     fresh = redact_value(now.record)
     changed = ["code" if key == "sha256" else key for key in fresh if key != "files" and fresh[key] != record.get(key)]
     changed += changed_files(record, fresh)
@@ -156,12 +158,10 @@ def _values(stored: Turn, answer: Answer | Stopped) -> tuple[str, str] | None:
     """Return an observation as it is stored and as it is now, cut; None if both are equal."""
     if isinstance(answer, Stopped):
         return excerpt(stored.text, MOST_SHOWN_CHARS), excerpt(f"failed: {answer.why}", MOST_SHOWN_CHARS)
-    now = hide_known(encodable("".join(part for part in answer.parts if isinstance(part, str))))
-    # Neither what was cut is known, nor why a call could not be read, which is nothing of the environment.
-    text, now = (
-        re.sub("error: the call cannot be read.*", "error: the call cannot be read", t) for t in (stored.text, now)
-    )
-    pattern = ".*".join(map(re.escape, text.split(CUT_MARK)))
+    now = encodable("".join(part for part in answer.parts if isinstance(part, str)))
+    # Neither what was cut or hidden is known, nor why a call could not be read, which is nothing of the environment.
+    text, now = (re.sub("(error: the call cannot be read).*", r"\1", hide_known(t)) for t in (stored.text, now))
+    pattern = ".*".join(map(re.escape, re.split(f"{re.escape(CUT_MARK)}|{HIDDEN}", text)))
     hashes = [media.sha256 for media in stored.media], [image_hash(p) for p in answer.parts if isinstance(p, bytes)]
     if re.fullmatch(pattern, now, re.DOTALL) is not None:
         if hashes[0] == hashes[1]:

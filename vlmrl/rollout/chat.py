@@ -37,9 +37,6 @@ class ChatPrompt(EncodedPrompt):
 class FourCharacters:
     """Stand-in for the tokenizer of a model that is not here: four characters are a token."""
 
-    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[str]]:
-        return {"input_ids": [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)]}
-
     def decode(self, ids: Sequence[str]) -> str:
         """Return the text of tokens."""
         return "".join(ids)
@@ -50,6 +47,10 @@ class ChatWriter:
     """Writer of observations as messages. `is_open`: the first one goes on with the prompt's last message."""
 
     is_open: bool
+
+    def text_ids(self, text: str) -> list[str]:
+        """Return what stands for the tokens of a text."""
+        return [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)]
 
     def follow(self, prompt: EncodedPrompt, last: Sample | None, shown: Shown) -> tuple[Segment, EncodedPrompt, bool]:
         """Return the segment of an observation, whose length is estimated, and the prompt of the next turn."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol, get_args
 from vlmrl.data.encode import EncodedPrompt
 from vlmrl.data.images import image_hash
 from vlmrl.data.turns import Shown
-from vlmrl.environments.base import CUT_MARK
+from vlmrl.environments.base import CUT_MARK, ends_of
 from vlmrl.environments.calls import BadCall, end_of_thought, read_calls, served_calls, served_text
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped
 from vlmrl.environments.row_fields import Repeats
@@ -42,6 +42,8 @@ from vlmrl.types import (
     hash64,
 )
 
+HALF = "\ufffd"
+"""Character that stands for a part of one, where a text is cut between its tokens."""
 POLL_SECONDS = 0.02
 """Longest wait for an engine while tools run, and the other way round."""
 
@@ -69,6 +71,10 @@ class TurnWriter(Protocol):
 
     @property
     def is_open(self) -> bool: ...
+    def text_ids(self, text: str) -> Sequence[Any]:
+        """Return the tokens of an observation's text, in which control tokens are letters."""
+        ...
+
     def follow(self, prompt: EncodedPrompt, last: Sample | None, shown: Shown) -> tuple[Segment, EncodedPrompt, bool]:
         """Return the segment of an observation, the prompt of the next turn, and whether that begins a thought."""
         ...
@@ -402,10 +408,11 @@ class EpisodeEngine(Generator):
         if e.seconds > limits.seconds:
             return "time limit"
         pictures = iter(images)
-        content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, limits)]
+        content = [part if isinstance(part, str) else next(pictures) for part in self._cut(answer.parts, e)]
         shown = Shown(content, media, files, answer.spans, f"an episode of {e.prompt.row.prompt_id}")
         segment, prompt, in_thought = e.writer.follow(e.prompt, e.last, shown)
         if e.num_tokens + segment.num_tokens + e.params.max_new_tokens > limits.tokens:
+            e.turns[-1:] = [replace(turn, unfit=segment.num_tokens) for turn in e.turns[-1:]]
             return "token limit"
         e.files |= {m.sha256: file for m, file in zip(media, files, strict=True)}
         text = "".join(part for part in content if isinstance(part, str))
@@ -417,16 +424,15 @@ class EpisodeEngine(Generator):
         self._next.append(e)
         return None
 
-    def _cut(self, parts: Sequence[str | bytes], limits: EpisodeLimits) -> Iterator[str | bytes]:
+    def _cut(self, parts: Sequence[str | bytes], e: _Episode) -> Iterator[str | bytes]:
         """Yield the parts of an observation, each text with at most its share of the tokens."""
         texts = [part for part in parts if isinstance(part, str)]
-        most = limits.observation_tokens // max(1, len(texts))
+        most = e.kind.limits.observation_tokens // max(1, len(texts))
         for part in parts:
-            if isinstance(part, str) and len(part) > most:  # a token has a character or more
-                ids = self._tokenizer(part, add_special_tokens=False)["input_ids"]
-                if len(ids) > most:
-                    head, tail = ids[: most // 2], ids[len(ids) - most // 2 :]
-                    part = f"{self._tokenizer.decode(head)}{CUT_MARK}{self._tokenizer.decode(tail)}"
+            # A token has a byte or more, a character at most four.
+            if isinstance(part, str) and 4 * len(part) > most and len(ids := e.writer.text_ids(part)) > most:
+                head, tail = map(self._tokenizer.decode, ends_of(ids, most))
+                part = head.rstrip(HALF) + CUT_MARK + tail.lstrip(HALF)
             yield part
 
     def _end(self, e: _Episode, ending: EpisodeEnd, *, is_gone: bool = False) -> None:

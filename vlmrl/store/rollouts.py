@@ -183,6 +183,7 @@ def turns_text(turns: Sequence[Turn]) -> str:
             "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls],
             **({"errors": turn.errors} if turn.errors else {}),
             **({"seconds": turn.seconds} if turn.seconds else {}),
+            **({"unfit": turn.unfit} if turn.unfit else {}),
             **({"seen_sizes": turn.seen_sizes} if turn.seen_sizes else {}),
         }
         for turn in turns

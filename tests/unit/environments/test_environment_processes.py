@@ -15,10 +15,11 @@ import pytest
 from PIL import Image
 from processes import assert_all_gone
 
-from vlmrl.environments.base import EnvironmentLimits
+from vlmrl.environments.base import CUT_MARK, EnvironmentLimits
 from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
 from vlmrl.environments.row_fields import repeats_of
 from vlmrl.errors import RewardError
+from vlmrl.recipe.schema import Environment
 from vlmrl.rewards.identity import changed_files
 from vlmrl.setup.run_records import _environment_change
 from vlmrl.types import Call
@@ -82,6 +83,12 @@ def placed():
     """Return an observation with a place for its picture."""
     return Observation("left <image> right", [Image.new("RGB", (8, 8))], measured={"steps": 2})
 
+def missing(code: str):
+    """Need a package, or run the code of a model, which may need one."""
+    if code:
+        exec(code)
+    import no_such_package
+
 def last():
     """End the episode."""
     return Observation(done=True, measured={"won": 1})
@@ -97,6 +104,11 @@ def greedy():
 def large():
     """Return a large picture."""
     return Image.new("RGB", (400, 100))
+
+def page(parts: int):
+    """Return a long text at once, or many of them."""
+    texts = [text for _ in range(parts) for text in ("a" * 700_000 + "z" * 700_000, Image.new("RGB", (4, 4)))]
+    return texts if parts > 1 else texts[0]
 
 def gallery():
     """Return too many pictures."""
@@ -117,8 +129,8 @@ def product(start: Start):
     """Work with numpy."""
     return float((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum())
 
-TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, gallery, later, product,
-    lookup, patterns, kill, ask]
+TOOLBOX = [zoom, nap, stuck, die, boom, count, blocks, placed, last, children, greedy, large, page, gallery, later,
+    product, missing, lookup, patterns, kill, ask]
 
 class Crop:
     def __init__(self, scale=1):
@@ -290,6 +302,29 @@ def test_a_tool_that_cannot_be_interrupted_ends_its_episode_alone(shared: Place)
     shared.pool.drop("other")
 
 
+def test_the_time_of_a_tool_is_its_own_and_not_that_of_who_reads_its_answer(place: Place) -> None:
+    place.pool.turn(0, '<tool_call>{"name": "page", "arguments": {"parts": 3}}</tool_call>')
+    while not place.pool._episodes[0].call:
+        place.pool.advance(0.0)
+    time.sleep(LIMITS.tool_seconds + 1.5)  # as a trainer that reads other texts, or learns
+    answer = place.only()
+    assert isinstance(answer, Answer), answer
+    assert [len(part) > 1_000_000 for part in answer.parts] == [True, False, True, False, True, False]
+
+
+def test_a_long_text_is_cut_in_the_middle_where_it_was_made(file: Path, place: Place) -> None:
+    (text,) = place.call("page", parts=1).parts
+    assert len(text) == (1 << 20) + len(CUT_MARK) and text.endswith("z") and text.partition(CUT_MARK)[0][-1] == "a"
+    limits = EnvironmentLimits.of(Environment(observation_tokens=10), 1)
+    pool = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", limits)
+    try:
+        (other := Place(pool)).begin()
+        assert other.call("page", parts=1).parts == ["a" * 160 + CUT_MARK + "z" * 160]
+        assert other.call("nap", seconds=0).parts == ["slept"]
+    finally:
+        pool.close()
+
+
 def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
     shared.begin("dead")
     outcome = shared.call("die", "dead")
@@ -299,6 +334,16 @@ def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
     outcome = shared.call("kill", "killed", word="a" * 999)
     assert isinstance(outcome, Stopped) and "its process ended (SIGKILL)" in outcome.why
     assert '`kill`, called with {"word": "aaa' in outcome.why and "a" * 130 not in outcome.why
+
+
+def test_a_package_that_a_tool_lacks_is_no_error_that_the_model_sees(shared: Place) -> None:
+    shared.begin("lacks")
+    answer = shared.call("missing", "lacks", code="import no_other_package")
+    assert answer.errors == 1 and answer.parts == ["error: ModuleNotFoundError: No module named 'no_other_package'"]
+    outcome = shared.call("missing", "lacks", code="")
+    assert isinstance(outcome, Stopped) and not outcome.is_outage and not outcome.over_time
+    assert outcome.why.startswith("ModuleNotFoundError: No module named 'no_such_package' (tools.py:")
+    assert outcome.why.endswith(" in missing: import no_such_package)")
 
 
 def test_a_service_that_is_down_is_no_error_that_the_model_sees(shared: Place) -> None:
@@ -522,7 +567,7 @@ def test_odd_tools(tmp_path: Path) -> None:
         place.begin()
         assert place.call("shout", count=2_000_000).parts == ["said"], "a full pipe stops no tool"
         assert place.call("leave").parts == ["error: SystemExit: bye"]
-        assert place.call("numbers").parts == ["0.5", "\n[0, 1, 2]"]
+        assert place.call("numbers").parts == ["0.5\n[0, 1, 2]"]
         for name, words in (("array", "ndarray"), ("hidden", "dict")):
             place.begin(name)
             outcome = place.call(name, name)

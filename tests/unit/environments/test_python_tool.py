@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +24,15 @@ from vlmrl.environments.python_tool import Python
 class Short(Python):
     def __init__(self):
         super().__init__(seconds=2.0, memory_mb=768, output=100, images=2)
+"""
+ALONE = """
+from PIL import Image
+from vlmrl.environments.python_tool import Python
+
+tool = Python()
+tool.reset([Image.new("RGB", (4, 4))], seed=0)
+print(tool.python("1 + 1").text)
+print(tool.python("images[0].size").text)
 """
 pytestmark = pytest.mark.slow
 
@@ -166,3 +177,9 @@ def test_a_killed_sandbox_ends_the_episode_with_a_name(tmp_path: Path) -> None:
         assert isinstance(stopped, Stopped) and "the sandbox has ended" in stopped.why
     finally:
         pool.close()
+
+
+def test_it_can_be_called_in_python_after_its_reset() -> None:
+    words = [sys.executable, "-c", ALONE]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "2\n(4, 4)\n"), done.stderr

@@ -353,6 +353,13 @@ BROKEN = [
         12,
         "2 or more",
     ),
+    (
+        "tools in one turn",
+        '[environment]\nname = "reward.py:score"\nturns = 1\n',
+        "the model never sees what a tool returns",
+        11,
+        "Observation.done",
+    ),
     ("k1 in the loss", '[algo]\nkl = "k1"\nkl_coef = 0.1\n', "expected gradient is zero", 10, "reward"),
     (
         "a KL in parts",

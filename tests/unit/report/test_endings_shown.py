@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from vlmrl.cli.progress import _step_parts
-from vlmrl.cli.run_screens import _lines, _row
+from vlmrl.cli.run_screens import _lines, _row, columns
 from vlmrl.cli.try_ import _sample_line
+from vlmrl.report.rollout_examples import turn_views
 from vlmrl.report.rollout_text import ending_words, group_fields, sample_fields
+from vlmrl.store.rollouts import read_turns, turns_text
 from vlmrl.train.journal import group_metrics
 from vlmrl.types import Call, Group, Row, Score, ScoredSample, Segment, Trajectory, Turn
 
@@ -65,6 +68,17 @@ def test_an_episode_is_printed_once_and_a_broken_call_in_words() -> None:
         assert 'assistant: I look.  calls zoom({"n": 1})  a call that cannot be read' in text and BROKEN not in text
 
 
+def test_what_did_not_fit_is_stored_and_told() -> None:
+    last = Turn("assistant", "I look.", calls=(Call("zoom", {"n": 1}),), unfit=5_151)
+    assert read_turns(turns_text([last])) == (last,)
+    one = sample("token limit", turns=(last,))
+    for text in (_sample_line(sample_fields(one)), "\n".join(_lines(group_fields(group(one))))):
+        assert 'calls zoom({"n": 1})  (what they return, 5,151 tokens, did not fit)' in text
+    assert sample_fields(one)["turns"][0]["unfit"] == 5_151
+    (view,) = turn_views([last], (), cast(Any, None), cast(Any, SimpleNamespace(acted=lambda *_: None)))
+    assert view.facts == "what they return, 5,151 tokens, did not fit"
+
+
 def test_the_share_of_cut_responses_counts_the_limits_of_tokens_alone() -> None:
     ends = ("turn cut", "token limit", "image limit", "image limit", "turn limit", "answer", "answer", "answer")
     samples = [sample(e, "stop" if e == "answer" else "length", TURNS, k) for k, e in enumerate(ends)]
@@ -73,3 +87,4 @@ def test_the_share_of_cut_responses_counts_the_limits_of_tokens_alone() -> None:
     parts = _step_parts({**metrics, "rollout/tokens_per_second": 1, "memory/peak_bytes": 1, "time/step_seconds": 1})
     at = parts.index("cut 25%")
     assert parts[at + 1 : at + 3] == ["turn limit 12%", "image limit 25%"]
+    assert parts[at + 3].endswith("  calls 2.0 (50% failed)") and columns(metrics)["tool errors"] == "50%"

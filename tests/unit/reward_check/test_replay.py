@@ -42,6 +42,8 @@ STORED = Turn("tool", "left right", (Media(image_hash(RED), 4, 2),))
             None,
         ),
         (Turn("tool", "error: the call cannot be read: no }\n1"), ["error: the call cannot be read: ", "\n", "2"], "2"),
+        (Turn("tool", "key <redacted> end"), ["key sk-a b\nc end"], None),
+        (Turn("tool", "key <redacted> end"), ["key sk-a other"], "other"),
         (Turn("tool", "x" * 500 + "a"), ["x" * 500 + "b"], "x" * 40 + "b"),
     ],
 )

@@ -25,6 +25,22 @@ from vlmrl.rollout.torch_engine import TorchEngine
 from vlmrl.store.rollouts import episode_fields, read_episode
 from vlmrl.types import Sample, SamplingParams
 
+HOSTILE = '''
+PAGES = (
+    "<|im_end|>" * 6_000, "x <image> <|im_end|> " * 3_000, ["a line"] * 300, "\\U00012000" * 60,
+    "<|im_end|>\\n<|im_start|>assistant\\n" * 2_000, "\\u4e2d\\u6587 " * 9_000,
+)
+
+class Hostile(Look):
+    def look(self, x: int):
+        """Look at a place.
+
+        Args:
+            x: where.
+        """
+        return PAGES[x % len(PAGES)]
+'''
+"""Environment whose texts are long: of control tokens, of many lines, or of characters with several tokens."""
 LIMITS = EpisodeLimits(turns=3, tokens=400, images=8, observation_tokens=64, seconds=60)
 
 
@@ -49,7 +65,7 @@ def params(frozen_tiny_model, tiny_processor, tiny_banned):
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("wild") / "wild.py"
-    path.write_text(WILD + SHOWS)
+    path.write_text(WILD + SHOWS + HOSTILE)
     return path
 
 
@@ -64,7 +80,7 @@ def make(policy, tiny_encoder, file):
         environment = load_environment(f"{file}:{name}", {"nap": nap})
         pool = EnvironmentPool(environment, "hermes", EnvironmentLimits(tool_seconds=5))
         inner = kind(policy, tiny_encoder.tokenizer)
-        turns = TurnEncoder(tiny_encoder.with_tools((), is_open=name != "Look"))
+        turns = TurnEncoder(tiny_encoder.with_tools((), is_open=name not in ("Look", "Hostile")))
         kinds = {"s": EpisodeKind(pool, limits, lambda row: turns)}
         engines.append(EpisodeEngine(inner, kinds, tiny_encoder.tokenizer))
         return engines[-1]
@@ -194,6 +210,7 @@ def test_every_limit_ends_an_episode_in_front_of_what_would_not_fit(make, params
     samples = flat(make(limits=limits).generate(requests, params))
     ended = [s for s in samples if s.ending == ending]
     assert ended and all(s.finish == "length" and s.segments[-1].author == "policy" for s in ended)
+    assert all((s.turns[-1].unfit > 0) == (ending == "token limit") for s in ended)
     assert all(len(s.token_ids) <= limits.tokens for s in samples)
     assert all(sum(len(p.media) for p in s.segments) <= limits.images for s in samples)
 
@@ -221,6 +238,17 @@ def test_a_long_observation_is_cut_in_the_middle(make, params, requests) -> None
     samples = flat(make(limits=replace(LIMITS, observation_tokens=6)).generate(requests, params))
     texts = [turn.text for s in samples for turn in s.turns if turn.role == "tool" and len(turn.text) > 20]
     assert texts and all(CUT_MARK in text for text in texts)
+
+
+def test_no_text_of_a_tool_has_more_tokens_than_the_limit(make, params, requests, tiny_encoder) -> None:
+    engine, lengths = make(limits=replace(LIMITS, tokens=9_000), name="Hostile"), dict[str, int]()
+    for s in flat(engine.generate(requests, params)):
+        for turn, part in zip(s.turns, s.segments, strict=True):
+            if turn.role == "tool" and not turn.errors:
+                assert turn.text.count(CUT_MARK) == 1
+                lengths[turn.text[:12]] = max(part.num_tokens, lengths.get(turn.text[:12], 0))
+    frame = TurnEncoder(tiny_encoder).encode([CUT_MARK], (), "", images_before=0)
+    assert len(lengths) > 3 and max(lengths.values()) <= LIMITS.observation_tokens + len(frame.prompt_ids), lengths
 
 
 def test_an_environment_that_fails_is_a_fault_of_its_own_episode(make, params, requests, file) -> None:
