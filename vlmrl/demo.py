@@ -272,7 +272,7 @@ def compare(sft_run: Path, rl_run: Path) -> dict[str, Any]:
     from vlmrl.store.layout import eval_dir
 
     sft, rl = (read_evaluation(eval_dir(run, "test")) for run in (sft_run, rl_run))
-    estimates = differences_of(rl, sft)
+    _, estimates = differences_of(rl, sft)
     differences = {
         name: {"mean": estimates[name]["value"], "ci95": [estimates[name]["low"], estimates[name]["high"]]}
         for name in ("reward", "accuracy")
