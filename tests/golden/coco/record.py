@@ -1,6 +1,6 @@
 """Write what pycocotools makes of drawn detections: `uv run --with pycocotools==2.0.11 tests/golden/coco/record.py`.
 
-Each set of average_precision.json has `rows`: [category, true boxes, stated boxes, confidences], boxes as corners;
+Each set of average_precision.json.gz has `rows`: [category, true boxes, stated boxes, confidences], boxes as corners;
 `counts`: how often each row is taken; and what COCOeval computes for all rows once (`once`) and for the rows as often
 as `counts` says (`resampled`): [mAP, AP50, AP75, category -> mAP], where -1 stands for "no object". Each taken row is
 an image of its own, with the row's category as the only one that it is asked for.
@@ -8,13 +8,14 @@ an image of its own, with the row's category as the only one that it is asked fo
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 NUM_SETS = 40
-FILE = Path(__file__).with_name("average_precision.json")
+FILE = Path(__file__).with_name("average_precision.json.gz")
 
 
 def drawn_box(rng: random.Random) -> list[int]:
@@ -100,7 +101,8 @@ def main() -> None:
         one = drawn_set(seed)
         taken = [row for row, count in zip(one["rows"], one["counts"], strict=True) for _ in range(count)]
         sets.append({**one, "once": measured(one["rows"]), "resampled": measured(taken)})
-    FILE.write_text("[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in sets) + "\n]\n", "utf-8")
+    text = "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in sets) + "\n]\n"
+    FILE.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The average precision of detections: equal to pycocotools, for resamples too, and by hand.
 
-tests/golden/coco/average_precision.json has what pycocotools 2.0.11 computed; tests/golden/coco/record.py writes it.
+tests/golden/coco/average_precision.json.gz has what pycocotools 2.0.11 computed; tests/golden/coco/record.py writes it.
 """
 
 from __future__ import annotations
 
 import itertools
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from vlmrl.tasks.perception.average_precision import accumulate, match
 from vlmrl.tasks.perception.task import detection_task
 from vlmrl.types import RewardInput
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "coco" / "average_precision.json").read_text("utf-8"))
+FILE = Path(__file__).parents[2] / "golden" / "coco" / "average_precision.json.gz"
+GOLDEN = json.loads(gzip.decompress(FILE.read_bytes()))
 TINY = 1e-12
 
 
