@@ -5,8 +5,8 @@ tests/golden/coco/average_precision.json.gz has what pycocotools 2.0.11 computed
 
 from __future__ import annotations
 
-import itertools
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
