@@ -86,21 +86,27 @@ def run_training(request: TrainRequest) -> None:
         watcher = ConsoleWatcher(stderr()) if is_shown else SilentWatcher()
         try:
             status = run_session(run, recipe, root, watcher, checkpoint, world)
-        except (KeyboardInterrupt, VlmrlError) as error:
-            saved = [path.name for path in run.checkpoint_dirs()]
-            if launched() or (isinstance(error, VlmrlError) and not saved):
+        except KeyboardInterrupt:
+            if launched():
                 raise
-            kept = f"its last checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
-            again = resume_command(request, run.dir)
-            if isinstance(error, VlmrlError):
-                error.hint = "\n".join(filter(None, (error.hint, f"{kept}; continue with: {again}")))
-                raise
-            raise Interruption(f"{request.command} of run {run.id}", kept, again) from None
+            what, again = f"{request.command} of run {run.id}", resume_command(request, run.dir)
+            raise Interruption(what, _kept(run) or "it has no checkpoint yet", again) from None
+        except VlmrlError as error:
+            if not launched() and (kept := _kept(run)):
+                again = f"{kept}; continue with: {resume_command(request, run.dir)}"
+                error.hint = "\n".join(filter(None, (error.hint, again)))
+            raise
     if is_main:
         # The run is opened again to read the numbers from its metrics file, which is complete now.
         show_end(open_run(root, str(run.dir)), status, resume_command(request, run.dir), request.as_json)
     if status == "interrupted":
         raise typer.Exit(130)
+
+
+def _kept(run: Run) -> str:
+    """Return in words which checkpoint of a run is the last; "" if it has none."""
+    saved = run.checkpoint_dirs()
+    return f"its last checkpoint is {saved[-1].name}" if saved else ""
 
 
 def _launch(request: TrainRequest, plan: Plan, root: Path) -> None:

@@ -83,14 +83,19 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """An evaluation of a side: its name there, and what its summary says of it."""
+class SideEvaluation:
+    """An evaluation of a side: its name there, and its summary ({} if that is damaged)."""
 
     name: str
     folder: Path
     run: Run | None
     title: str
-    meta: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """Record of how it was made, from its summary."""
+        return self.summary.get("meta") or {}
 
     @property
     def rows(self) -> str | None:
@@ -124,7 +129,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
     notes += [note for s in (a, b) for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     trained_alike = not (a.run and b.run) or same_rewards(a.run, b.run)
     evaluations, advice = [], ""
-    common = common_evaluations([a, b], [0, 1])
+    common = common_evaluations([a, b], "AB")
     for name, (of_a, of_b) in common:
         assert of_a and of_b
         try:
@@ -134,7 +139,7 @@ def compare(a: Side, b: Side) -> dict[str, Any]:
             for one in (of_a, of_b):
                 if one.name not in (name, "evaluation"):
                     notes.append(f"{name}: the evaluation of {one.title} is {one.name}")
-                notes += [f"{one.title}, {name}: {problem}" for problem in task_problems(read_summary(one.folder))]
+                notes += [f"{one.title}, {name}: {problem}" for problem in task_problems(one.summary)]
             if not one_reward(of_a, of_b):
                 advice = advice or eval_like(b, of_a) or eval_like(a, of_b)
         except StoreError as error:
@@ -186,7 +191,7 @@ REPEATED = (
 """Options of `vlmrl eval` that say which rows are answered, how, and what scores them."""
 
 
-def eval_like(side: Side, like: Evaluated) -> str:
+def eval_like(side: Side, like: SideEvaluation) -> str:
     """Return the command that evaluates a run as `like` was, under a name that it has not; "" if none is known."""
     words = ["", *map(str, like.meta.get("argv") or ())]
     options = [w for before, w in pairwise(words) if before in REPEATED or w.partition("=")[0] in REPEATED]
@@ -218,25 +223,25 @@ def one_reward(a: Scored, b: Scored) -> bool:
     return (not (a.run and b.run) or same_rewards(a.run, b.run)) if recorded is None else recorded
 
 
-def matched(candidates: Sequence[Sequence[Of]], settings: Sequence[int]) -> list[Of | None]:
+def matched(candidates: Sequence[Sequence[Of]], settings: Sequence[str]) -> list[Of | None]:
     """Return the first evaluation of each side that one reward scored; None for a side without one.
 
     The reward is that of several settings, if there is one, then of the first setting, then of most sides.
 
     Args:
-        settings: number of the setting that each side belongs to.
+        settings: letter of the setting that each side belongs to.
     """
     each = [e for side in candidates for e in side]
     groups = [[next((c for c in side if one_reward(e, c)), None) for side in candidates] for e in each]
     return max(groups, key=lambda group: _rank(group, settings), default=[None for _ in candidates])
 
 
-def _rank(group: Sequence[object], settings: Sequence[int]) -> tuple[bool, bool, int]:
+def _rank(group: Sequence[object], settings: Sequence[str]) -> tuple[bool, bool, int]:
     places = [place for place, one in zip(settings, group, strict=True) if one is not None]
     return len({*places}) > 1, settings[0] in places, len(places)
 
 
-def common_evaluations(sides: Sequence[Side], settings: Sequence[int]) -> list[tuple[str, list[Evaluated | None]]]:
+def common_evaluations(sides: Sequence[Side], settings: Sequence[str]) -> list[tuple[str, list[SideEvaluation | None]]]:
     """Return (name, evaluation of each side) of those of one name, then of others of the same rows and sampling.
 
     Those that one reward scored go together, under whatever name. A side that has none may have one of another reward.
@@ -245,7 +250,7 @@ def common_evaluations(sides: Sequence[Side], settings: Sequence[int]) -> list[t
         settings: as of `matched`; at least two have an evaluation.
     """
     left = [[_evaluated(side, *item) for item in side.evaluations.items()] for side in sides]
-    common: list[tuple[str, list[Evaluated | None]]] = []
+    common: list[tuple[str, list[SideEvaluation | None]]] = []
     for alike, key in product((True, False), ("name", "rows")):
         for label in dict.fromkeys(getattr(e, key) for side in left for e in side):
             same = [[e for e in side if label and getattr(e, key) == label] for side in left]
@@ -261,12 +266,12 @@ def common_evaluations(sides: Sequence[Side], settings: Sequence[int]) -> list[t
     return common
 
 
-def _evaluated(side: Side, name: str, folder: Path) -> Evaluated:
+def _evaluated(side: Side, name: str, folder: Path) -> SideEvaluation:
     try:
-        meta = read_summary(folder).get("meta") or {}
+        summary = read_summary(folder)
     except StoreError:  # told where its rows are read
-        meta = {}
-    return Evaluated(name, folder, side.run, side.title, meta)
+        summary = {}
+    return SideEvaluation(name, folder, side.run, side.title, summary)
 
 
 def _evaluations(run: Run) -> dict[str, Path]:
@@ -414,7 +419,7 @@ def _lines(runs: Sequence[Run | None], kind: str) -> list[dict[str, Any]]:
     return rows if len(rows) > 1 else []
 
 
-def _paired(name: str, a: Evaluated, b: Evaluated) -> dict[str, Any]:
+def _paired(name: str, a: SideEvaluation, b: SideEvaluation) -> dict[str, Any]:
     """Return the differences on the rows that both evaluations answered."""
     left, right = read_evaluation(a.folder), read_evaluation(b.folder)
     pairs, changed = shared_rows(right.rows, left.rows)

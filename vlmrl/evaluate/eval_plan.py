@@ -430,7 +430,7 @@ def _meta(
         "source": source.name,
         "task": source.task.name,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-        "entry": source.dataset.info.get("entry") or {"path": str(Path(source.dataset.path).resolve())},
+        "entry": source.entry,
         "reward": {k: v for k, v in reward_record(source.reward, source.weights).items() if k in EVALUATED_BY},
         "reward_args": encode(dict(source.reward.args)),
         "prompt_sha256": source.prompt_sha256,

@@ -21,8 +21,8 @@ import numpy as np
 from vlmrl.errors import StoreError
 from vlmrl.evaluate.blind_probe import family_of, require_same_image_condition
 from vlmrl.evaluate.compare import (
-    Evaluated,
     Side,
+    SideEvaluation,
     common_evaluations,
     describe,
     eval_like,
@@ -104,10 +104,10 @@ def compare_settings(settings: Sequence[Setting]) -> dict[str, Any]:
         notes += _mixed(setting) + _alone(setting, settings)
     notes += [note for s in sides for folder in s.named for note in [picked_by_hand(folder, s.run)] if note]
     evaluations = []
-    owners = [number for number, setting in enumerate(settings) for _ in setting.sides]
-    for name, group in common_evaluations(sides, owners):
+    letters = [setting.letter for setting in settings for _ in setting.sides]
+    for name, group in common_evaluations(sides, letters):
         try:
-            evaluations.append(_evaluation(name, group, settings, notes))
+            evaluations.append(_evaluation(name, group, sides, letters, notes))
         except StoreError as error:
             notes.append(f"evaluation {name} is left out: {error.message}")
     if not evaluations:
@@ -161,15 +161,20 @@ def _alone(setting: Setting, settings: Sequence[Setting]) -> list[str]:
 
 
 def _evaluation(
-    name: str, group: Sequence[Evaluated | None], settings: Sequence[Setting], notes: list[str]
+    name: str,
+    group: Sequence[SideEvaluation | None],
+    sides: Sequence[Side],
+    letters: Sequence[str],
+    notes: list[str],
 ) -> dict[str, Any]:
-    """Return the results on one evaluation of all settings that can be compared; `notes` gets why others cannot.
+    """Return the results on one evaluation of all settings that can be compared.
 
+    Args:
+        group, sides, letters: of each run: its evaluation, its side and the letter of its setting.
+        notes: gets why others cannot be compared.
     Raises: StoreError when fewer than two can be.
     """
-    owned = [(number, side) for number, setting in enumerate(settings) for side in setting.sides]
-    owners = [number for number, _ in owned]
-    alike = matched([[one] if one else [] for one in group], owners)
+    alike = matched([[one] if one else [] for one in group], letters)
     like = next(one for one in alike if one)
     require_same_image_condition(*(one.folder for one in group if one))
     read = {i: read_evaluation(one.folder) for i, one in enumerate(group) if one}
@@ -185,22 +190,21 @@ def _evaluation(
         notes += [words] if shared else []
     if odd and not shared:
         for i in odd:
-            how = eval_like(owned[i][1], like)
+            how = eval_like(sides[i], like)
             reasons[i] = f"it was scored by another reward than {like.title}" + (
                 f" (make one alike: {how})" if how else ""
             )
         kept = [i for i in kept if i not in odd]
         shared = shared_values([read[i] for i in kept])
-    letters = [setting.letter for setting in settings]
-    notes += [f"{name}: {letters[owners[i]]} {owned[i][1].title} is left out: {why}" for i, why in reasons.items()]
-    here = list(dict.fromkeys(letters[owners[i]] for i in kept))
+    notes += [f"{name}: {letters[i]} {sides[i].title} is left out: {why}" for i, why in reasons.items()]
+    here = list(dict.fromkeys(letters[i] for i in kept))
     if len(here) < 2 or not shared:
         raise StoreError("no two settings have a score of the same rows")
     metas = [one.meta for i in kept if (one := group[i])]
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
-    refused = [f"{owned[i][1].title}: {words}" for i in kept if (words := refused_words(read[i].summary))]
+    refused = [f"{sides[i].title}: {words}" for i in kept if (words := refused_words(read[i].summary))]
     # [all runs, N] -> [runs, N] of each setting
-    ends = np.cumsum([sum(letters[owners[i]] == letter for i in kept) for letter in here])[:-1]
+    ends = np.cumsum([sum(letters[i] == letter for i in kept) for letter in here])[:-1]
     values_by_metric = {metric: np.split(one.value_EN, ends) for metric, one in shared.items()}
     better = {n: m.get("better") for i in kept for n, m in read[i].summary["metrics"].items()}
     return {

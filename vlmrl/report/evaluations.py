@@ -241,7 +241,7 @@ def _compared(group: Sequence[EvalColumn]) -> tuple[EvalColumn, EvalColumn] | No
         sorted([c for c in group if c.folder.parent == place], key=lambda c: (c.is_selected, group.index(c)))[::-1]
         for place in places
     ]
-    a, b = matched(own, [0, 1])
+    a, b = matched(own, "AB")
     return (a, b) if a and b else (own[0][0], own[1][0])
 
 

@@ -200,6 +200,11 @@ class Source:
         return {**self.environment.record, "repeats": dict(self.repeats)} if self.environment else {}
 
     @property
+    def entry(self) -> dict[str, Any]:
+        """Entry of a recipe's `[[data]]` that opens these rows, with their images, from any folder."""
+        return self.dataset.info.get("entry") or {"path": str(Path(self.dataset.path).resolve())}
+
+    @property
     def task_name(self) -> str:
         return self.task.name
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vlmrl.dist import world
@@ -205,7 +204,7 @@ def _meta(one: Planned, recipe: Recipe, step: int) -> dict[str, Any]:
         "role": one.role,
         "max_rows": recipe.eval.max_rows,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
-        "entry": source.dataset.info.get("entry") or {"path": str(Path(source.dataset.path).resolve())},
+        "entry": source.entry,
     }
     if one.setting_name:
         limit = recipe.eval.token_limit(setting, recipe.rollout.max_new_tokens)
