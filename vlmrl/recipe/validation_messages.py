@@ -16,7 +16,7 @@ FOREIGN_KEYS = {
     name: key
     for key, names in {
         "optim.lr": "learning_rate",
-        "rollout.prompts_per_step or, in sft, train.rows_per_step": "batch_size train_batch_size rollout_batch_size "
+        "rollout.prompts_per_step": "batch_size train_batch_size rollout_batch_size "
         "per_device_train_batch_size gradient_accumulation_steps global_batch_size",
         "rollout.samples_per_prompt": "group_size num_generations n num_samples",
         "train.steps": "max_steps num_steps",
@@ -50,6 +50,8 @@ FOREIGN_KEYS = {
     for name in names.split()
 }
 """Name of a key in other systems -> its name here. It is used for hints only; other names are not accepted."""
+IN_SFT = {"rollout.prompts_per_step": "train.rows_per_step"}
+"""Key of reinforcement learning -> its counterpart in supervised training."""
 
 _LIMITS = {
     "greater_than": ("gt", "greater than"),
@@ -169,8 +171,9 @@ def _words(finding: Mapping[str, Any], key: Key, root: type[BaseModel]) -> tuple
 
 def foreign_hint(name: str) -> str:
     """Return a hint with vlmrl's key for a name in FOREIGN_KEYS."""
-    key, also, other = FOREIGN_KEYS[name].partition(" or, in sft, ")
-    return f"vlmrl's key is `{key}`{also}{other and f'`{other}`'} (`vlmrl recipe explain {key}`)"
+    key = FOREIGN_KEYS[name]
+    also = f" or, in sft, `{IN_SFT[key]}`" if key in IN_SFT else ""
+    return f"vlmrl's key is `{key}`{also} (`vlmrl recipe explain {key}`)"
 
 
 def unknown_key(key: Key, value: Any, root: type[BaseModel]) -> tuple[str, str]:

@@ -269,15 +269,17 @@ class JudgeService:
 
     async def _ask(self, caller: Caller, key: str, request: JudgeRequest) -> Judgement:
         """Return the judgement of a request that the cache lacks, and keep it."""
-        return await self._keep(key, *await self._answered(caller, key, request, self.settings))
+        return await self._keep(key, *await self._answered(caller, key, request))
 
     async def _answered(
-        self, caller: Caller, key: str, request: JudgeRequest, settings: JudgeSettings, *, is_trial: bool = False
+        self, caller: Caller, key: str, request: JudgeRequest, *, is_trial: bool = False
     ) -> tuple[Judgement, Called]:
         """Return the judgement of a request and its call, after as many calls as the settings allow.
 
-        A trial is not repeated where nobody answers: the address may be wrong.
+        A trial does not wait for the end of an outage. It is not repeated where nobody answers: the address may be
+        wrong.
         """
+        settings = self.settings.model_copy(update={"outage": "mask"}) if is_trial else self.settings
         attempts, invalid, is_first = Attempts(settings, self._pauses, self._rng), 0, True
         while True:
             failure = None
@@ -319,16 +321,13 @@ class JudgeService:
             return judgement
 
     async def _try(self) -> Preflight:
-        """Ask one small request, past the cache, as often as any other; an outage is not waited for."""
+        """Ask one small request, past the cache."""
         settings, picture = self.settings, tiny_png()
         if self._caller is None:
             raise JudgeRejected("the judge is offline: there is nothing to try")
         request = JudgeRequest(picture, picture)
-        patience = settings.model_copy(update={"outage": "mask"})
         try:
-            judgement, called = await self._answered(
-                self._caller, self.key_of(request), request, patience, is_trial=True
-            )
+            judgement, called = await self._answered(self._caller, self.key_of(request), request, is_trial=True)
         except JudgeDown as error:
             raise JudgeDown(error.message, where=error.where, hint=_advice(error.__cause__)) from None
         except NoJudgement as error:

@@ -14,7 +14,7 @@ from vlmrl.recipe.checks import check_recipe
 from vlmrl.recipe.key_fields import field_at
 from vlmrl.recipe.load import load_recipe
 from vlmrl.recipe.schema import Recipe
-from vlmrl.recipe.validation_messages import FOREIGN_KEYS
+from vlmrl.recipe.validation_messages import FOREIGN_KEYS, IN_SFT
 from vlmrl.setup.catalogs import catalogs
 
 REST = '\n[[data]]\npath = "rows.jsonl"\n[reward]\nname = "reward.py:score"\n'
@@ -697,9 +697,8 @@ def test_a_key_of_another_tool_is_named_though_another_key_is_similar(tmp_path, 
 
 
 def test_every_key_that_a_name_of_another_tool_stands_for_exists():
-    for keys in FOREIGN_KEYS.values():
-        for key in keys.split(" or, in sft, "):
-            assert field_at(Recipe, tuple(key.split("."))) is not None, key
+    for key in (*FOREIGN_KEYS.values(), *IN_SFT.values()):
+        assert field_at(Recipe, tuple(key.split("."))) is not None, key
 
 
 def test_a_key_of_a_source_that_only_reinforcement_reads_is_no_advice_to_choose_an_algorithm(tmp_path, monkeypatch):
