@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,14 +146,19 @@ def test_a_judge_beside_another_reward():
     assert right.parts["look.presence"] == 0.5
 
 
-def test_text_is_judged_beside_the_expected_answer():
-    asked: list[Asked] = []
+def half_to(asked: list[Asked]) -> Callable[[int, Asked], str]:
+    """A judge that gives 0.5 to everything, and keeps what it was asked."""
 
     def script(number: int, one: Asked) -> str:
         asked.append(one)
         return judgement_text(0.5)
 
-    with serve_judge(script) as endpoint:
+    return script
+
+
+def test_text_is_judged_beside_the_expected_answer():
+    asked: list[Asked] = []
+    with serve_judge(half_to(asked)) as endpoint:
         spec = judge(judge=table(endpoint), render="none", key="source")
         with Scorer(spec) as scorer:
             (score,) = scorer.score(inputs("a red box"))
@@ -161,12 +167,7 @@ def test_text_is_judged_beside_the_expected_answer():
 
 def test_a_row_without_an_image_is_judged_by_its_text_alone():
     asked: list[Asked] = []
-
-    def script(number: int, one: Asked) -> str:
-        asked.append(one)
-        return judgement_text(0.5)
-
-    with serve_judge(script) as endpoint:
+    with serve_judge(half_to(asked)) as endpoint:
         with Scorer(judge(judge=table(endpoint), render="none", key="source")) as scorer:
             shown, bare = scorer.score([(one := inputs("a red box")[0]), replace(one, images=())], strict=True)
         with Scorer(judge(judge=table(endpoint))) as scorer, pytest.raises(RewardError, match="has no image"):
