@@ -73,6 +73,13 @@ def look(run: Run) -> Diagnosis:
     return found
 
 
+def changed(run: Run, **fields: Any) -> Diagnosis:
+    """The diagnosis of a run whose manifest says otherwise."""
+    file = run.dir / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return look(run)
+
+
 def mixed(truth: Mapping[str, Any], rng: random.Random) -> str:
     """What a model writes that is learning: right, wrong and hedged answers, of different lengths for no reason."""
     wrong = {**truth, "loop": truth["loop"][::-1], "digit": ["8", "1"], "same": False}

@@ -17,7 +17,7 @@ from command_line import this_process
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_runs import LEVELS
-from sick_runs import PROMPT, look, make_run, mixed, plan
+from sick_runs import PROMPT, changed, look, make_run, mixed, plan
 
 from vlmrl.diagnose.response_causes import FIELD, OPEN_TAG, ROLE_MARK, TURN_END, agrees
 from vlmrl.diagnose.run import EXPLAINS, diagnose, ranked
@@ -253,15 +253,7 @@ def test_a_run_without_images_is_healthy_though_the_tower_learns_nothing(tmp_pat
 def test_a_setting_of_reinforcement_is_no_cause_in_a_supervised_run_which_does_not_read_it(tmp_path):
     run = make_run(tmp_path, FAULTS["entropy_coef"])
     assert "entropy_coef" in [c.name for c in look(run).causes]
-    file = run.dir / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"kind": "sft"}))
-    assert "entropy_coef" not in [c.name for c in look(run).causes]
-
-
-def changed(run, **fields):
-    file = run.dir / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-    return look(run)
+    assert "entropy_coef" not in [c.name for c in changed(run, kind="sft").causes]
 
 
 def test_a_supervised_run_is_advised_no_key_that_only_reinforcement_reads(tmp_path):
@@ -364,20 +356,15 @@ def test_a_healthy_run_is_called_healthy(tmp_path):
 )
 def test_a_run_whose_start_is_its_best_has_a_note(values, best, words, tmp_path):
     run = make_run(tmp_path, plan(validations={step: {"eval/metric": v} for step, v in enumerate(values)}))
-    file = run.dir / "manifest.json"
-    record = {"step": best, "metric": "reward", "value": values[best]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"best": record}))
-    found = look(run)
+    found = changed(run, best={"step": best, "metric": "reward", "value": values[best]})
     expected = [("note", f"no validation was better than the start: {words}")] if words else []
     assert [(c.level, c.what) for c in found.causes] == expected and found.healthy
 
 
 def test_the_status_of_a_killed_run_is_killed(tmp_path):
     run = make_run(tmp_path, plan())
-    file = run.dir / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "running"}))
-    killed = open_run(run.dir.parent, run.id)
-    assert killed.manifest.status == "running" and look(run).status == killed.status == "killed"
+    found, killed = changed(run, status="running"), open_run(run.dir.parent, run.id)
+    assert killed.manifest.status == "running" and found.status == killed.status == "killed"
 
 
 def test_ids_given_by_the_user_count_as_a_whole():
@@ -614,7 +601,7 @@ def acc(step):
 
 @pytest.mark.slow
 def test_a_hacked_reward_is_named_first_with_its_step_and_examples(tmp_path):
-    """The metrics hold no `health/...`: they are measured from the rollouts."""
+    """The metrics hold no `health/...`: they are measured from the rollouts. Once these are pruned, the metrics do."""
     run = make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=acc))
     assert not any(n.startswith("health/") for n in run.metrics("train")[-1])
     found = look(run)
@@ -628,6 +615,10 @@ def test_a_hacked_reward_is_named_first_with_its_step_and_examples(tmp_path):
     assert all(r["text"][0].isdigit() for r in after) and f"step {step - 1}," in before[0]["where"]
     digits = next(c for c in found.causes if c.name == "characters")
     assert re.match(r"digits grew from .*% to 100%", digits.what), digits.what
+    for file in run.rollout_files().values():
+        file.unlink()
+    pruned = look(run).causes[0]
+    assert pruned.name == "reward_without_accuracy" and pruned.rows == []
 
 
 @pytest.mark.slow
@@ -635,14 +626,6 @@ def test_the_same_run_with_an_accuracy_that_rises_is_healthy_of_it(tmp_path):
     rises = lambda step: {"reward/accuracy": 0.2 + 0.7 * (step >= 15)}  # noqa: E731
     found = look(make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=rises)))
     assert not {"reward_without_accuracy", "characters"} & {c.name for c in found.causes}
-
-
-def test_a_hacked_run_whose_rollouts_were_pruned_is_told_from_its_metrics(tmp_path):
-    run = make_run(tmp_path, plan(steps=40, respond=hacked(14), spec=DIGITS, metrics=acc))
-    for file in run.rollout_files().values():
-        file.unlink()
-    first = look(run).causes[0]
-    assert first.name == "reward_without_accuracy" and first.rows == []
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named_first(fault, tmp_path):
-    found = look(make_run(tmp_path, FAULTS[fault]))
+    found = look(make_run(tmp_path, FAULTS[fault], prompts=2, samples=4))
     assert found.causes[0].name == fault.split()[0] and not found.healthy
 
 

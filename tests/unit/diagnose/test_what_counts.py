@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sick_runs import make_run, plan
+from sick_runs import changed, look, make_run, plan
 
-from vlmrl.diagnose.run import Diagnosis, diagnose
 from vlmrl.rewards.base import RewardSpec
 from vlmrl.store import layout
-from vlmrl.store.runs import open_run
 
 LATER = {"optim/updates": 68}
 EQUAL = {"eval/metric": 0.4, "eval/reward": 0.4, "eval/truncated": 0.0, "eval/response_tokens": 17.25}
-
-
-def look(run) -> Diagnosis:
-    return diagnose(open_run(run.dir.parent, run.id))
 
 
 def user_reward(score) -> RewardSpec:
@@ -77,10 +70,8 @@ def test_the_best_validation_is_looked_at_beside_the_newest(tmp_path):
     run = make_run(tmp_path, plan(validations={3: {"eval/metric": 0.9}, 6: {"eval/metric": 0.5}}))
     add_validation(run, 3, ["7"] * 9)
     add_validation(run, 6, [f"{i}" for i in range(9)])
-    file = run.dir / "manifest.json"
-    best = {"step": 3, "metric": "reward", "value": 0.9}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"best": best}))
-    assert any("validation-digits-step-000003" in c.what for c in look(run).causes if c.name == "one_answer")
+    found = changed(run, best={"step": 3, "metric": "reward", "value": 0.9})
+    assert any("validation-digits-step-000003" in c.what for c in found.causes if c.name == "one_answer")
 
 
 def test_what_is_right_follows_the_accuracy_that_the_recipe_names(tmp_path):

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,14 @@ from PIL import Image
 from processes import assert_all_gone
 
 from vlmrl.environments.base import CUT_MARK, EnvironmentLimits
-from vlmrl.environments.processes import Answer, Beginning, EnvironmentPool, Stopped, load_environment
+from vlmrl.environments.processes import (
+    Answer,
+    Beginning,
+    EnvironmentPool,
+    LoadedEnvironment,
+    Stopped,
+    load_environment,
+)
 from vlmrl.environments.row_fields import repeats_of
 from vlmrl.errors import RewardError
 from vlmrl.recipe.schema import Environment
@@ -155,7 +164,15 @@ class Down(Crop):
     def reset(self, **row):
         raise EnvironmentUnavailable()
 
-CHOICE = {"crop": Crop, "broken": Broken, "down": Down}
+class Needs:
+    def reset(self, height, **row):
+        pass
+    def look(self):
+        return 1
+    def get_reward(self):
+        return "high"
+
+CHOICE = {"crop": Crop, "broken": Broken, "down": Down, "reads": Reads, "needs": Needs}
 '''
 LIMITS = EnvironmentLimits(tool_seconds=0.5, memory_mb=2048, workers=3, image_pixels=10_000)
 PICTURE = Image.new("RGB", (64, 48), "red")
@@ -202,11 +219,24 @@ class Place:
         return outcome
 
 
+@contextmanager
+def opened(environment: LoadedEnvironment | str, limits: EnvironmentLimits = LIMITS) -> Iterator[Place]:
+    """A pool of an environment, closed at the end."""
+    loaded = load_environment(environment, {}) if isinstance(environment, str) else environment
+    with closing(EnvironmentPool(loaded, "hermes", limits)) as pool:
+        yield Place(pool)
+
+
 @pytest.fixture(scope="module")
 def shared(file: Path):
-    pool = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS)
-    yield Place(pool)
-    pool.close()
+    with opened(f"{file}:TOOLBOX") as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def choice(file: Path):
+    with opened(f"{file}:CHOICE") as place:
+        yield place
 
 
 @pytest.fixture
@@ -315,14 +345,10 @@ def test_the_time_of_a_tool_is_its_own_and_not_that_of_who_reads_its_answer(plac
 def test_a_long_text_is_cut_in_the_middle_where_it_was_made(file: Path, place: Place) -> None:
     (text,) = place.call("page", parts=1).parts
     assert len(text) == (1 << 20) + len(CUT_MARK) and text.endswith("z") and text.partition(CUT_MARK)[0][-1] == "a"
-    limits = EnvironmentLimits.of(Environment(observation_tokens=10), 1)
-    pool = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", limits)
-    try:
-        (other := Place(pool)).begin()
+    with opened(f"{file}:TOOLBOX", EnvironmentLimits.of(Environment(observation_tokens=10), 1)) as other:
+        other.begin()
         assert other.call("page", parts=1).parts == ["a" * 160 + CUT_MARK + "z" * 160]
         assert other.call("nap", seconds=0).parts == ["slept"]
-    finally:
-        pool.close()
 
 
 def test_a_process_that_ends_is_a_fault(shared: Place) -> None:
@@ -352,7 +378,7 @@ def test_a_service_that_is_down_is_no_error_that_the_model_sees(shared: Place) -
     assert outcome == Stopped(False, "the dictionary at dict:80 is down", is_outage=True)
 
 
-def test_a_column_that_is_kept_back_is_told_where_it_is_missed(shared: Place, file: Path) -> None:
+def test_a_column_that_is_kept_back_is_told_where_it_is_missed(shared: Place, choice: Place) -> None:
     row = {"columns": {"prices": {"red": 8}}, "truth": {"answer": 8}}
     shared.begin("row", **row)
     assert shared.call("ask", "row").parts == ['{"red": 8}'], "whatever one row holds: its source repeats no truth"
@@ -364,9 +390,8 @@ def test_a_column_that_is_kept_back_is_told_where_it_is_missed(shared: Place, fi
     )
     for key in ("row", "kept"):
         shared.pool.drop(key)
-    pool = EnvironmentPool(load_environment(f"{file}:Reads", {}), "hermes", LIMITS)
-    outcome = Place(pool).begin(columns={"prices": 8}, truth={"answer": 8}, repeats={"prices": ["answer"]})
-    pool.close()
+    columns = {"environment": "reads", "prices": 8}
+    outcome = choice.begin(columns=columns, truth={"answer": 8}, repeats={"prices": ["answer"]})
     assert isinstance(outcome, Stopped) and "reset reads 'prices', and `prices` is kept back" in outcome.why
 
 
@@ -453,37 +478,26 @@ def test_a_class_gets_its_row_and_the_truth_that_it_names(file: Path) -> None:
     environment = load_environment(f"{file}:Crop", {"scale": 3})
     described = environment.described[""]
     assert [tool["function"]["name"] for tool in described.tools] == ["step"] and described.own_reward
-    pool = EnvironmentPool(environment, "hermes", LIMITS)
-    place = Place(pool)
-    columns = {"level": 2, "reward_model": {"ground_truth": "red"}, "extra": json.dumps({"hint": "secret"})}
-    try:
+    with opened(environment) as place:
+        columns = {"level": 2, "reward_model": {"ground_truth": "red"}, "extra": json.dumps({"hint": "secret"})}
         truth = {"answer": "red", "hint": "secret"}
         place.begin(columns=columns, truth=truth, repeats=repeats_of([(columns, truth)]))
         # Neither the truth that reset does not name, nor a column that holds it.
         names = ["answer", "image", "level", "prompt", "reward_model", "seed", "seen_sizes"]
         assert place.call("step").parts == [f"{names}3"]
-        pool.finish(0)
+        place.pool.finish(0)
         assert place.only().measured == {"reward": 0.25}
-    finally:
-        pool.close()
 
 
-def test_rows_choose_an_environment_and_a_broken_reset_is_a_fault(file: Path) -> None:
-    environment = load_environment(f"{file}:CHOICE", {})
-    assert set(environment.described) == {"crop", "broken", "down"}
-    pool = EnvironmentPool(environment, "hermes", LIMITS)
-    place = Place(pool)
-    try:
-        assert isinstance(place.begin(columns={"environment": "crop"}, truth={"answer": "x"}), Answer)
-        outcome = place.begin(1, columns={"environment": "broken"})
-        assert isinstance(outcome, Stopped) and "KeyError" in outcome.why and "tools.py" in outcome.why
-        assert not outcome.is_outage
-        outcome = place.begin(3, columns={"environment": "down"})
-        assert isinstance(outcome, Stopped) and outcome.is_outage and outcome.why == "a service that it needs is down"
-        outcome = place.begin(2, columns={"environment": "none of these"})
-        assert isinstance(outcome, Stopped) and "crop, broken, down" in outcome.why
-    finally:
-        pool.close()
+def test_rows_choose_an_environment_and_a_broken_reset_is_a_fault(choice: Place) -> None:
+    assert isinstance(choice.begin(columns={"environment": "crop"}, truth={"answer": "x"}), Answer)
+    outcome = choice.begin(1, columns={"environment": "broken"})
+    assert isinstance(outcome, Stopped) and "KeyError" in outcome.why and "tools.py" in outcome.why
+    assert not outcome.is_outage
+    outcome = choice.begin(3, columns={"environment": "down"})
+    assert isinstance(outcome, Stopped) and outcome.is_outage and outcome.why == "a service that it needs is down"
+    outcome = choice.begin(2, columns={"environment": "none of these"})
+    assert isinstance(outcome, Stopped) and "crop, broken, down, reads, needs" in outcome.why
 
 
 @pytest.mark.parametrize(
@@ -509,12 +523,9 @@ def test_a_reset_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.Monke
     environment = load_environment(f"{tmp_path}/hang.py:Hangs", {})
     # Of the reset alone: a slow machine may need longer to import the file.
     monkeypatch.setattr("vlmrl.environments.processes.patience", lambda seconds: 1.0)
-    pool = EnvironmentPool(environment, "hermes", LIMITS)
-    try:
-        outcome = Place(pool).begin("hung")
-        assert isinstance(outcome, Stopped) and outcome.why == "no answer in time" and pool.pids() == []
-    finally:
-        pool.close()
+    with opened(environment) as place:
+        outcome = place.begin("hung")
+        assert isinstance(outcome, Stopped) and outcome.why == "no answer in time" and place.pool.pids() == []
 
 
 def test_arguments_are_for_a_class(file: Path) -> None:
@@ -548,22 +559,12 @@ def hidden():
     return {"crop": Image.new("RGB", (4, 4))}
 
 TOOLS = [shout, leave, numbers, array, hidden]
-
-class Needs:
-    def reset(self, height, **row):
-        pass
-    def look(self):
-        return 1
-    def get_reward(self):
-        return "high"
 """
 
 
 def test_odd_tools(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
-    pool = EnvironmentPool(load_environment(f"{tmp_path}/loud.py:TOOLS", {}), "hermes", LIMITS)
-    place = Place(pool)
-    try:
+    with opened(f"{tmp_path}/loud.py:TOOLS") as place:
         place.begin()
         assert place.call("shout", count=2_000_000).parts == ["said"], "a full pipe stops no tool"
         assert place.call("leave").parts == ["error: SystemExit: bye"]
@@ -571,32 +572,22 @@ def test_odd_tools(tmp_path: Path) -> None:
         for name, words in (("array", "ndarray"), ("hidden", "dict")):
             place.begin(name)
             outcome = place.call(name, name)
-            assert (
-                isinstance(outcome, Stopped)
-                and f"in the tool `{name}`: a value of type {words} cannot be shown" in outcome.why
-            )
-    finally:
-        pool.close()
+            assert isinstance(outcome, Stopped)
+            assert f"in the tool `{name}`: a value of type {words} cannot be shown" in outcome.why
 
 
-def test_an_environment_that_asks_for_what_the_row_lacks_says_so(tmp_path: Path) -> None:
-    (tmp_path / "loud.py").write_text(LOUD)
-    pool = EnvironmentPool(load_environment(f"{tmp_path}/loud.py:Needs", {}), "hermes", LIMITS)
-    place = Place(pool)
-    try:
-        outcome = place.begin(columns={"width": 3}, truth={"answer": 5})
-        assert isinstance(outcome, Stopped) and "reset takes height, which the row does not have" in outcome.why
-        assert "answer" in outcome.why and "width" in outcome.why
-        outcome = place.begin(
-            "named", columns={"level": 3, "wide": 5}, truth={"answer": 5}, repeats={"wide": ["answer"]}
-        )
-        assert isinstance(outcome, Stopped) and "level, wide, answer" in outcome.why, "also what is kept back"
-        assert isinstance(place.begin("high", columns={"height": 3}), Answer)
-        pool.finish("high")
-        outcome = place.only()
-        assert isinstance(outcome, Stopped) and "get_reward returned 'high'" in outcome.why
-    finally:
-        pool.close()
+def test_an_environment_that_asks_for_what_the_row_lacks_says_so(choice: Place) -> None:
+    truth = {"answer": 5}
+    outcome = choice.begin(columns={"environment": "needs", "width": 3}, truth=truth)
+    assert isinstance(outcome, Stopped) and "reset takes height, which the row does not have" in outcome.why
+    assert "answer" in outcome.why and "width" in outcome.why
+    columns = {"environment": "needs", "level": 3, "wide": 5}
+    outcome = choice.begin("named", columns=columns, truth=truth, repeats={"wide": ["answer"]})
+    assert isinstance(outcome, Stopped) and "level, wide, answer" in outcome.why, "also what is kept back"
+    assert isinstance(choice.begin("high", columns={"environment": "needs", "height": 3}), Answer)
+    choice.pool.finish("high")
+    outcome = choice.only()
+    assert isinstance(outcome, Stopped) and "get_reward returned 'high'" in outcome.why
 
 
 def test_arguments_that_a_class_does_not_have_are_named(tmp_path: Path) -> None:
@@ -617,9 +608,7 @@ def test_the_folder_of_a_killed_pool_is_removed_by_the_next_one(file: Path) -> N
     words = [sys.executable, "-c", code, f"{file}:TOOLBOX"]
     folder = Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
     assert folder.is_dir()
-    living = EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS)
-    try:
-        EnvironmentPool(load_environment(f"{file}:TOOLBOX", {}), "hermes", LIMITS).close()
-        assert not folder.exists() and living._folder.path.is_dir()
-    finally:
-        living.close()
+    with opened(f"{file}:TOOLBOX") as living:
+        with opened(f"{file}:TOOLBOX"):
+            pass
+        assert not folder.exists() and living.pool._folder.path.is_dir()

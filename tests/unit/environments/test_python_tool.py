@@ -13,10 +13,10 @@ import psutil
 import pytest
 from PIL import Image
 from processes import assert_all_gone, lives
-from test_environment_processes import PICTURE, Place
+from test_environment_processes import PICTURE, Place, opened
 
 from vlmrl.environments.base import EnvironmentLimits
-from vlmrl.environments.processes import Answer, EnvironmentPool, Stopped, load_environment
+from vlmrl.environments.processes import Answer, Stopped
 
 FILE = """
 from vlmrl.environments.python_tool import Python
@@ -43,10 +43,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory):
     path.write_text(FILE)
     limits = EnvironmentLimits(tool_seconds=5.0, workers=3)
     before = set(psutil.Process().children(recursive=True))
-    pool = EnvironmentPool(load_environment(f"{path}:Short", {}), "hermes", limits)
-    yield Place(pool)
-    pids = [p.pid for p in set(psutil.Process().children(recursive=True)) - before]
-    pool.close()
+    with opened(f"{path}:Short", limits) as place:
+        yield place
+        pids = [p.pid for p in set(psutil.Process().children(recursive=True)) - before]
     assert_all_gone(pids)
 
 
@@ -124,17 +123,12 @@ def test_what_cannot_be_done_fails_in_words(place: Place, code: str, words: str)
 
 
 def test_a_run_over_the_time_of_the_tool_ends_its_session(tmp_path: Path) -> None:
-    path = tmp_path / "tools.py"
-    path.write_text(FILE)
-    pool = EnvironmentPool(load_environment(f"{path}:Short", {}), "hermes", EnvironmentLimits(tool_seconds=0.5))
-    place = Place(pool)
-    try:
+    (tmp_path / "tools.py").write_text(FILE)
+    with opened(f"{tmp_path}/tools.py:Short", EnvironmentLimits(tool_seconds=0.5)) as place:
         place.begin()
         answer = place.call("python", code="x = 1\nwhile True: pass")
         assert isinstance(answer, Answer) and answer.parts == ["error: python took more than 0.5 s"]
         assert said(place, "'x' in globals(), len(images)") == "(False, 1)"
-    finally:
-        pool.close()
 
 
 def test_printing_is_cut_and_random_numbers_follow_the_seed(place: Place) -> None:
@@ -157,12 +151,9 @@ def is_zygote(process: psutil.Process) -> bool:
 
 
 def test_a_killed_sandbox_ends_the_episode_with_a_name(tmp_path: Path) -> None:
-    path = tmp_path / "tools.py"
-    path.write_text(FILE)
+    (tmp_path / "tools.py").write_text(FILE)
     before = set(psutil.Process().children(recursive=True))
-    pool = EnvironmentPool(load_environment(f"{path}:Short", {}), "hermes", EnvironmentLimits(tool_seconds=5.0))
-    place = Place(pool)
-    try:
+    with opened(f"{tmp_path}/tools.py:Short", EnvironmentLimits(tool_seconds=5.0)) as place:
         place.begin()
         assert said(place, "1") == "1"
         new = [p for p in set(psutil.Process().children(recursive=True)) - before if is_zygote(p)]
@@ -175,8 +166,6 @@ def test_a_killed_sandbox_ends_the_episode_with_a_name(tmp_path: Path) -> None:
             time.sleep(0.05)
         stopped = place.call("python", code="2")
         assert isinstance(stopped, Stopped) and "the sandbox has ended" in stopped.why
-    finally:
-        pool.close()
 
 
 def test_it_can_be_called_in_python_after_its_reset() -> None:

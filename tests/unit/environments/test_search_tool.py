@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from endpoint_server import Reply, serve_endpoint
-from test_environment_processes import Place
+from test_environment_processes import Place, opened
 
 from vlmrl.environments.base import EnvironmentLimits
-from vlmrl.environments.processes import PACKAGE, Answer, EnvironmentPool, LoadedEnvironment, Stopped, load_environment
+from vlmrl.environments.processes import PACKAGE, Answer, LoadedEnvironment, Stopped, load_environment
 from vlmrl.errors import RewardError
 from vlmrl.search.cache import SearchCache
+from vlmrl.search.tool import Search
 
 ROWS = [
     {"title": "Velmora", "text": "Velmora lies on the\nriver Askel." + " It is old." * 200},
@@ -41,14 +42,10 @@ def load(file: Path, **args: Any) -> LoadedEnvironment:
 
 @contextmanager
 def episode(environment: LoadedEnvironment) -> Iterator[Place]:
-    pool = EnvironmentPool(environment, "hermes", EnvironmentLimits(tool_seconds=15.0))
-    try:
-        place = Place(pool)
+    with opened(environment, EnvironmentLimits(tool_seconds=15.0)) as place:
         first = place.begin()
         assert isinstance(first, Answer), first
         yield place
-    finally:
-        pool.close()
 
 
 def said(place: Place, query: str) -> str:
@@ -92,21 +89,36 @@ def test_passages_are_shown_as_a_list_and_are_a_part_of_the_identity(file: Path)
         ({"corpus": "p.jsonl", "per_second": -1}, "`per_second` in environment.args is -1, not a number of 0 or more"),
         ({"corpus": ["p.jsonl"]}, "`corpus` in environment.args is ['p.jsonl'], not a text"),
         ({"corpus": "p.jsonl", "replay": "yes"}, "`replay` in environment.args is 'yes', not true or false"),
-        ({"corpora": "p.jsonl"}, "unknown argument `corpora` in environment.args"),
-        ({"corpora": "p.jsonl"}, "did you mean `corpus`?  known: engine, corpus, url"),
         ({"engine": "serper", "key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY is not set"),
         ({"engine": "serper", "replay": True, "cache": "none.sqlite"}, "no file none.sqlite, and replay is true"),
         ({"engine": "serper", "cache": "p.jsonl"}, "the file of search results belongs to another program"),
         ({"engine": "searxng", "url": "ftp://x"}, "the endpoint's address is not one of http or https"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_named_when_it_is_loaded(
+def test_arguments_that_cannot_be_used_are_named(
     file: Path, args: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(file.parent)
     with pytest.raises(RewardError) as caught:
-        load(file, **args)
+        Search.__vlmrl_start__(args, forks=False)
     assert says in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            {"corpora": "p.jsonl"},
+            ("unknown argument `corpora` in environment.args", "did you mean `corpus`?  known: engine, corpus, url"),
+        ),
+        ({"corpus": "nowhere.jsonl"}, ("no file nowhere.jsonl (`corpus` in environment.args)",)),
+        ({"corpus": "p.jsonl", "results": 0}, ("`results` in environment.args is 0, not a whole number",)),
+    ],
+)
+def test_they_are_named_when_it_is_loaded(file: Path, args: dict[str, Any], says: tuple[str, ...]) -> None:
+    with pytest.raises(RewardError) as caught:
+        load(file, **args)
+    assert all(words in str(caught.value) for words in says), str(caught.value)
     assert "Traceback" not in str(caught.value)
 
 

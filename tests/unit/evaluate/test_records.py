@@ -73,16 +73,6 @@ def test_damaged_rows_are_told(tmp_path: Path):
         read_evaluation(tmp_path / "test")
 
 
-@pytest.mark.slow
-def test_reading_evaluations_does_not_import_torch():
-    import subprocess
-    import sys
-
-    modules = "vlmrl.evaluate.records, vlmrl.evaluate.metrics, vlmrl.report.page"
-    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_run_that_was_removed_is_not_made_again(tmp_path: Path):
     with pytest.raises(StoreError, match="the run was removed"):
         write_evaluation(tmp_path / "run" / "eval" / "test", evaluation(), {})

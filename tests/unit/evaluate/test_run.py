@@ -220,25 +220,7 @@ def test_an_evaluation_that_waits_for_a_service_is_the_one_without_the_outage(mo
         return len(x.response) / 9
 
     expected = run(ListSource(rows(7)), ScriptedEngine(), lambda x: len(x.response) / 9)
-    if size == 1:
-        results = [run(ListSource(rows(7)), ScriptedEngine(), busy, rule=AttemptRule("wait"))]
-    else:
-        meeting = (Barrier(size), [None] * size)
-        worlds = [Meeting(rank, size, group=meeting) for rank in range(size)]
-        with ThreadPoolExecutor(size) as pool:
-            jobs = [
-                pool.submit(
-                    run,
-                    ListSource(rows(7)),
-                    ScriptedEngine(),
-                    busy,
-                    world=world,
-                    rule=AttemptRule("wait"),
-                    ranks=ranks_of(world, lambda text: None),
-                )
-                for world in worlds
-            ]
-            results = [job.result() for job in jobs]
+    results = shared(size, busy, rule=AttemptRule("wait"))
     assert min(calls["p1 0"], calls["p3 0"]) >= 3 and calls["p0 0"] == 1
     for result in results:
         assert result.rows == expected.rows and result.summary == expected.summary
@@ -256,17 +238,6 @@ def test_an_evaluation_that_cannot_be_scored_ends_without_numbers(monkeypatch, r
 
     with pytest.raises(RewardUnavailable, match="busy"):
         run(ListSource(rows(3)), ScriptedEngine(), down_for_one, rule=rule)
-
-
-def test_rows_without_a_score_are_in_no_mean_of_the_reward():
-    def down_for_one(x: RewardInput) -> float:
-        if x.response.startswith("p1"):
-            raise RewardUnavailable("busy")
-        return 1.0
-
-    result = run(ListSource(rows(3)), ScriptedEngine(), down_for_one, rule=AttemptRule("mask"))
-    reward = result.summary["metrics"]["reward"]
-    assert (reward["value"], reward["n"], result.summary["reward_unavailable"]) == (1.0, 2, 1)
 
 
 def test_pictures_that_one_call_could_not_hold_are_counted_too(monkeypatch: pytest.MonkeyPatch):
@@ -340,17 +311,21 @@ class Meeting(World):
         return found
 
 
-def shared(size: int, fn: Callable[[RewardInput], Any] = lambda x: len(x.response) / 9, **options) -> list[Evaluation]:
+def shared(
+    size: int,
+    fn: Callable[[RewardInput], Any] = lambda x: len(x.response) / 9,
+    source: Callable[[], ListSource] = lambda: ListSource(rows(7)),
+    **options: Any,
+) -> list[Evaluation]:
     """What each of so many processes gets of one evaluation."""
     meeting = (Barrier(size), [None] * size)
+
+    def work(rank: int) -> Evaluation:
+        world = Meeting(rank, size, group=meeting)
+        return run(source(), ScriptedEngine(), fn, world=world, ranks=ranks_of(world, lambda text: None), **options)
+
     with ThreadPoolExecutor(size) as pool:
-        jobs = [
-            pool.submit(
-                run, ListSource(rows(7)), ScriptedEngine(), fn, world=Meeting(r, size, group=meeting), **options
-            )
-            for r in range(size)
-        ]
-        return [job.result() for job in jobs]
+        return list(pool.map(work, range(size)))
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])
@@ -366,13 +341,8 @@ def test_processes_go_on_with_one_value_of_a_metric_that_differs_between_them():
     """Which step is the best, and so who saves, follows from it: every process must see the same number."""
     numbers = iter(range(100))
     task = replace(ListSource([]).task, set_metrics=lambda responses: {"odd": float(next(numbers))})
-    meeting = (Barrier(2), [None] * 2)
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(run, ListSource(rows(1), task=task), ScriptedEngine(), world=Meeting(r, 2, group=meeting))
-            for r in range(2)
-        ]
-        assert [job.result().summary["metrics"]["odd"]["value"] for job in jobs] == [0.0, 0.0]
+    found = shared(2, source=lambda: ListSource(rows(1), task=task))
+    assert [one.summary["metrics"]["odd"]["value"] for one in found] == [0.0, 0.0]
 
 
 def test_a_reward_that_fails_on_one_process_alone_is_counted_and_on_all_it_is_an_error():
@@ -579,10 +549,12 @@ def test_rows_that_a_service_did_not_judge_are_no_bugs():
             raise RewardUnavailable("no answer from judge:8000")
         return 1.0
 
-    found = run(ListSource(rows(3)), ScriptedEngine(), down)
-    assert [r["status"] for r in found.rows] == ["ok", "unavailable", "ok"]
-    assert (found.summary["reward_errors"], found.summary["reward_unavailable"]) == (0, 1)
-    assert found.summary["metrics"]["reward"]["value"] == 1.0, "never a 0"
+    for options in ({}, {"rule": AttemptRule("mask")}):
+        found = run(ListSource(rows(3)), ScriptedEngine(), down, **options)
+        assert [r["status"] for r in found.rows] == ["ok", "unavailable", "ok"]
+        assert (found.summary["reward_errors"], found.summary["reward_unavailable"]) == (0, 1)
+        reward = found.summary["metrics"]["reward"]
+        assert (reward["value"], reward["n"]) == (1.0, 2), "never a 0"
     with pytest.raises(RewardError, match="unavailable: no answer from judge:8000"):
         run(ListSource(rows(3)[1:2]), ScriptedEngine(), down)
 

@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,26 +136,16 @@ def test_threads_may_share_a_service() -> None:
     assert results == dict.fromkeys(range(8), True) and endpoint.most_at_once <= 4
 
 
-INVALID: dict[str, str] = {
-    "nan": judgement_text("NaN"),
-    "9.0": judgement_text("9.0"),
-    "a text as a number": judgement_text('"0.5"'),
-    "another schema": '{"score": 0.9}',
-    "a list": f"[{judgement_text(1)}]",
-    "prose": f"Sure! {judgement_text(1)}",
-    "an argument": "The picture tells me to answer 1.0, and I agree with it: 1.0 for all axes.",
-    "nothing": "",
-}
+BEYOND = judgement_text("9.0")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("name", INVALID)
-def test_an_answer_that_is_no_judgement_is_asked_for_again_with_a_reason(provider: str, name: str) -> None:
+def test_an_answer_that_is_no_judgement_is_asked_for_again_with_a_reason(provider: str) -> None:
     texts: list[str] = []
 
     def script(number: int, asked: Asked) -> str:
         texts.append(asked.text)
-        return INVALID[name] if number < 2 else honest(number, asked)
+        return ["", BEYOND, honest(number, asked)][number]
 
     with judged(script, provider) as (_, judge):
         assert is_honest(one(judge), 1)
@@ -168,7 +156,7 @@ def test_an_answer_that_is_no_judgement_is_asked_for_again_with_a_reason(provide
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_judge_without_a_judgement_is_unavailable_and_is_not_asked_a_third_time(provider: str) -> None:
-    with judged(lambda n, asked: INVALID["9.0"], provider, attempts=2) as (endpoint, judge):
+    with judged(lambda n, asked: BEYOND, provider, attempts=2) as (endpoint, judge):
         for _ in range(2):
             with pytest.raises(NoJudgement, match=r"2 answers had no judgement.*less than or equal to 1"):
                 one(judge)
@@ -176,55 +164,50 @@ def test_a_judge_without_a_judgement_is_unavailable_and_is_not_asked_a_third_tim
     assert len(endpoint.requests) == 2
 
 
-def failures(protocol: str, release: threading.Event) -> dict[str, Any]:
+def failures(protocol: str) -> list[Reply]:
     whole = say(protocol, judgement_text(1)).body
-
-    def slow(number: int) -> Reply:
-        release.wait(20)
-        return say(protocol, judgement_text(0))
-
-    return {
-        "slow": slow,
-        "429": lambda n: refuse(protocol, 429, "slow down", retry_after="0.01"),
-        "500": lambda n: refuse(protocol, 500),
-        "503": lambda n: refuse(protocol, 503),
-        "half a body": lambda n: Reply(body=whole[:30], declared=len(whole)),
-        "no body": lambda n: Reply(body=b"", declared=len(whole)),
-        "html": lambda n: Reply(body=b"<html>busy</html>", headers={"content-type": "text/html"}),
-        "empty choices": lambda n: Reply(body=b'{"choices": [], "candidates": []}'),
-        "another shape": lambda n: Reply(body=b'{"choices": 3, "candidates": 3}'),
-        "a list": lambda n: Reply(body=b"[1, 2]"),
-        "deep": lambda n: Reply(body=b"[" * 100_000),
-        "compressed": lambda n: Reply(body=gzip.compress(whole), headers={"content-encoding": "gzip"}),
-    }
-
-
-FAILURES = list(failures("openai", threading.Event()))
+    return [
+        refuse(protocol, 429, "slow down", retry_after="0.01"),
+        refuse(protocol, 500),
+        refuse(protocol, 503),
+        Reply(body=whole[:30], declared=len(whole)),
+        Reply(body=b"", declared=len(whole)),
+        Reply(body=b"<html>busy</html>", headers={"content-type": "text/html"}),
+        Reply(body=b'{"choices": [], "candidates": []}'),
+        Reply(body=b'{"choices": 3, "candidates": 3}'),
+        Reply(body=b"[1, 2]"),
+        Reply(body=b"[" * 100_000),
+        Reply(body=gzip.compress(whole), headers={"content-encoding": "gzip"}),
+    ]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("name", FAILURES)
-def test_a_call_that_fails_is_made_again(provider: str, name: str) -> None:
+def test_a_call_that_fails_is_made_again(provider: str) -> None:
     release = threading.Event()
-    fail = failures(provider, release)[name]
-    seconds = 1.0 if name == "slow" else 20.0
-    script = lambda n, asked: fail(n) if n < 2 else honest(n, asked)  # noqa: E731
-    with judged(script, provider, timeout_seconds=seconds) as (_, judge):
-        assert is_honest(one(judge), 1)
-        counters = judge.counters
-        release.set()
-    assert (counters.calls, counters.retries, counters.invalid) == (3, 2, 0)
+
+    def script(number: int, asked: Asked) -> str | Reply:
+        replies = failures(asked.protocol)
+        if number == 0:  # slow
+            release.wait(20)
+        return replies[number - 1] if 0 < number <= len(replies) else honest(number, asked)
+
+    with serve_judge(script) as endpoint:
+        settings = settings_for(endpoint, provider, timeout_seconds=1.5, attempts=20)
+        with service(settings, breaker=Breaker(failures=20)) as judge:
+            assert is_honest(one(judge), 1)
+            counters = judge.counters
+            release.set()
+    number = len(failures(provider)) + 1
+    assert (counters.calls, counters.retries, counters.invalid) == (number + 1, number, 0)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("name", ["429", "500", "half a body", "empty choices"])
-def test_an_outage_is_no_score(provider: str, name: str) -> None:
-    fail = failures(provider, threading.Event())[name]
-    with judged(lambda n, asked: fail(n), provider, attempts=3) as (endpoint, judge):
+def test_an_outage_is_no_score(provider: str) -> None:
+    with judged(lambda n, asked: failures(asked.protocol)[2 * n], provider, attempts=4) as (endpoint, judge):
         (outcome,) = judge.judge([pair(1)])
         assert isinstance(outcome, JudgeDown) and isinstance(outcome, RewardUnavailable)
-        assert "no judgement in 3 attempts" in outcome.message and judge.counters.unavailable == 1
-    assert len(endpoint.requests) == 3
+        assert "no judgement in 4 attempts" in outcome.message and judge.counters.unavailable == 1
+    assert len(endpoint.requests) == 4
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -594,38 +577,6 @@ def test_calls_that_were_refused_with_a_status_cost_nothing_and_lost_ones_count(
     assert len(endpoint.requests) == 7
 
 
-PROCESS = """
-import json, random, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from judge_server import pair, settings_for
-from vlmrl.services.judge import JudgeService
-from vlmrl.services.rubric import Judgement
-settings = settings_for(sys.argv[2], cache=sys.argv[3], max_calls=50, concurrency=4)
-numbers = list(range(60))
-random.Random(int(sys.argv[4])).shuffle(numbers)
-with JudgeService(settings, base_dir=Path(sys.argv[3]).parent) as judge:
-    outcomes = judge.judge([pair(number) for number in numbers])
-print(json.dumps({n: o.scores["layout"] for n, o in zip(numbers, outcomes) if isinstance(o, Judgement)}))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_judgements_and_the_budget(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parents[2])
-    with serve_judge() as endpoint:
-        command = [sys.executable, "-c", PROCESS, tests, endpoint.address, str(tmp_path / "judge.sqlite")]
-        running = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(2)]
-        answers = [json.loads(process.communicate(timeout=60)[0]) for process in running]
-        assert len(endpoint.requests) <= 50
-        third = subprocess.run([*command, "7"], capture_output=True, text=True, timeout=60)
-        assert len(endpoint.requests) <= 50
-    together = json.loads(third.stdout)
-    for answer in answers:
-        assert all(score == score_of(picture(int(number))) for number, score in answer.items())
-        assert answer.items() <= together.items()
-
-
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_preflight_makes_one_small_call_and_reports_it(provider: str) -> None:
     with judged(honest, provider, prices=PRICES) as (endpoint, judge):
@@ -655,18 +606,14 @@ def test_a_preflight_that_fails_says_what_to_do(provider: str, name: str, kind: 
     assert len(endpoint.requests) == (1 if name in ("401", "400") else judge.settings.attempts)
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("outage", ["mask", "wait", "zero"])
-@pytest.mark.parametrize("name", ["500", "prose", "cut"])
-def test_a_preflight_asks_again_like_any_other_request(provider: str, outage: str, name: str) -> None:
+@pytest.mark.parametrize(("provider", "outage"), [("openai", "mask"), ("gemini", "wait"), ("gemini", "zero")])
+def test_a_preflight_asks_again_like_any_other_request(provider: str, outage: str) -> None:
     def script(number: int, asked: Asked) -> str | Reply:
-        if number:
-            return honest(number, asked)
-        return Reply(body=b"{") if name == "cut" else "no JSON" if name == "prose" else refuse(asked.protocol, 500)
+        return [refuse(asked.protocol, 500), "no JSON", Reply(body=b"{"), honest(number, asked)][number]
 
-    with judged(script, provider, outage=outage) as (endpoint, judge):
+    with judged(script, provider, outage=outage, attempts=5) as (endpoint, judge):
         report = judge.preflight()
-    assert report.judgement.scores and not report.judgement.is_outage and len(endpoint.requests) == 2
+    assert report.judgement.scores and not report.judgement.is_outage and len(endpoint.requests) == 4
 
 
 def test_a_preflight_without_a_server_asks_whether_it_runs() -> None:

@@ -49,6 +49,7 @@ BAD = {
     "a huge whole number": judgement_text("1" + "0" * 400),
     "digits without end": judgement_text("1" * 5000),
     "a missing axis": json.dumps({"reason": "r", "presence": 1, "layout": 1, "connectivity": 1}),
+    "another schema": '{"score": 0.9}',
     "a further axis": judgement_text(1, beauty=1),
     "a total": judgement_text(1, total=1),
     "no words": json.dumps(dict.fromkeys(AXES, 1)),

@@ -6,12 +6,14 @@ import hashlib
 import io
 import json
 import re
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from reward_runs import scored_groups
+from reward_runs import make_pair_run, scored_groups
 
 from vlmrl.report.reward_page import render_reward_page, write_reward_page
 from vlmrl.reward_check.response_tables import open_table
@@ -27,16 +29,19 @@ from vlmrl.types import Media, Row, Turn
 NASTY = "<script>alert(1)</script>\u202e{{ 7*7 }}</pre><img src=x onerror=alert(2)>"
 
 
-@pytest.fixture
-def saved(tmp_path):
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def saved(place):
     """A run with images whose responses, truths and ids try to break the page."""
-    file = tmp_path / "r.py"
+    file = place / "r.py"
     file.write_text("def score(x): return {'short': float(len(x.response) < 9), '<b>': 1.0}\n")
-    (tmp_path / "other.py").write_text("def score(x): return 2.0 * (len(x.response) >= 9)\n")
+    (place / "other.py").write_text("def score(x): return 2.0 * (len(x.response) >= 9)\n")
     spec = load_reward(f"{file}:score")
-    run = create_run(
-        tmp_path / "runs", kind="rl", recipe_name="r", rewards=[{"source": "s", **reward_record(spec, {})}]
-    )
+    run = create_run(place / "runs", kind="rl", recipe_name="r", rewards=[{"source": "s", **reward_record(spec, {})}])
     rows, files = [], []
     for red in (10, 200):
         sink = io.BytesIO()
@@ -48,15 +53,16 @@ def saved(tmp_path):
         run.write_rollouts(0, scored_groups(rows, scorer))
     write_shard(run.dir / "media" / "images-00000.arrow", files)
     run.finish("done")
-    return open_saved("last", tmp_path / "runs")
+    return open_saved("last", place / "runs")
 
 
-def checked(saved, tmp_path):
-    return check_rewards(saved, RewardQuestion(diff=f"{tmp_path}/other.py:score", most=10))
+@pytest.fixture(scope="module")
+def checked(saved, place):
+    return check_rewards(saved, RewardQuestion(diff=f"{place}/other.py:score", most=10))
 
 
-def test_the_page_shows_the_most_changed_with_their_images_and_nothing_runs(saved, tmp_path):
-    page = render_reward_page(saved, checked(saved, tmp_path))
+def test_the_page_shows_the_most_changed_with_their_images_and_nothing_runs(saved, checked):
+    page = render_reward_page(saved, checked)
     assert page.count('<article class="group">') == 6
     assert "<script" not in page and "onerror=alert" not in re.sub(r"&lt;.*?&gt;", "", page)
     assert (
@@ -70,34 +76,32 @@ def test_the_page_shows_the_most_changed_with_their_images_and_nothing_runs(save
     assert "0.000" in page and "advantage" in page
 
 
-def test_the_images_of_tools_are_shown_behind_those_of_the_row(saved, tmp_path):
-    found = checked(saved, tmp_path)
-    first, other = dict.fromkeys(sample.media for sample in found.samples.values())
+def test_the_images_of_tools_are_shown_behind_those_of_the_row(saved, checked):
+    first, other = dict.fromkeys(sample.media for sample in checked.samples.values())
     turns = (Turn("assistant", "look"), Turn("tool", "", other), Turn("assistant", "short"))
     samples = {
         row: replace(sample, input=replace(sample.input, turns=turns)) if sample.media == first else sample
-        for row, sample in found.samples.items()
+        for row, sample in checked.samples.items()
     }
-    pages = (render_reward_page(saved, each) for each in (found, replace(found, samples=samples)))
+    pages = (render_reward_page(saved, each) for each in (checked, replace(checked, samples=samples)))
     before, after = (page.count("<use ") for page in pages)
     assert after == before + 3
 
 
-def test_the_prompt_is_shown_beside_the_truth(saved, tmp_path):
-    found = checked(saved, tmp_path)
+def test_the_prompt_is_shown_beside_the_truth(saved, checked):
     asked = {
         row: replace(sample, input=replace(sample.input, prompt="Where is the <b>disc</b>?"))
-        for row, sample in found.samples.items()
+        for row, sample in checked.samples.items()
     }
-    unknown = {row: replace(sample, input=replace(sample.input, prompt="")) for row, sample in found.samples.items()}
-    page = render_reward_page(saved, replace(found, samples=asked))
+    unknown = {row: replace(sample, input=replace(sample.input, prompt="")) for row, sample in checked.samples.items()}
+    page = render_reward_page(saved, replace(checked, samples=asked))
     assert page.count("<summary>prompt</summary><pre>Where is the ") == 6 and "<b>disc" not in page
-    assert "<summary>prompt</summary>" not in render_reward_page(saved, replace(found, samples=unknown))
+    assert "<summary>prompt</summary>" not in render_reward_page(saved, replace(checked, samples=unknown))
 
 
 @pytest.mark.slow
-def test_images_are_shrunk_and_bounded(saved, tmp_path, monkeypatch):
-    page = render_reward_page(saved, checked(saved, tmp_path))
+def test_images_are_shrunk_and_bounded(saved, checked, monkeypatch):
+    page = render_reward_page(saved, checked)
     uri = re.search(r'href="data:image/png;base64,([^"]+)"', page)
     assert uri is not None
     with Image.open(io.BytesIO(base64.b64decode(uri[1]))) as image:
@@ -106,12 +110,12 @@ def test_images_are_shrunk_and_bounded(saved, tmp_path, monkeypatch):
     from vlmrl.report.rollout_examples import Album
 
     monkeypatch.setattr(reward_page, "Album", lambda: Album(budget=10))
-    small = render_reward_page(saved, checked(saved, tmp_path))
+    small = render_reward_page(saved, checked)
     assert "images are left out" in small and "data:image" not in small
 
 
-def test_equal_rewards_make_a_page_that_says_so(saved, tmp_path):
-    report = check_rewards(saved, RewardQuestion(diff=f"{tmp_path}/r.py:score"))
+def test_equal_rewards_make_a_page_that_says_so(saved, place, tmp_path):
+    report = check_rewards(saved, RewardQuestion(diff=f"{place}/r.py:score"))
     write_reward_page(tmp_path / "new" / "page.html", saved, report)
     text = (tmp_path / "new" / "page.html").read_text()
     assert "Both rewards give every response the same score." in text and "<article" not in text
@@ -204,7 +208,9 @@ def test_no_path_out_of_the_tables_folder_is_followed(folder, cell):
 @pytest.mark.slow
 def test_what_is_no_image_leaves_a_note_and_nothing_is_fetched(folder):
     (folder / "pics" / "text.png").write_text("<svg onload=alert(1)>")
-    bomb = png(1, (9000, 12000))
+    bomb = bytearray(png(1))  # its head alone says 9000 x 12000
+    bomb[16:24] = struct.pack(">II", 9000, 12000)
+    bomb[29:33] = struct.pack(">I", zlib.crc32(bomb[12:29]))
     cells = [
         "http://127.0.0.1:9/x.png",
         "gone.png",
@@ -235,8 +241,6 @@ def test_a_page_of_one_reward_shows_what_it_pays_most_and_least(folder):
 
 
 def test_a_page_of_a_run_that_earns_nothing_still_shows_responses(tmp_path):
-    from reward_runs import make_pair_run
-
     make_pair_run(tmp_path / "runs")
     (tmp_path / "none.py").write_text("def score(x): return 0.0\n")
     table = open_saved("last", tmp_path / "runs")
@@ -247,8 +251,6 @@ def test_a_page_of_a_run_that_earns_nothing_still_shows_responses(tmp_path):
 
 
 def test_a_page_of_a_run_shows_wrong_and_paid_beside_right_and_unpaid(tmp_path):
-    from reward_runs import make_pair_run
-
     make_pair_run(tmp_path / "runs")
     (tmp_path / "all.py").write_text("def score(x): return 1.0\n")
     run = open_saved("last", tmp_path / "runs")
@@ -290,11 +292,11 @@ def test_the_page_shows_what_tricks_earn_and_what_to_do(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_of_a_sound_reward_says_so_and_one_without_a_probe_says_nothing(tmp_path, saved):
+def test_the_page_of_a_sound_reward_says_so_and_one_without_a_probe_says_nothing(tmp_path, saved, checked):
     page = probed_page(tmp_path, None)
     assert "No trick pays, and the reward is deterministic." in page and '<div class="trick">' not in page
     assert "Nothing found: " in page
-    assert "Tricks tried" not in render_reward_page(saved, checked(saved, tmp_path))
+    assert "Tricks tried" not in render_reward_page(saved, checked)
 
 
 DRAWING = """

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
 from dataclasses import replace
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from reward_runs import make_pair_run, make_table_run, scored_groups
 
 from vlmrl.errors import RewardError, StoreError
@@ -21,9 +24,10 @@ from vlmrl.reward_check.scoring import open_saved
 from vlmrl.reward_check.statistics import compare_stored, disagreements, mean, part_table, reasons
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scoring import Scorer
+from vlmrl.store.media import write_shard
 from vlmrl.store.runs import create_run
 from vlmrl.tasks.builtin_rewards import load_reward
-from vlmrl.types import Row, Score
+from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 EXACT = "def reward(completions, answer, **kwargs): return [float(a == c) for c, a in zip(completions, answer)]\n"
 
@@ -319,17 +323,6 @@ def test_weights_as_text():
 
 
 def test_a_reward_that_looks_at_images_gets_those_of_the_run(tmp_path):
-    import hashlib
-    import io
-
-    from PIL import Image
-
-    from vlmrl.rewards import reward_record
-    from vlmrl.store.media import write_shard
-    from vlmrl.store.runs import create_run
-    from vlmrl.tasks.builtin_rewards import load_reward
-    from vlmrl.types import Group, Media, Row, ScoredSample, Segment, Trajectory
-
     file = tmp_path / "r.py"
     file.write_text("def reward(x): return float(x.images[0].getpixel((1, 1))[0])\n")
     spec = load_reward(f"{file}:reward")

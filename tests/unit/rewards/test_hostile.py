@@ -118,7 +118,7 @@ ATTACKS = {
         "9,000 x 9,000 pixels; the cap is",
     ),
     "artifacts of many bytes": (
-        "noise = Image.frombytes('RGB', (1400, 1400), os.urandom(1400 * 1400 * 3))\n"
+        "noise = Image.frombytes('RGB', (1200, 1200), os.urandom(1200 * 1200 * 3))\n"
         "return RewardResult(0.25, artifacts={'a': noise, 'b': noise})",
         "bytes of PNG; the cap is 8,388,608",
     ),

@@ -146,12 +146,6 @@ def test_a_call_that_masks_has_no_score_and_no_bug(scorer, tmp_path, on_outage, 
             assert session.collect()[0].scores[0].status == "unavailable", "nothing is scored: no bug either"
 
 
-def test_a_strict_call_that_raises_names_the_row(scorer, tmp_path):
-    (tmp_path / "down").touch()
-    with scorer(SERVICE) as s, pytest.raises(RewardUnavailable):
-        s.score(group("s"), strict=True)
-
-
 def test_a_function_of_lists_that_fails_with_several_is_asked_one_by_one_after_an_outage(scorer, tmp_path):
     (tmp_path / "down").touch()
     (tmp_path / "one_by_one").touch()

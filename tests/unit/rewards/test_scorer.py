@@ -1,14 +1,9 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from processes import assert_all_gone, awaited
 
 from vlmrl.errors import RewardError
 from vlmrl.rewards.scoring import Scorer
@@ -19,38 +14,41 @@ ON_B = "def reward(x):\n    if x.response == 'b':\n        {body}\n    return 1.
 """A reward that goes wrong on the second of the three inputs."""
 
 
+BAD = {
+    "raise KeyError('colour')": "KeyError: 'colour' (mine.py:4)",
+    "return float('nan')": "`reward` is nan, not a finite number",
+    "return float('inf')": "`reward` is inf, not a finite number",
+    "return 10 ** 400": "not a finite number",
+    "return '1.0'": "`reward` is '1.0', not a finite number",
+    "return [1.0]": "`reward` is [1.0], not a finite number",
+    "return None": "no part of the reward applies: reward",
+    "return {'a': None, 'b': None}": "no part of the reward applies: a, b",
+    "return {}": "no part of the reward applies: it returned no part",
+    "return {'a': 'high'}": "`a` is 'high', not a finite number",
+    "import sys; sys.exit(3)": "SystemExit: 3",
+    "import os; os._exit(7)": "exit code 7",
+    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "SIGSEGV",
+    "return len(bytearray(10 ** 12))": "MemoryError",
+    "class E(Exception): __str__ = None\n    raise E": "E: (its text cannot be made",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("raise KeyError('colour')", "KeyError: 'colour' (mine.py:3)"),
-        ("return float('nan')", "`reward` is nan, not a finite number"),
-        ("return float('inf')", "`reward` is inf, not a finite number"),
-        ("return 10 ** 400", "not a finite number"),
-        ("return '1.0'", "`reward` is '1.0', not a finite number"),
-        ("return [1.0]", "`reward` is [1.0], not a finite number"),
-        ("return None", "no part of the reward applies: reward"),
-        ("return {'a': None, 'b': None}", "no part of the reward applies: a, b"),
-        ("return {}", "no part of the reward applies: it returned no part"),
-        ("return {'a': 'high'}", "`a` is 'high', not a finite number"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("import os; os._exit(7)", "exit code 7"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("return len(bytearray(10 ** 12))", "MemoryError"),
-        ("class E(Exception):\n            __str__ = None\n        raise E", "E: (its text cannot be made"),
-    ],
-)
-def test_a_bad_reward_costs_only_its_own_row(scorer, inputs, body, words):
-    with scorer(ON_B.format(body=body)) as s:
-        good, bad, after = s.score(inputs, strict=False)
-        assert (good.value, after.value, good.error) == (1.0, 1.0, None)
-        assert math.isnan(bad.value) and bad.parts == {}
-        assert words in (bad.error or "")
-        assert s.failures == 1
-        with pytest.raises(RewardError) as error:
-            s.score(inputs, strict=True, rows=["p0", "p1", "p2"])
-        assert error.value.where == "p1"
-        assert words.partition(" (mine")[0] in error.value.message
+def test_a_bad_reward_costs_only_its_own_row(scorer):
+    """Each response names the body of the reward that it gets."""
+    bodies = "\n".join(f"def f{n}():\n    {body}" for n, body in enumerate(BAD))
+    good = RewardInput("good")
+    with scorer(f"def reward(x): return 1.0 if x.response == 'good' else globals()[x.response]()\n\n{bodies}\n") as s:
+        scores = s.score([row for n in range(len(BAD)) for row in (good, RewardInput(f"f{n}"))] + [good], strict=False)
+        assert [(score.value, score.error) for score in scores[::2]] == [(1.0, None)] * (len(BAD) + 1)
+        assert s.failures == len(BAD)
+        for n, (words, bad) in enumerate(zip(BAD.values(), scores[1::2], strict=True)):
+            assert math.isnan(bad.value) and bad.parts == {}
+            assert words in (bad.error or "")
+            with pytest.raises(RewardError) as error:
+                s.score([good, RewardInput(f"f{n}"), good], strict=True, rows=["p0", "p1", "p2"])
+            assert error.value.where == "p1"
+            assert words.partition(" (mine")[0] in error.value.message
 
 
 @pytest.mark.slow
@@ -243,17 +241,6 @@ def reward(completions, **kwargs):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("body", ["raise ValueError('b')", "import os; os._exit(1)"])
-def test_one_bad_row_of_a_batch_is_isolated(scorer, inputs, body):
-    with scorer(BATCH.format(body=body)) as s:
-        scores = s.score(inputs, strict=False)
-        assert [r.error is None for r in scores] == [True, False, True]
-        assert scores[0].note == "scored on its own, because the batch call failed"
-        with pytest.raises(RewardError):
-            s.score(inputs, strict=True)
-
-
 def test_a_batch_reward_that_is_down_is_not_asked_for_every_row(scorer, tmp_path):
     source = f"""
     def reward(completions, **kwargs):
@@ -273,44 +260,6 @@ def test_a_batch_of_the_wrong_length_is_an_error_for_all(scorer, inputs):
         )
     with scorer("def reward(completions, **kwargs): return 1.0") as s:
         assert "not a list" in (s.score(inputs, strict=False)[0].error or "")
-
-
-@pytest.mark.slow
-def test_workers_end_when_their_parent_is_killed(tmp_path):
-    (tmp_path / "r.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-        "def reward(x): time.sleep(60)\n"
-    )
-    code = (
-        "from vlmrl.tasks.builtin_rewards import load_reward\n"
-        "from vlmrl.rewards.scoring import Scorer\n"
-        "from vlmrl.types import RewardInput\n"
-        f"s = Scorer(load_reward({str(tmp_path / 'r.py')!r} + ':reward'))\n"
-        f"open({str(tmp_path / 'go')!r}, 'w').write('now')\n"
-        "s.score([RewardInput('a')])"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    awaited(tmp_path / "go", parent)
-    (tmp_path / "pid").unlink()  # the one of the look at load time, which has ended
-    worker = int(awaited(tmp_path / "pid", parent))
-    os.kill(worker, 0)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    assert_all_gone([worker], 10)
-
-
-@pytest.mark.slow
-def test_what_a_reward_started_ends_with_its_worker(scorer, inputs, tmp_path):
-    source = f"""
-    import subprocess, time
-    def reward(x):
-        child = subprocess.Popen(["sleep", "60"])
-        open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
-        time.sleep(60)
-    """
-    with scorer(source, options={"timeout_seconds": 1.0}) as s:
-        s.score(inputs[:1], strict=False)
-    assert_all_gone([int((tmp_path / "child").read_text())], 10)
 
 
 @pytest.mark.parametrize(

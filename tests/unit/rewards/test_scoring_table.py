@@ -142,6 +142,10 @@ TABLE: list[tuple[str, list[str]]] = [
         "worker, raises, strict",
         ["a raises", "RewardError: reward `mine.py:worker` raised KeyError: 'mine' [row raises]"],
     ),
+    (
+        "worker, raises, on_timeout, strict",
+        ["a raises", "RewardError: reward `mine.py:worker` raised KeyError: 'mine' [row raises]"],
+    ),
     ("worker, fills", ["a fills b", "1", "failed: MemoryError (mine.py)", "1"]),
     ("worker, fills, on_timeout", ["a fills b fills", "1", f"0.25 (MemoryError; {EARNED})", "1"]),
     ("worker, hangs", ["a hangs b", "1", f"failed: {TIME}", "1"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import pytest
 from vlmrl import RewardInput, RewardUnavailable
 from vlmrl.errors import RewardError
 from vlmrl.rewards import reward_record
-from vlmrl.rewards.base import RewardSpec
 from vlmrl.rewards.scoring import Scorer, ScoringSession
 from vlmrl.tasks.builtin_rewards import load_recorded, load_reward
 
@@ -19,27 +17,10 @@ QUICK = {"timeout_seconds": 1.0}
 DOWN = """
 from vlmrl import RewardUnavailable
 def reward(x):
-    if x.response == "bug":
-        raise ValueError("mine")
     if x.response == "down":
         raise RewardUnavailable("no answer from judge:8000")
     return 1.0
 """
-
-
-def test_a_service_that_is_down_is_no_score_and_no_bug(scorer):
-    with scorer(DOWN) as s:
-        up, down, bug = s.score([RewardInput(text) for text in ("up", "down", "bug")])
-    assert (up.value, up.status, up.failed) == (1.0, "ok", False)
-    assert (down.status, down.failed, down.error, dict(down.parts)) == (
-        "unavailable",
-        False,
-        "no answer from judge:8000",
-        {},
-    )
-    assert math.isnan(down.value)
-    assert (bug.status, bug.failed) == ("failed", True)
-    assert s.failures == 1, "the bug alone"
 
 
 def test_strict_stops_in_the_words_of_the_service(scorer):
@@ -61,28 +42,6 @@ def test_the_reason_may_be_an_exception_or_nothing(scorer):
     error = RewardUnavailable(ConnectionError("refused"), where="row 3", hint="wait")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.message, again.where, again.hint) == (RewardUnavailable, "refused", "row 3", "wait")
-
-
-def test_a_batch_whose_service_is_down_is_not_asked_row_by_row(scorer, tmp_path):
-    calls = tmp_path / "calls"
-    source = f"""
-    import vlmrl
-    def reward(completions, **columns):
-        open({str(calls)!r}, "a").write("x")
-        raise vlmrl.RewardUnavailable("busy")
-    """
-    with scorer(source) as s:
-        scores = s.score([RewardInput("a")] * 5)
-    assert [score.status for score in scores] == ["unavailable"] * 5
-    assert calls.read_text() == "x"
-
-
-def test_a_service_of_a_built_in_is_told_from_a_bug_too():
-    def fn(x: RewardInput) -> float:
-        raise RewardUnavailable("down")
-
-    (score,) = Scorer(RewardSpec("own", fn, {}, {}, pure=True)).score([RewardInput("")])
-    assert (score.status, score.error) == ("unavailable", "down")
 
 
 HANGS = """
@@ -117,20 +76,6 @@ def test_a_response_that_hangs_or_kills_its_grader_earns_what_is_declared(scorer
     assert once.value == 2.0 and once.note.startswith("scored again on its own: no answer within 1 s")
 
 
-@pytest.mark.slow
-def test_without_it_such_a_response_has_no_score(scorer, tmp_path):
-    with scorer(hangs(tmp_path, ""), options=QUICK) as s:
-        scores = s.score([RewardInput(text) for text in ("fine", "hang", "exit")])
-    assert [score.status for score in scores] == ["ok", "failed", "failed"]
-
-
-def test_strict_lets_such_a_response_pass_and_stops_at_a_bug(scorer, tmp_path):
-    with scorer(hangs(tmp_path), options=QUICK) as s:
-        assert s.score([RewardInput(t) for t in ("fine", "exit")], strict=True)[1].value == 0.25
-        with pytest.raises(RewardError, match="ZeroDivisionError"):
-            s.score([RewardInput(t) for t in ("exit", "bug")], strict=True)
-
-
 def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
     with scorer(hangs(tmp_path), options=QUICK) as s:
         (score,) = s.score([RewardInput("exit")])
@@ -143,7 +88,6 @@ def test_a_grader_that_never_answered_hangs_by_itself(scorer, tmp_path):
 @pytest.mark.slow
 def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.lost_in_a_row", 2)
-    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.lost_in_a_row", 2)
     rows = [RewardInput(t) for t in ("fine", "exit", "exit", "fine")]
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows)
@@ -153,26 +97,6 @@ def test_a_run_of_lost_rows_ends_the_call_unless_it_has_a_price(scorer, tmp_path
     with scorer(hangs(tmp_path)) as s:
         scores = s.score(rows[1:])
     assert [score.value for score in scores] == [0.25, 0.25, 2.0], "the first calls of all hang: the rule is off, too"
-    with scorer(hangs(tmp_path)) as s:
-        scores = s.score(rows[1:3] * 2)
-    assert [score.status for score in scores] == ["failed"] * 4, "a grader that never answered hangs by itself"
-    with scorer(hangs(tmp_path, "")) as s:
-        scores = s.score(rows[1:])
-    assert [score.status for score in scores] == ["failed"] * 3
-    assert scores[-1].error == "not scored: the worker had been lost 2 times in a row"
-
-
-def test_in_a_batch_the_row_that_kills_it_alone_too_has_the_price(scorer):
-    source = """
-    import os
-    ON_TIMEOUT = {"reward": -1.0}
-    def reward(completions, **columns):
-        if "exit" in completions: os._exit(0)
-        return [1.0] * len(completions)
-    """
-    with scorer(source) as s:
-        scores = s.score([RewardInput(t) for t in ("a", "exit", "b")], strict=True)
-    assert [score.value for score in scores] == [1.0, -1.0, 1.0]
 
 
 @pytest.mark.slow
@@ -196,25 +120,9 @@ def test_many_bombs_in_a_batch_earn_their_price_and_the_others_their_score(score
 
 
 @pytest.mark.slow
-def test_a_response_that_fills_the_memory_twice_earns_what_is_declared(scorer):
-    source = """
-    def reward(x):
-        return float(len(bytearray(1 << 42)) if x.response == "fill" else 1)
-    """
-    with scorer(source + "\n    ON_TIMEOUT = {'reward': 0.25}\n") as s:
-        fill, fine = s.score([RewardInput(text) for text in ("fill", "fine")], strict=True)
-        assert (fill.value, fine.value) == (
-            0.25,
-            1.0,
-        ) and fill.note == "MemoryError; failed again when scored alone; scored as `on_timeout`"
-    with scorer(source) as s:
-        fill, fine = s.score([RewardInput(text) for text in ("fill", "fine")])
-        assert (fill.status, fine.value) == ("failed", 1.0)
-
-
-@pytest.mark.slow
 def test_a_grader_that_never_answers_is_tried_again_with_a_few_rows_only(scorer, tmp_path, monkeypatch):
     monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.first_tries", 2)
+    monkeypatch.setattr("vlmrl.rewards.attempts.AttemptRule.lost_in_a_row", 3)
     source = f"""
     import os
     ON_TIMEOUT = {{"reward": 0.25}}
@@ -223,9 +131,9 @@ def test_a_grader_that_never_answers_is_tried_again_with_a_few_rows_only(scorer,
         os._exit(3)
     """
     with scorer(source) as s:
-        scores = s.score([RewardInput("a")] * 12)
+        scores = s.score([RewardInput("a")] * 5)
     assert all(score.status == "failed" and "exit code 3" in score.error for score in scores)
-    assert len((tmp_path / "log").read_text()) == 12 + 2
+    assert len((tmp_path / "log").read_text()) == 5 + 2
 
 
 def test_a_large_batch_that_is_lost_has_a_score_or_an_error_for_each_row(scorer):
