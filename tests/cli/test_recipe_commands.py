@@ -23,27 +23,6 @@ def run(*words: str):
     return runner.invoke(app, list(words))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "recipe show",
-        "recipe explain",
-        "recipe list",
-        "recipe schema",
-        "recipe diff",
-        "recipe import",
-        "recipe check",
-        "check",
-        "try",
-        "runs diagnose",
-    ],
-)
-def test_help_has_an_example(command):
-    result = run(*command.split(), "--help")
-    assert result.exit_code == 0
-    assert f"vlmrl {command}" in result.output
-
-
 def test_show_prints_toml_and_json():
     shown = run("recipe", "show", "digits_im", "--set", "train.steps=3", "--origin")
     assert "steps = 3" in shown.stdout and "# --set" in shown.stdout
