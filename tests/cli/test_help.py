@@ -95,6 +95,7 @@ WRONG = (
     "train --from nope@4",
     "sft nope",
     "try nope",
+    "try digits_im --filter high --out x",
     "report nope",
     "check nope",
     "reward-check nope",
