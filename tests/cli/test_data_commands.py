@@ -74,14 +74,6 @@ def test_init_writes_a_folder_and_says_what_to_run_next(tmp_path: Path) -> None:
     assert "not empty" in refused("init", tmp_path / "mine").message
 
 
-@pytest.mark.parametrize(
-    "command", [("prep", "digits"), ("prep", "pairs"), ("data", "show"), ("data", "export"), ("init",)]
-)
-def test_every_help_has_an_example(command: tuple[str, ...]) -> None:
-    done = this_process(*command, "--help", cwd=Path.cwd())
-    assert done.code == 0 and "Example: vlmrl" in done.out
-
-
 def test_data_show_names_the_splits_when_there_is_no_such_split(archive: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "[bold] hi [/x]", "answer": 1}\n')

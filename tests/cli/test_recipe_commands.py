@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import refused
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
+from vlmrl.cli.try_ import _bounds
 from vlmrl.errors import VlmrlError
 from vlmrl.recipe.files import shipped_folder
 
@@ -21,27 +23,6 @@ SOUND = '[model]\npath = "some/model"\n[[data]]\npath = "rows.jsonl"\n[reward]\n
 
 def run(*words: str):
     return runner.invoke(app, list(words))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "recipe show",
-        "recipe explain",
-        "recipe list",
-        "recipe schema",
-        "recipe diff",
-        "recipe import",
-        "recipe check",
-        "check",
-        "try",
-        "runs diagnose",
-    ],
-)
-def test_help_has_an_example(command):
-    result = run(*command.split(), "--help")
-    assert result.exit_code == 0
-    assert f"vlmrl {command}" in result.output
 
 
 def test_show_prints_toml_and_json():
@@ -229,9 +210,13 @@ def test_check_of_a_word_that_is_no_run_names_the_folder_of_the_runs_and_not_the
     assert message == "there is no run and no model folder `sft`: runs are searched in elsewhere"
 
 
-@pytest.mark.parametrize("words", [["--filter", "0.1:0.9"], ["--out", "x"], ["--filter", "high", "--out", "x"]])
-def test_try_refuses_half_a_filter_before_any_work(words):
-    assert isinstance(run("try", "digits_im", *words).exception, VlmrlError)
+def test_try_refuses_half_a_filter_and_what_is_no_range_before_any_work():
+    assert "--out: where to write the rows is missing" in str(refused("try", "digits_im", "--filter", "0.1:0.9"))
+    assert "--filter: which rows to write is missing" in str(refused("try", "digits_im", "--out", "x"))
+    for text in ("high", "0.1", "0.9:0.1", "a:b", "-0.1:0.5", "0:1.5", "nan:nan", ":"):
+        error = refused("try", "digits_im", "--filter", text, "--out", "x")
+        assert "is not two numbers from 0 to 1" in error.message, text
+    assert (_bounds("0.1:0.9", Path("x")), _bounds("0:1", Path("x"))) == ((0.1, 0.9), (0.0, 1.0))
 
 
 @pytest.mark.slow

@@ -446,13 +446,6 @@ def test_compare_without_rows_in_common_says_so(root: Path):
     assert "no evaluation in common: A has test, greedy. B has none" in as_json("compare", "a", "b", runs=root)["notes"]
 
 
-def test_every_command_of_the_store_has_help_with_an_example(root: Path):
-    commands = ("list", "show", "verify", "pack", "note", "tag", "du", "prune", "unlock")
-    for command in [*(("runs", c) for c in commands), ("compare",)]:
-        done = vlmrl(*command, "--help", runs=root)
-        assert done.code == 0 and "Example: vlmrl" in done.out, command
-
-
 def test_rm_asks_for_yes_and_says_what_it_freed(tmp_path: Path):
     runs = tmp_path / "runs"
     for name in ("one", "two"):

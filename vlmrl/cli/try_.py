@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -278,9 +279,15 @@ def _bounds(filter_: str | None, out: Path | None) -> tuple[float, float] | None
         raise RecipeError(f"{missing} is missing", hint="vlmrl try RECIPE --filter 0.1:0.9 --out data/worth-it")
     if filter_ is None:
         return None
-    from vlmrl.evaluate.trial import parse_filter
-
-    return parse_filter(filter_)
+    low, _, high = filter_.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        bounds = math.nan, math.nan
+    if not 0 <= bounds[0] <= bounds[1] <= 1:
+        hint = "write --filter 0.1:0.9: it keeps the rows with 10% to 90% of the responses solved"
+        raise RecipeError(f"--filter {filter_} is not two numbers from 0 to 1, the smaller first", hint=hint)
+    return bounds
 
 
 def _keep(recipe: Recipe, bounds: tuple[float, float] | None, out: Path | None) -> Keep | None:

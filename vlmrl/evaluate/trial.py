@@ -548,19 +548,6 @@ def save_pictures(prompt: EncodedPrompt, image_processor: Any, run_dir: Path) ->
     return paths
 
 
-def parse_filter(text: str) -> tuple[float, float]:
-    """Read `0.1:0.9` as two numbers. Raises: DataError unless 0 <= low <= high <= 1."""
-    low, colon, high = text.partition(":")
-    try:
-        bounds = float(low), float(high)
-    except ValueError:
-        bounds = math.nan, math.nan
-    if not colon or not 0 <= bounds[0] <= bounds[1] <= 1:
-        hint = "write --filter 0.1:0.9: it keeps the rows with 10% to 90% of the responses solved"
-        raise DataError(f"--filter {text} is not two numbers from 0 to 1, the smaller first", hint=hint)
-    return bounds
-
-
 def _keep(trial: Trial, sources: dict[str, Source], keep: Keep) -> dict[str, tuple[Path | None, int]]:
     kept: dict[str, tuple[Path | None, int]] = {}
     for name, target in keep.targets.items():

@@ -23,7 +23,6 @@ from vlmrl.evaluate.trial import (
     check_target,
     choose_rows,
     measure_rate,
-    parse_filter,
     parse_solved,
     rate_histogram,
     run_trial,
@@ -404,16 +403,6 @@ def test_an_interrupted_trial_leaves_what_it_has_scored(world, monkeypatch, batc
 
 def test_groups_fall_into_ten_bins_and_the_last_holds_one():
     assert rate_histogram([0.0, 0.09, 0.1, 0.3, 0.7, 0.99, 1.0]) == [2, 1, 0, 1, 0, 0, 0, 1, 0, 2]
-
-
-@pytest.mark.parametrize("text", ["0.1", "0.9:0.1", "a:b", "-0.1:0.5", "0:1.5", "nan:nan", ":"])
-def test_a_filter_that_is_no_range_is_refused(text):
-    with pytest.raises(DataError, match="is not two numbers from 0 to 1"):
-        parse_filter(text)
-
-
-def test_a_filter_is_two_numbers():
-    assert (parse_filter("0.1:0.9"), parse_filter("0:1")) == ((0.1, 0.9), (0.0, 1.0))
 
 
 def test_an_empty_trial_has_no_pictures():

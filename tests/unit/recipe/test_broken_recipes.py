@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +30,16 @@ name = "reward.py:score"
 """
 
 
+REWARD = """\
+import time
+from random import random
+
+
+def score(response, truth, *, weight=1.0):
+    return 0.0
+"""
+
+
 def problems_of(
     folder: Path, text: str | bytes, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...] = ()
 ) -> list[Problem]:
@@ -39,7 +48,7 @@ def problems_of(
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": "hi", "answer": "1"}) + "\n")
-    (folder / "reward.py").write_text("import math\n\ndef score(response, truth, *, weight=1.0):\n    return 0.0\n")
+    (folder / "reward.py").write_text(REWARD)
     (folder / "broken.py").write_text("def score(:\n")
     (folder / "broken.jinja").write_text("one\n{% if %}\n")
     (folder / "prompts").mkdir()
@@ -64,539 +73,285 @@ def test_a_recipe_may_name_the_column_of_every_role_of_a_training_table(tmp_path
     assert problems_of(tmp_path, named, monkeypatch) == []
 
 
-# name; what follows the sound recipe, from its line 9 on (or, behind "=", a whole recipe); message; line or place; hint
+# what follows the sound recipe, from its line 9 on (or, behind "=", a whole recipe); message; line or place; hint
 BROKEN = [
     # Syntax
-    ("a value without quotes", "[algo]\nname = grpo\n", "not valid TOML", 10, "strings need quotes"),
-    ("Python's True", "[rollout]\nallow_filtered_sampling = True\n", "not valid TOML", 10, "write true"),
-    ("a null", "[algo]\nclip_low = None\n", "not valid TOML", 10, "leave the key out"),
-    ("a table twice", '[model]\ndtype = "float32"\n', "not valid TOML: cannot declare", 9, "[model]"),
-    ("a key twice", "[train]\nsteps = 1\nsteps = 2\n", "not valid TOML: cannot overwrite", 11, "steps = 2"),
-    ("an open bracket", "[train\nsteps = 1\n", "not valid TOML", 9, "[train"),
-    ("an open string", '[eval]\nmetric = "reward\n', "not valid TOML", 10, "metric"),
-    ("nothing", "=", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
-    ("only blanks", "= \n\n", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
-    ("a name too long", "[[data]]\npath = 'x/" + "r" * 300 + ".csv'\n", "holds a name of 304 bytes", 10, None),
+    ("[algo]\nname = grpo\n", "not valid TOML", 10, "strings need quotes"),
+    ("[rollout]\nallow_filtered_sampling = True\n", "not valid TOML", 10, "write true"),
+    ("[algo]\nclip_low = None\n", "not valid TOML", 10, "leave the key out"),
+    ('[model]\ndtype = "float32"\n', "not valid TOML: cannot declare", 9, "[model]"),
+    ("[train]\nsteps = 1\nsteps = 2\n", "not valid TOML: cannot overwrite", 11, "steps = 2"),
+    ("[train\nsteps = 1\n", "not valid TOML", 9, "[train"),
+    ('[eval]\nmetric = "reward\n', "not valid TOML", 10, "metric"),
+    ("=", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
+    ("= \n\n", "the recipe is empty", "recipe.toml", "vlmrl recipe list"),
+    ("[[data]]\npath = 'x/" + "r" * 300 + ".csv'\n", "holds a name of 304 bytes", 10, None),
     # Missing tables
-    ("no model", '=[[data]]\npath = "rows.jsonl"\n', "the recipe has no [model] table", "recipe.toml:1", "[model]"),
-    ("no data", '=[model]\npath = "model"\n', "the recipe has no [[data]] table", "recipe.toml:1", "[[data]]"),
-    (
-        "no model path",
-        '=[model]\ndtype = "float32"\n[[data]]\npath = "rows.jsonl"\n',
-        "`model.path` is missing",
-        1,
-        "Hugging Face",
-    ),
-    (
-        "one bracket too few",
-        '=[model]\npath = "model"\n[data]\npath = "rows.jsonl"\n',
-        "`data` is one table",
-        3,
-        "[[data]]",
-    ),
-    ("an empty path", '=[model]\npath = ""\n[[data]]\npath = "rows.jsonl"\n', "`model.path` is empty", 2, "folder"),
+    ('=[[data]]\npath = "rows.jsonl"\n', "the recipe has no [model] table", "recipe.toml:1", "[model]"),
+    ('=[model]\npath = "model"\n', "the recipe has no [[data]] table", "recipe.toml:1", "[[data]]"),
+    ('=[model]\ndtype = "float32"\n[[data]]\npath = "rows.jsonl"\n', "`model.path` is missing", 1, "Hugging Face"),
+    ('=[model]\npath = "model"\n[data]\npath = "rows.jsonl"\n', "`data` is one table", 3, "[[data]]"),
+    ('=[model]\npath = ""\n[[data]]\npath = "rows.jsonl"\n', "`model.path` is empty", 2, "folder"),
     # Unknown keys
-    (
-        "a misspelt key",
-        "[rollout]\nsample_per_prompt = 4\n",
-        "unknown key `rollout.sample_per_prompt`",
-        10,
-        "samples_per_prompt",
-    ),
-    ("a misspelt table", "[optimm]\nlr = 1e-5\n", "unknown table `[optimm]`", 9, "did you mean `optim`?"),
-    ("a key of another table", "[train]\nlr = 1e-5\n", "unknown key `train.lr`", 10, "`optim.lr`"),
-    (
-        "a key of another system",
-        "[rollout]\nnum_generations = 8\n",
-        "unknown key `rollout.num_generations`",
-        10,
-        "`rollout.samples_per_prompt`",
-    ),
-    (
-        "a key in a data table",
-        '[[data]]\npath = "rows.jsonl"\ntsak = "table"\n',
-        "unknown key `data.1.tsak`",
-        11,
-        "did you mean `task`?",
-    ),
-    ("a dotted key", "train.stepz = 3\n", "unknown table `[reward.train]`", 9, "write [train] on a line"),
-    (
-        "a misspelt column role",
-        SECOND + 'columns = {promt = "q"}\n',
-        "unknown key `data.1.columns.promt`",
-        12,
-        "did you mean `prompt`?",
-    ),
+    ("[rollout]\nsample_per_prompt = 4\n", "unknown key `rollout.sample_per_prompt`", 10, "samples_per_prompt"),
+    ("[optimm]\nlr = 1e-5\n", "unknown table `[optimm]`", 9, "did you mean `optim`?"),
+    ("[train]\nlr = 1e-5\n", "unknown key `train.lr`", 10, "`optim.lr`"),
+    ("[rollout]\nnum_generations = 8\n", "unknown key `rollout.num_generations`", 10, "`rollout.samples_per_prompt`"),
+    ('[[data]]\npath = "rows.jsonl"\ntsak = "table"\n', "unknown key `data.1.tsak`", 11, "did you mean `task`?"),
+    ("train.stepz = 3\n", "unknown table `[reward.train]`", 9, "write [train] on a line"),
+    (SECOND + 'columns = {promt = "q"}\n', "unknown key `data.1.columns.promt`", 12, "did you mean `prompt`?"),
     # Wrong types and ranges
     (
-        "a number in quotes",
         '[train]\nsteps = "100"\n',
         '`train.steps` is the string "100"; it must be a whole number',
         10,
         "train.steps = 100",
     ),
+    ("[train]\nsteps = 1.5\n", "`train.steps` is 1.5; it must be a whole number", 10, None),
+    ("[train]\nsteps = true\n", "`train.steps` is true; it must be a whole number", 10, None),
+    ("[optim]\nlr = true\n", "`optim.lr` is true; it must be a number", 10, None),
+    ("[checkpoint]\nkeep_best = 1\n", "`checkpoint.keep_best` is 1; it must be true or false", 10, "= true"),
+    ('[rollout]\nstop = "###"\n', "it must be a list", 10, 'rollout.stop = ["###"]'),
+    ("[eval]\nmetric = 3\n", "`eval.metric` is 3; it must be a string", 10, '"3"'),
     (
-        "a whole number with a point",
-        "[train]\nsteps = 1.5\n",
-        "`train.steps` is 1.5; it must be a whole number",
-        10,
-        None,
-    ),
-    ("true for a number", "[train]\nsteps = true\n", "`train.steps` is true; it must be a whole number", 10, None),
-    ("true for a rate", "[optim]\nlr = true\n", "`optim.lr` is true; it must be a number", 10, None),
-    (
-        "a number for a switch",
-        "[checkpoint]\nkeep_best = 1\n",
-        "`checkpoint.keep_best` is 1; it must be true or false",
-        10,
-        "= true",
-    ),
-    ("a string for a list", '[rollout]\nstop = "###"\n', "it must be a list", 10, 'rollout.stop = ["###"]'),
-    ("a number for a string", "[eval]\nmetric = 3\n", "`eval.metric` is 3; it must be a string", 10, '"3"'),
-    (
-        "a value for a table",
         '=train = 3\n[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n',
         "`train` is 3; it must be a table",
         1,
         "[train]",
     ),
+    ("[train]\nsteps = -1\n", "`train.steps` is -1; it must be at least 0", 10, "one new policy version"),
+    ("[rollout]\ntop_p = 1.5\n", "`rollout.top_p` is 1.5; it must be at most 1", 10, "Nucleus"),
+    ("[optim]\nlr = nan\n", "`optim.lr` is nan; it must be a finite number", 10, None),
+    ("[optim]\nlr = inf\n", "`optim.lr` is inf; it must be a finite number", 10, None),
+    ("[paper]\nsource = 2024-01-01\n", "`paper.source` is a date", 10, '"2024-01-01"'),
+    ("[train]\nseed = 99999999999999999999999999\n", "does not fit in 64 bits", 10, None),
+    ('[algo]\ntruncated = "maks"\n', "must be one of 'keep', 'mask' or 'drop'", 10, "did you mean `mask`?"),
+    ('[reward.weights]\nformat = "high"\n', '`reward.weights.format` is the string "high"', 10, None),
+    ("[paper.notes.deep]\nx = 1\n", "`paper.notes.deep` is a table inside a table inside a table", 9, "use a flat key"),
     (
-        "a negative count",
-        "[train]\nsteps = -1\n",
-        "`train.steps` is -1; it must be at least 0",
-        10,
-        "one new policy version",
-    ),
-    ("a share above one", "[rollout]\ntop_p = 1.5\n", "`rollout.top_p` is 1.5; it must be at most 1", 10, "Nucleus"),
-    ("not a number", "[optim]\nlr = nan\n", "`optim.lr` is nan; it must be a finite number", 10, None),
-    ("without end", "[optim]\nlr = inf\n", "`optim.lr` is inf; it must be a finite number", 10, None),
-    ("a date", "[paper]\nsource = 2024-01-01\n", "`paper.source` is a date", 10, '"2024-01-01"'),
-    ("a huge number", "[train]\nseed = 99999999999999999999999999\n", "does not fit in 64 bits", 10, None),
-    (
-        "an unknown choice",
-        '[algo]\ntruncated = "maks"\n',
-        "must be one of 'keep', 'mask' or 'drop'",
-        10,
-        "did you mean `mask`?",
-    ),
-    (
-        "a weight that is no number",
-        '[reward.weights]\nformat = "high"\n',
-        '`reward.weights.format` is the string "high"',
-        10,
-        None,
-    ),
-    (
-        "tables in tables",
-        "[paper.notes.deep]\nx = 1\n",
-        "`paper.notes.deep` is a table inside a table inside a table",
-        9,
-        "use a flat key",
-    ),
-    (
-        "tables in an argument of a reward",
         "[reward.args.aliases.deep]\nx = 1\n",
         "`reward.args.aliases.deep` is a table inside a table inside a table inside a table",
         9,
         "a string that your function parses",
     ),
-    ("thirds of lists", '[rollout]\nstop = ["a", 3]\n', "`rollout.stop.1` is 3; it must be a string", 10, None),
+    ('[rollout]\nstop = ["a", 3]\n', "`rollout.stop.1` is 3; it must be a string", 10, None),
     # Names that do not exist
-    ("an unknown task", SECOND + 'task = "digit"\n', "unknown task `digit`", 12, "did you mean `digits`?"),
+    (SECOND + 'task = "digit"\n', "unknown task `digit`", 12, "did you mean `digits`?"),
     (
-        "an unknown variant",
         SECOND + 'task = "bird"\nvariant = "im_concret"\n',
         "the task `bird` has no variant `im_concret`",
         13,
         "did you mean `im_concrete`?",
     ),
+    (SECOND + 'task = "digits"\nvariant = "im"\n', "the task `digits` has no variant `im`", 13, "known: none"),
+    (SECOND + 'task = "whale"\nvariant = "im"\n', "the task `whale` has no variant `im`", 13, "known: baseline"),
     (
-        "a variant of a task that has none",
-        SECOND + 'task = "digits"\nvariant = "im"\n',
-        "the task `digits` has no variant `im`",
-        13,
-        "known: none",
-    ),
-    (
-        "a variant of a task with the baseline alone",
-        SECOND + 'task = "whale"\nvariant = "im"\n',
-        "the task `whale` has no variant `im`",
-        13,
-        "known: baseline",
-    ),
-    (
-        "an unknown reward profile",
         '=[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\ntask = "fungi"\n[reward]\nprofile = "taxonlr"\n',
         "the task `fungi` has no reward profile `taxonlr`",
         7,
         "did you mean `taxonrl`?",
     ),
     (
-        "a reward profile of a task that has none",
         '=[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\ntask = "pairs"\n[reward]\nprofile = "taxonrl"\n',
         "the task `pairs` has no reward profile `taxonrl`",
         7,
         "known: default",
     ),
     (
-        "a reward and a profile",
         'profile = "taxonrl"\n',
         "`reward.profile` (taxonrl) is never used: the recipe names another reward",
         9,
         "leave `name` out",
     ),
-    ("an unknown algorithm", '[algo]\nname = "gprp"\n', "unknown algorithm `gprp`", 10, "did you mean `grpo`?"),
-    ("an unknown advantage", '[algo]\nadvantage = "group_men"\n', "unknown advantage `group_men`", 10, "group_mean"),
-    ("an unknown aggregation", '[algo]\naggregation = "mean"\n', "unknown aggregation `mean`", 10, "token_mean"),
-    (
-        "an unknown reward",
-        SECOND + 'reward = "exact_mach"\n',
-        "unknown reward `exact_mach`",
-        12,
-        "did you mean `exact_match`?",
-    ),
+    ('[algo]\nname = "gprp"\n', "unknown algorithm `gprp`", 10, "did you mean `grpo`?"),
+    ('[algo]\nadvantage = "group_men"\n', "unknown advantage `group_men`", 10, "group_mean"),
+    ('[algo]\naggregation = "mean"\n', "unknown aggregation `mean`", 10, "token_mean"),
+    (SECOND + 'reward = "exact_mach"\n', "unknown reward `exact_mach`", 12, "did you mean `exact_match`?"),
     # Files that do not exist
     (
-        "no such data",
         '[[data]]\npath = "row.jsonl"\n',
         "`data.1.path` names a path that does not exist: row.jsonl",
         10,
         "did you mean rows.jsonl?",
     ),
-    (
-        "no such prompt",
-        SECOND + 'prompt = "ask.jinja"\n',
-        "`data.1.prompt` names a path that does not exist",
-        12,
-        "Jinja",
-    ),
-    ("a prompt that is no Jinja", SECOND + 'prompt = "broken.jinja"\n', "not valid Jinja", "broken.jinja:2", None),
-    (
-        "no such reward file",
-        SECOND + 'reward = "rewards/mine.py:score"\n',
-        "a reward file that does not exist",
-        12,
-        None,
-    ),
-    (
-        "no such function",
-        SECOND + 'reward = "reward.py:scor"\n',
-        "reward.py has no function `scor`",
-        12,
-        "did you mean `score`?",
-    ),
-    (
-        "a reward without a function",
-        SECOND + 'reward = "reward.py"\n',
-        "no function in it",
-        12,
-        "reward.py defines: score",
-    ),
-    ("a reward that is not Python", SECOND + 'reward = "broken.py:score"\n', "not valid Python", "broken.py:1", None),
-    (
-        "a misspelt argument",
-        "[reward.args]\nwieght = 2.0\n",
-        "`score` has no argument `wieght`",
-        10,
-        "did you mean `weight`?",
-    ),
-    (
-        "a model that is not there",
-        '=[model]\npath = "./modle"\n' + REST,
-        "`model.path` names a path that does not exist",
-        2,
-        "did you mean",
-    ),
-    ("a folder without a model", '=[model]\npath = "prompts"\n' + REST, "prompts holds no model", 2, "config.json"),
-    ("a file as a model", '=[model]\npath = "model/config.json"\n' + REST, "must be a folder", 2, 'path = "model"'),
-    ("a folder that is no dataset", '[[data]]\npath = "prompts"\n', "has no dataset.json", 10, "vlmrl prep"),
-    ("a picture as data", '[[data]]\npath = "reward.py"\n', "this kind of table cannot be read", 10, ".parquet"),
-    (
-        "no reward",
-        '=[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n',
-        "has no reward of its own",
-        3,
-        "file.py:function",
-    ),
+    (SECOND + 'prompt = "ask.jinja"\n', "`data.1.prompt` names a path that does not exist", 12, "Jinja"),
+    (SECOND + 'prompt = "broken.jinja"\n', "not valid Jinja", "broken.jinja:2", None),
+    (SECOND + 'reward = "rewards/mine.py:score"\n', "a reward file that does not exist", 12, None),
+    (SECOND + 'reward = "reward.py:tim"\n', "reward.py has no function `tim`", 12, "reward.py defines: score"),
+    (SECOND + 'reward = "reward.py:scor"\n', "reward.py has no function `scor`", 12, "did you mean `score`?"),
+    (SECOND + 'reward = "reward.py"\n', "no function in it", 12, "reward.py defines: score"),
+    (SECOND + 'reward = "broken.py:score"\n', "not valid Python", "broken.py:1", None),
+    ("[reward.args]\nwieght = 2.0\n", "`score` has no argument `wieght`", 10, "did you mean `weight`?"),
+    ('=[model]\npath = "./modle"\n' + REST, "`model.path` names a path that does not exist", 2, "did you mean"),
+    ('=[model]\npath = "prompts"\n' + REST, "prompts holds no model", 2, "config.json"),
+    ('=[model]\npath = "model/config.json"\n' + REST, "must be a folder", 2, 'path = "model"'),
+    ('[[data]]\npath = "prompts"\n', "has no dataset.json", 10, "vlmrl prep"),
+    ('[[data]]\npath = "reward.py"\n', "this kind of table cannot be read", 10, ".parquet"),
+    ('=[model]\npath = "model"\n[[data]]\npath = "rows.jsonl"\n', "has no reward of its own", 3, "file.py:function"),
     # Contradictions
     (
-        "filtered sampling",
         "[rollout]\ntop_p = 0.9\n",
         "`rollout.top_p` is 0.9: tokens are then not sampled from the policy",
         10,
         "allow_filtered_sampling",
     ),
-    ("a filtered vocabulary", "[rollout]\ntop_k = 50\n", "`rollout.top_k` is 50", 10, "allow_filtered_sampling"),
-    (
-        "bounds crossed",
-        "[algo]\nclip_low = 0.3\nclip_high = 0.2\n",
-        "`algo.clip_high` (0.2) is below `algo.clip_low` (0.3)",
-        11,
-        "0.28",
-    ),
+    ("[rollout]\ntop_k = 50\n", "`rollout.top_k` is 50", 10, "allow_filtered_sampling"),
+    ("[algo]\nclip_low = 0.3\nclip_high = 0.2\n", "`algo.clip_high` (0.2) is below `algo.clip_low` (0.3)", 11, "0.28"),
     # The family table
-    ("an unknown surrogate", '[algo]\nsurrogate = "ppo"\n', "unknown surrogate `ppo`", 10, "clip_cov"),
-    ("an unknown scale", '[algo]\nscale = "std"\n', "unknown scale `std`", 10, "batch"),
-    ("a key of another surrogate", "[algo]\ncov_share = 0.1\n", "`algo.cov_share` does nothing", 10, "kl_cov"),
-    ("a clip without a ratio", '[algo]\nname = "gpg"\nclip_low = 0.1\n', "the surrogate of `gpg`", 11, "remove it"),
-    ("a ratio level without a ratio", '[algo]\nname = "gpg"\nratio = "token"\n', "has no ratio", 11, "remove"),
-    ("an idle KL estimator", '[algo]\nkl = "k2"\n', "`algo.kl` does nothing: `algo.kl_coef` is 0", 10, "0.001"),
-    ("a clip of values without a critic", "[algo]\nvalue_clip = 0.1\n", "`algo.value_clip` does nothing", 10, "ppo"),
-    ("a lambda without a critic", '[algo]\nname = "maye"\ngae_lambda = 0.9\n', "has no critic", 11, "ppo"),
-    ("a scale of groups for a critic", '[algo]\nname = "ppo"\nscale = "group"\n', "`algo.scale` group", 11, "tokens"),
-    ("a power without VESPO", "[algo]\npower_positive = 1.0\n", "`algo.power_positive` does nothing", 10, "vespo"),
-    ("a discount of whole scores", "[algo]\ngamma = 0.9\n", "compares whole scores", 10, "otb"),
+    ('[algo]\nsurrogate = "ppo"\n', "unknown surrogate `ppo`", 10, "clip_cov"),
+    ('[algo]\nscale = "std"\n', "unknown scale `std`", 10, "batch"),
+    ("[algo]\ncov_share = 0.1\n", "`algo.cov_share` does nothing", 10, "kl_cov"),
+    ('[algo]\nname = "gpg"\nclip_low = 0.1\n', "the surrogate of `gpg`", 11, "remove it"),
+    ('[algo]\nname = "gpg"\nratio = "token"\n', "has no ratio", 11, "remove"),
+    ('[algo]\nkl = "k2"\n', "`algo.kl` does nothing: `algo.kl_coef` is 0", 10, "0.001"),
+    ("[algo]\nvalue_clip = 0.1\n", "`algo.value_clip` does nothing", 10, "ppo"),
+    ('[algo]\nname = "maye"\ngae_lambda = 0.9\n', "has no critic", 11, "ppo"),
+    ('[algo]\nname = "ppo"\nscale = "group"\n', "`algo.scale` group", 11, "tokens"),
+    ("[algo]\npower_positive = 1.0\n", "`algo.power_positive` does nothing", 10, "vespo"),
+    ("[algo]\ngamma = 0.9\n", "compares whole scores", 10, "otb"),
     (
-        "one sample for a baseline of tokens",
         '[algo]\nname = "otb"\n[rollout]\nsamples_per_prompt = 1\n',
         "`otb` compares the samples of one prompt",
         12,
         "2 or more",
     ),
     (
-        "tools in one turn",
         '[environment]\nname = "reward.py:score"\nturns = 1\n',
         "the model never sees what a tool returns",
         11,
         "Observation.done",
     ),
-    ("k1 in the loss", '[algo]\nkl = "k1"\nkl_coef = 0.1\n', "expected gradient is zero", 10, "reward"),
+    ('[algo]\nkl = "k1"\nkl_coef = 0.1\n', "expected gradient is zero", 10, "reward"),
+    ('[algo]\nname = "gdpo"\nkl_in = "reward"\nkl_coef = 0.1\n', "each part is normalised alone", 11, "loss"),
+    ("[algo]\nkl_coef = 0.1\nkl_horizon = 9.0\n", "`algo.kl_horizon` does nothing", 11, "kl_target"),
+    ('[algo]\nname = "gdpo"\noverlong_tokens = 9\n', "uses the reward's parts", 11, "part"),
+    ('[algo]\nname="gdpo"\nfilter="spread"\nmin_spread=0.1\n', "`algo.min_spread`", 12, "leave"),
+    ("[algo]\noverlong_tokens = 9999\n", "more than `rollout.max_new_tokens`", 10, "fifth"),
+    ("[algo]\noverlong_penalty = 0.5\n", "`algo.overlong_penalty` does nothing", 10, "overlong"),
+    ('[algo]\nname = "maye"\ntruncated = "mask"\n', "`algo.truncated_score`", 11, "keep"),
+    ("[algo]\nfilter_tries = 3\n", "`algo.filter_tries` does nothing", 10, "spread"),
     (
-        "a KL in parts",
-        '[algo]\nname = "gdpo"\nkl_in = "reward"\nkl_coef = 0.1\n',
-        "each part is normalised alone",
-        11,
-        "loss",
-    ),
-    ("a horizon alone", "[algo]\nkl_coef = 0.1\nkl_horizon = 9.0\n", "`algo.kl_horizon` does nothing", 11, "kl_target"),
-    (
-        "a length rule on parts",
-        '[algo]\nname = "gdpo"\noverlong_tokens = 9\n',
-        "uses the reward's parts",
-        11,
-        "part",
-    ),
-    ("a spread of parts", '[algo]\nname="gdpo"\nfilter="spread"\nmin_spread=0.1\n', "`algo.min_spread`", 12, "leave"),
-    ("a buffer past the limit", "[algo]\noverlong_tokens = 9999\n", "more than `rollout.max_new_tokens`", 10, "fifth"),
-    ("an idle punishment", "[algo]\noverlong_penalty = 0.5\n", "`algo.overlong_penalty` does nothing", 10, "overlong"),
-    ("a score for what is out", '[algo]\nname = "maye"\ntruncated = "mask"\n', "`algo.truncated_score`", 11, "keep"),
-    ("an idle filter key", "[algo]\nfilter_tries = 3\n", "`algo.filter_tries` does nothing", 10, "spread"),
-    (
-        "a filter of single samples",
         '[algo]\nname = "remax"\nfilter = "spread"\n[rollout]\nsamples_per_prompt = 1\n',
         "refuses every prompt",
         11,
         "more samples",
     ),
     (
-        "a correction of filtered sampling",
         '[algo]\nimportance = "mask"\n[rollout]\ntop_p = 0.9\nallow_filtered_sampling = true\n',
         "is not valid with top_p",
         10,
         "leave top_p",
     ),
+    ('[algo]\nimportance = "ratio"\nimportance_level = "token"\n', "`algo.importance_level` does", 11, "rem"),
+    ('[algo]\nname = "rloo"\nimportance = "ratio"\n', "needs a ratio that is", 11, "mask"),
+    ('[algo]\nimportance = "none"\nimportance_cap = 3.0\n', "`algo.importance_cap` does", 11, "remove"),
+    ('[algo]\nadvantage = "group_mean_std"\nscale = "batch"\n', "divides by the group's std", 11, "group_mean"),
+    ("[algo]\ngamma = 0.9\n", "`algo.gamma` does nothing", 10, "reinforce++"),
+    ('[algo]\nname = "clip_cov"\ncov_low = 7.0\n', "is not below `algo.cov_high`", 11, "1 and 5"),
+    ('[algo]\nname = "gpg"\n[train]\nupdates_per_step = 2\n', "has no ratio", 12, "clip"),
     (
-        "an idle level",
-        '[algo]\nimportance = "ratio"\nimportance_level = "token"\n',
-        "`algo.importance_level` does",
-        11,
-        "rem",
-    ),
-    (
-        "a ratio that nothing limits",
-        '[algo]\nname = "rloo"\nimportance = "ratio"\n',
-        "needs a ratio that is",
-        11,
-        "mask",
-    ),
-    ("an idle cap", '[algo]\nimportance = "none"\nimportance_cap = 3.0\n', "`algo.importance_cap` does", 11, "remove"),
-    (
-        "two scales",
-        '[algo]\nadvantage = "group_mean_std"\nscale = "batch"\n',
-        "divides by the group's std",
-        11,
-        "group_mean",
-    ),
-    ("a discount of groups", "[algo]\ngamma = 0.9\n", "`algo.gamma` does nothing", 10, "reinforce++"),
-    (
-        "covariances crossed",
-        '[algo]\nname = "clip_cov"\ncov_low = 7.0\n',
-        "is not below `algo.cov_high`",
-        11,
-        "1 and 5",
-    ),
-    ("updates without a ratio", '[algo]\nname = "gpg"\n[train]\nupdates_per_step = 2\n', "has no ratio", 12, "clip"),
-    (
-        "pixels crossed",
         '=[model]\npath = "model"\nmin_pixels = 5000\nmax_pixels = 4000\n' + REST,
         "is above `model.max_pixels`",
         3,
         "min <= max",
     ),
     (
-        "nothing to train",
         '=[model]\npath = "model"\nfreeze = ["vision", "connector", "language", "embeddings"]\n' + REST,
         "nothing is left to train",
         3,
         "leave out",
     ),
     (
-        "an adapter nowhere",
         '=[model]\npath = "model"\nfreeze = ["language"]\n[lora]\nrank = 8\n' + REST,
         "names every part that would get an adapter (language)",
         3,
         "leave language out",
     ),
     (
-        "adapters asked for and forbidden",
         '=[model]\npath = "model"\nfreeze = ["vision", "connector"]\n[lora]\nrank = 8\nvision = true\n' + REST,
         "`lora.vision` adds adapters",
         6,
         "remove one of the two",
     ),
-    ("adapter dropout in RL", "[lora]\nrank = 8\ndropout = 0.1\n", "`lora.dropout` is 0.1", 11, "leave dropout out"),
-    ("an adapter without a rank", "[lora]\nalpha = 8\n", "`lora.rank` is missing", 9, "`rank`"),
+    ("[lora]\nrank = 8\ndropout = 0.1\n", "`lora.dropout` is 0.1", 11, "leave dropout out"),
+    ("[lora]\nalpha = 8\n", "`lora.rank` is missing", 9, "`rank`"),
     (
-        "a misspelt word for the vision tower",
         '=[model]\npath = "model"\ngradient_checkpointing = "visoin"\n' + REST,
         '`model.gradient_checkpointing` is the string "visoin"',
         3,
         "did you mean `vision`?",
     ),
     (
-        "a share of the layers above one",
         '=[model]\npath = "model"\ngradient_checkpointing = 1.5\n' + REST,
         '`model.gradient_checkpointing` is 1.5; it must be true or false, "auto", "vision" or a number less than 1',
         3,
         "a number between 0 and 1",
     ),
     (
-        "no share of the layers",
         '=[model]\npath = "model"\ngradient_checkpointing = 0.0\n' + REST,
         '`model.gradient_checkpointing` is 0.0; it must be true or false, "auto", "vision" or a number greater than 0',
         3,
         "a number between 0 and 1",
     ),
     (
-        "all layers as a number",
         '=[model]\npath = "model"\ngradient_checkpointing = 1\n' + REST,
         "`model.gradient_checkpointing` is 1; it must be true or false, ",
         3,
         "write model.gradient_checkpointing = true",
     ),
-    ("no targets", "[lora]\nrank = 8\ntargets = []\n", "`lora.targets` is empty", 11, "all-linear"),
-    ("targets as one word", '[lora]\nrank = 8\ntargets = "q_proj"\n', "`lora.targets` is", 11, 'targets = ["q_proj"]'),
-    ("a word in the list", '[lora]\nrank = 8\ntargets = ["all-linear"]\n', "is not the name of a", 11, '"all-linear"'),
-    ("the rate of whole weights", "[lora]\nrank = 8\n[optim]\nlr = 1e-6\n", "an adapter hardly changes", 12, "1e-5"),
+    ("[lora]\nrank = 8\ntargets = []\n", "`lora.targets` is empty", 11, "all-linear"),
+    ('[lora]\nrank = 8\ntargets = "q_proj"\n', "`lora.targets` is", 11, 'targets = ["q_proj"]'),
+    ('[lora]\nrank = 8\ntargets = ["all-linear"]\n', "is not the name of a", 11, '"all-linear"'),
+    ("[lora]\nrank = 8\n[optim]\nlr = 1e-6\n", "an adapter hardly changes", 12, "1e-5"),
     (
-        "frozen twice",
         '=[model]\npath = "model"\nfreeze = ["vision"]\n[lora]\nrank = 8\n' + REST,
         "of vision changes nothing",
         3,
         "remove it",
     ),
-    ("everything left out", '[lora]\nrank = 8\nexclude = ["*"]\n', "leaves no layer", 11, "remove it"),
+    ('[lora]\nrank = 8\nexclude = ["*"]\n', "leaves no layer", 11, "remove it"),
+    ('=[model]\npath = "model"\nquantize = "4bit"\n' + REST, "cannot be trained", 3, "[lora]"),
     (
-        "4 bits without an adapter",
-        '=[model]\npath = "model"\nquantize = "4bit"\n' + REST,
-        "cannot be trained",
-        3,
-        "[lora]",
-    ),
-    (
-        "kahan over float32",
         '=[model]\npath = "model"\ndtype = "float32"\n[optim]\nname = "adamw_bf16_kahan"\n' + REST,
         "holds bfloat16 weights, but `model.dtype` is float32",
         5,
         "bfloat16",
     ),
-    ("one sample", "[rollout]\nsamples_per_prompt = 1\n", "every advantage is 0", 10, "8 is the default"),
+    ("[rollout]\nsamples_per_prompt = 1\n", "every advantage is 0", 10, "8 is the default"),
     (
-        "more updates than prompts",
         "[rollout]\nprompts_per_step = 2\n[train]\nupdates_per_step = 4\n",
         "an update needs at least one prompt",
         12,
         "at most 2",
     ),
+    ("[train]\nsteps = 5\n[optim]\nwarmup_steps = 10\n", "leaves no step", 12, "below train.steps"),
+    (SECOND + 'validation = "test"\n', "chooses checkpoints on the test split", 12, "allow_test_split"),
+    (SECOND + 'split = "test"\n', "trains on the test split", 12, "allow_test_split"),
+    (SECOND + 'validation = "train"\n', "validates on the split it trains on", 12, None),
+    ('[[data]]\npath = "rows.jsonl"\n', "2 data sources are called", 10, "`name` of its own"),
+    ('[[data]]\npath = "rows.jsonl"\nname = "my data"\n', "`my data` cannot name a data source", 11, "letters"),
+    ("weights = {format = 0.0, answer = 0}\n", "every weight in `reward.weights` is 0", 9, None),
+    ('[eval]\nmetric = "brier"\n', "better when lower", 10, 'eval.goal = "min"'),
+    ("[eval]\nevery_steps = 0\npatience = 3\n", "no validation is counted", 11, "eval.every_steps"),
+    ('[rollout]\nstop = [""]\n', "end every response at once", 10, None),
+    ("[rollout]\nbatch_tokens = 256\n", "cannot hold one prompt", 10, "batch_tokens"),
+    ("[optim]\nmin_lr_ratio = 0.1\n", "does nothing with a constant schedule", 10, "cosine"),
+    ("[train]\nrows_per_step = 8\n", "`train.rows_per_step` does nothing in `vlmrl train`", 10, "remove it"),
+    ("[paper.numbers]\naccuracy = 0.9\n", "does not name their source", 9, "source"),
     (
-        "a warm-up without end",
-        "[train]\nsteps = 5\n[optim]\nwarmup_steps = 10\n",
-        "leaves no step",
-        12,
-        "below train.steps",
-    ),
-    (
-        "a validation on the test split",
-        SECOND + 'validation = "test"\n',
-        "chooses checkpoints on the test split",
-        12,
-        "allow_test_split",
-    ),
-    ("training on the test split", SECOND + 'split = "test"\n', "trains on the test split", 12, "allow_test_split"),
-    ("validation on training rows", SECOND + 'validation = "train"\n', "validates on the split it trains on", 12, None),
-    ("the same source twice", '[[data]]\npath = "rows.jsonl"\n', "2 data sources are called", 10, "`name` of its own"),
-    (
-        "a name with blanks",
-        '[[data]]\npath = "rows.jsonl"\nname = "my data"\n',
-        "`my data` cannot name a data source",
-        11,
-        "letters",
-    ),
-    ("weights of nothing", "weights = {format = 0.0, answer = 0}\n", "every weight in `reward.weights` is 0", 9, None),
-    ("a metric upside down", '[eval]\nmetric = "brier"\n', "better when lower", 10, 'eval.goal = "min"'),
-    (
-        "patience without validation",
-        "[eval]\nevery_steps = 0\npatience = 3\n",
-        "no validation is counted",
-        11,
-        "eval.every_steps",
-    ),
-    ("an empty stop string", '[rollout]\nstop = [""]\n', "end every response at once", 10, None),
-    ("a cache too small", "[rollout]\nbatch_tokens = 256\n", "cannot hold one prompt", 10, "batch_tokens"),
-    (
-        "a schedule that does nothing",
-        "[optim]\nmin_lr_ratio = 0.1\n",
-        "does nothing with a constant schedule",
-        10,
-        "cosine",
-    ),
-    (
-        "a key of the other kind",
-        "[train]\nrows_per_step = 8\n",
-        "`train.rows_per_step` does nothing in `vlmrl train`",
-        10,
-        "remove it",
-    ),
-    ("numbers without a source", "[paper.numbers]\naccuracy = 0.9\n", "does not name their source", 9, "source"),
-    (
-        "a share that is none",
         "[[data]]\npath = 'x.jsonl'\nvalidation = 1.5\n",
         "`data.1.validation` is 1.5; it must be a number less than 1 or a string",
         11,
         "a share of the rows such as 0.1",
     ),
     # Parents
-    (
-        "a parent that is not there",
-        '=extends = "bass.toml"\n' + SOUND,
-        "`extends` names bass.toml",
-        1,
-        "relative to the folder",
-    ),
-    (
-        "a parent that is no path",
-        "=extends = 3\n" + SOUND,
-        "`extends` must be the path of one recipe",
-        1,
-        "base/tiny.toml",
-    ),
-    ("a recipe that is its own parent", '=extends = "recipe.toml"\n' + SOUND, "extends itself", 1, None),
+    ('=extends = "bass.toml"\n' + SOUND, "`extends` names bass.toml", 1, "relative to the folder"),
+    ("=extends = 3\n" + SOUND, "`extends` must be the path of one recipe", 1, "base/tiny.toml"),
+    ('=extends = "recipe.toml"\n' + SOUND, "extends itself", 1, None),
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "where", "hint"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN]
-)
+@pytest.mark.parametrize(("text", "message", "where", "hint"), BROKEN, ids=[message for _, message, *_ in BROKEN])
 def test_a_broken_recipe_is_told_what_is_wrong_where_and_what_to_do(tmp_path, monkeypatch, text, message, where, hint):
     found = problems_of(tmp_path, text[1:] if text.startswith("=") else SOUND + text, monkeypatch)
     assert any(message in p.message for p in found), found
@@ -609,10 +364,6 @@ def test_a_broken_recipe_is_told_what_is_wrong_where_and_what_to_do(tmp_path, mo
         or problem.message[0] in "`0123456789"
         or problem.message.startswith(("broken", "reward"))
     )
-
-
-def test_forty_kinds_of_broken_recipe_are_covered():
-    assert len({case[0] for case in BROKEN}) >= 40
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_lines(tmp_path, monkeypatch):
@@ -705,13 +456,3 @@ def test_a_key_of_a_source_that_only_reinforcement_reads_is_no_advice_to_choose_
     (tmp_path / "a.jsonl").write_text("{}")
     (found,) = problems_of(tmp_path, SOUND, monkeypatch, ("kind=sft", "data.0.demonstrations=a.jsonl"))
     assert found.message == "`data.0.demonstrations` does nothing in `vlmrl sft`" and found.hint == "remove it"
-
-
-def test_functions_to_use_are_the_files_own_and_not_what_it_imports(tmp_path):
-    from vlmrl.recipe.rules.files import _reward_problem
-
-    file = tmp_path / "mine.py"
-    file.write_text("import time\nfrom random import random\n\n\ndef score(x):\n    return 1.0\n")
-    loaded = SimpleNamespace(where=lambda key: "r.toml:1")
-    problem = _reward_problem(loaded, ("reward", "name"), f"{file}:tim")  # type: ignore[arg-type]
-    assert problem is not None and problem.hint == f"{file} defines: score"

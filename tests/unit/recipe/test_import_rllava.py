@@ -7,7 +7,6 @@ from imported_recipes import imported, left
 
 from vlmrl.errors import VlmrlError
 from vlmrl.recipe.checks import check_unprepared
-from vlmrl.recipe.imports.run import import_recipe
 from vlmrl.setup.catalogs import catalogs
 
 SHAPES = """#!/bin/bash
@@ -281,21 +280,6 @@ def test_every_setting_that_rllava_knows_is_mapped_or_left_with_a_reason(tmp_pat
 def test_an_unknown_setting_is_named_as_unknown(tmp_path):
     _, report = imported(tmp_path, MINIMAL + "surprise: {a: 1}\n")
     assert left(report) == {"surprise.a": "no counterpart is known"}
-
-
-def test_a_script_of_tinyllava_is_refused(tmp_path):
-    file = tmp_path / "t.sh"
-    file.write_text("deepspeed rllava/train/train.py --data_path rows.json\n")
-    with pytest.raises(VlmrlError, match="TinyLLaVA's training"):
-        import_recipe(file)
-
-
-def test_a_script_that_only_starts_others_names_them(tmp_path):
-    file = tmp_path / "all.sh"
-    file.write_text('ROWS=x.json\nbash steps/first.sh "$ROWS" a b\nbash steps/second.sh "$ROWS"\n')
-    with pytest.raises(VlmrlError) as caught:
-        import_recipe(file)
-    assert "steps/first.sh and steps/second.sh" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(("text", "name"), [(SHAPES, "run.sh"), (BASE_YAML, "c.yaml"), (MINIMAL, "c.yaml")])

@@ -96,7 +96,7 @@ def test_our_own_code_stays_as_it_is():
 @pytest.mark.parametrize(
     "text",
     [
-        "a" * 100_000 + " key" * 5_000 + "eyJ" * 20_000,
+        "a" * 200_000 + " key" * 20_000 + "eyJ" * 50_000,
         "key=[" * 12_000,
         'api_key = "' * 5_000,
         "://a:" * 12_000,

@@ -27,7 +27,7 @@ from vlmrl.store.checkpoints import sha256_of
 from vlmrl.store.manifest import manifest_fault
 from vlmrl.store.media import RunImages, ShardFolder, write_shard
 from vlmrl.store.metrics import SEAL, sealed
-from vlmrl.store.pack import LOG_PART, pack_run
+from vlmrl.store.pack import pack_run
 from vlmrl.store.rollouts import write_rollouts
 from vlmrl.store.runs import Run, open_run, resume_run
 from vlmrl.store.verify import _gaps, verify_run
@@ -73,16 +73,22 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_a_whole_run_has_no_problems(run: Run):
     result = verify_run(run.dir)
-    assert result.problems == []
+    assert result.problems == verify_run(run.dir, quick=True).problems == []
     assert result.counts == {
         "rollout files": 2, "samples": 4, "metrics lines": 2, "checkpoints": 1, "evaluations": 1, "images": 2,
     }  # fmt: skip
 
 
+def put(path: Path, place: int, byte: int) -> None:
+    """Change one byte of the file itself: a file that is cut and written anew waits for the disk."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(bytes([byte]))
+
+
 def damage_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(bytes(content))
+    content = path.read_bytes()
+    put(path, len(content) // 2, content[len(content) // 2] ^ 0xFF)
 
 
 def overwrite_stale(run: Run) -> None:
@@ -276,6 +282,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     "checkpoint of a short name": (NO_STEP, lambda r: copy_checkpoint(r, "step-5")),
     "copy of a checkpoint": (NO_STEP, lambda r: copy_checkpoint(r, "step-000002 (copy)")),
     "copy of rollouts": (NO_STEP, lambda r: (r.dir / "rollouts/000002 (copy).parquet").write_bytes(b"")),
+    "images gone": (
+        "images of the rollouts cannot be found",
+        lambda r: next(r.dir.parent.parent.glob("data/*.arrow")).unlink(),
+    ),
     "rollouts of fewer rows": (
         "metrics say 2 samples, but the rollouts have 1",
         lambda r: change_rollouts(r, lambda table: table.slice(0, 1)),
@@ -286,14 +296,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Run], object]]] = {
     ),
 }
 """What was done to a run -> what `verify` says of it."""
-DEEP = {
-    "shard changed": "a byte of a weight file",
-    "stale samples": "a column of every rollout",
-    "a stale segment": "a column of every rollout",
-    "another mean": "a column of every rollout",
-}
+DEEP = {"shard changed", "stale samples", "a stale segment", "another mean", "images gone"}
 """Damage that only a reading of every byte can see."""
-IMAGES_GONE = "images of the rollouts cannot be found"
 
 
 def finds(run: Run, message: str, quick: bool = False) -> bool:
@@ -312,14 +316,7 @@ def test_every_damage_is_found_and_named(run: Run, name: str):
     errors = verify_run(run.dir).errors
     assert any(message in e.message for e in errors), errors
     assert all(e.where for e in errors)
-
-
-@pytest.mark.parametrize("name", [name for name in DAMAGE if name not in DEEP])
-def test_what_is_missing_cut_or_out_of_place_is_seen_without_reading_it_all(run: Run, name: str):
-    message, damage = DAMAGE[name]
-    assert verify_run(run.dir, quick=True).problems == []
-    damage(run)
-    assert finds(run, message, quick=True)
+    assert finds(run, message, quick=True) == (name not in DEEP)
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "pruned"])
@@ -377,11 +374,9 @@ def test_every_changed_byte_of_metrics_rollouts_images_and_evaluations_is_seen(t
         places = {*range(0, len(whole), len(whole) // 12), len(whole) - 2, len(whole) - 1}
         places |= {*range(0, len(whole), 3)} if path.name == "metrics.jsonl" else set()
         for place in places:
-            content = bytearray(whole)
-            content[place] ^= 1 << place % 8
-            path.write_bytes(content)
-            assert verify_run(run.dir, RunImages(run.dir)).errors, (path.name, place)
-        path.write_bytes(whole)
+            put(path, place, whole[place] ^ 1 << place % 8)
+            assert verify_run(run.dir, RunImages(run.dir), quick=path == metrics(run)).errors, (path.name, place)
+            put(path, place, whole[place])
 
 
 def test_hashes_of_rollouts_survive_a_kill_and_a_resume(tmp_path: Path):
@@ -416,11 +411,6 @@ def test_a_line_of_metrics_that_lost_its_checksum_is_seen_and_old_runs_have_none
     metrics(run).write_bytes(re.sub(rb', "crc32": "[0-9a-f]+"', b"", whole))
     assert verify_run(run.dir).errors == []
     assert len(open_run(tmp_path, run.id).metrics()) == 3
-
-
-def test_images_that_are_gone_are_counted(run: Run):
-    next(run.dir.parent.parent.glob("data/*.arrow")).unlink()
-    assert finds(run, IMAGES_GONE)
 
 
 def test_a_run_of_overlapped_steps_holds_samples_of_the_step_before(run: Run):
@@ -460,9 +450,10 @@ def test_no_changed_byte_of_a_manifest_that_changes_a_value_passes(run: Run):
     assert value["crc32"] and manifest_fault(run.dir) is None
     for place in range(len(content)):
         for byte in (content[place] ^ 1, content[place] ^ 32):
-            path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
+            put(path, place, byte)
             with contextlib.suppress(StoreError):
                 assert manifest_fault(run.dir) or json.loads(path.read_bytes()) == value, (place, byte)
+        put(path, place, content[place])
     path.write_bytes(content.replace(b'"note": ""', b'"note": "x"'))
     assert [e.message for e in verify_run(run.dir).errors] == ["the manifest was changed after the run had written it"]
 
@@ -601,13 +592,17 @@ def test_shards_hold_each_image_once_and_damaged_ones_are_told(tmp_path: Path):
 
 
 @pytest.mark.parametrize("shift", [0, 40, 700, 1500])
-def test_a_private_key_across_the_parts_of_a_log_is_not_packed(run: Run, tmp_path: Path, shift: int):
+def test_a_private_key_across_the_parts_of_a_log_is_not_packed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int
+):
+    part = 1 << 17
+    monkeypatch.setattr("vlmrl.store.pack.LOG_PART", part)
     body = [hashlib.sha512(b"%d" % i).hexdigest()[:64] for i in range(25)]
     key = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *body, "-----END RSA PRIVATE KEY-----\n"])
-    filler = "a line\n" * (LOG_PART // 7 + 1)
+    filler = "a line\n" * (part // 7 + 1)
     log = layout.log_path(run.dir, 1)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text(filler[: LOG_PART - shift] + "\n" + key + filler)
+    log.write_text(filler[: part - shift] + "\n" + key + filler)
     opened = unpack(pack_run(run.dir, tmp_path / "a.tar.gz", RunImages(run.dir)).path, tmp_path / "elsewhere")
     text = layout.log_path(opened, 1).read_text()
     assert not [line for line in body if line in text] and text.count("<redacted>") == len(body)

