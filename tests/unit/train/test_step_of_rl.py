@@ -241,7 +241,7 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
 @pytest.fixture
 def journal(tmp_path):
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
-    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), warned=False, watcher=Ears(), run=run, saved=[])
+    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), warned=set(), watcher=Ears(), run=run, saved=[])
 
 
 def count(journal, groups: Sequence[Group]) -> None:
