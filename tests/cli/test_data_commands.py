@@ -84,14 +84,14 @@ def test_data_show_names_the_splits_when_there_is_no_such_split(archive: Path, t
 
 
 def test_data_show_prints_columns_and_what_the_task_says_of_a_truth(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "How many?", "answer": 0, "hard": true}\n')
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "How many? many", "answer": 0, "hard": true, "how": "many"}\n')
     (tmp_path / "counts.py").write_text(
         "from vlmrl import Task\n\ndef task(info):\n"
         "    return Task('n', '', '{{ prompt }}', validate=lambda truth: ['`answer` is 0'] * (truth['answer'] == 0),\n"
         "                profiles={'default': ('exact_match', {})})\n"
     )
     shown = this_process("data", "show", "rows.jsonl", "--task", "counts.py:task", cwd=tmp_path)
-    assert '  columns: {"hard": true}\n  problem: `answer` is 0' in shown.out, shown.out + shown.err
+    assert '  columns: {"hard": true, "how": "many"}\n  problem: `answer` is 0' in shown.out, shown.out + shown.err
 
 
 def again(data: bytes, scale: float, kind: str, **how: Any) -> bytes:

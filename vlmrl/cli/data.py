@@ -123,8 +123,9 @@ def show_rows(opened: Any, facts: dict[str, Any], split: str, rows: list[dict[st
         sizes = ", ".join(f"{image['width']}x{image['height']} {image['sha256'][:8]}" for image in row["images"])
         tell(f"\n{row['prompt_id']}  images: {sizes or 'none'}\n  truth: {_short_json(row['truth'])}")
         tell(f"  prompt: {row['prompt']}")
-        others = {k: v for k, v in row["columns"].items() if k not in row["truth"] and str(v) not in row["prompt"]}
-        if others:
+        # Without the sentences that the prompt shows; a word such as `red` may stand there for another reason.
+        shown = [k for k, v in row["columns"].items() if isinstance(v, str) and " " in v and v in row["prompt"]]
+        if others := {k: v for k, v in row["columns"].items() if k not in row["truth"] and k not in shown}:
             tell(f"  columns: {_short_json(others)}")
         for problem in row["problems"]:
             tell(f"  problem: {problem}")

@@ -73,6 +73,7 @@ LIMITS: dict[str, Bound] = {
     "big_model": Bound(1e8, "parameters; smaller models are toys with learning rates of their own"),
     "lora_factor": Bound(10, "adapters are trained at about ten times the learning rate of all weights"),
     "collapse": Bound(0.5, "mean reward at the end as a share of that at the start"),
+    "collapse_certainty": Bound(3, "standard errors of the fall, by the spread of the steps"),
     "gap_float32": Bound(1e-3, "nats per token; engines and trainer agree to 1e-5 in float32"),
     "gap_bfloat16": Bound(0.05, "nats per token; about 0.01 is usual in bfloat16"),
     "gap_error": Bound(10, "times the gap that is a warning"),

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Any
 
 from vlmrl.algo.algo_keys import CELLS
@@ -196,7 +196,7 @@ def stopped(facts: RunFacts) -> Iterator[Cause]:
     error = facts.manifest.error
     if facts.manifest.status != "failed" or not error:
         return
-    what = f"the run failed at step {len(facts.train)}: {error}"
+    what = f"the run failed after {number_of(len(facts.train), 'step')}: {error}"
     if error.startswith("reward `"):
         yield Cause("failing_reward", "error", what, look_again(facts), 0.95)
     else:
@@ -249,7 +249,9 @@ def _too_large(facts: RunFacts, peak: float, lora: bool) -> Iterator[Cause]:
         weight = 0.95 if level == "error" else 0.6
         yield Cause("lr_large", level, what, again(facts, f"optim.lr={most / 10:g}"), weight, evidence)
     elif broken:
-        hint = "a smaller learning rate, a KL term (algo.kl_coef = 0.01) or fewer updates per step prevent this"
+        algo = facts.recipe.algo if facts.recipe else None
+        kl = "a larger algo.kl_coef" if algo and algo.kl_coef else "a KL term (algo.kl_coef = 0.01)"
+        hint = f"a smaller learning rate, {kl} or fewer updates per step prevent this"
         command, rows = again(facts, f"optim.lr={peak / 3:g}"), rows_of(facts.responses[-3:])
         yield Cause("collapse", "warning", f"the policy collapsed: {broken}", command, 0.7, [hint], rows)
 
@@ -399,8 +401,13 @@ def _unmoved(facts: RunFacts) -> str:
 
 
 def _collapse(facts: RunFacts) -> str:
-    ends = facts.ends("reward/mean")
-    if ends is None or ends[0] <= 0 or ends[1] > limit("collapse") * ends[0]:
+    """Return a sentence that the mean reward fell to less than half, by more than steps differ; "" if it did not."""
+    ends, means = facts.ends("reward/mean"), facts.series("reward/mean")
+    if ends is None or len(means) < limit("learned_steps") or ends[0] <= 0 or ends[1] > limit("collapse") * ends[0]:
+        return ""
+    third = len(means) // 3
+    error = sqrt((variance(means[:third]) + variance(means[-third:])) / third)
+    if ends[0] - ends[1] < limit("collapse_certainty") * error:
         return ""
     return f"mean reward {ends[0]:.3f} in the first third of the steps, {ends[1]:.3f} in the last"
 

@@ -189,6 +189,7 @@ VALUE_PART = {"trl": "reward", "verl": "score", "easyr1": "overall"}
 EARNED = "failed again when scored alone; scored as `on_timeout`"
 """End of the note of a score that is `on_timeout`."""
 NOT_FINITE = "is not a finite number"
+ABSENT = "its weight goes to the other parts"
 """End of the note on a metric beside the score that is left out of the means."""
 UNSCORED = Score(nan, {})
 """Score of a response that no reward has scored."""
@@ -449,6 +450,12 @@ def check_some_weight(parts: Parts, weights: Mapping[str, float]) -> None:
     """Raise a RewardError when the weights name none of the parts that were returned."""
     if parts and not parts.keys() & weights.keys():
         weighted, returned = ", ".join(weights), ", ".join(parts)
+        if not any(value is not None for value in parts.values()):
+            raise RewardError(
+                f"it returned None, and its weights name {weighted}",
+                hint="without a `return` a function gives None; return a number for each part, "
+                "and None only for one that does not apply",
+            )
         raise RewardError(
             f"its weights name {weighted}, but the parts that it returned are: {returned}",
             hint="correct [reward.weights], or return a part of that name",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, outage_words
 from vlmrl.rewards.base import (
+    ABSENT,
     NO_PLACE,
     NOT_FINITE,
     Member,
@@ -155,8 +156,10 @@ class _Reward:
         try:
             parts = check_parts(result.parts, self.spec.ranges)
             weights = counting_weights(parts, self.weights)
-            if not weights.keys() <= parts.keys():
+            if absent := [name for name in weights if name not in parts]:
                 check_some_weight(parts, weights)
+                said = f"the reward returned no {', '.join(f'`{name}`' for name in absent)}: {ABSENT}"
+                note = f"{note}; {said}" if note else said
             value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
             return Score(value, parts, note, detail=detail, artifacts=result.artifacts, files=result.files)
         except RewardError as error:

@@ -179,14 +179,21 @@ class TruthScan:
         return problems
 
 
-def trial_of(source: Any, row: Row) -> list[str]:
-    """Return responses to a row: the right answer in each form, then a wrong one in each; [] without a plain answer."""
-    answer = row.truth.get("answer")
+def trial_of(source: Any, rows: Sequence[Row]) -> list[str]:
+    """Return responses to the first row: its right answer in each form, then a wrong one in each, then a longer one.
+
+    The wrong one is another row's answer, if there is one without the right one in it. The longer one is the right
+    answer and more, such as 29 for 2, and wrong. [] if the answer is not a plain value.
+    """
+    answer = rows[0].truth.get("answer")
     if answer is None or isinstance(answer, (list, dict)):
         return []
-    x = RewardInput("", row.truth, row.columns, prompt=prompt_text(source, row))
+    x, *others = (RewardInput("", row.truth, row.columns, prompt=prompt_text(source, row)) for row in rows)
     forms = answer_forms([x])
-    return [*(form.around(form.text(x)) for form in forms), *(form.around(form.wrong(x, [])) for form in forms)]
+    apart = {form: [text for text in form.known(others) if form.text(x) not in text] for form in forms}
+    answers = [(form, form.text(x)) for form in forms]
+    answers += [(form, form.wrong(x, apart[form])) for form in forms] + [(form, form.wrong(x, [])) for form in forms]
+    return [form.around(text) for form, text in answers]
 
 
 def prompt_text(source: Any, row: Row) -> str:
@@ -199,7 +206,7 @@ def paid(texts: Sequence[str], scores: Sequence[Score], prompt: str = "") -> tup
     Of several such texts, it is one with the marks that the prompt shows, such as <answer>, else the shortest.
 
     Args:
-        texts: responses of `trial_of`, with their `scores`.
+        texts: right and wrong responses of `trial_of`, with their `scores`.
     Returns: None if no right answer earns more than a wrong one.
     """
     half = len(scores) // 2
@@ -208,6 +215,24 @@ def paid(texts: Sequence[str], scores: Sequence[Score], prompt: str = "") -> tup
     marks = {text: MARK.findall(text) for _, text in pairs}
     is_shown = {text: bool(own) and all(mark in prompt for mark in own) for text, own in marks.items()}
     return max(pairs, key=lambda pair: (pair[0], is_shown[pair[1]], -len(pair[1])), default=None)
+
+
+def searched(name: str, texts: Sequence[str], scores: Sequence[Score], where: str) -> list[Problem]:
+    """Return a warning if a longer, wrong answer earns what the right one in it does.
+
+    Args: texts: all responses of `trial_of`, with their `scores`.
+    """
+    third = len(scores) // 3
+    for i in range(third):
+        right, wrong, longer = (scores[i + k * third].value for k in range(3))
+        if right == longer > wrong:
+            message = (
+                f"the reward of `{name}` pays {right:g} for the wrong {excerpt(texts[i + 2 * third], 60)!r} as for the "
+                f"right {excerpt(texts[i], 60)!r}: does it search for the truth in the text?"
+            )
+            hint = "compare the whole answer; `vlmrl reward-check RUN --probe` tries more such responses"
+            return [Problem(message, where, hint, "warning")]
+    return []
 
 
 def told_answers(source: Any, rows: Sequence[Row], where: str) -> list[Problem]:

@@ -44,6 +44,7 @@ from vlmrl.setup.prompts import (
     named,
     paid,
     prompt_text,
+    searched,
     trial_of,
     unpaid,
 )
@@ -348,15 +349,17 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         facts.take(scores)
         facts.empty = fmean(score.value for score in scores)
         facts.problems += differing_parts(source.name, list(zip(rows, scores, strict=False)), where)
-        if source.task.trace is None and (texts := trial_of(source, rows[0])):
+        if source.task.trace is None and (texts := trial_of(source, rows)):
             shown, as_text = prompt_text(source, rows[0]), {name: str(value) for name, value in rows[0].truth.items()}
             tried = _scored(loaded, source, [rows[0]] * len(texts), texts, "right", place)
             facts.take(tried)
-            if (best := paid(texts, tried, shown)) is not None:
+            pairs = 2 * len(texts) // 3
+            if (best := paid(texts, tried[:pairs], shown)) is not None:
                 facts.correct, facts.response = best
+                facts.problems += searched(source.name, texts, tried, where)
             else:
-                same_rows, is_text = [replace(rows[0], truth=as_text)] * len(texts), as_text == rows[0].truth
-                scores = [] if is_text else _scored(loaded, source, same_rows, texts, "right", place)
+                same_rows, is_text = [replace(rows[0], truth=as_text)] * pairs, as_text == rows[0].truth
+                scores = [] if is_text else _scored(loaded, source, same_rows, texts[:pairs], "right", place)
                 reads_text = paid(texts, scores, shown) is not None
                 facts.problems.append(unpaid(source.name, rows[0], where, reads_text=reads_text))
     except VlmrlError as error:

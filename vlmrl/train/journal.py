@@ -39,7 +39,7 @@ from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.episodes import episode_metrics
 from vlmrl.store import layout
 from vlmrl.store.manifest import Manifest, read_remote, write_remote
-from vlmrl.store.metrics import WARNING, read_file
+from vlmrl.store.metrics import WARNING, counted, read_file
 from vlmrl.store.prune import RolloutRule
 from vlmrl.store.rollouts import RolloutFiles
 from vlmrl.store.runs import Run
@@ -132,16 +132,20 @@ def sync_speed(generator: Generator) -> dict[str, float]:
 
 
 class Clock:
-    """Stopwatch of a step: adds up the seconds of each part, `with clock("rollout"): ...`."""
+    """Stopwatch of a step: adds up the seconds of each part, `with clock("rollout"): ...`.
 
-    def __init__(self) -> None:
+    Args: step: the step, counted from 0; messages of hangs and killed ranks count from 1, as the step lines do.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._shown_step = counted(step)
         self.seconds: dict[str, float] = {}
         self._start = time.perf_counter()
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
-        world.phase(part)
+        world.phase(part, self._shown_step)
         try:
             yield
         finally:
@@ -576,7 +580,7 @@ class Journal:
     Attributes:
         counted_before: (samples, failed rewards) of earlier attempts; they do not count against a repaired reward.
         started: start of this attempt, in seconds of `time.perf_counter`.
-        warned: whether this attempt has told of a metric of the reward that is not finite.
+        warned: signs in notes of the reward that this attempt has told of: a metric that is not finite, an absent part.
     """
 
     run: Run
@@ -588,7 +592,7 @@ class Journal:
     health: Health = field(init=False)
     counted_before: tuple[int, int] = field(init=False)
     started: float = field(init=False, default_factory=time.perf_counter)
-    warned: bool = field(init=False, default=False)
+    warned: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.health = Health(self.run)

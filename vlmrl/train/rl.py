@@ -24,7 +24,7 @@ from vlmrl.dist import world
 from vlmrl.errors import EngineError, RewardError
 from vlmrl.model.packing import PromptTokens, TrainItem
 from vlmrl.rewards.attempts import outage_words
-from vlmrl.rewards.base import NOT_FINITE
+from vlmrl.rewards.base import ABSENT, NOT_FINITE
 from vlmrl.rollout.engine import Generator
 from vlmrl.rollout.sample import Prompt, Rollout, sample_rollouts
 from vlmrl.setup.model import make_generator
@@ -79,10 +79,11 @@ def count_failures(journal: Journal, groups: Sequence[Group], save: Callable[[],
         reason = f": {first}" if first else ""
         places = _places(groups, lambda score: score.failed)
         say(f"the reward failed for {number_of(len(failed), 'sample')}{_left_out(failed)}{reason} ({places})")
-    if not journal.warned and (places := _places(groups, lambda score: NOT_FINITE in score.note)):
-        note = next(x.score.note for g in groups for x in g.samples if NOT_FINITE in x.score.note)
-        say(f"warning: {note}: it is left out of the means ({places}; later ones are not named)")
-        journal.warned = True
+    for sign, effect in ((NOT_FINITE, ": it is left out of the means"), (ABSENT, "")):
+        if sign not in journal.warned and (places := _places(groups, lambda score: sign in score.note)):  # noqa: B023
+            note = next(x.score.note for g in groups for x in g.samples if sign in x.score.note)
+            say(f"warning: {note}{effect} ({places}; later ones are not named)")
+            journal.warned.add(sign)
     if share > MAX_ERROR_SHARE:
         save()
         raise RewardError(
@@ -240,7 +241,7 @@ def train_rl(session: Session) -> str:
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
-            step, clock = progress.step, Clock()
+            step, clock = progress.step, Clock(progress.step)
             # The KL to the reference is a term of the loss or of the reward; the other coefficient is 0.
             kl_coef = algorithm.kl_coef if progress.kl_coef is None else progress.kl_coef
             in_loss, in_reward = (kl_coef, 0.0) if algorithm.kl_in == "loss" else (0.0, kl_coef)

@@ -34,7 +34,7 @@ def train_sft(session: Session) -> str:
     with catch_interrupt(journal.watcher.message) as request, leaving_steps(session, request) as left:
         validate_at_start(session, generator)
         while (reason := stop_reason(journal, recipe, request)) is None:
-            step, clock = progress.step, Clock()
+            step, clock = progress.step, Clock(progress.step)
             with clock("encode"):
                 drawn = feed.draw(recipe.train.rows_per_step)
                 mine = feed.world.mine(len(drawn))

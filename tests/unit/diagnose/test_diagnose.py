@@ -271,6 +271,22 @@ def test_a_supervised_run_is_advised_no_key_that_only_reinforcement_reads(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("means", "named"),
+    [
+        ([0.6] * 6 + [0.1] * 6, True),
+        ([0.3, 0.02, 0.1, 0.02] * 2 + [0.02, 0.1, 0.02, 0.01], False),  # the steps differ by as much
+        ([0.6, 0.3, 0.1], False),  # one step against one
+    ],
+)
+def test_a_collapse_is_a_fall_that_is_no_noise_and_no_key_is_advised_that_is_set(means, named, tmp_path):
+    metrics, settings = (lambda step: {"reward/mean": means[step]}), ["algo.kl_coef=0.01"]
+    run = make_run(tmp_path, plan(steps=len(means), metrics=metrics, settings=settings))
+    causes = [c for c in look(run).causes if c.name == "collapse"]
+    assert bool(causes) == named
+    assert all("a larger algo.kl_coef" in c.evidence[0] for c in causes)
+
+
+@pytest.mark.parametrize(
     ("losses", "named"),
     [
         ([6.9, 0.85, 0.93, 0.97], True),

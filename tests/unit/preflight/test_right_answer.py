@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmrl.setup.prompts import TruthScan, differing_parts, paid, told_answers, trial_of, truth_form, unpaid
+from vlmrl.setup.prompts import TruthScan, differing_parts, paid, searched, told_answers, trial_of, truth_form, unpaid
 from vlmrl.types import Message, Row, Score
 
 
@@ -22,16 +22,19 @@ def source(prompt: str = "How many?") -> SimpleNamespace:
     ("answer", "wrong"), [(3, "39"), ("3", "39"), (2.5, "2.59"), ("cat", "no cat"), (True, "no True")]
 )
 def test_each_form_is_tried_with_the_right_and_with_a_wrong_answer(answer: object, wrong: str) -> None:
-    texts = trial_of(source(), row(answer))
-    half = len(texts) // 2
-    assert {str(answer), f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"} <= {*texts[:half]}
-    assert {wrong, f"<answer>{wrong}</answer>"} <= {*texts[half:]} and not {*texts[:half]} & {*texts[half:]}
-    assert trial_of(source(), row([1, 2])) == [] == trial_of(source(), row(None))
+    texts = trial_of(source(), [row(answer), row(answer), row("other" if isinstance(answer, str) else 7)])
+    third = len(texts) // 3
+    right, other, longer = ({*texts[i * third : (i + 1) * third]} for i in range(3))
+    assert {str(answer), f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"} <= right
+    assert {wrong, f"<answer>{wrong}</answer>"} <= longer and not right & (other | longer)
+    assert {"<answer>other</answer>", "<answer>7</answer>"} & other
+    assert trial_of(source(), [row([1, 2])]) == [] == trial_of(source(), [row(None)])
+    assert {wrong, f"<answer>{wrong}</answer>"} <= {*trial_of(source(), [row(answer)])[third : 2 * third]}
 
 
 def test_a_form_that_the_prompt_shows_is_tried() -> None:
     shown = 'Think in <look>...</look>, then write <n>NUMBER</n>, or {"count": NUMBER}, or Answer: NUMBER'
-    texts = trial_of(source(shown), row(3))
+    texts = trial_of(source(shown), [row(3)])
     assert {"<look>I cannot tell.</look><n>3</n>", "<n>3</n>", '{"count": 3}', "Answer: 3"} <= {*texts}
 
 
@@ -46,7 +49,7 @@ def test_a_form_that_the_prompt_shows_is_tried() -> None:
     ],
 )
 def test_a_sentence_with_a_placeholder_is_tried_whole(prompt: str, response: str) -> None:
-    assert response in trial_of(source(prompt), row(3))
+    assert response in trial_of(source(prompt), [row(3)])
 
 
 def test_what_is_paid_is_more_than_a_wrong_answer_of_the_same_form() -> None:
@@ -60,6 +63,17 @@ def test_of_equally_paid_answers_the_one_that_the_prompt_shows_counts_else_the_s
     assert paid(texts, scores) == (1.0, "3")
     assert paid(texts, scores, "write <answer>...</answer>") == (1.0, "<answer>3</answer>")
     assert paid(texts, scores, "write \\boxed{...}") == (1.0, "\\boxed{3}")
+
+
+def test_a_reward_that_searches_for_the_truth_in_the_text_is_told() -> None:
+    texts = trial_of(source(), [row("2"), row("7")])
+    scores = [Score(1.5 if "2" in text else -0.5, {}) for text in texts]
+    pairs = 2 * len(texts) // 3
+    assert paid(texts[:pairs], scores[:pairs]) == (1.5, "2")
+    [problem] = searched("rows", texts, scores, "r.toml:3")
+    assert "pays 1.5 for the wrong '29' as for the right '2'" in problem.message and problem.level == "warning"
+    exact = [Score(float("2" in text and "29" not in text), {}) for text in texts]
+    assert searched("rows", texts, exact, "") == searched("rows", texts, [Score(1.0, {})] * len(texts), "") == []
 
 
 OPTIONS = ("cat", "dog", "fish", "bird")

@@ -115,6 +115,15 @@ def test_parts_notes_and_weights(scorer, inputs):
         assert s.score(inputs[:1], strict=True)[0].value == 0.5
 
 
+def test_a_part_that_a_response_lacks_is_noted_and_none_for_all_of_them_is_named(scorer, inputs):
+    source = "def reward(x): return {'a': 0.5, 'note': 'odd'} if x.response == 'b' else {'a': 0.5, 'b': 1}"
+    with scorer(source, weights={"a": 0.5, "b": 0.5}) as s:
+        notes = [score.note for score in s.score(inputs, strict=True)]
+        assert notes == ["", "odd; the reward returned no `b`: its weight goes to the other parts", ""]
+    with scorer("def reward(x): pass", weights={"a": 0.5, "b": 0.5}) as s:
+        assert "it returned None, and its weights name a, b" in str(s.score(inputs, strict=False)[0].error)
+
+
 def test_weights_and_ranges_may_stand_in_the_file(scorer, inputs):
     source = """
     WEIGHTS = {'a': 2}

@@ -20,7 +20,7 @@ from vlmrl.algo.credit import add_advantages, mark_masked
 from vlmrl.dist.world import World
 from vlmrl.errors import RecipeError, RewardError
 from vlmrl.model.packing import PromptTokens
-from vlmrl.rewards.base import RewardSpec
+from vlmrl.rewards.base import ABSENT, RewardSpec
 from vlmrl.store.metrics import encode
 from vlmrl.tasks import make_task
 from vlmrl.tasks.base import PooledMetrics, Task
@@ -241,7 +241,7 @@ def test_processes_together_train_what_one_trains_update_by_update(size, number,
 @pytest.fixture
 def journal(tmp_path):
     run = SimpleNamespace(dir=tmp_path, id="20260101-000000-x-abcd")
-    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), warned=False, watcher=Ears(), run=run, saved=[])
+    return SimpleNamespace(progress=Progress(), counted_before=(0, 0), warned=set(), watcher=Ears(), run=run, saved=[])
 
 
 def count(journal, groups: Sequence[Group]) -> None:
@@ -375,14 +375,21 @@ def test_metrics_of_a_step_in_which_every_reward_failed_have_no_reward():
     assert "reward/mean" not in metrics and metrics["reward/errors"] == 4
 
 
-def test_a_metric_that_is_not_finite_is_told_once_and_fails_nothing(journal):
-    odd = Score(0.5, {"score": 0.5, "near": None}, "`near` is not a finite number")
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ("`near` is not a finite number", "`near` is not a finite number: it is left out of the means (row "),
+        (f"the reward returned no `near`: {ABSENT}", f"the reward returned no `near`: {ABSENT} (row "),
+    ],
+)
+def test_an_odd_result_of_the_reward_is_told_once_and_fails_nothing(journal, note, said):
+    odd = Score(0.5, {"score": 0.5, "near": None}, note)
     groups = [group(*(replace(sample(k, 0.0), score=odd) if k < 5 else sample(k, 0.0) for k in range(8)))]
     count(journal, groups_with(0, 8))
     for _ in range(3):
         count(journal, groups)
     (told,) = journal.watcher.heard
-    assert told.startswith("warning: `near` is not a finite number: it is left out of the means (row ")
+    assert told.startswith(f"warning: {said}")
     assert told.endswith(", sample 2; and 2 more; later ones are not named)") and journal.progress.reward_errors == 0
     assert group_metrics(groups)["reward/errors"] == 0
 
