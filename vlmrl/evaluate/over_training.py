@@ -32,7 +32,7 @@ from vlmrl.store.runs import Run
 
 
 def over_checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Return one entry per group of evaluations of the same rows by one reward, and per metric, if it has several steps.
+    """Return one entry per group of evaluations of the same rows by one reward, and per metric, if of several steps.
 
     Returns: see `summary_over_steps`, with "evaluation": the name without the step, and the reward if there are several
         of this name. Damaged evaluations are left out, and those with changed images.
