@@ -83,7 +83,7 @@ def test_an_evaluation_is_checked_with_the_reward_that_scored_it(tmp_path: Path)
     assert (chosen.spec.args, chosen.weights, chosen.changed) == (other.args, {"answer": 1.0}, "")
     of_run = open_saved(str(evaluated(run, "own")), tmp_path)
     assert own_rewards(of_run)["digits"].spec.args == own_rewards(open_saved("last", tmp_path))["digits"].spec.args
-    evaluated(run, "third", **meta | {"reward": reward_record(other, {"answer": 0.5})})
+    evaluated(run, "third", **{**meta, "reward": reward_record(other, {"answer": 0.5})})
     for file in run.rollout_files().values():
         file.unlink()
     saved = open_saved("last", tmp_path)
