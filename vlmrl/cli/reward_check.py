@@ -93,11 +93,14 @@ def reward_check(
 
     Example: vlmrl reward-check answers.jsonl --task fungi --out scores.parquet
     """
+    from vlmrl.data.table_files import SUFFIXES, require_file
     from vlmrl.process import give_terminal
     from vlmrl.store.layout import runs_root
     from vlmrl.store.runs import open_run
 
-    if not Path(rollouts).exists() and not Path(rollouts).suffix:
+    if Path(rollouts).suffix.lower() in SUFFIXES and not Path(rollouts).is_dir():
+        require_file(Path(rollouts), hint="name a table of responses, or a run")
+    elif not Path(rollouts).exists():
         open_run(runs_root(runs), rollouts)
     # Imported here: a wrong name is reported before the tasks are loaded.
     from vlmrl.reward_check.rescore import PROFILE, parse_weights

@@ -37,6 +37,7 @@ from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, refused_words, role_label, role_of, shown_label
+from vlmrl.store.runs import names_in
 from vlmrl.untrusted import plural
 
 BY_RUNS = "Student's t over rows and runs"
@@ -65,12 +66,7 @@ class Setting:
 
 def is_list(refs: Sequence[str]) -> bool:
     """Return whether these arguments of `vlmrl compare` are settings: more than two, or one with several runs."""
-    return len(refs) > 2 or any(len(_split(ref)) > 1 for ref in refs)
-
-
-def _split(ref: str) -> list[str]:
-    names = [name for name in ref.split(",") if name]
-    return [ref] if Path(ref).exists() or not names else names
+    return len(refs) > 2 or any(len(names_in(ref)) > 1 for ref in refs)
 
 
 def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
@@ -82,7 +78,7 @@ def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
         raise StoreError(f"{len(refs)} settings to compare; at most 26 can be")
     settings = []
     for letter, ref in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", refs, strict=False):
-        sides = tuple(open_side(root, one) for one in _split(ref))
+        sides = tuple(open_side(root, one) for one in names_in(ref))
         places = [tuple(map(str, side.named)) or (side.run.id if side.run else side.ref,) for side in sides]
         for i, place in enumerate(places):
             if place in places[:i]:
