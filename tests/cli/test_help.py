@@ -99,7 +99,6 @@ WRONG = (
     "check nope",
     "reward-check nope",
     "reward-check nope.jsonl",
-    "reward-check nope.v2",
     "compare nope nope",
     "compare nope,nope/test model nope",
     "merge step-000001 --out rows.parquet",
