@@ -33,7 +33,7 @@ from vlmrl.evaluate.compare import (
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
-from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges
+from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, sampled_apart
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, refused_words, role_label, role_of, shown_label
@@ -197,6 +197,8 @@ def _evaluation(
     if len(here) < 2 or not shared:
         raise StoreError("no two settings have a score of the same rows")
     metas = [one.meta for i in kept if (one := group[i])]
+    if ways := sampled_apart(metas):
+        notes.append(f"{name}: the runs were evaluated with different {', '.join(ways)}")
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     refused = [f"{sides[i].title}: {words}" for i in kept if (words := refused_words(read[i].summary))]
     # [all runs, N] -> [runs, N] of each setting
