@@ -153,8 +153,13 @@ class Run:
         last = replace(self.manifest.attempts[-1], end=end, status=status)
         if error is not None:
             error = excerpt(error, MAX_ERROR_CHARS)
+        changes = {"status": status, "end": end, "error": error, "attempts": (*self.manifest.attempts[:-1], last)}
         try:
-            self.update(status=status, end=end, error=error, attempts=(*self.manifest.attempts[:-1], last))
+            try:
+                self.update(**changes)
+            except StoreError:
+                self._lock.give_room()
+                self.update(**changes)
         finally:
             self.close()
 
@@ -223,7 +228,7 @@ class Run:
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted")
         else:
-            # On a full disk this fails, too. Then the first error is raised.
+            # This may fail, too. Then the first error is raised.
             with contextlib.suppress(StoreError):
                 self.finish("failed", reason_of(error) if error is not None else kind.__name__)
 
